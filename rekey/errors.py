@@ -4,7 +4,7 @@ Rules kept here:
 
 * An error says what happened, what was kept, and what to do next.
 * There is one subclass per choice the caller has; the exit code belongs to the class.
-* No error text holds a legacy key, a secret, a SAS or a connection string. Rows are named by safe id
+* No error text holds an old key, a secret, a SAS or a connection string. Rows are named by safe id
   (`rekey.mapping.ids`); text that came from a service is never copied into a message, only its code.
 * Text from elsewhere is harmless to look at: C0 and C1 controls, DEL, bidirectional controls, line separators
   and lone surrogates are shown as Python writes them (`\\x1b`, `\\u202e`); everything else stays.
@@ -19,17 +19,17 @@ _HIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 
 def visible(text: str) -> str:
-    """Return a text of lines with every other control spelled out; UTF-8 can express the result."""
+    """Return a text with all controls but line feeds escaped; the result can be encoded in UTF-8."""
     return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def one_line(text: str) -> str:
-    """Return a text in one line, so that a name cannot pass for a line of ours."""
+    """Return a text in one line, so that a name in it cannot pass for a line of rekey's own."""
     return visible(text).replace("\n", r"\n")
 
 
 class ExitCode(IntEnum):
-    """What the `rekey` command returns to the shell."""
+    """Exit code of the `rekey` command."""
 
     DONE = 0
     FINDINGS = 1
@@ -109,7 +109,7 @@ class SecretMissing(ConfigurationError):
 
 
 class StateUnusable(ConfigurationError):
-    """The state file is of another migration, read-only, damaged, or newer than this program."""
+    """The state file belongs to another migration, or is read-only, damaged, or newer than this program."""
 
 
 # --- findings (1) ----------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class SealedUnreadable(Findings):
     """A sealed row of the restricted store cannot be opened: altered, moved, or its data key is gone.
 
     Attributes:
-        row: its row key, which tells nothing without the restricted store.
+        row: row key of the sealed row; it tells nothing without the restricted store.
     """
 
     def __init__(self, table: str, row: str, why: str) -> None:
@@ -182,10 +182,10 @@ class SealedUnreadable(Findings):
 
 
 class Erased(Findings):
-    """What is asked for was erased on purpose: for one subject, or because its keeping time was over.
+    """The data asked for was erased on purpose: for one subject, or because its keeping time was over.
 
     Attributes:
-        on: the day, `2026-11-22`.
+        on: day of the erasure, `2026-11-22`.
     """
 
     def __init__(self, row: str, on: str) -> None:
@@ -234,9 +234,9 @@ class WritesRefused(Refused):
 
     Attributes:
         code: stable, for programs: `frozen`, `new-view-closed`, `new-view-reads-only`, `old-view-over`,
-            `index-table`, `table-in-use` (what the phase says); `digest-moved`, `secret-moved`, `lease-lost`,
-            `control-gone`, `control-moved-back`, `other-run`, `closed` (what the client's lease says);
-            `wrapping-key-moved`; `forked` (what its thread says).
+            `index-table`, `table-in-use` (from the phase); `digest-moved`, `secret-moved`, `lease-lost`,
+            `control-gone`, `control-moved-back`, `other-run`, `closed` (from the client's lease);
+            `wrapping-key-moved`; `forked` (the client was made before its process was forked).
         retryable: whether the same operation, unchanged and in the same client, can succeed later.
     """
 
@@ -263,7 +263,7 @@ class ServiceError(RekeyError):
     """The table service answered with an error, or did not answer.
 
     Attributes:
-        code: the service's error code (`EntityAlreadyExists`, ...) or a name of ours for transport faults.
+        code: the service's error code (`EntityAlreadyExists`, ...) or rekey's name for a transport fault.
         status: HTTP status, 0 when there was no answer.
         index: position of the failing operation in a transaction, None when unknown or not a transaction.
     """
@@ -310,11 +310,12 @@ class EndpointDown(ServiceError):
 
 
 class Unavailable(ServiceError):
-    """503, 500, 408, 429 or a timeout, after all retries. The request may or may not have been applied."""
+    """408, 429, 5xx but 501, a timeout, or a row that kept changing, after all retries. The request may or
+    may not have been applied."""
 
 
 class Ambiguous(ServiceError):
-    """The connection broke after sending and read-back could not settle what happened."""
+    """A write was sent, and it could not be settled whether it was or will be applied."""
 
 
 class Interrupted(RekeyError):

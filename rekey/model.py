@@ -8,7 +8,7 @@ Rules kept here:
 * Keys are ordered as the service orders them: by UTF-16 code unit, PartitionKey first (not by Python's
   code point order, which differs above U+FFFF).
 * A key range is a frozen value, open below and closed above: `after < key <= upto`. The same value serves
-  as a segment's bounds and, with `after` moved on, as what is left after a cursor.
+  as a segment's bounds and, with `after` moved to a cursor, as the rest of the segment.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class EntityKey(NamedTuple):
 
 
 LAST_ROW = "\uffff" * 1024
-"""Where a partition ends: no RowKey sorts after it (512 or 1,024 units at most, see `rekey.core.limits`)."""
+"""The end of a partition: no RowKey sorts after it (RowKeys have at most 512 or 1,024 UTF-16 units, see
+`rekey.core.limits`)."""
 
 _make = tuple.__new__
 
@@ -52,7 +53,7 @@ def utf16_order(text: str) -> bytes:
 
 def key_of(row: Row) -> EntityKey:
     """Return the key of a wire row."""
-    # What `EntityKey(...)` does, without Python's call of its constructor: this is asked for every row.
+    # Like `EntityKey(...)`, without the cost of calling a constructor in Python: this runs for every row.
     return _make(EntityKey, (row[PARTITION_KEY], row[ROW_KEY]))
 
 
@@ -73,8 +74,8 @@ def property_names(row: Row) -> list[str]:
 
 
 def content_of(row: Row) -> Row:
-    """Return key and custom properties with their annotations: what one writes back, without what the
-    server owns (`Timestamp`, `odata.*`)."""
+    """Return key and custom properties with their annotations, as a write sends them: without what the server
+    owns (`Timestamp`, `odata.*`)."""
     return {
         name: value
         for name, value in row.items()
@@ -91,7 +92,7 @@ class KeyRange:
     upto: EntityKey | None = None
 
     def behind(self, cursor: EntityKey) -> KeyRange:
-        """Return what is left of this range once everything up to and including `cursor` is done."""
+        """Return the rest of this range once everything up to and including `cursor` is done."""
         return replace(self, after=cursor)
 
     def split(self, middle: EntityKey) -> tuple[KeyRange, KeyRange]:

@@ -1,9 +1,9 @@
-"""The phases: which exist, in which order, and which moves are legal. One table, no code around it.
+"""The phases: which exist, in which order, and which moves are legal. Tables only, and look-ups in them.
 
 Rules kept here:
 
 * A *runner phase* is one entry of the yoyo ledger; a *control phase* is what the control row says to
-  clients. Every runner phase says which control phase it leaves behind.
+  clients. `LEAVES` says for every runner phase in which control phase it leaves the migration.
 * Two clients may be one epoch apart, never two; so a control move is always one step of `MOVES`.
 * After `complete` there is no way back: the source is no longer written.
 """
@@ -29,7 +29,7 @@ ORDER: tuple[Phase, ...] = tuple(Phase)
 
 
 class ControlPhase(StrEnum):
-    """What the control row says; clients act on this."""
+    """A control phase: what the control row says, and clients act on."""
 
     SOURCE = "source"
     DUAL_WRITE = "dual_write"
@@ -42,7 +42,7 @@ class ControlPhase(StrEnum):
 MOVES: dict[ControlPhase, frozenset[ControlPhase]] = {
     ControlPhase.SOURCE: frozenset({ControlPhase.DUAL_WRITE}),
     ControlPhase.DUAL_WRITE: frozenset({ControlPhase.FREEZE, ControlPhase.SOURCE}),
-    # freeze goes forward, or back to whichever side it came from when draining fails or on rollback
+    # A freeze goes forward, or back to the phase that it came from when draining fails or on rollback.
     ControlPhase.FREEZE: frozenset({ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE}),
     ControlPhase.CUTOVER: frozenset({ControlPhase.COMPLETE, ControlPhase.FREEZE}),
     ControlPhase.COMPLETE: frozenset({ControlPhase.RETIRED}),
@@ -50,7 +50,7 @@ MOVES: dict[ControlPhase, frozenset[ControlPhase]] = {
 }
 
 FOLLOWED = frozenset({ControlPhase.DUAL_WRITE, ControlPhase.FREEZE, ControlPhase.CUTOVER})
-"""Where replicas follow what clients write."""
+"""Control phases in which the replicas follow what clients write."""
 
 LEAVES: dict[Phase, ControlPhase] = {
     Phase.PREPARE: ControlPhase.SOURCE,

@@ -26,6 +26,7 @@ from rekey.plan import problems
 from rekey.project.config import EvidenceKey, default_config, load_config
 from rekey.verify.report import Kind
 from tests.documents import ROOT, blocks, documents
+from tests.every import every
 
 README = (ROOT / "README.md").read_text("utf-8")
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
@@ -259,8 +260,8 @@ def test_every_invariant_says_where_it_is_kept_and_which_tests_show_it() -> None
         for cell, folder in ((kept, "rekey/"), (shown, "tests/")):
             named_there = re.findall(r"`([^`]+)`", cell)
             assert named_there, what
-            assert all(name.startswith(folder) for name in named_there), what
-            assert all((ROOT / name).exists() for name in named_there), what
+            assert every(name.startswith(folder) for name in named_there), what
+            assert every((ROOT / name).exists() for name in named_there), what
 
 
 def test_every_path_that_a_document_names_exists() -> None:

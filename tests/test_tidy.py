@@ -231,6 +231,17 @@ def test_every_test_file_opens_with_what_it_shows() -> None:
     assert not silent
 
 
+def test_nothing_is_asserted_of_all_that_may_be_none() -> None:
+    """`assert all(…)` holds of nothing; `tests.every` does not."""
+    found = []
+    for path in python_files("tests"):
+        for node in ast.walk(tree_of(path)):
+            match node:
+                case ast.Assert(test=ast.Call(func=ast.Name(id="all"))):
+                    found.append(f"{name_of(path)}:{node.lineno}")
+    assert not found
+
+
 def test_every_public_class_and_function_is_described() -> None:
     silent = [
         f"{name_of(path)}:{node.name}"

@@ -83,7 +83,7 @@ def _found(declared: Declared, asked: Asked, done: Done) -> Findings:
             " target, delete them by hand, and run the same command again"
         )
     if done.unreadable:
-        said.append(f"{done.unreadable:,} mapping rows cannot be opened; nobody knows whom they name")
+        said.append(f"{done.unreadable:,} mapping rows cannot be opened; whom they name is unknown")
         hints.append("the runbook on the wrapping key says what that means")
     if asked.unknown:
         said.append(f"{declared.script_id} knows no such row ({some(asked.unknown)})")

@@ -1,1 +1,1 @@
-"""The application's way of writing: route, intent, authority, replicas, finish."""
+"""The application's writes, in five steps: route, intent, authority, replicas, finish."""

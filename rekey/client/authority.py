@@ -1,7 +1,7 @@
 """Step 3 of a write: the authority, which is the source in `dual_write` and the main target in `cutover`.
 
-`send` writes it. What each of the two needs read, claimed and checked before, during and after that write is
-said by its class.
+`send` writes the authority. `SourceAuthority` and `TargetAuthority` say what is read, claimed and checked
+before, during and after that write.
 
 Rules kept here (ADR 0017, ADR 0026):
 
@@ -9,31 +9,35 @@ Rules kept here (ADR 0017, ADR 0026):
   target key is claimed; replica rows whose keys are known are read.
 * During that write: the forward row is extended, rows under older target keys are read. No row is written
   under a key before both its mapping rows are durable.
-* A replica that cannot be read makes the write slow, never fails it.
-* Afterwards (`is_settled`): the authority's row is still the one that was written, no other writer listed a
-  target key meanwhile, and the key that a new row stands under has not passed on.
+* A replica that cannot be read makes the write slow (propagate writes the replicas). It fails the write only
+  where that row is needed to work the write out: the row of a view that is not the authority's, and a source
+  row without which it is not known whether the way back loses anything.
+* Afterwards (`is_settled`): the authority's row is still the one that was written; where keys come from
+  content, no other writer listed a target key meanwhile; and the main target key of a row that may be new, or
+  that comes from content, still belongs to the old key.
 
 Where the source is the authority:
 
-* What a write gives in the targets is worked out before anything is written: from the caller's row, or for a
-  merge from the row that was read.
-* A mapping that reads the service's Timestamp cannot foresee its rows: they are left to propagate.
+* The target rows of a write are worked out before anything is written: from the caller's row, or for a merge
+  from the caller's row merged into the row that was read.
+* The target rows of a mapping that reads the service's Timestamp cannot be foreseen: propagate writes them.
 
 Where the main target is the authority:
 
 * A row is written only if the source can express it (`inverse`), and if no other row of the main target
   stands for the same old key: otherwise it is refused before anything is written.
-* A new row is claimed before the authority is written, forward and reverse: a reader that looks for the row
-  of an old key looks where the mapping says.
-* Where keys come from content, one old key can have many main keys, and no condition spans them. A writer
-  that makes a row reserves its key in the forward row, on the condition of the forward row that was read
-  before other rows of the old key were looked for: no other write began to make one in between, and while it
-  lasts none begins. It is given up when the authority has answered; where that stayed open it ends by time.
-  Every other write is sent on the condition that its row is there.
-* Secondary rows in the partition of the main row are written in its transaction, each on the condition of
-  what was read; and the main row too, whatever the caller asks: what is written to one holds only while all
-  are as they were read. Before that, they are listed.
-* A target key passes to another old key only when its row is gone and the former owner's source row too.
+* The key of a new row is claimed before the authority is written, in the forward and in the reverse row: a
+  reader finds the row of an old key through the mapping.
+* Where keys come from content, one old key can have many main target keys, and no single condition covers
+  them. A write that creates a row reserves its key in the forward row. The reservation is conditional on the
+  forward row that was read before other rows of the old key were looked for: so no other write began to
+  create one in between, and none begins while the reservation lasts. It is given up when the authority has
+  answered; after an open outcome it ends by time. Every other write is sent on the condition that its row is
+  there.
+* Secondary rows in the partition of the main row are listed in the forward row first, then written in its
+  transaction. Every write of that transaction is conditional on the row that was read, the main row's too,
+  even if the caller asks for no condition: the secondary rows follow from the rows that were read.
+* A target key passes to another old key only when both its row and the former owner's source row are gone.
 """
 
 from __future__ import annotations
@@ -60,24 +64,24 @@ from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb, rejected
 V = TypeVar("V")
 
 MARGIN_S = 5.0
-"""Added to the longest operation before an open outcome is taken for over."""
+"""Seconds added to the longest operation: after that, an open outcome counts as over."""
 _RELEASES = 3
-"""How often a reservation is tried to be given up; what stays ends by time."""
+"""Attempts to give up a reservation; one that stays ends by time."""
 _REMEMBERED = 10_000
-"""Keys of which a client remembers what it saw of their mapping rows."""
+"""Most keys in each memory of mapping rows that a client has seen."""
 
 
 @dataclass(slots=True)
 class Flow(ABC):
-    """One call, an operation or a transaction, with what its steps work with.
+    """One call, an operation or a transaction, with all that its steps need.
 
     Attributes:
-        works: its keys.
-        client: whose call it is.
+        works: one for each operation.
+        client: the client that makes the call.
         authority: the side that decides.
-        permit: what the call runs under.
-        deadline: by when the call and its work after the answer end, by the loop's clock.
-        sent: whether a request for the authority may have been applied, or may be yet.
+        permit: the permit that the call runs under.
+        deadline: when the call and its work after the answer must have ended, by the loop's clock.
+        sent: whether a request to the authority may have been applied, or may yet be.
     """
 
     works: list[Work]
@@ -89,25 +93,25 @@ class Flow(ABC):
 
     @abstractmethod
     async def prepare(self) -> bool:
-        """Do all that comes before the authority's write, see `intent.prepare`."""
+        """Do everything that comes before the authority's write; see `intent.prepare`."""
 
     @abstractmethod
     def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:
-        """Tell whether the authority refused only on a condition of ours."""
+        """Tell whether the authority refused only a condition that this client added."""
 
     def etags(self) -> list[str | None]:
         """Return the caller's ETags, None for deletes."""
         return [work.etag for work in self.works]
 
     async def after_propagate(self, work: Work) -> None:  # noqa: B027 - nothing, in the authority's own view
-        """Find out what else a caller needs, when propagate brought the replicas in step."""
+        """Read the new ETag of the view's row, after propagate has written the replicas."""
 
 
 async def send(flow: Flow) -> bool:
-    """Write the authority, and read during that write what could not be read before; False to begin again.
+    """Write the authority, with the late reads during that write; return False to begin again.
 
     Raises:
-        RekeyError: the caller's answer. `flow.sent` tells whether the write may have been applied.
+        RekeyError: the answer to the caller. `flow.sent` tells whether the write may have been applied.
     """
     sent = [(work, operation) for work in flow.works for operation in work.sent]
     check_one_partition({operation.key.partition for _, operation in sent})
@@ -159,28 +163,28 @@ class Authority(ABC):
     side: Side
 
     def __init__(self, replicas: Propagator) -> None:
-        """Take what makes the replicas of this authority follow."""
+        """Create the authority. `replicas` propagates from it to its replicas."""
         self.replicas = replicas
         self.table = replicas.table(SOURCE_TABLE if self.side == SOURCE else 0)
         self.mapper = replicas.mapper
         self.mapping = replicas.mapping
         self._owners: dict[EntityKey, EntityKey] = {}
-        """Owners that were seen: their keys are not claimed for nothing. Never trusted."""
+        """Owners that were seen, by main target key: saves claims that would fail. Never trusted."""
 
     # --- what differs -----------------------------------------------------------------------------------
 
     @abstractmethod
     async def prepare(self, work: Work) -> None:
-        """Read, check and claim what must be before the authority is written (same view)."""
+        """Do the reads, checks and claims that must precede the authority's write (same view)."""
 
     @abstractmethod
     async def claim_main(self, work: Work, target: TargetKey) -> None:
-        """Make this key the owner of the main target key it is about to be written under, and do what must be
-        done before a row is written there. Raises Collision, RowRefused."""
+        """Make the old key the owner of `target`, and list or reserve `target` where that must precede the
+        row. Raises Collision, RowRefused, Unavailable."""
 
     @abstractmethod
     async def read_late(self, work: Work) -> None:
-        """Read during the write of the authority what could not be read before."""
+        """Read, during the authority's write, the rows that could not be read before it."""
 
     @abstractmethod
     def main_of(self, work: Work) -> EntityKey | None:
@@ -192,10 +196,11 @@ class Authority(ABC):
 
     @abstractmethod
     def expect(self, work: Work, row: Row) -> None:
-        """Work out the replicas' rows for the authority's row as it will be. Raises RowRefused."""
+        """Work out the replicas' rows for `row`, the authority's row after the write. Raises RowRefused,
+        Unavailable."""
 
     async def release(self, work: Work) -> None:  # noqa: B027 - the source needs no reservations
-        """Give up what was reserved for the write: the authority has answered, nothing of it travels."""
+        """Give up the write's reservation: no request to the authority can take effect any more."""
 
     async def take_along(self, work: Work) -> None:  # noqa: B027 - what follows the source is written after it
         """Work out which secondary rows are written in the authority's transaction."""
@@ -203,7 +208,7 @@ class Authority(ABC):
     # --- what is the same -------------------------------------------------------------------------------
 
     async def while_writing(self, work: Work) -> None:
-        """Do what may be done during the write of the authority. What fails makes the write slow."""
+        """Extend the forward row and do the late reads. A failure makes the write slow."""
         try:
             await side_by_side([self._extend(work), self.read_late(work)])
         except (ServiceError, RowRefused):
@@ -234,7 +239,7 @@ class Authority(ABC):
         return _version(await self.mapping.forward(work.old_key)) == _version(work.forward)
 
     def bare(self, source_key: EntityKey) -> frozenset[TargetKey]:
-        """Return the target keys that follow from the old key alone; empty where content decides."""
+        """Return the target keys that follow from the old key alone; empty where they depend on content."""
         keys = self.mapper.target_keys(source_key) or ()
         return frozenset(TargetKey(number, *key) for number, key in keys)
 
@@ -243,7 +248,7 @@ class Authority(ABC):
 
         Args:
             work: the key.
-            places: where.
+            places: the replica rows.
             early: whether this happens before the authority is written.
         """
         into = work.early if early else work.late
@@ -265,7 +270,8 @@ class Authority(ABC):
         work.before = await self.table.get(found(work.authority_key))
 
     async def find_owner(self, work: Work, main: EntityKey, *, claims: bool) -> None:
-        """Read which old key owns a main target key; at the same time claim it if none is known to."""
+        """Read which old key owns a main target key. With `claims`, try at the same time to claim it, unless
+        this client has seen that it owns the key already."""
         source_key = work.old_key
         if not claims or self._owners.get(main) == source_key:
             work.owner = await self.replicas.owner_of(main)
@@ -282,7 +288,7 @@ class Authority(ABC):
         work.forward = await self.mapping.forward(work.old_key)
 
     async def note_owned(self, work: Work, places: Collection[TargetKey]) -> None:
-        """Note which main target keys belong to this key."""
+        """Add to `work.ours` the main target keys among `places` that belong to this old key."""
         mains = sorted(place for place in places if place.table == 0 and place not in work.ours)
 
         async def note(place: TargetKey) -> None:
@@ -292,10 +298,10 @@ class Authority(ABC):
         await side_by_side(note(place) for place in mains)
 
     async def claim(self, work: Work) -> None:
-        """Claim what the row is about to be written under; index rows of other keys there are looked at.
+        """Claim the row's main target key, and check whose index rows stand under its index keys.
 
         Raises:
-            RowRefused: it fans out to more keys than the mapping can list, or as `claim_main`.
+            RowRefused: the row has more target keys than the mapping can list, or as `claim_main`.
             Collision: a key belongs to another row.
         """
         main, wanted = self.main_of(work), self.listed(work)
@@ -310,11 +316,11 @@ class Authority(ABC):
                 work.ours.add(target)
 
     def given_before(self, work: Work, source_row: Row | None = None) -> Rows:
-        """Return the replicas' rows by the authority's row as read; nothing where that cannot be told.
+        """Return the replicas' rows by the authority's row as read; empty if the mapping refuses that row.
 
         Args:
             work: the key.
-            source_row: the source row as it is, where that is a replica.
+            source_row: the source row as read, where the source is a replica.
         """
         try:
             return self.replicas.expected_of(work.old_key, work.before, source_row)
@@ -369,7 +375,8 @@ class SourceAuthority(Authority):
         bare = self.bare(work.key)
         reads = [self.find_forward(work), self.read(work, {*(work.expected or ()), *bare}, early=True)]
         if operation.verb in MERGES or self.mapper.content_derived:
-            reads.append(self.read_before(work))  # a merge is worked out on it; older rows are known by it
+            # A merge is worked out on it; replica rows that are read late are compared with what it gives.
+            reads.append(self.read_before(work))
         main = self.main_of(work)
         if main is not None:
             reads.append(self.find_owner(work, main, claims=True))
@@ -420,10 +427,10 @@ class TargetAuthority(Authority):
         self.reverse = reverse
         self._longest = longest_operation_s
         self._seen: dict[EntityKey, tuple[Reservation, float]] = {}
-        """Reservations of others, and since when they are known, in seconds of the loop's clock."""
+        """Reservations of other writes, and when each was first seen, in seconds of the loop's clock."""
         self._forwards: dict[EntityKey, Forward] = {}
-        """Forward rows of rows that this client deleted, as last seen: it may make them anew at once. Never
-        trusted: what is written on one holds only if it still stands."""
+        """Forward rows, as last seen, of rows that this client deleted: it may soon insert these rows again.
+        Never trusted: a reservation on one succeeds only if the forward row is unchanged."""
 
     async def prepare(self, work: Work) -> None:
         operation = work.given
@@ -432,7 +439,7 @@ class TargetAuthority(Authority):
         if operation.verb in FULL:
             await self._prepare_row(work, operation.row)
         elif operation.verb is Verb.DELETE:
-            work.expected = {}  # a row without an owner has nothing that follows it
+            work.expected = {}  # a row without an owner has no replicas
             work.owner, _ = await side_by_side([self.replicas.owner_of(work.key), self.read_before(work)])
             work.source_key = work.owner
             if self.mapper.together and work.owner is not None:
@@ -542,7 +549,8 @@ class TargetAuthority(Authority):
         if self.mapper.together:
             await self._read_secondary(work, work.key.partition)
         if self.mapper.content_derived and work.given.verb in (Verb.INSERT, Verb.INSERT_OR_REPLACE):
-            # Only what is reserved may make a row: an upsert is sent as one thing or the other.
+            # Raises RowExists for an insert over a row. Only a reserved key may get a new row: so an upsert
+            # is sent as an insert or as a replace.
             row_after(work.given, work.before)
             work.sent = [as_sent(work.given, work.before)]
         if work.before is None and work.given.verb in CREATES:
@@ -556,7 +564,7 @@ class TargetAuthority(Authority):
         await self.take_along(work)
 
     async def _find_forward(self, work: Work, targets: set[TargetKey]) -> None:
-        """Read the forward row; at the same time write it for a row that may be new."""
+        """Read the forward row; if the write may create a row, try at the same time to insert it."""
         if work.given.verb not in CREATES:
             await self.find_forward(work)
             return
@@ -572,7 +580,7 @@ class TargetAuthority(Authority):
         work.forward = made or read
 
     async def _list(self, work: Work, target: TargetKey) -> None:
-        """List a main target key in the forward row before a row is written under it."""
+        """List a main target key in the forward row before a row is written under it. Raises Unavailable."""
         for _ in range(MAX_ROUNDS):
             if self._listed_first(work, target) <= work.known:
                 return
@@ -597,12 +605,13 @@ class TargetAuthority(Authority):
             _remember(self._forwards, work.old_key, work.forward)
 
     async def _reserve_on(self, work: Work, known: Forward, targets: set[TargetKey]) -> None:
-        """Reserve on a forward row as it was last seen, and look for other rows at the same time.
+        """Reserve on a forward row as it was last seen, and read other rows of the old key at the same time.
 
-        If it still stands, no write has begun to make a row since: a row that is not found now will not come.
+        If the forward row is unchanged, no write has begun to create a row since: a row that is not found now
+        will not appear.
         """
 
-        # Each sets what it has done, so that a reservation is given up when the other fails.
+        # Each sets its own result, so that a reservation is known, and given up, when the other call fails.
         async def reserve() -> None:
             work.forward = await self.mapping.reserve(
                 work.old_key, known, targets, self._reservation(work, None)
@@ -616,8 +625,8 @@ class TargetAuthority(Authority):
             work.others = None
 
     async def _reserve(self, work: Work, target: TargetKey) -> None:
-        """Reserve the key that a new row will stand under, on the condition of the forward row that was read
-        before other rows of the old key were looked for. Raises Unavailable."""
+        """Reserve the key of a new row, on the condition of the forward row that was read before other rows
+        of the old key were looked for. Raises Unavailable while another key is reserved by another write."""
         reserved = None if work.forward is None else work.forward.reserved
         mine = reserved if reserved is not None and reserved.key == target.key else None
         if mine is not None and work.word in mine.writers and self._listed_first(work, target) <= work.known:
@@ -642,8 +651,8 @@ class TargetAuthority(Authority):
         return Reservation(key, others.writers | {work.word}, max(others.seconds, self._longest))
 
     def _is_over(self, work: Work, reserved: Reservation) -> bool:
-        """Tell whether nothing of a reservation can take effect any more: only this write holds it, or it has
-        been seen for so long, unchanged, that even a request that was held up has landed or never will."""
+        """Tell whether no other write of a reservation can take effect any more: only this write holds it, or
+        it was seen unchanged for so long that even a delayed request has been applied or never will be."""
         if reserved.writers <= {work.word}:
             return True
         now = asyncio.get_running_loop().time()
@@ -654,8 +663,8 @@ class TargetAuthority(Authority):
         return now - since > reserved.seconds + MARGIN_S
 
     async def _keeps(self, source_key: EntityKey, target: TargetKey) -> bool:
-        """Tell whether the owner of a main target key keeps it. Before it passes on, the owner's source row,
-        for which no row stands any more, is removed."""
+        """Tell whether the owner of a main target key keeps it, because its row exists. If not, the owner is
+        propagated before the key passes on: a source row without a main target row is removed."""
         if await self.table.get(target.key) is not None:
             return True
         await self.reverse.propagate(source_key)
@@ -672,7 +681,7 @@ def _indexes(places: Iterable[TargetKey]) -> set[TargetKey]:
 
 
 def _remember(memory: dict[EntityKey, V], key: EntityKey, value: V) -> None:
-    """Put a value into a memory of bounded size."""
+    """Put a value into a memory of bounded size; a full one is cleared first."""
     if len(memory) >= _REMEMBERED:
         memory.clear()
     memory[key] = value

@@ -1,16 +1,17 @@
-"""Step 5 of a write, after the answer: a last look at the authority, and keys that were not finished by then.
+"""Step 5 of a write, after the answer: a last look at the authority, and the keys that are not finished then.
 
 Rules kept here (ADR 0017):
 
 * A key that is not known to be finished keeps its intent, and is looked at again by this client. The intent
-  stays in the journal meanwhile: what this process forgets, the runner's sweeper settles.
+  stays in the journal meanwhile: keys that this process forgets are settled by the runner's sweeper.
 * Work after the answer runs under the operation's permit and ends with its deadline.
-* Each attempt at a leftover runs under a permit that is good now, makes the intent young first, and takes no
-  longer than the longest operation: a sweeper that takes old intents only never meets a running attempt.
-* A key is tried again with growing pauses. While a request for it may still travel (an open outcome) its
-  intent stays, and where that request is the authority's, there is nothing to see before.
+* Each attempt at a leftover runs under a current permit, touches the intent first (its age begins anew), and
+  takes no longer than the longest operation: so a sweeper, which takes old intents only, never meets one that
+  is running.
+* A key is tried again with growing pauses. While a request for it may yet take effect (an open outcome) its
+  intent stays; where that request is one to the authority, the key is not tried before that time is over.
 * A leftover never outlives its epoch: `settle` tries each once more before the next epoch is acknowledged,
-  and then leaves those of older epochs to the sweeper. In another epoch another side may decide.
+  and then leaves those of older epochs to the sweeper. In another epoch the authority may be another side.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rekey.protocol.rules import Side, authority
 from rekey.tables.allowance import while_allowed
 
 MAX_KEPT = 1_000
-"""Leftovers a client keeps for itself; what comes on top is left to the sweeper."""
+"""Most leftovers that a client keeps; further ones are left to the sweeper."""
 PAUSES = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)
 _LEFTOVERS_AT_ONCE = 16
 
@@ -46,14 +47,14 @@ class Leftover:
 
     Attributes:
         intent: its intent.
-        permit: what the write ran under.
-        authority: which side decided then.
-        decided: whether the authority has answered; if not, there is nothing to see before that is over.
-        travels_s: for how many seconds more a request for it may travel; until then its intent stays.
+        permit: the permit that the write ran under.
+        authority: the side that was the authority then.
+        decided: whether the authority has answered; if not, the key is not tried before `travels_s` is over.
+        travels_s: for how many seconds more a request for it may take effect; until then its intent stays.
         attempts: how often it was tried.
-        task: what tries it, again and again.
-        trying: it is being tried now.
-        ends: `settle` waits for the running attempt, not for a pause after it.
+        task: tries it repeatedly.
+        trying: whether an attempt is running.
+        ends: set by `settle`: the task ends after the running attempt, without another pause.
     """
 
     intent: IntentRef
@@ -67,10 +68,10 @@ class Leftover:
     ends: bool = False
 
     def is_decided_by(self, now: Permit) -> bool:
-        """Tell whether the side that decided then still does.
+        """Tell whether the authority is still the side that it was for the write.
 
-        A freeze does not say; it is known for the epoch right after the leftover's, since a client is never
-        two epochs behind what decides.
+        A freeze does not name the authority. In the epoch right after the leftover's it is still the same
+        side, since a client is never two epochs behind the control row.
         """
         if now.epoch not in (self.permit.epoch, self.permit.epoch + 1):
             return False
@@ -84,25 +85,25 @@ class Finisher:
     """Finishes the writes of one client.
 
     Attributes:
-        client: whose writes they are.
+        client: the client whose writes they are.
         reverse: settles the key of an intent.
     """
 
     client: ClientParts
     reverse: ReversePropagator
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
-    # In the order in which they came, so that what happens once can be made to happen again.
+    # In order of arrival (a dict, not a set), so that a run can be reproduced.
     _kept: dict[Leftover, None] = field(default_factory=dict, init=False)
 
     @property
     def left(self) -> int:
-        """How many keys this client still has to look at."""
+        """Number of leftovers: keys that this client still has to settle."""
         return len(self._kept)
 
     # --- after one write --------------------------------------------------------------------------------
 
     def give_up(self, flow: Flow) -> None:
-        """The authority's answer is an error, or there is none: keep the intents only if they are needed."""
+        """End a call that failed at or before the authority: keep intents only where the outcome is open."""
         needless: list[IntentRef] = []
         for work in flow.works:
             if flow.sent or work.open:
@@ -124,13 +125,13 @@ class Finisher:
     def keep(
         self, intent: IntentRef, permit: Permit, decides: Side, *, still_open: bool, decided: bool
     ) -> None:
-        """Take a leftover; it is looked at in the background.
+        """Keep a leftover and try it in the background; beyond `MAX_KEPT` it is only counted.
 
         Args:
             intent: its intent.
-            permit: what the write ran under.
+            permit: the permit that the write ran under.
             decides: the authority.
-            still_open: whether a request for it may still travel.
+            still_open: whether a request for it may yet take effect.
             decided: whether the authority has answered.
         """
         self.client.counters.left += 1
@@ -141,10 +142,11 @@ class Finisher:
         left.task = asyncio.ensure_future(self._keep_trying(left))
 
     async def settle(self) -> None:
-        """Wait for the work in the background, then try each leftover once, those with requests that may
-        travel aside. Those of older epochs are then forgotten; the others are tried again later.
+        """Wait for the work in the background, then try each leftover once, except those with requests that
+        may yet take effect. Those of other epochs than the current one, or all without a current permit, are
+        then forgotten; the others are tried again later.
 
-        Waits for what is running now, once: under steady load there is always more of the new epoch.
+        Waits only for work that is running now: under steady load there is always more of the new epoch.
         """
         await self.wait()
         kept = list(self._kept)
@@ -180,7 +182,7 @@ class Finisher:
             await in_turns([partial(_last_look, flow, work) for work in flow.works], WIDTH)
         except BaseException:
             for work in flow.works:
-                # Of a transaction, also what was settled before: its intents have not been removed yet.
+                # In a transaction also keys that are settled: their intents have not been removed yet.
                 self._keep(flow, work.intents, still_open=work.state is not State.SETTLED, decided=True)
             raise
         done: list[IntentRef] = []
@@ -204,7 +206,7 @@ class Finisher:
             self.keep(intent, flow.permit, flow.authority.side, still_open=still_open, decided=decided)
 
     def _go_on(self, flow: Flow, work: Callable[[], Awaitable[None]]) -> None:
-        """Go on in the background: under the operation's permit, until its deadline."""
+        """Run `work` in the background, under the operation's permit and until its deadline."""
         stack = ExitStack()
         stack.enter_context(self.client.permits.hold(flow.permit))
 
@@ -241,7 +243,7 @@ class Finisher:
         left.travels_s = max(0.0, left.travels_s - seconds)
 
     async def _try(self, left: Leftover) -> None:
-        """Look at a key once; it is forgotten when there is nothing left to be done here."""
+        """Try a leftover once; forget it when it is settled, or when another side may be the authority."""
         now = self.client.current()
         if now is None:
             return
@@ -271,13 +273,13 @@ class Finisher:
 
 
 async def _last_look(flow: Flow, work: Work) -> None:
-    """Look whether another writer came in between, and propagate where one did. Raises nothing that a replica
-    does."""
+    """Check whether another writer came in between; propagate if one did. An error leaves the key unfinished
+    and is not raised."""
     if work.state is not State.FOLLOWED:
         return
     try:
         if not work.look_again and await flow.authority.is_settled(work):
-            # A request that propagate left open, before the authority was written, may travel still.
+            # A request that propagate left open before the authority was written may yet take effect.
             work.state = State.LEFT if work.open else State.SETTLED
         else:
             await propagate(flow, work)

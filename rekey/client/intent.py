@@ -1,19 +1,19 @@
-"""Step 2 of a write: what must be known, durable and claimed before the authority is written.
+"""Step 2 of a write: the reads, intents and claims that must precede the write of the authority.
 
 Rules kept here (ADR 0017):
 
 * Nothing is sent to the authority before the intents and the claims are durable.
-* A condition of our own that fails (a merge, a write across views) is no answer to the caller: it is worked
-  out anew from what is there now.
+* When a condition fails that this client added (to a merge, to a write across views), that is no answer to
+  the caller: the write is worked out anew from the rows as they are now.
 
 In the view that is not the authority's:
 
-* The authority's row is read first, then the view's. The view's row must be what the authority's row gives;
-  otherwise propagate, and a caller that named a version is told that its condition failed.
-* The operation is worked out on the view's row, then carried over to the authority's row. What mapping it
+* The authority's row is read first, then the view's. The view's row must be the one that the authority's row
+  gives; otherwise propagate runs, and a caller that named an ETag is told that its condition failed.
+* The operation is worked out on the view's row, then carried over to the authority's row. A row that mapping
   would not give back exactly is refused before anything is written.
-* The authority is written on the condition of the row that was read; so nothing moved in between, and the
-  replicas, the view's row among them, were read before that write.
+* The authority is written on the condition of its row as read (its ETag, or its absence): so the row did not
+  change in between, and the replicas, the view's row among them, were read before that write.
 * The ETag the caller gets is the one of the view's row.
 """
 
@@ -49,7 +49,7 @@ from rekey.tables.rules import check_batch
 
 _LOST_RACES = (RowExists, RowMissing, ConditionFailed)
 _ANSWERS = (*_LOST_RACES, RequestRejected)
-"""Service errors that are an answer to the caller also when they were found out by reading."""
+"""Service errors that answer the caller, also when they follow from a read before the write."""
 _CURE = (
     "write what the old table can express, or wait until the migration is complete; rows are created with"
     " their old keys in the properties that copy them"
@@ -57,14 +57,14 @@ _CURE = (
 
 
 def works_of(operations: Sequence[Operation], journal: Journal) -> list[Work]:
-    """Return the keys of a call, in its order.
+    """Return one `Work` for each operation of a call, in its order.
 
     Args:
         operations: as the caller gave them.
-        journal: names each of them.
+        journal: gives each write its name (`Work.word`).
 
     Raises:
-        RequestRejected: what the service would refuse.
+        RequestRejected: the service would refuse the call.
     """
     if len(operations) != 1:
         check_batch(operations)
@@ -79,10 +79,10 @@ def works_of(operations: Sequence[Operation], journal: Journal) -> list[Work]:
 
 
 async def prepare(flow: Flow) -> bool:
-    """Do all that comes before the authority's write; False to begin again.
+    """Do everything that comes before the authority's write; return False to begin again.
 
     Raises:
-        RekeyError: the caller's answer; nothing was written.
+        RekeyError: the answer to the caller; nothing was written.
     """
     try:
         return await flow.prepare()
@@ -99,7 +99,7 @@ async def prepare(flow: Flow) -> bool:
 
 
 async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Work, EntityKey]]) -> None:
-    """Make intents durable."""
+    """Write one intent for each key; they are durable when it returns."""
     ids = await flow.client.journal.begin(
         flow.client.client_id, flow.permit.epoch, side, [key for _, key in keys]
     )
@@ -108,8 +108,8 @@ async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Work, EntityKey]])
 
 
 async def _for_each(flow: Flow, call: Callable[[Work], Awaitable[Any]], *first: Awaitable[None]) -> list[Any]:
-    """Make a call for each key at the same time, and other calls of the step that come first in order. An
-    error says which operation of a transaction it is about."""
+    """Await `first` and one call for each key, all at the same time; raise the first error in this order. In
+    a transaction the error of a call gets the index of its operation."""
 
     async def named(work: Work) -> Any:
         try:
@@ -123,7 +123,7 @@ async def _for_each(flow: Flow, call: Callable[[Work], Awaitable[Any]], *first: 
 
 
 class SameView(Flow):
-    """The view's table is the authority."""
+    """A write in a view whose table is the authority."""
 
     async def prepare(self) -> bool:
         first = []
@@ -136,13 +136,13 @@ class SameView(Flow):
         if any(sent is operation for _, operation in work.along):
             return isinstance(error, _LOST_RACES)
         if error.index is None and len(self.works) > 1:
-            # The service did not say which operation it was: any of ours may be.
+            # The service did not say which operation failed: it may be one whose condition is ours.
             return any(is_lost_race(error, one.given, one.sent[0]) for one in self.works)
         return is_lost_race(error, work.given, sent)
 
 
 class CrossView(Flow):
-    """The view's table is a replica."""
+    """A write in a view whose table is a replica."""
 
     authority: SourceAuthority | TargetAuthority
 
@@ -170,15 +170,16 @@ class CrossView(Flow):
 
     @abstractmethod
     async def locate(self, work: Work) -> None:
-        """Find the old key of a view's row. Raises RowMissing, RowRefused."""
+        """Find the place of the view's row and its old key. Raises RowMissing, RowRefused."""
 
     @abstractmethod
     async def read_authority(self, work: Work) -> None:
-        """Read the authority's row, and what the mapping lists for it."""
+        """Read the authority's row, and the mapping rows of its old key."""
 
     @abstractmethod
     async def carry_over(self, work: Work, after: Row) -> None:
-        """Work out what is sent to the authority for a view's row, and claim for it. Raises RowRefused."""
+        """Work out the authority's write that makes the view's row `after`, and claim its keys. Raises
+        RowRefused, Collision, Unavailable."""
 
     async def after_propagate(self, work: Work) -> None:
         place = found(work.place)
@@ -193,7 +194,7 @@ class CrossView(Flow):
             work.view_etag = etag_of(now)
 
     async def _look(self, work: Work) -> bool:
-        """Read both rows and work out the write; False when they were out of step."""
+        """Read both rows and work out the write; propagate and return False when they are out of step."""
         place = found(work.place)
         await self.read_authority(work)
         await self.authority.read(work, {place, *self.authority.followers(work)}, early=True)
@@ -236,7 +237,7 @@ class NewViewFirst(CrossView):
         if work.given.verb in CREATES and not await self._is_there(work, place):
             work.source_key = self.authority.named_key(work, work.given.row)
         if work.source_key is None:
-            row_after(work.given, None)  # there is no such row: the service's own answer
+            row_after(work.given, None)  # raises what the service answers for a missing row
 
     async def read_authority(self, work: Work) -> None:
         work.authority_key = work.old_key
@@ -265,14 +266,15 @@ class NewViewFirst(CrossView):
         await self.authority.claim(work)
 
     async def _is_there(self, work: Work, place: TargetKey) -> bool:
-        """Tell whether the key's owner has a row there: then that is the row which is written."""
+        """Tell whether the write is about the row of the key's owner: the given row names that owner, or the
+        owner has a row that maps to `place`."""
         if work.source_key is None:
             return False
         try:
             if self.authority.mapper.source_key(work.given.row) == work.source_key:
                 return True
         except RowRefused:
-            pass  # a merge need not say it
+            pass  # the row of a merge need not name its old key
         return await self.authority.replicas.still_owns(work.source_key, place)
 
 
@@ -298,7 +300,7 @@ class OldViewAfter(CrossView):
             raise refused.for_row(self.authority.replicas.row_id(work.key)) from None
         row = dict(main.row)
         for name in self.authority.mapper.timestamp_copies[0]:
-            # A new Timestamp cannot be foreseen: what the target row says of the source's is kept.
+            # A new Timestamp cannot be foreseen: the target row keeps its copy of the source's.
             for wire_name in (name, name + TYPE_SUFFIX):
                 row.pop(wire_name, None)
                 if now is not None and wire_name in now:

@@ -1,28 +1,32 @@
-"""The lease of a client: what it may rely on, for how long, and when it has let go of an older epoch.
+"""The lease of a client: for how long it trusts what it read, and when it acknowledges a newer epoch.
 
 Rules kept here (ADR 0018):
 
 * A client writes its own row first (the beat) and reads the control row after that. So a runner that moved
-  the control row and then lists the clients either finds this one, or this one reads the move.
-* What was read is trusted until `lease_s` after the *beginning* of the beat before it, by a clock of this
-  machine that only rises. The runner waits from the row's Timestamp on, by the service's clock. No two
-  clocks are compared; a beat without a reading after it, or whose answer was lost, extends nothing.
+  the control row and then lists the clients either finds this client's row, or this client reads the move.
+* What was read is trusted until `lease_s` after the *beginning* of the beat before it, by this machine's
+  monotonic clock. The runner waits from the row's Timestamp on, by the service's clock. No two clocks are
+  compared; a beat without a reading after it, or whose answer was lost, extends nothing.
 * An operation that begins while the lease is trusted has taken effect `longest_operation_s` later, or never
-  does: the writer bounds operations and background work alike by that. So a client is over at a known moment.
-* A process may stand still at any step, for longer than that, and be given up. So whether it may write is
-  asked when a request is sent, and an operation that ends after its time looks at the control row again.
+  does: the writer bounds operations and background work alike by that. So it is known from when on nothing of
+  a client can take effect any more.
+* A process may be suspended at any step for longer than that, and its client be given up. So whether it may
+  write is checked when a request is sent, and an operation that ends after its time looks at the control row
+  again.
 * An operation runs from beginning to end under one permit; work that goes on after the caller has its answer
-  holds that permit on.
-* What the client has read is numbered (`Permit.number`): one more with each epoch or run. Epochs alone
-  would not do: another run counts them from 1 again.
-* A newer epoch is acknowledged when nothing of an older one is in flight, in the background neither, and
-  `settle` has been through. New operations go by the newest epoch at once: two epochs at the same time in one
-  client are no more than two clients that are one epoch apart.
-* A write without a journal (nothing follows it yet) whose outcome is open counts as in flight until it can no
-  longer take effect: after an acknowledged `dual_write` it would be seen by none. Later writes have an intent
-  for that, whose age is told by the longest operation in the client's row: so that row stays for as long.
+  keeps that permit in use.
+* Readings are numbered (`Permit.number`): one more with each new epoch or run. The epoch alone would not do:
+  another run counts epochs from 1 again.
+* A newer epoch is acknowledged when no operation and no background work of an older one is in flight, and
+  `settle` has ended. New operations use the newest epoch at once: two epochs in flight in one client are no
+  worse than two clients that are one epoch apart.
+* A write without a journal (no replica follows it yet) whose outcome is open counts as in flight until it can
+  no longer take effect: after an acknowledged `dual_write` nothing would find it. Later writes have an intent
+  for that. By the client's row the sweeper tells whether to keep such an intent: so the row stays as long as
+  an outcome is open.
 * A write that waits in a freeze is not in flight; it is woken when the phase moves.
-* What goes wrong in the background is kept in `problem`, logged, and said by the next refusal.
+* An error in the background is kept in `problem` and logged; the refusal for a lost lease names that of the
+  last look.
 """
 
 from __future__ import annotations
@@ -54,7 +58,7 @@ _log = logging.getLogger(__name__)
 _draw = random.SystemRandom()
 
 _FREEZE_PAUSE = 0.25
-"""Share of the usual pause while writes wait."""
+"""Pause between two looks in a freeze, as a share of `poll_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class Permit:
         epoch: the control row's epoch, 0 when there is none.
         copied: whether the backfill is done, so that the new view is open.
         run_id: the run, "" when there is no control row.
-        number: of the reading; one more with each epoch or run.
+        number: of the reading; one more with each new epoch or run.
         sends_until: until when requests may be sent for it, by the client's clock.
         until: by when its work must have taken effect.
     """
@@ -84,18 +88,18 @@ class InFlight:
     """The operations of one client that are in flight, counted by the number of their permit."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start empty."""
         self.given = 0
         """Operations that have begun since the client began."""
         self.running: Counter[int] = Counter()
         self.open_until = float("-inf")
         """Until when a write whose outcome is open may still take effect, by the client's clock."""
         self._open_by_number: dict[int, float] = {}
-        """The same of writes without a journal."""
+        """The same for writes without a journal, by the number of their permit."""
         self._quiet = asyncio.Event()
 
     def leave(self, number: int) -> bool:
-        """Count one less; tell whether it was the last of its number."""
+        """Count one operation less; tell whether it was the last of its number."""
         self.running[number] -= 1
         last = not self.running[number]
         if last:
@@ -105,7 +109,7 @@ class InFlight:
         return last
 
     def failed(self, permit: Permit, error: BaseException) -> None:
-        """Note that a write ended with an error, after which it may yet be applied or not."""
+        """Note a write that ended with an error, if it may have been applied or may yet be."""
         if not may_travel(error):
             return
         self.open_until = max(permit.until, self.open_until)
@@ -119,31 +123,31 @@ class InFlight:
         return any(older < number for older in (*self.running, *self._open_by_number))
 
     async def quiet(self) -> None:
-        """Wait until nothing runs."""
+        """Wait until no operation is running."""
         while self.running:
             self._quiet.clear()
             await self._quiet.wait()
 
 
 async def _nothing_to_settle() -> None:
-    """Settle a client without background work."""
+    """Do nothing: there is no background work to settle."""
 
 
 @dataclass(eq=False, repr=False)
 class ClientLease:
-    """Gives the operations of one client their permits.
+    """The lease of one client: gives its operations their permits.
 
-    Nothing is asked of the service before `start` or `poll`.
+    No request is sent before `start`, `poll`, `look_again` or the first operation.
 
     Attributes:
         store: the migration's control row.
         registry: the rows of its clients.
-        facts: what the client is made with.
+        facts: the facts that the client is created with.
         settings: its times.
         settle: ends the background work of older epochs (`Writer.settle`); awaited before an epoch is
             acknowledged and at the end.
-        counters, left: what the client's row tells: counts by name, and the keys it still has to settle.
-        late_s: for how many seconds the service accepts what the client has signed.
+        counters, left: for the client's row: counts by name, and the number of keys it still has to settle.
+        late_s: for how many seconds the service accepts a request after the client signed it.
         client_id: lower case hexadecimal, of this lease alone; random by default.
         monotonic, sleep, jitter: this machine's clock, waiting, and a draw of [0, 1); for tests.
     """
@@ -164,7 +168,7 @@ class ClientLease:
 
     def __post_init__(self) -> None:
         self._view = Permit(None, 0, copied=False)
-        """What the last reading says, without times."""
+        """The permit by the last reading, without times."""
         self._acknowledged = self._view
         self._reading = Reading(None)
         self._trusted_until = float("-inf")
@@ -182,7 +186,7 @@ class ClientLease:
 
     @property
     def control(self) -> ControlRow | None:
-        """The control row the client goes by, None while there is none."""
+        """The control row that the client acts on, None while there is none."""
         return self._reading.control
 
     @property
@@ -192,7 +196,7 @@ class ClientLease:
 
     @property
     def problem(self) -> RekeyError | None:
-        """What looking at the control row, or settling, last failed with; None when both went well."""
+        """The error of the last look at the control row, or of the last settling; None if both succeeded."""
         return next(iter(self._problems.values()), None)
 
     @asynccontextmanager
@@ -201,11 +205,11 @@ class ClientLease:
         operation.
 
         Args:
-            writes: whether the operation writes. Writes wait in a freeze, as long as the settings say.
+            writes: whether the operation writes. Writes wait in a freeze, up to `freeze_wait_s`.
 
         Raises:
-            WritesRefused: on entering, when the freeze lasts too long, or lease, epoch, declaration or
-                secrets are not as they must be.
+            WritesRefused: on entering, when the freeze lasts too long, the lease is over, the client is
+                closed, or run, epoch, declaration or secrets are not as they must be.
         """
         permit = await self._enter(writes)
         try:
@@ -224,7 +228,7 @@ class ClientLease:
         Entered while the permit is still in use, or with what `current` has just returned.
 
         Raises:
-            WritesRefused: a newer epoch was acknowledged, so the runner waits for this work no more.
+            WritesRefused: a newer epoch was acknowledged, so the runner no longer waits for this work.
         """
         if permit.number < self._acknowledged.number:
             raise self._too_late()
@@ -237,27 +241,27 @@ class ClientLease:
     def current(self) -> Permit | None:
         """Return the permit that the last trusted reading of the control row gives, at once.
 
-        None when the lease is over or something else would make `operation` refuse. In a freeze it is a
-        permit that says so. Asked by work in the background, before it begins; also from within `settle`,
-        when the newest epoch is read but not acknowledged yet.
+        None when the lease is over or the last reading refuses anything. In a freeze the permit's phase says
+        so. Called by background work before it begins; also from within `settle`, when the newest epoch is
+        read but not acknowledged yet.
         """
         return self._grant() if self.trusted and self._reading.refusal is None else None
 
     def check(self, permit: Permit) -> None:
         """Raise WritesRefused when nothing may be sent under a permit any more: a process that was held up
-        must not write. Asked in the moment in which a request is sent."""
+        must not write. Called at the moment a request is sent."""
         if self.monotonic() >= permit.sends_until:
             raise self._too_late()
 
     def in_time(self, permit: Permit) -> bool:
-        """Tell whether an operation under this permit cannot have been given up yet."""
+        """Tell whether the runner cannot have given up an operation under this permit yet."""
         return self.monotonic() < permit.until
 
     async def look_again(self) -> Permit:
-        """Look at the control row now, and return the permit of what it says.
+        """Look at the control row now, and return the permit by this reading.
 
         Raises:
-            RekeyError: that could not be had.
+            RekeyError: the control row could not be read, or the reading refuses anything.
         """
         await self._look()
         if self._reading.refusal is not None:
@@ -267,27 +271,28 @@ class ClientLease:
     # --- beginning, looking, ending -----------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Look for the first time and go on in the background.
+        """Look at the control row for the first time, and go on looking in the background.
 
-        A restricted store that is away now is no error yet: the first operation looks again, and refuses.
+        A restricted store that fails now is no error yet: the first operation looks again, and refuses if
+        that fails too.
         """
         await self._note("look", self.poll())
         self._tasks["looks"] = asyncio.create_task(self._keep(), name=f"client lease {self.facts.script_id}")
 
     async def poll(self) -> None:
-        """Beat, read, and acknowledge what can be acknowledged (then beat and read once more).
+        """Beat, read the control row, and acknowledge its epoch if possible (then beat and read once more).
 
         Raises:
-            ServiceError: the restricted store failed; what is trusted is not extended.
+            ServiceError: the restricted store failed; the lease is not extended.
             StateUnusable: the control row cannot be read by this program.
         """
         await self._look()
         await self._acknowledge_all()
 
     async def close(self) -> None:
-        """Refuse what comes, let end what is in flight, settle, and delete the client's row. Idempotent.
+        """Refuse new operations, wait for those in flight, settle, and delete the client's row. Idempotent.
 
-        A row that cannot be deleted, or must stay because the outcome of a write is open, ends by itself.
+        A row that cannot be deleted, or must stay because the outcome of a write is open, expires by itself.
         """
         if self._closed:
             return
@@ -295,7 +300,7 @@ class ClientLease:
         self._moved.set()
         looks = self._tasks.get("looks")
         if looks is not None:
-            # A beat cut off now could land after the delete, and bring the row back.
+            # A beat cancelled now could be applied after the delete, and bring the row back.
             async with self._looking:
                 looks.cancel()
             await asyncio.wait([looks])
@@ -345,7 +350,7 @@ class ClientLease:
             await first_of(self._moved, self.sleep(waits_until - now))
 
     async def _require_trust(self) -> None:
-        """Make sure that the lease is trusted now; looks first when it is over. Raises WritesRefused."""
+        """Ensure that the lease is trusted; look at the control row if it is over. Raises WritesRefused."""
         self._require_open()
         if self.trusted:
             return
@@ -369,13 +374,13 @@ class ClientLease:
             raise closed(self.facts.script_id).error()
 
     def _raise_faults(self) -> None:
-        """Raise what ended a background task: a fault of ours must not pass for a lost lease."""
+        """Raise the error that ended a background task: a bug must not pass for a lost lease."""
         for task in self._tasks.values():
             if task.done() and not task.cancelled():
                 task.result()
 
     def _too_late(self) -> WritesRefused:
-        """Return the error for work that was held up beyond the time its permit was good for."""
+        """Return the error for work that was held up beyond the time of its permit."""
         return WritesRefused(
             LEASE_LOST,
             f"this operation of a client of {self.facts.script_id} was held up for longer than it may take",
@@ -395,9 +400,9 @@ class ClientLease:
     # --- looking and acknowledging ------------------------------------------------------------------------
 
     async def _look(self, *, shared: bool = False) -> None:
-        """Beat, then read. `shared`: the look that another task has just made will do.
+        """Beat, then read the control row. `shared`: a look that another task has made meanwhile is enough.
 
-        Bounded by the lease: a look that takes longer proves nothing any more.
+        Bounded by `lease_s`: a look that takes longer extends nothing. Raises Unavailable then.
         """
         asked = self._looks
         try:
@@ -408,7 +413,7 @@ class ClientLease:
             raise Unavailable("the restricted store did not answer in time", code="TooSlow") from None
 
     async def _look_now(self) -> None:
-        """Beat, then read; only both together extend what is trusted."""
+        """Beat, then read the control row; only both together extend the lease."""
         began = self.monotonic()
         try:
             await self.registry.beat(self._row())
@@ -419,7 +424,7 @@ class ClientLease:
         self._problems.pop("look", None)
 
     def _take(self, read: ControlRow | None) -> None:
-        """Go by what was read, or refuse to."""
+        """Adopt a reading of the control row, or start refusing operations with the reason."""
         self._reading = reading(self.control, read, self.facts)
         before, control = self._view, self.control
         then = Permit(None, 0, copied=False)
@@ -451,7 +456,8 @@ class ClientLease:
         )
 
     async def _acknowledge_in_background(self) -> None:
-        # Its work is made here, not by who makes the task: one that is cancelled before it began leaves none.
+        # `_acknowledge_all` is called in here: a task that is cancelled before it began leaves no coroutine
+        # that is never awaited.
         await self._note("settle", self._acknowledge_all())
 
     async def _acknowledge_all(self) -> None:
@@ -459,7 +465,7 @@ class ClientLease:
             await self._look()
 
     async def _acknowledge(self) -> bool:
-        """Let go of older epochs if nothing of them is left; tell whether there is something new to tell."""
+        """Acknowledge the newest epoch if nothing of older ones is in flight; tell whether that was done."""
         view = self._view
         if self._settling or view.number == self._acknowledged.number or not self._is_through(view):
             return False
@@ -480,7 +486,7 @@ class ClientLease:
     # --- in the background --------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        """Look again and again. Settling goes on at the same time: beats must not wait for it."""
+        """Look at the control row repeatedly. Settling runs in its own task: beats must not wait for it."""
         while True:
             share = _FREEZE_PAUSE if self._view.phase is ControlPhase.FREEZE else 1.0
             pause_s = self.settings.poll_s * share * (0.9 + 0.2 * self.jitter())
@@ -493,7 +499,7 @@ class ClientLease:
                 self._tasks["acknowledges"] = asyncio.create_task(self._acknowledge_in_background())
 
     async def _note(self, what: str, work: Awaitable[None]) -> bool:
-        """Await work; keep and log what it fails with. Tell whether it went well."""
+        """Await `work`; keep its RekeyError and log the first in a row. Tell whether it succeeded."""
         try:
             await work
         except RekeyError as error:

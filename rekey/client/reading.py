@@ -1,13 +1,14 @@
-"""What a client makes of the control row it has read: go by it, go on as before, or refuse. Rules only.
+"""What follows for a client from a reading of the control row: adopt it, or refuse. Rules only.
 
 Rules kept here:
 
-* A client goes by a newer epoch of its run as soon as it has read it. It goes by another run only if nothing
+* A client adopts a newer epoch of its run as soon as it has read it. It adopts another run only if no replica
   followed its writes so far: there was no control row yet, or it said `source`.
-* A row that is gone, of another run or of an older epoch, after clients were told more than `source`, is
-  refused, reads too: it is unknown which table is the authority then.
-* Another declaration, or other secrets, would give other keys. That is refused where replicas follow; before
-  and after that it is told in the client's row, so that the runner can refuse to go on.
+* A control row that is gone or of another run, after clients were told more than `source`, or of an older
+  epoch of the same run, makes the client refuse everything, reads too: it is unknown which table is the
+  authority then.
+* Another declaration, or other secrets, would give other keys. They are refused in the phases in which
+  replicas follow; before and after that the client's row says so, and the runner can refuse to go on.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ LEASE_LOST = "lease-lost"
 CLOSED = "closed"
 
 _SERVICE_SHARE = 3
-"""One request may take this part of the longest operation on the service."""
+"""The service may work on one request for the longest operation divided by this."""
 _MOST_SERVICE_S = 30
 
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """What a client is made with.
+    """Facts that a client is created with.
 
     Attributes:
         script_id: the migration.
-        digest: of the declaration the client works by.
+        digest: of the declaration that the client uses.
         fingerprints: of the secrets it has, by name.
         view: `old` or `new`.
-        name: what the application calls it; for people.
+        name: the client's name, for people; given by the application.
     """
 
     script_id: str
@@ -58,7 +59,8 @@ class LeaseSettings:
     Attributes:
         poll_s: between two looks at the control row; also how fast a move is noticed.
         lease_s: for which a reading is trusted; also how long the restricted store may be away.
-        longest_operation_s: within which anything begun has taken effect or never does, background included.
+        longest_operation_s: within which an operation, background work included, has taken effect or never
+            does; at least 2.
         freeze_wait_s: for which a write waits in a freeze.
     """
 
@@ -74,17 +76,21 @@ class LeaseSettings:
 
     @property
     def sending_s(self) -> float:
-        """For how long an operation sends anything: that much earlier than it must have taken effect."""
+        """For how long an operation sends requests: shorter than the longest operation by `service_s`, but
+        at least half of it."""
         return max(self.longest_operation_s - self.service_s, self.longest_operation_s / 2)
 
     def __post_init__(self) -> None:
-        if not 0 < self.poll_s < self.lease_s or self.longest_operation_s <= 0 or self.freeze_wait_s < 0:
+        if not 0 < self.poll_s < self.lease_s or self.freeze_wait_s < 0:
             raise ValueError("poll_s must be shorter than lease_s, and all times positive")
+        # The service is told its time in whole seconds, and what is sent needs as long before that.
+        if self.longest_operation_s < 2:
+            raise ValueError("longest_operation_s must be 2 seconds or more")
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a client does not do what it is asked to, and what to do about it."""
+    """The reason why a client refuses operations, and what to do about it."""
 
     code: str
     what: str
@@ -92,18 +98,19 @@ class Refusal:
     reads_too: bool = False
 
     def error(self) -> WritesRefused:
-        """Return the error for one operation."""
+        """Return the error to raise for one operation."""
         return WritesRefused(self.code, self.what, hint=self.hint)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What follows from what was read.
+    """What follows for a client from a reading of the control row.
 
     Attributes:
-        control: what the client goes by from now on, None for no control row.
-        refusal: why it writes nothing (or does nothing at all) until it reads something else.
-        refuses: the code of what keeps it from dual writes, whether they are due or not; "" for nothing.
+        control: the control row that the client acts on from now on, None for none.
+        refusal: why it refuses writes (with `reads_too` all operations) until another reading, None if it
+            does not.
+        refuses: the code of what rules out dual writes, also in phases without them; "" for nothing.
     """
 
     control: ControlRow | None
@@ -112,7 +119,7 @@ class Reading:
 
 
 def reading(before: ControlRow | None, now: ControlRow | None, facts: ClientFacts) -> Reading:
-    """Say what a client does that went by `before` and reads `now`. None stands for no control row."""
+    """Return the reading that follows `before` when the control row is `now` (None: no control row)."""
     lost = _lost(before, now, facts.script_id)
     if lost is not None:
         return Reading(before, lost, lost.code)
@@ -125,11 +132,11 @@ def reading(before: ControlRow | None, now: ControlRow | None, facts: ClientFact
 
 
 def _lost(before: ControlRow | None, now: ControlRow | None, script_id: str) -> Refusal | None:
-    """Return why what was read cannot be gone by."""
+    """Return why the control row as read cannot be adopted, None if it can."""
     if before is None:
         return None
     if before.phase is ControlPhase.SOURCE and (now is None or now.run_id != before.run_id):
-        return None  # nothing has followed its writes yet
+        return None  # no replica has followed its writes yet
     if now is None:
         return Refusal(
             CONTROL_GONE,
@@ -157,13 +164,13 @@ def _lost(before: ControlRow | None, now: ControlRow | None, script_id: str) -> 
 
 
 def _differs(now: ControlRow, facts: ClientFacts) -> Refusal | None:
-    """Return why the client would give rows other keys than the runner does."""
+    """Return why the client would give rows other keys than the runner does, None if it would not."""
     if now.digest != facts.digest:
         return Refusal(
             DIGEST_MOVED,
             f"this client works by another declaration of {facts.script_id} than the migration",
             "deploy the script that the migration was begun with, unchanged",
-            reads_too=facts.view == "new",  # whose table may be another one, too
+            reads_too=facts.view == "new",  # the new table may be another one, too
         )
     for name, fingerprint in sorted(now.fingerprints.items()):
         if facts.fingerprints.get(name) == fingerprint:

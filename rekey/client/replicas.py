@@ -2,7 +2,7 @@
 
 Rules kept here (ADR 0017):
 
-* Once the authority has answered, nothing that a replica does fails the call: the intent stays instead.
+* Once the authority has answered, no error of a replica fails the call: the intent stays instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rekey.protocol.replicas import follow as following_writes
 
 
 async def follow(flow: Flow) -> None:
-    """Write the replicas. Raises nothing that a replica does."""
+    """Write the replicas of all keys. Errors of replicas are not raised."""
     await in_turns([partial(_follow, flow, work) for work in flow.works], WIDTH)
 
 
@@ -31,7 +31,7 @@ async def _follow(flow: Flow, work: Work) -> None:
 
 
 async def release(flow: Flow) -> None:
-    """Give up what was reserved: nothing was written, and nothing will be."""
+    """Give up the reservations of a call: it wrote nothing, and will write nothing."""
     await in_turns([partial(_release, flow, work) for work in flow.works], WIDTH)
 
 
@@ -39,7 +39,7 @@ async def _release(flow: Flow, work: Work) -> None:
     try:
         await flow.authority.release(work)
     except ServiceError:
-        flow.client.counters.replica_failures += 1  # it ends by time
+        flow.client.counters.replica_failures += 1  # the reservation ends by time
 
 
 async def _write_replicas(flow: Flow, work: Work) -> None:
@@ -55,7 +55,7 @@ async def _write_replicas(flow: Flow, work: Work) -> None:
 
 
 async def _write_conditionally(flow: Flow, work: Work) -> bool:
-    """Write the replicas on the conditions of what was read; False when that will not do."""
+    """Write the replicas on the condition of the rows as read; return False when propagate is needed."""
     if work.slow or work.expected is None:
         return False
     expected, early, late = dict(work.expected), dict(work.early), dict(work.late)

@@ -1,17 +1,18 @@
-"""Step 1 of a write, and its way through the others: route, intent, authority, replicas, finish.
+"""Step 1 of a write, its route, and the order of the other steps: intent, authority, replicas, finish.
 
 Rules kept here (ADR 0017):
 
 * An operation runs under one permit, and ends, work in the background included, within the longest operation.
-  Nothing is sent for it after that, however long its process stood still.
-* One that was held up beyond that may have been given up: its intents are settled, or gone, and the authority
-  may have moved. So its keys are announced again before it is answered, in the epoch that is now; and only if
-  that is still its own can it say that the write was done.
+  Nothing is sent for it after that, however long its process was suspended.
+* An operation that was held up beyond that may have been given up: its intents are settled or gone, and the
+  authority may have moved. So before it is answered, intents for its keys are written again in the current
+  epoch, where replicas follow; and only if that is still its own epoch does it say that the write was done.
 * Three steps one after the other until the caller has its answer: intents, reads and claims; the write of the
   authority; the conditional writes of the replicas. The last look is taken after the answer.
 * The caller is told what the authority answered.
-* An error, a cancellation or the deadline before anything was sent to the authority: nothing was written, the
-  intents are removed. After that, the intents stay: the request may have been applied, or may be yet.
+* An error, a cancellation or the deadline, when it is certain that no request was or will be applied (none
+  was sent, or the answer says so): nothing was written, the intents are removed. Otherwise the intents stay:
+  a request may have been applied, or may yet be.
 """
 
 from __future__ import annotations
@@ -35,23 +36,23 @@ from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Operation
 
 MAX_TRIES = 20
-"""How often a write is worked out anew before its row is called too busy."""
+"""Attempts to work out a write before its row counts as too busy."""
 
 
 class OtherRun(Exception):
-    """The permit is of another run than the writer: make another writer."""
+    """The permit is of another run than the writer: the caller makes another writer."""
 
 
 class Writer:
-    """Writes in one view of one migration: every write goes through here, in every phase.
+    """The writer of one client: does the writes of its view while there is a control row, in every phase.
 
     Attributes:
-        client: whose writes they are, and what they work with.
-        finisher: finishes what is left of a write when its caller has the answer.
+        client: the client's tables, mapping, journal and lease.
+        finisher: finishes a write after its caller has the answer.
     """
 
     def __init__(self, client: ClientParts) -> None:
-        """Take what the writes of a client work with."""
+        """Create the writer. `client` holds the client's tables, mapping, journal and lease."""
         reverse = ReversePropagator(client.propagator)
         self.client = client
         self.finisher = Finisher(client, reverse)
@@ -60,7 +61,7 @@ class Writer:
 
     @property
     def left(self) -> int:
-        """How many keys this client still has to look at."""
+        """Number of leftovers: keys that this client still has to settle."""
         return self.finisher.left
 
     async def write(self, operations: Sequence[Operation]) -> list[str | None]:
@@ -110,10 +111,10 @@ class Writer:
         return etags
 
     async def announce_late(self, operations: Sequence[Operation], permit: Permit) -> None:
-        """Announce keys again of a write that was answered after the time of its permit.
+        """Write intents again for a write that was answered after the time of its permit.
 
         Raises:
-            ServiceError: the write may not count: the migration has moved on, or that cannot be told.
+            ServiceError: the outcome is open: the migration has moved on, or it is unknown whether it has.
         """
         client = self.client
         try:
@@ -125,22 +126,22 @@ class Writer:
                 with while_allowed(partial(client.permits.check, now)):
                     ids = await client.journal.begin(client.client_id, now.epoch, side, keys)
                     decides = authority(now.phase)
-                    if decides is not None:  # else a freeze: the runner settles it, or the next epoch's sweep
+                    if decides is not None:  # in a freeze the runner or the next epoch's sweep settles them
                         for intent_id, key in zip(ids, keys, strict=True):
                             intent = IntentRef(intent_id, side, key)
                             self.finisher.keep(intent, now, decides, still_open=True, decided=True)
-        except Exception:  # noqa: BLE001 - after any error it cannot be told
-            raise self._too_long(sent=True) from None
+        except Exception:  # noqa: BLE001 - after any error the outcome is open
+            raise took_too_long(self.client.table.name, sent=True) from None
         if now.epoch != permit.epoch:
-            raise self._too_long(sent=True)
+            raise took_too_long(self.client.table.name, sent=True)
 
     async def settle(self) -> None:
-        """Wait for the work in the background, then try what is left once more; what is left of older epochs
-        then is the sweeper's. Called before an epoch is acknowledged."""
+        """Wait for the work in the background, then try each leftover once more; those of older epochs are
+        then left to the sweeper. Called before an epoch is acknowledged."""
         await self.finisher.settle()
 
     async def close(self) -> None:
-        """Settle, once no operation is running any more. What cannot be settled stays in the journal."""
+        """Settle, after the last operation has ended. Intents that cannot be settled stay in the journal."""
         await self.finisher.close()
 
     async def _plain(self, operations: Sequence[Operation], deadline: float) -> list[str | None]:
@@ -148,7 +149,7 @@ class Writer:
             async with asyncio.timeout_at(deadline):
                 return await apply_operations(self.client.table, operations)
         except TimeoutError:
-            raise self._too_long(sent=True) from None
+            raise took_too_long(self.client.table.name, sent=True) from None
 
     async def _dual(self, flow: Flow) -> list[str | None]:
         try:
@@ -168,7 +169,7 @@ class Writer:
         except BaseException as error:
             self.finisher.give_up(flow)
             if isinstance(error, TimeoutError):
-                raise self._too_long(sent=flow.sent) from None
+                raise took_too_long(self.client.table.name, sent=flow.sent) from None
             raise
         try:
             async with asyncio.timeout_at(flow.deadline):
@@ -183,10 +184,12 @@ class Writer:
             self.finisher.finish(flow)
         return flow.etags()
 
-    def _too_long(self, *, sent: bool) -> ServiceError:
-        said, hint = " before it began; nothing was written", "repeat the operation"
-        if sent:
-            said = "; it may have been applied, or may be yet"
-            hint = "read the row before you repeat the operation"
-        what = f"the write to {self.client.table.name} took too long{said}"
-        return Unavailable(what, code="OperationTimedOut", status=500, hint=hint)
+
+def took_too_long(table: str, *, sent: bool) -> ServiceError:
+    """Return the error of a write that was not sent in time, or answered too late to be relied on."""
+    said, hint = " before it began; nothing was written", "repeat the operation"
+    if sent:
+        said = "; it may have been applied, or may be yet"
+        hint = "read the row before you repeat the operation"
+    what = f"the write to {table} took too long{said}"
+    return Unavailable(what, code="OperationTimedOut", status=500, hint=hint)

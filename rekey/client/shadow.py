@@ -2,16 +2,17 @@
 
 Rules kept here:
 
-* The caller waits for nothing and is told nothing. What is found is counted (matched, mismatched, ignored); a
-  mismatch is logged by safe id, once the second look has found it too.
-* Compared is what the mapping makes of the source row with the main target row, whichever of the two the
-  application read and whichever is the authority. Once the target is the authority, copies of the source's
-  Timestamp are left out: writing back gives the source another one.
-* A first look that disagrees proves nothing: the row may just be written. So the journal is asked, and *then*
-  the replica is read again, and then the authority. With an intent for the key, or an authority that changed
-  since the first look, or another phase, nothing can be said: ignored. An intent stays until the replica is
-  current: a pair that still disagrees, without intent before and without change of the authority, mismatches.
-* The queue is bounded: what does not fit is ignored. Of one page only a few rows are taken.
+* The caller neither waits for a comparison nor gets its result. Results are counted (matched, mismatched,
+  ignored); a mismatch is logged by safe id, once the second look has found it too.
+* The source row, mapped, is compared with the main target row, whichever of the two the application read and
+  whichever is the authority. Once the target is the authority, copies of the source's Timestamp are left out:
+  writing back gives the source row another one.
+* A first look that finds a difference proves nothing: a write of the row may be in flight. So the journal is
+  read, *then* the replica is read again, and then the authority. With an intent for the key, or a change of
+  the authority's row since the first look, or another phase, nothing can be said: ignored. An intent stays
+  until the replica is current: so a pair that still differs, without an intent before and without a change of
+  the authority's row, is a mismatch.
+* The queue is bounded: reads that do not fit are ignored. Of one page only a few rows are taken.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _FOLLOWED = (ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER)
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the application saw under a key of its view: a row, None for none; part of one if not `whole`."""
+    """What the application read under a key of its view: a row, or None; some properties if not `whole`."""
 
     key: EntityKey
     row: Row | None
@@ -58,10 +59,10 @@ class _Pair:
 
 
 class Shadow:
-    """Compares reads of one client with the other side."""
+    """The shadow reads of one client: compares its reads with the other side."""
 
     def __init__(self, client: ClientParts, share: float, seed: int | None = None) -> None:
-        """Take what the client works with, the share of its reads to compare, and the seed of the draw."""
+        """Create the shadow reads. `share`: of the client's reads, 0 to 1; `seed`: of the draw which ones."""
         self.client = client
         self.share = share
         self._tables = {SOURCE: client.propagator.source, TARGET: client.propagator.targets[0]}
@@ -75,7 +76,7 @@ class Shadow:
         return self._draw.random() < self.share
 
     def offer(self, key: EntityKey, row: Row | None, *, whole: bool = True) -> None:
-        """Compare what was read under a key some time.
+        """Queue a comparison of the row that was read under a key.
 
         Args:
             key: in the client's view.
@@ -94,17 +95,17 @@ class Shadow:
             self._workers = [asyncio.create_task(self._work(), name="shadow reads") for _ in range(WORKERS)]
 
     def offer_page(self, rows: Sequence[Row], *, whole: bool = True) -> None:
-        """Compare a few rows of a page some time. Rows without their keys or ETags cannot be."""
+        """Queue comparisons of a few rows of a page. Rows without their keys or ETags are left out."""
         named = [row for row in rows if {PARTITION_KEY, ROW_KEY, ETAG} <= row.keys()]
         for row in self._draw.sample(named, min(len(named), MAX_ROWS_OF_A_PAGE)):
             self.offer(key_of(row), row, whole=whole)
 
     async def idle(self) -> None:
-        """Wait until all that was offered is compared."""
+        """Wait until all queued comparisons are done."""
         await self._queue.join()
 
     async def close(self) -> None:
-        """Give up what is not compared yet."""
+        """End the comparisons; those still queued count as ignored."""
         await cancel(self._workers)
         self._workers = []
         while not self._queue.empty():
@@ -120,7 +121,7 @@ class Shadow:
             try:
                 await self._compare(seen)
             except RekeyError as error:
-                # the other side could not be read, or the mapping refuses the row: nothing is known of it
+                # the other side could not be read, or the mapping refuses the row: nothing can be said
                 _log.debug("shadow read: %s", type(error).__name__)
                 self.client.counters.ignored += 1
             finally:
@@ -156,7 +157,7 @@ class Shadow:
         _log.warning("shadow read: row %s differs between %s and %s", row_id, *tables)
 
     def _comparable(self) -> Permit | None:
-        """Return the permit while one side follows the other completely."""
+        """Return the permit while one side follows the other completely, otherwise None."""
         permit = self.client.current()
         if permit is None or permit.phase not in _FOLLOWED or not permit.copied:
             return None
@@ -176,7 +177,7 @@ class Shadow:
         return _Pair({side: seen.key, other: key}, {side: seen.row, other: row})
 
     async def _main_key(self, seen: _Seen) -> EntityKey | None:
-        """Return the main target key of a source key: its row's, or without one that of a row left over."""
+        """Return the main target key of a source row; without that row, the key of a target row left over."""
         if seen.row is not None:
             return key_of(self._mapper.map(seen.row)[0].row)
         forward = await self.client.propagator.mapping.forward(seen.key)
@@ -190,7 +191,7 @@ class Shadow:
         return None
 
     def _agrees(self, pair: _Pair, decides: Side) -> bool:
-        """Tell whether source and target say the same of a row."""
+        """Tell whether the source row, mapped, is the target row. Raises RowRefused in the old view."""
         source, target = pair.rows[SOURCE], pair.rows[TARGET]
         if source is None:
             return target is None
@@ -215,7 +216,7 @@ class Shadow:
         return False
 
     async def _again(self, pair: _Pair, decides: Side) -> _Pair:
-        """Read both once more: the replica first, then the authority."""
+        """Read both rows once more: the replica first, then the authority."""
         rows: dict[Side, Row | None] = {}
         for side in (TARGET, SOURCE) if decides == SOURCE else (SOURCE, TARGET):
             key = pair.keys[side]

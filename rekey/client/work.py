@@ -1,10 +1,10 @@
-"""A dual write on its way: each of its keys, and what was asked, read and sent for it.
+"""The state of a dual write: each of its keys, and what was asked, read and sent for it.
 
 Rules kept here:
 
-* What was read before the authority is written and what was read during that write are kept apart: only the
-  first is surely older than the write.
-* What another try must not rely on is forgotten together (`begin_again`); intents are not, they stay durable.
+* Rows read before the authority is written and rows read during that write are kept apart: only the first are
+  surely older than the write.
+* `begin_again` forgets all that another attempt must not rely on; intents stay, they are durable.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ K = TypeVar("K")
 
 LONGEST_OPERATION_S = 30.0
 ROW_TOO_BUSY = "RowTooBusy"
-"""The code of a write that other writes of the same row kept from being done; to be repeated."""
+"""The code of a write that failed because of other writes of the same row; the caller may repeat it."""
 WIDTH = 32
-"""Keys of a transaction whose replicas are written at the same time."""
+"""Most keys of a transaction whose replicas are written at the same time."""
 
 
 @dataclass(slots=True)
@@ -59,18 +59,19 @@ class Counters:
 
 @dataclass(eq=False, repr=False)
 class ClientParts:
-    """What one client of a migration works with.
+    """The tables, mapping, journal and lease of one client of a migration.
 
     Attributes:
-        view: how it addresses its rows.
+        view: how the client addresses its rows.
         client_id: names its partition of the journal.
         propagator: the tables, the mapping and the mapper.
         journal: the migration's journal.
         permits: its lease.
-        run_id: the run of the migration that it is made for; under a permit of another one it does nothing.
-        counters: what is counted.
-        longest_operation_s: after how many seconds an operation ends, one way or the other.
-        sleep: how leftovers wait.
+        run_id: the run of the migration that they are made for; under a permit of another run nothing is
+            done.
+        counters: the client's counters.
+        longest_operation_s: after how many seconds an operation ends, successful or not.
+        sleep: waits between two attempts at a leftover.
     """
 
     view: View
@@ -101,13 +102,13 @@ class State(Enum):
     UNDECIDED = "undecided"
     """The authority has not answered."""
     DECIDED = "decided"
-    """The authority is written; what follows has not ended."""
+    """The authority is written; the writes of the replicas have not ended."""
     FOLLOWED = "followed"
-    """The replicas were written on their conditions; a look at the authority is due."""
+    """The conditional writes of the replicas are done; the last look at the authority is due."""
     SETTLED = "settled"
     """The replicas are known to be what the authority says."""
     LEFT = "left"
-    """Not known to be: the intent stays."""
+    """The replicas are not known to be what the authority says: the intent stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +122,17 @@ class IntentRef:
 
 @dataclass(slots=True)
 class Work:
-    """One operation, and all that was learned for its key.
+    """One operation, and all that is known for its key.
 
     Attributes:
         index: its position in the call.
-        given: the operation as the caller gave it, as stored.
+        given: the operation as the caller gave it, with its row as the service will store it.
         key: the key it addresses, in the view.
-        word: names this write where it reserves a key, over all its tries.
+        word: names this write in reservations, the same in all attempts.
         source_key: the old key of the row, as soon as it is known.
-        sent: what is sent to the authority: the operation itself, or what it comes to there.
-        along: secondary rows that are written in the authority's transaction: their places, and how.
-        before: the authority's row as read, if it was.
+        sent: the operations that are sent to the authority: the given one, or what stands for it there.
+        along: secondary rows that are written in the authority's transaction: their places and operations.
+        before: the authority's row as read before the write; None if there is none, or it was not read.
         owner: the old key that owns the main target key, as read or as claimed.
         forward: the forward row as read, or as extended.
         expected: the replicas' rows after the write; None while unknown.
@@ -139,17 +140,18 @@ class Work:
         late: replica rows read during that write.
         previous: the replicas' rows as expected before the write, as far as known.
         ours: places whose rows belong to this key.
-        authority_key: where the row stands in the authority afterwards.
+        authority_key: the row's key in the authority, after the write.
         etag: the authority's new ETag, None for a delete.
         place: in a view that is not the authority's, the place of the view's row.
         view_etag: the new ETag of that row.
-        slow: conditional writes will not do; propagate has to.
-        look_again: some replica row was not there, or not read, and nothing was written in its place.
+        slow: whether propagate has to write the replicas instead of conditional writes.
+        look_again: whether some replica row was absent, not this key's or not read, so that nothing was
+            written in its place.
         state: how far its replicas are.
-        open: a request for it may still travel.
+        open: whether a request for it may yet take effect.
         intents: its intents, and what they are about.
-        others: rows under other main keys of its old key, where they were read while the key was reserved.
-        outdated: what the mapping says has changed since it was read: to be worked out anew.
+        others: rows under other main target keys of its old key, if read while the key was reserved.
+        outdated: whether the forward row changed after it was read: the write is worked out anew.
     """
 
     index: int
@@ -189,7 +191,7 @@ class Work:
 
     @property
     def old_key(self) -> EntityKey:
-        """The old key of the row, in steps in which it is known."""
+        """The old key of the row, for steps in which it is known."""
         return found(self.source_key)
 
     @property

@@ -2,10 +2,11 @@
 
 Rules kept here:
 
-* The authority is the main target: of all main keys that a source key ever had, the row that it owns, as for
-  `ReversePropagator`. As there, the replica (the source row) is read first, every write is conditional on
-  what was read, and a whole round follows an insert. Writers are stopped here, so after other writes the
-  authority is not looked at again; the verification that follows finds whoever wrote all the same.
+* The authority is the main target: of all main keys that a source key ever had, the row under the one that it
+  owns, as for `ReversePropagator`. As there, the replica (the source row) is read first, every write is
+  conditional on the replica that was read, and a whole round follows an insert. Writers are stopped here, so
+  after a replace or a delete the authority is not read again; the verification that follows finds writes that
+  came in spite of that.
 * Index tables are left to the application until the source is the authority again: they are no replicas here.
 * Nothing written after cutover is lost: a row goes back only if mapping it forward again gives exactly the
   target row. Where it does not (a property the mapping drops, a changed carrier of the old key), the way
@@ -34,7 +35,7 @@ class BackPropagator:
     """Makes source rows equal to what the main target says."""
 
     def __init__(self, propagator: Propagator) -> None:
-        """Take the forward propagator: tables, mapping and mapper are the same."""
+        """Create it. `propagator` is the forward propagator, whose tables, mapping and mapper are used."""
         self.forward = propagator
         self._reverse = ReversePropagator(propagator)
         self.source = propagator.source
@@ -42,7 +43,7 @@ class BackPropagator:
         self.mapping = propagator.mapping
 
     async def owner_of(self, target_row: Row) -> EntityKey:
-        """Return the old key of a main target row: the mapping's, or for a new row its own properties'.
+        """Return the old key of a main target row: from the mapping, for a new row from its own properties.
 
         Raises:
             RowRefused: a new row does not say what its old key is.
@@ -56,14 +57,14 @@ class BackPropagator:
             raise refused.for_row(self._reverse.target_id(key_of(target_row))) from None
 
     async def differing(self, target_rows: Sequence[Row], *, limit: int) -> list[Row]:
-        """Return those main target rows that are not what the source gives already.
+        """Return those main target rows that differ from what the source rows map to.
 
-        The source rows are read in bulk under the old keys that the target rows themselves name; whether such
-        a name is right shows in the comparison, so the mapping need not be asked.
+        The source rows are read in bulk under the old keys that the target rows themselves name; the
+        comparison shows whether such a key is right, so the mapping need not be read.
 
         Args:
             target_rows: main target rows as read.
-            limit: requests under way at a time.
+            limit: partitions of the source that are compared at a time.
         """
         differing: list[Row] = []
         partitions: defaultdict[str, dict[EntityKey, Row]] = defaultdict(dict)
@@ -92,7 +93,11 @@ class BackPropagator:
         self._desired(source_key, await self.source.get(source_key), target_row)
 
     async def claim_new(self, target_row: Row) -> EntityKey:
-        """Give a row written new in the target its mapping rows; return its old key."""
+        """Claim the key of a row written new in the target in the mapping; return its old key.
+
+        Raises:
+            Unavailable: a mapping row kept changing.
+        """
         source_key = await self.owner_of(target_row)
         target = TargetKey(0, *key_of(target_row))
         for _ in range(MAX_ROUNDS):
@@ -104,7 +109,12 @@ class BackPropagator:
         raise Unavailable("a mapping row kept changing", hint="run the same command again")
 
     async def propagate(self, source_key: EntityKey) -> bool:
-        """Make the source row of a key equal what the main target says; tell whether it changed."""
+        """Make the source row of a key equal what the main target says; return whether it was written.
+
+        Raises:
+            RowRefused: the way back would lose something of the target row.
+            Unavailable: the row changed in every one of `MAX_ROUNDS` rounds.
+        """
         changed = False
         for _ in range(MAX_ROUNDS):
             replica = await self.source.get(source_key)
@@ -123,7 +133,7 @@ class BackPropagator:
         )
 
     def _write(self, source_key: EntityKey, replica: Row | None, authority: Row | None) -> Operation | None:
-        """Return the conditional write that makes the replica equal, None when it is."""
+        """Return the conditional write that makes the replica equal the authority, None when it does."""
         if authority is None:
             return None if replica is None else Operation(Verb.DELETE, replica, etag_of(replica))
         desired = self._desired(source_key, replica, authority)
@@ -137,7 +147,7 @@ class BackPropagator:
         return await self._reverse.authority(await self.mapping.forward(source_key))
 
     def _desired(self, source_key: EntityKey, replica: Row | None, authority: Row) -> Row:
-        """Return the source row a target row stands for; raise RowRefused if anything would be lost."""
+        """Return the source row that gives a target row; raise RowRefused if anything would be lost."""
         try:
             return content_of(inverse(self.mapper, source_key, authority, replica))
         except RowRefused as refused:

@@ -6,10 +6,10 @@ Rules kept here:
   row once (the service's limits).
 * Within a partition new operations are ordered by row key before they are cut, so that a batch's keys lie
   close together and a conflict can be looked up with one range query.
-* What fills no batch is held back for a few windows, then written all the same: a rare partition must not
-  keep checkpoints waiting for ever. Memory holds what those windows left over, no more.
+* Writes that fill no batch are held back for a few windows, then written in a smaller batch: a rare partition
+  must not keep checkpoints waiting for ever. Memory holds the held writes of those windows, no more.
 * Rows of one source row that share table and partition, main and secondary ones, are in one batch.
-* Two rows that want one key are no business of packing: the later one is given back, and propagate decides.
+* Packing does not judge two rows that want one key: the later one is returned, and propagate decides.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def pack(operations: Iterable[Operation], size_of: SizeOf) -> Iterator[list[Oper
 
 
 def sort_out(operations: Iterable[Op], into: defaultdict[str, list[Op]]) -> None:
-    """Put operations to those of their partition."""
+    """Append each operation to the list of its partition."""
     for operation in operations:
         into[operation.row[PARTITION_KEY]].append(operation)
 
@@ -55,7 +55,7 @@ def in_order(members: list[Op]) -> list[Op]:
 
 
 def cut(members: Iterable[Op], size_of: SizeOf) -> Iterator[list[Op]]:
-    """Yield operations of one partition, as they come, in batches; the last one may be small."""
+    """Yield operations of one partition, in the order given, in batches; the last one may be small."""
     return cut_units(([operation] for operation in members), size_of)
 
 
@@ -84,13 +84,13 @@ Partitions = defaultdict[str, list[Write]]
 
 
 class BatchBuffer:
-    """What is held back of one table.
+    """Writes to one table that are held back until they fill a batch.
 
     Args:
-        table: where it will be written.
-        windows: for how many windows.
-        numbers: of the target tables whose rows are written to it. Of several, rows of one source row go
-            together, or not at all.
+        table: where they will be written.
+        windows: for how many windows a write is held at most.
+        numbers: the target tables whose rows are written to it. If several, the rows of one source row are
+            written in one batch, or none of them is.
     """
 
     def __init__(self, table: Table, windows: int, numbers: Collection[int] = ()) -> None:
@@ -101,7 +101,7 @@ class BatchBuffer:
         self._held: dict[str, list[Write]] = {}
 
     def add(self, partition: str, members: list[Write]) -> tuple[list[list[Write]], list[Write]]:
-        """Take writes of a partition; return batches full now, and writes whose key is held already."""
+        """Add writes of a partition; return the batches full now, and writes whose key is held already."""
         held = self._held.pop(partition, [])
         twice: list[Write] = []
         if held:
@@ -122,7 +122,7 @@ class BatchBuffer:
         return full, twice
 
     def release(self, newest: int) -> Iterator[list[Write]]:
-        """Yield the batches in which something has been held long enough when window `newest` begins."""
+        """Remove and yield the batches in which a write was held long enough when window `newest` begins."""
         # Windows may overtake each other on their way here, so the first write held need not be the oldest.
         limit = newest - self._windows
         due = [
@@ -134,6 +134,6 @@ class BatchBuffer:
             yield self._held.pop(name)
 
     def release_all(self) -> Iterator[list[Write]]:
-        """Yield everything."""
+        """Remove and yield all held batches."""
         held, self._held = self._held, {}
         yield from held.values()

@@ -4,9 +4,9 @@ Rules kept here:
 
 * A checkpoint never runs ahead of applied work: a window's cursors are stored after all its rows are durable
   and after those of every window before it.
-* Bounded memory: one window being read, a few being written; a window ends at a number of rows or bytes. One
-  that cannot be written yet does not hold up the others, nor do those that are written take up memory.
-* A stop request (signal) is honoured between windows: what is under way is finished and checkpointed.
+* Bounded memory: one window being read, a few being written; a window ends at a number of rows or bytes. A
+  window that cannot be written yet does not hold up the others, and written windows take up no memory.
+* A stop request (signal) is honoured between windows: windows under way are finished and checkpointed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from rekey.tables.base import MAX_PAGE_ROWS, Table
 
 WINDOWS_UNDER_WAY = 2
 UNRECORDED_WINDOWS = 32
-"""Windows that may be written after one that is not: so much is written again when the run is cut off."""
+"""The most windows under way with a `writer`, from the oldest that is not durable on: up to so many are
+written again when a run was cut off."""
 
 
 async def copy_segments(
@@ -50,20 +51,21 @@ async def copy_segments(
 
     Args:
         source: the table to scan.
-        segments: what is to be done; finished ones are skipped.
+        segments: the key ranges to copy; finished ones are skipped.
         copy: writes the rows of one window; `Copier.copy` or `Copier.copy_changed`.
         size: when a window is full.
         checkpoint: stores segments durably; called in order, never ahead of applied work.
-        stop_requested: asked between windows; then nothing new is begun.
-        advance: told the rows of durable windows.
+        stop_requested: asked between windows; when true, no further window is begun.
+        advance: called with the number of rows of each durable window.
         modified_from: only rows whose Timestamp is at or after this (a delta pass).
         readers: segments read at a time.
         split: stores a split of a segment; None: segments are read as they are.
-        writer: what `copy` writes through, if it fills batches across windows: it has room for more of them.
-        throttle: what is read is counted with.
+        writer: the writer that `copy` uses, if it fills batches across windows: then more windows are under
+            way, as many as it has room for.
+        throttle: limits the rate of reading.
 
     Returns:
-        What was copied, and whether all of it was (False: stopped on request).
+        The figures of what was copied, and whether all rows were (False: stopped on request).
     """
     reading = Reading(
         source,
@@ -74,7 +76,7 @@ async def copy_segments(
         modified_from=modified_from,
         throttle=throttle,
     )
-    # Windows that are being written, oldest first: their rows, their segments afterwards, and the writing.
+    # Windows being written, oldest first: number of rows, segments to store afterwards, and the task.
     under_way: deque[tuple[int, list[Segment], asyncio.Task[Copied]]] = deque()
     most = WINDOWS_UNDER_WAY if writer is None else UNRECORDED_WINDOWS
     total, stopped = Copied(), False
@@ -103,7 +105,7 @@ async def copy_segments(
                 if stopped := stop_requested():
                     break
                 await make_room()
-                # The rows belong to `copy` from here on: they go as they are written.
+                # From here on `copy` alone holds the rows: their memory is freed as they are written.
                 rows, moved = len(window.rows), list(window.segments.values())
                 under_way.append((rows, moved, asyncio.create_task(copy(window.rows))))
             if writer is not None:

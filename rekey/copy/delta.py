@@ -2,10 +2,10 @@
 
 Rules kept here:
 
-* The watermark is the service's clock, read before a pass begins, and stored only after the pass is whole; a
+* The watermark is the service's time, read before a pass begins, and stored only after the pass is whole; a
   pass that was cut off is done again.
-* A pass asks for rows from `watermark - margin` on: a request that was under way when the clock was read may
-  carry a Timestamp a little older. Rows seen twice cost a comparison.
+* A pass asks for rows from `watermark - margin` on: a request in flight when the clock was read may carry a
+  Timestamp a little older. A row that is seen twice costs a comparison.
 * A Timestamp scan never shows deletes; only the sweep does.
 """
 
@@ -23,12 +23,12 @@ from rekey.state.models import Segment
 from rekey.tables.base import Table
 
 _POLL_SECONDS = 0.25
-"""Four questions a second at most: they are requests as any other."""
+"""At most four requests for the time a second: they count as any other request."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """One delta pass: when it began (the next watermark), what it did, whether it was whole."""
+    """One delta pass: when it began (the next watermark), what it copied, whether it was whole."""
 
     started_at: str
     copied: Copied
@@ -48,8 +48,8 @@ def later(timestamp: str, seconds: float) -> str:
 async def fresh_second(server_time: Callable[[], Awaitable[str]], clock: Clock) -> str:
     """Wait for the next second of the service's clock, which tells whole seconds only; return when it began.
 
-    So a row written before is older than the time returned, and one written later is not. However late the
-    service answers, no more than a second lies in between.
+    So a row written before the call is older than the time returned, and one written after the return is not.
+    The time returned is one second after the first time read, however late the service answers after that.
     """
     now = await server_time()
     next_one = later(now, 1.0)
@@ -71,7 +71,7 @@ async def delta_pass(
     stop_requested: Callable[[], bool],
     advance: Callable[[int], None],
 ) -> PassResult:
-    """Copy what changed since `watermark - margin`; the caller stores `started_at` if the pass was whole."""
+    """Copy rows changed since `watermark - margin`; the caller stores `started_at` if the pass was whole."""
     started_at = await fresh_second(server_time, clock)
     copied, whole = await copy_segments(
         source,

@@ -1,11 +1,11 @@
-"""Mapping source rows: what they give in each target, and which writes that asks for.
+"""Mapping source rows: their rows in each target, and the writes for these.
 
 Rules kept here:
 
-* Two rows that want one target key are written by neither: propagate(k) reads both sides afresh and names
+* Neither of two rows that want one target key is written here: propagate(k) reads both sides afresh and names
   collisions.
-* While a window is mapped others have their turn after every `TURN_ROWS` rows: a batch that may go must not
-  wait for it, because an allowance that is not used in time is lost.
+* While a window is mapped other tasks run after every `TURN_ROWS` rows: a batch that may be sent must not
+  wait for the mapping, because an allowance that is not used in time is lost.
 * A window is durable when all its writes of a stage are.
 """
 
@@ -22,16 +22,16 @@ from rekey.protocol.propagate import Propagator
 from rekey.tables.base import Operation, Verb
 
 TURN_ROWS = 100
-"""Rows that are mapped, or packed, at a time."""
+"""Rows that are mapped, or packed, before other tasks run."""
 
 _NEARLY = 10
-"""A window is nearly done when no more than one in so many of its writes is left."""
+"""A window is nearly done when at most one in so many writes of its present stage is left."""
 
 
 @dataclass(slots=True)
 class Copied:
-    """What copying did: source rows looked at, target rows inserted, rows handed to propagate, and rows
-    that propagate changed."""
+    """Figures of copying: source rows looked at, target rows inserted, source rows handed to propagate,
+    source rows for which propagate wrote something, and batches sent to the mapping and the targets."""
 
     rows: int = 0
     inserted: int = 0
@@ -47,18 +47,18 @@ class Copied:
 
 @dataclass(slots=True, eq=False)
 class CopyWindow:
-    """Rows that were read together, on their way.
+    """Rows that were read together, while they are copied.
 
     Attributes:
-        number: counts the windows of one copying.
-        expected: what each source key's rows in the targets should be; empty once they are on their way.
-        claimed: which source key wants a target key.
-        unsettled: source keys that met something unexpected: propagate(k) settles them.
-        copied: what became of it.
-        left: writes of the present stage that are not durable yet.
+        number: counts the windows of one writer, from 1.
+        expected: by source key, the rows that the targets should have; empty once these are handed over.
+        claimed: by target key, the first source key that maps to it; empty once mapping rows are handed over.
+        unsettled: source keys whose rows clash with each other or with rows found: propagate settles them.
+        copied: its figures.
+        left: writes of the present stage that are not durable yet; one more until all are handed over.
         handed: writes of the present stage.
-        durable: done when there are none.
-        packed: stages that are handed over: first its mapping rows, then its targets.
+        durable: done when `left` is 0.
+        packed: stages that are handed over: 1 its mapping rows, 2 its target rows, too.
     """
 
     number: int = 0
@@ -77,13 +77,13 @@ class CopyWindow:
         return self.left * _NEARLY <= self.handed
 
     def begin(self) -> asyncio.Future[None]:
-        """Begin a stage; return what is done once all of it is handed over and durable."""
+        """Begin a stage; return the future that is done once all its writes are handed over and durable."""
         self.durable = asyncio.get_running_loop().create_future()
-        self.handed, self.left = 0, 1  # itself, until all of it is handed over
+        self.handed, self.left = 0, 1  # the stage itself, until all its writes are handed over
         return self.durable
 
     def wrote(self, count: int) -> None:
-        """Count writes that are durable."""
+        """Count writes that have become durable."""
         self.left -= count
         if not self.left and self.durable is not None and not self.durable.done():
             self.durable.set_result(None)
@@ -91,14 +91,14 @@ class CopyWindow:
 
 @dataclass(slots=True, kw_only=True)
 class Write(Operation):
-    """An insert on behalf of a source row, read in a window."""
+    """An insert for a source row that was read in a window."""
 
     source: EntityKey = field(repr=False)
     window: CopyWindow = field(repr=False)
 
 
 async def map_window(propagator: Propagator, source_rows: Sequence[Row], window: CopyWindow) -> None:
-    """Add what rows map to to a window. Raises RowRefused, which names a row by its safe id."""
+    """Add the rows that source rows map to to a window. Raises RowRefused, which names a row by safe id."""
     map_row, expected, claim = propagator.mapper.map, window.expected, window.claimed.setdefault
     for first in range(0, len(source_rows), TURN_ROWS):
         if first:
@@ -115,12 +115,12 @@ async def map_window(propagator: Propagator, source_rows: Sequence[Row], window:
                 targets[target] = row
                 claimant = claim(target, source_key)
                 if claimant != source_key:
-                    # Two rows of one window want one key. One may be gone by now: propagate looks.
+                    # Two rows of one window want one key. One may be gone by now: propagate reads both.
                     window.unsettled.update((source_key, claimant))
 
 
 def mapping_writes(rows: MappingRows, window: CopyWindow) -> Iterator[Write]:
-    """Yield the mapping rows of a window."""
+    """Yield the inserts of a window's mapping rows, without unsettled source keys."""
     for source_key, targets in window.expected.items():
         if source_key in window.unsettled:
             continue
@@ -132,7 +132,8 @@ def mapping_writes(rows: MappingRows, window: CopyWindow) -> Iterator[Write]:
 
 
 def target_writes(window: CopyWindow, tables: Collection[int]) -> Iterator[Write]:
-    """Yield the rows of a window for target tables, by their numbers; those of one source row together."""
+    """Yield the inserts of a window for target tables, given by number, without unsettled source keys; those
+    of one source row follow each other."""
     insert, unsettled = Verb.INSERT, window.unsettled
     for source_key, targets in window.expected.items():
         if unsettled and source_key in unsettled:

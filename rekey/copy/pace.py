@@ -1,20 +1,22 @@
-"""Slowing down when the service asks for it, as a pure rule over what was heard.
+"""Slowing down when the service asks for it: a pure rule over the answers of the service.
 
 Rules kept here:
 
-* Heard of every answer: its status and how long it took. Once a second the last second is judged.
+* The input is the status and the duration of every answer. Once a second the last second is judged.
 * More than `PUSHED_BACK` of the answers said "busy" (503), "timed out" (500) or "too many" (429) for two
-  seconds running, or answers take several times as long as usual: go on at nine tenths of what was done in
-  that second, but never at less than half of the rate before: in a bad second little is done, whether
-  or not the service could do more.
-* One second of refusals alone slows nothing: a moment in which this machine stood still ends in a crowd of
-  requests, and giving way to that costs ten seconds. What is refused waits by itself.
-* For slow answers alone never below half of the best second: this machine may be what is slow.
-* Hardly any did: a tenth more every second, until the limit that is configured is what counts again.
-* A tenth of refusals is usual at a limit: so many that chance explains them slow nothing. A client that gave
-  way for each of them, or for each unlucky second, would end at nothing.
-* In between it grows slowly, so that a second that was taken wrongly is made good. Growth is by the clock: at
-  a low rate there is seldom anything to judge.
+  seconds running, or answers take several times as long as usual: the new rate is nine tenths of what was
+  done in that second (of the rate before, if that was less), but at least half of the rate before: in a bad
+  second little is done, whether or not the service could do more. For refusals it never falls below 50
+  entities a second.
+* One second of refusals alone slows nothing: after this machine stood still for a moment it sends a crowd of
+  requests, and slowing down for their refusals costs ten seconds. A refused request waits by itself before it
+  is sent again.
+* For slow answers alone the rate never falls below half of the best second: this machine may be what is slow.
+* Hardly any answers said so: the rate grows by a tenth a second, until the configured limit applies again.
+* A tenth of refusals is usual at a limit: a share that chance explains slows nothing. A client that slowed
+  down for each refusal, or for each unlucky second, would end at a rate near zero.
+* In between the rate grows slowly, so that a wrong slowdown is made good. Growth is by the clock: at a low
+  rate there is seldom anything to judge.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ _BUSY = frozenset({429, 500, 503})
 
 
 class Pace:
-    """How fast the service lets us be. Seconds are those of any clock."""
+    """The rate that the service allows, by its answers. Seconds are those of any clock."""
 
     def __init__(self, now: float) -> None:
         self.rate: float | None = None
-        """Entities a second; None: as fast as is configured."""
+        """Entities a second; None: the configured rate applies."""
         self.since = now
         self._usual: float | None = None
         self._best = 0.0
@@ -45,7 +47,7 @@ class Pace:
         self._clear()
 
     def answered(self, status: int, seconds: float) -> None:
-        """Hear of an answer."""
+        """Count an answer: its HTTP status and how long it took."""
         self._answers += 1
         if status in _BUSY:
             self._busy += 1
@@ -53,7 +55,7 @@ class Pace:
             self._seconds += seconds
 
     def sent(self, entities: int) -> None:
-        """Hear of entities that were let through."""
+        """Count entities that were let through."""
         self._entities += entities
 
     @property
@@ -67,7 +69,7 @@ class Pace:
         return self._busy / self._answers > max(PUSHED_BACK, usual)
 
     def judge(self, now: float, configured: float | None) -> None:
-        """Set the rate anew when a second is over."""
+        """Set the rate anew when a second is over and had enough answers; `configured`: None for no limit."""
         elapsed = now - self.since
         if elapsed < 1.0 or self._answers < _LEAST_ANSWERS:
             return
@@ -89,7 +91,7 @@ class Pace:
         self._clear()
 
     def _is_slow(self) -> bool:
-        """Compare the mean time of answers with the best there was; that is slowly forgotten."""
+        """Tell whether answers are slow: compare their mean time with the best mean, slowly forgotten."""
         if self._answers == self._busy:
             return False
         mean = self._seconds / (self._answers - self._busy)

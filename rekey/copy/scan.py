@@ -1,18 +1,20 @@
-"""Reading segments: several at a time, idle readers splitting what is left of the largest.
+"""Reading segments: several at a time; idle readers split the rest of the largest.
 
 Rules kept here:
 
-* One reader a segment, so a segment's rows come in order and its cursor means what it says.
-* A split is stored (shrunk and new segment in one transaction) before it is read by, and only beyond what
-  has been read: no row is read by two readers, and every row by one.
+* One reader a segment, so a segment's rows come in order, and all rows up to its cursor have been read.
+* A split is stored (shrunk and new segment in one transaction) before the new segment is read, and lies only
+  after what has been read: no row is read by two readers, and every row by one.
 * Which segment is the largest is not known. The one that gave the most rows since it was last split is likely
   to have the most left; below `LEAST_PAGES` pages nothing is split. Where partitions have a rate, one page is
   enough until there was a split for every reader: one scan alone would be held up by its partition.
-* Where there are rates, a page is asked for when they allow for it, not before.
-* A partition that has a rate has one reader: more of them would get no more out of it, only refusals.
-* Only readers that are waited for split: where writing is what takes time, more scans would not help.
-* Bounded memory: at most as many pages as there are readers wait to be taken, and none once they have a
-  window's bytes. A reader holds one page more, and one that is fetched ahead, of about 2 MiB at most each.
+* Where there are rates, a page is requested when they allow for it, not before.
+* A partition that has a rate has one reader: more readers would get no more rows, only refusals.
+* Readers split only while the consumer waits for pages: where writing takes the time, more scans would not
+  help.
+* Bounded memory: at most as many pages as there are readers wait for the consumer, and no further page is
+  added once they have a window's bytes. A reader holds one page more, and one that is fetched ahead, of about
+  2 MiB at most each.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ LEAST_PAGES = 3
 """Pages a segment must have given since it was last split before it is split again."""
 
 Split = Callable[[Segment, EntityKey], Segment]
-"""Stores that a segment ends at a key, and a new one for the rest; returns the new one."""
+"""Stores durably that a segment ends at a key, and a new segment for the rest; returns the new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +49,13 @@ class WindowSize:
 
 
 def window_of(limits: Limits) -> WindowSize:
-    """Return when a window of backfill is full, so that several on their way keep within the limits."""
+    """Return the size of a window of the backfill: half the limits, as several windows are under way."""
     return WindowSize(max(1, limits.window_rows // 2), max(1, limits.window_bytes // 2))
 
 
 @dataclass(slots=True)
 class Window:
-    """Rows read and, for every segment they came from, how far it will be done once they are durable."""
+    """Rows read and, by id, each segment they came from as it will be once they are durable."""
 
     rows: list[Row] = field(default_factory=list)
     bytes: int = 0
@@ -61,23 +63,23 @@ class Window:
 
 
 def row_bytes(row: Row) -> int:
-    """Return roughly how many bytes a row has on the wire (cheap: names and text lengths)."""
+    """Return about how many bytes a row has on the wire (cheap: lengths of names and texts)."""
     return sum(len(name) + (len(value) if isinstance(value, str) else 8) + 6 for name, value in row.items())
 
 
 @dataclass(slots=True)
 class _Active:
-    """A segment under a reader.
+    """A segment that is being read.
 
     Attributes:
-        now: the segment as far as it was read.
-        expected: rows that its next page is likely to have; 0 after one that was not full.
-        fresh_rows: rows it gave since it was begun or split.
+        now: the segment, its cursor and figures as of the last page read.
+        expected: rows that its next page is likely to have; 0 after a page that was not full.
+        fresh_rows: rows read since it was begun or split.
         shrunk: its end was moved after its scan began.
-        probed: a place to split it is being looked for.
-        whole: it is not split: what is left lies in one partition, which has a rate.
-        partition: where its last page ended, if more is likely to be there.
-        within: that page was of this partition alone, and the one before ended in it.
+        probed: a reader is looking for a key to split it at.
+        whole: it is not split: the rest lies in one partition, which has a rate.
+        partition: the partition in which its last page ended; None before, and where partitions have no rate.
+        within: the last page held rows of this partition alone, and the page before ended in it.
     """
 
     now: Segment
@@ -90,7 +92,7 @@ class _Active:
     within: bool = False
 
     def follow(self, rows: Sequence[Row]) -> int:
-        """See where a page ends; return how many of its rows are of the partition in which it does."""
+        """Note the partition in which a page ends; return how many of its last rows are of that partition."""
         last = rows[-1][PARTITION_KEY]
         of_last = next((at for at, row in enumerate(reversed(rows)) if row[PARTITION_KEY] != last), len(rows))
         self.within = self.partition == last and of_last == len(rows)
@@ -98,7 +100,7 @@ class _Active:
         return of_last
 
     def take(self, page: Page) -> tuple[list[Row], bool]:
-        """Move on by a page; return its rows within the segment, and whether the segment ends with it."""
+        """Move the cursor past a page; return its rows in the segment, and whether the segment ends there."""
         rows, cursor, ended = page.cut(self.now.upto if self.shrunk else None)
         size = page.bytes or sum(map(row_bytes, rows))
         self.now = replace(
@@ -117,12 +119,12 @@ class Reading:
 
     Attributes:
         source: the table to scan.
-        segments: what is to be read; finished ones are skipped.
+        segments: the key ranges to read; finished ones are skipped.
         readers: how many scans at a time.
-        split: stores a split; None: segments are read as they are.
+        split: stores a split; None: segments are not split.
         page_rows: rows a page.
         modified_from: only rows whose Timestamp is at or after this.
-        throttle: what is read is counted with; a page is fetched ahead of it.
+        throttle: limits the rate of reading; a scan fetches ahead only if there were no rates when it began.
     """
 
     source: Table
@@ -165,9 +167,9 @@ class Reading:
             await cancel([working])
 
     async def _next(self, working: asyncio.Future[None]) -> tuple[list[Row], int, Segment] | None:
-        """Return what was read next, None at the end. Idle readers hear of it when that must be waited for.
+        """Return the next rows, their bytes and their segment; None at the end.
 
-        Raises what the first failing reader raised.
+        While it waits, idle readers may split. Raises what the first failing reader raised.
         """
         while not self._read or working.done():
             if working.done():
@@ -209,11 +211,11 @@ class Reading:
         throttle = self.throttle
         if throttle is None:
             return await anext(pages, None)
-        # After a page that was not full there is nothing more, or little.
+        # After a page that was not full the next one is likely to be empty, or small.
         asked = active.expected
         if asked and active.partition is not None:
             await throttle.made_up((self.source.name, active.partition))
-        # A partition that pages are full of takes longest, and waits for nothing else.
+        # A partition that fills whole pages takes longest: its next page goes before the queue.
         await throttle.take(asked, first=active.within)
         with throttle.taken(asked):
             page = await anext(pages, None)
@@ -232,7 +234,7 @@ class Reading:
         self._tell()
 
     async def _take(self) -> _Active | None:
-        """Return the next segment to read, if need be one split off another; None when all is being read."""
+        """Return the next segment to read, if need be one split off another; None when there is none."""
         while True:
             if self._open:
                 active = _Active(self._open.popleft(), self.page_rows)
@@ -252,7 +254,7 @@ class Reading:
                 await self._changed.wait()
 
     async def _divide(self, active: _Active, split: Split) -> None:
-        """Look for a key in the middle of what is left of a segment, and split it there."""
+        """Look for a key in the middle of the rest of a segment, and split it there."""
         active.probed = True
         try:
             middle = await find_middle(self.source, active.now.rest, active.now.cursor)
@@ -263,7 +265,8 @@ class Reading:
         if middle is not None and middle.row != LAST_ROW and self._has_partition_rate:
             active.whole = True
             return
-        # Meanwhile its reader may have come past that key, or to its end. From here on nothing is awaited.
+        # Meanwhile its reader may have passed that key, or reached the end. From here on nothing is awaited,
+        # so the cursor stands still.
         if middle is None or self._active.get(active.now.id) is not active or middle not in active.now.rest:
             return
         self._open.append(split(active.now, middle))
@@ -276,6 +279,6 @@ class Reading:
         return self.throttle is not None and self.throttle.rates.partition is not None
 
     def _tell(self) -> None:
-        """Wake all that wait for a change; each looks for itself whether it is the one it waits for."""
+        """Wake all that wait for a change; each checks whether its own condition holds now."""
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,18 +1,19 @@
-"""Sweep: find every mapping row whose row is gone, so that what it stands for can be removed.
+"""Sweep: find every mapping row whose row is gone, so that the rows copied of it can be removed.
 
 Rules kept here:
 
 * A sweep only names candidates; propagate reads both sides afresh before anything is deleted, so a row that
   was written while the sweep ran is safe.
-* Two scans and no point reads: the digests of all keys of one table are set aside by their first two
+* Two scans and no point reads: the digests of all keys of one table are put into parts by their first two
   characters (1,024 parts), then the mapping, which is sorted by the same digests, is walked part by part.
-* Memory holds some ten thousand digests, and one part: a thousandth of the table's. What is more is on disk.
-* Parts hold keyed digests only, no keys; their folder goes when the sweep ends, however it ends.
-* The backfill writes what it read a moment ago. Where keys come from content, the row may have moved
-  meanwhile: its writer finds nothing under the older key, and then the copy is inserted there. The sweep does
-  not see it, because the row is not gone. So when the last row is copied, every row that was written since
-  the first one was read is looked at once more (`settle_moved`). A copy stands only under keys that the
-  forward row lists: where that lists none but the row's own, there is nothing to look for.
+* Memory holds at most 65,536 digests, and one part: a thousandth of the table's. The others are on disk.
+* Parts hold keyed digests only, no keys; their folder is deleted when the sweep ends, however it ends.
+* The backfill writes rows that it read a moment ago. Where target keys come from content, the application may
+  have moved a row meanwhile: its writer finds nothing under the older target key, and then the backfill
+  inserts its copy there. The sweep does not see that copy, because the source row is not gone. So when the
+  last row is copied, every row that was written since the first one was read is looked at once more
+  (`settle_moved`). A copy stands only under keys that the forward row lists: where it lists only the keys
+  that the row maps to now, there is nothing to look for.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from rekey.tables.base import Table
 _PREFIX = 2
 _DIGEST_CHARACTERS = 32
 _BUFFERED = 65_536
-"""Digests held in memory before they are written to their parts; of a small table none is."""
+"""Digests held in memory before they are written to disk; those of a smaller table never are."""
 
 
 class DigestParts:
-    """A set of row digests in parts by prefix, on disk when they are many. Use as a context manager."""
+    """A set of row digests in parts by prefix, on disk from `_BUFFERED` on. Use as a context manager."""
 
     def __init__(self) -> None:
         """Make a temporary folder for the parts."""
@@ -85,16 +86,16 @@ async def gone(
     advance: Callable[[int], None],
     check: Callable[[], None],
 ) -> AsyncGenerator[list[EntityKey], None]:
-    """Yield, in portions, the source keys of mapping rows whose row is not in `table`.
+    """Yield, page by page of the mapping, the source keys of mapping rows whose row is not in `table`.
 
-    Iterate within `aclosing`: only then are the parts gone as soon as an error ends the iteration.
+    Iterate within `aclosing`: only then are the parts deleted as soon as an error ends the iteration.
 
     Args:
         table: the source (direction `f`) or the main target (direction `r`).
-        ids: the safe ids of the migration.
+        ids: makes the safe ids of the migration.
         mapping: its mapping store.
         direction: which mapping rows to walk: `f` forward, `r` reverse.
-        advance: told how many rows were scanned.
+        advance: called with the number of rows of `table` scanned, page by page.
         check: called between pages; raises to stop.
     """
     with DigestParts() as parts:
@@ -125,16 +126,16 @@ async def sweep(
     advance: Callable[[int], None],
     check: Callable[[], None],
 ) -> int:
-    """Propagate every mapping row whose source row is gone; return how many keys this changed.
+    """Propagate every source key in the mapping whose row is gone; return for how many this wrote something.
 
-    Closes "deleted while being copied", crashes between copy and checkpoint, and all deletes of a delta
-    capture.
+    This covers rows deleted while they were being copied, crashes between copy and checkpoint, and all
+    deletes of capture "delta".
     """
     changed = 0
 
     async def settle(source_key: EntityKey) -> None:
         nonlocal changed
-        # Awaited before the sum is read: others add to it meanwhile.
+        # A separate statement: `changed += await ...` would read the sum first and lose concurrent additions.
         outcome = await propagator.propagate(source_key)
         changed += outcome.changed
 
@@ -154,17 +155,17 @@ async def settle_moved(
     advance: Callable[[int], None],
     check: Callable[[], None],
 ) -> int:
-    """Propagate every row written since a moment that may have been copied under an older key.
+    """Propagate every source row written since `since` that may have been copied under an older target key.
 
     Args:
-        propagator: of the migration.
+        propagator: the migration's propagator.
         since: a time of the service, before the first row was read for the copy.
         concurrency: how many rows are looked at at a time.
-        advance: told how many rows were looked at.
+        advance: called with the number of rows looked at, page by page.
         check: called between pages; raises to stop.
 
     Returns:
-        How many rows this changed something for.
+        For how many rows this wrote something.
 
     Raises:
         Collision, RowRefused: as propagate does.
@@ -177,7 +178,7 @@ async def settle_moved(
         forward = await propagator.mapping.forward(source_key)
         if forward is None or forward.targets == propagator.expected_of(source_key, row).keys():
             return
-        # Awaited before the sum is read: others add to it meanwhile.
+        # A separate statement: `changed += await ...` would read the sum first and lose concurrent additions.
         outcome = await propagator.propagate(source_key)
         changed += outcome.changed
 

@@ -1,18 +1,19 @@
-"""Keeping reads and writes under rates, and holding them while the operator says so.
+"""Keeping reads and writes under rates, and holding them while the operator has paused them.
 
 Rules kept here:
 
 * Rates are of entities a second: of the account (source rows read and target rows written), and of each
   partition of the source and of the targets. Mapping rows lie in the other account and are not counted.
-* What the operator says (`Steering`) is asked for again and again: it counts for the next batch, not the next
-  run. While it says "paused", what was sent is finished and nothing new is sent.
-* The service itself has its say (`Pace`): it may be slower than was configured, never faster.
-* A partition at its limit holds up its own batches alone. Pages are counted when they are there, and the next
-  one of the partition waits for that.
-* What is sent again takes of the rates again. What the service refuses now and then used nothing of them, and
-  is given back; where much is refused more comes than the service can take, and nothing is given back.
-* A little less than each rate is used: what a service refuses waits longer than that costs.
-* Waiting is asked of the clock, so no test waits on real time.
+* The operator's rates (`steering`) are read again and again: they apply to the next batch, not the next run.
+  While they say "paused", requests already sent are finished and nothing new is sent.
+* The service's answers lower the rate too (`Pace`): it may be slower than was configured, never faster.
+* A partition at its limit holds up its own batches alone. The rows of a page are counted when they have
+  arrived, and the partition's next page waits until they are made up for.
+* A request that is sent again takes of the rates again. One that the service refuses now and then used
+  nothing of them, and its entities are given back; where much is refused, more is sent than the service can
+  take, and nothing is given back.
+* A little less than each rate is used: a refused request waits longer than that costs.
+* Waiting is done by the clock object, so no test waits on real time.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock
 from rekey.tables.allowance import Taken, at_a_rate
 
 _BURST_SECONDS = 0.1
-"""How much unused allowance is kept: enough to ride out scheduling, too little to overrun a second."""
+"""Unused allowance that is kept: enough to ride out scheduling, too little to overrun a second."""
 _SHARE = 0.98
-"""Of a rate that is used: what is read is counted only when it is there."""
+"""The part of a rate that is used, because rows that are read are counted only when they have arrived."""
 _LOOK_SECONDS = 0.5
 _MOST_LANES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Entities a second at most, None for no limit; `paused`: none at all."""
+    """At most so many entities a second, None for no limit; `paused`: none at all."""
 
     account: int | None = None
     partition: int | None = None
@@ -49,7 +50,10 @@ NO_RATES = Rates()
 
 @dataclass(slots=True)
 class _Lane:
-    """A virtual scheduling clock: each entity takes 1/rate seconds of it. One batch waits at a time."""
+    """A virtual scheduling clock: each entity takes 1/rate seconds of it. One batch waits at a time.
+
+    `next` is in ticks.
+    """
 
     next: int = 0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -57,14 +61,14 @@ class _Lane:
 
 @dataclass(eq=False)
 class Throttle:
-    """Lets batches through as fast as is allowed.
+    """Lets batches through as fast as the rates allow.
 
     Attributes:
-        entities_per_second: of the account; None for no limit.
-        clock: what to wait on.
-        partition: of each partition.
-        steering: gives the rates that count now, from those given here; asked twice a second.
-        stopping: tells that the work is to stop: a pause holds nothing up then.
+        entities_per_second: the rate of the account; None for no limit.
+        clock: measures time and waits.
+        partition: the rate of each partition, in entities a second; None for no limit.
+        steering: returns the rates that apply now, from those given here; asked at most twice a second.
+        stopping: tells that the work is to stop; then a pause holds nothing up.
     """
 
     entities_per_second: int | None = None
@@ -81,11 +85,11 @@ class Throttle:
         self._pace = Pace(self.clock.ticks() / TICKS_PER_SECOND)
 
     def heard(self, status: int, seconds: float) -> None:
-        """Hear of an answer of the service."""
+        """Pass an answer of the service on to the pace: its HTTP status and how long it took."""
         self._pace.answered(status, seconds)
 
     def look(self) -> Rates:
-        """Return the rates that count now, as the operator said last."""
+        """Return the rates that apply now; ask `steering` when it was not asked for half a second."""
         now = self.clock.ticks()
         due = self._looked is None or now - self._looked >= _LOOK_SECONDS * TICKS_PER_SECOND
         if self.steering is not None and due:
@@ -94,29 +98,29 @@ class Throttle:
         return self.rates
 
     async def open(self) -> None:
-        """Wait while the operator says so."""
+        """Wait while the operator has paused the work, unless it is to stop."""
         while self.look().paused and not self.stopping():
             await self.clock.sleep(_LOOK_SECONDS)
 
     def count(self, entities: int, partition: Hashable) -> None:
-        """Count what was read of a partition: how many rows a page has is known when it is there."""
+        """Count rows that were read of a partition: how many a page has is known when it has arrived."""
         if self.rates.partition is not None:
             self._book(self._lane(partition), self.rates.partition * _SHARE, entities)
 
     async def made_up(self, partition: Hashable) -> None:
-        """Wait until what was counted of a partition is made up for."""
+        """Wait until the partition's rate has made up for the rows that were counted."""
         if self.rates.partition is not None:
             wait = self._lane(partition).next - self.clock.ticks()
             if wait > 0:
                 await self.clock.sleep(wait / TICKS_PER_SECOND)
 
     async def take(self, entities: int, partition: Hashable | None = None, *, first: bool = False) -> None:
-        """Wait until `entities` more, of one partition, may be read or written; `first`: before who waits."""
+        """Wait until `entities` more, of one partition, may be read or written; `first`: before the queue."""
         await self.open()
         if partition is not None and self.rates.partition is not None:
             rate = self.rates.partition * _SHARE
             waited = await self._wait(self._lane(partition), rate, entities, first=first)
-            # Those that a partition lets through one by one would come in a crowd if they queued up again.
+            # Batches that a partition lets through one by one would leave in a crowd if they queued again.
             first = first or waited
         self._pace.judge(self.clock.ticks() / TICKS_PER_SECOND, self.rates.account)
         if (rate_of_all := self._account_rate) is not None:
@@ -124,13 +128,13 @@ class Throttle:
         self._pace.sent(entities)
 
     def give_back(self, entities: int) -> None:
-        """Return what was taken of the account and not used: a page may have fewer rows than it could."""
+        """Give unused entities back to the account's rate: a page may have fewer rows than it could hold."""
         if (rate := self._account_rate) is not None:
             self._return(self._account, rate, entities)
         self._pace.sent(-entities)
 
     def refused(self, entities: int, partition: Hashable | None) -> None:
-        """Hear that what was taken was refused. It comes back only while few are: a crowd must dwindle."""
+        """Give entities of a refused request back, unless many are refused: then less must be sent."""
         if self._pace.is_crowded:
             self._pace.sent(-entities)
             return
@@ -139,13 +143,13 @@ class Throttle:
         self.give_back(entities)
 
     def taken(self, entities: int, partition: Hashable | None = None) -> AbstractContextManager[None]:
-        """Send within: what is refused is given back, and taken again before the next attempt."""
+        """Return a context for sending: a refusal gives entities back, the next attempt takes them again."""
         again = partial(self.take, entities, partition, first=True)
         return at_a_rate(Taken(partial(self.refused, entities, partition), again))
 
     @property
     def _account_rate(self) -> float | None:
-        """Entities a second, what the service lets us have included; None for no limit."""
+        """Entities a second: the lower of account's and pace's rate, times `_SHARE`; None for no limit."""
         allowed, slowed = self.rates.account, self._pace.rate
         rate = allowed if slowed is None else min(slowed, allowed or slowed)
         return None if rate is None else rate * _SHARE
@@ -158,7 +162,7 @@ class Throttle:
             return wait > 0
 
     def _book(self, lane: _Lane, rate: float, entities: int) -> int:
-        """Let entities follow what went before; return how long they have to wait, in ticks."""
+        """Queue entities after those of the lane; return their wait in ticks, 0 or less for none."""
         now = self.clock.ticks()
         start = max(lane.next, now - round(_BURST_SECONDS * TICKS_PER_SECOND))
         lane.next = start + round(entities * TICKS_PER_SECOND / rate)

@@ -1,21 +1,23 @@
-"""Copying many windows at a time: their batches fill across windows, and targets follow mapping rows.
+"""Copying many windows at a time: batches fill across windows, and target rows follow mapping rows.
 
 Rules kept here:
 
 * All mapping rows of a window are durable before the first of its target rows is sent, so nothing exists in a
   target that the mapping does not account for.
-* A pass over rows of which many are there already writes what is absent or differs, and only that.
-* Only inserts-if-absent: a row that is there already is never overwritten from a scan, because what was
-  scanned may be older than what stands there.
+* A pass over rows of which many are in the targets already writes rows that are absent or differ, and only
+  those.
+* Only inserts-if-absent: a row that is there already is never overwritten from a scan, because the row
+  scanned may be older than the row there.
 * Main and secondary rows of one source row are inserted together, or left to propagate(k) together.
-* What the inserts meet decides: the same content under the same owner is done already; anything else is
-  handed to propagate(k).
-* What fills no batch waits for the next windows, a few of them (`rekey.copy.batches`).
-* Bounded memory: a few windows are under way; one that is refused again and again holds up few others.
-* What waits for a rate holds no slot, so a partition at its limit does not hold up the others. What the
-  service refuses gives back what it took of the rate, and takes it again before the next attempt.
-* Packing a window gives others their turn after every `TURN_ROWS` rows, as mapping it does.
-* A batch may serve several windows; the first that fails ends all.
+* Where an insert finds a row, that row decides: the same content under the same owner is done already;
+  anything else is handed to propagate(k).
+* Writes that fill no batch wait for a few of the next windows (`rekey.copy.batches`).
+* Bounded memory: a few windows are under way; one whose writes are refused again and again holds up few
+  others.
+* A batch that waits for a rate holds no slot, so a partition at its limit does not hold up the others. One
+  that the service refuses gives back what it took of the rate, and takes it again before the next attempt.
+* While a window is packed other tasks run after every `TURN_ROWS` rows, as while it is mapped.
+* A batch may hold rows of several windows; the first that fails ends all windows.
 """
 
 from __future__ import annotations
@@ -42,14 +44,15 @@ from rekey.tables.kinds import whole
 
 MAPPING_WINDOWS = 2
 TARGET_WINDOWS = 5
-"""For how many windows rows may wait for others of their partition. Mapping rows spread over 64 partitions,
-which one more window fills."""
+"""For how many windows a write is held until others fill a batch of its partition. Mapping rows spread over
+64 partitions, which one more window fills."""
 
 GATHERED_WINDOWS = TARGET_WINDOWS + 1
-"""Windows that must be able to be under way: the oldest is written when the last of them begins."""
+"""So many windows must be able to be under way: the oldest is written when the last of them begins."""
 
 MOST_WINDOWS = GATHERED_WINDOWS + 4
-"""Windows under way when some are nearly done: what is refused again and again holds up few others."""
+"""The most windows under way, when some are nearly done: one whose writes are refused again and again holds
+up few others."""
 
 
 @dataclass(eq=False)
@@ -57,11 +60,12 @@ class Copier:
     """Copies windows of source rows of one migration.
 
     Attributes:
-        propagator: knows the tables and the mapping.
+        propagator: has the tables, the mapper and the mapping.
         concurrency: how many requests may be under way at once.
         throttle: keeps reads and writes under rates.
-        targets: the target tables by handles that repeat an open write, for batches of inserts-if-absent: the
-            copying waits in the end until none of those can take effect any more. Else the propagator's.
+        targets: the target tables for batches of inserts-if-absent, as handles that send an open write again:
+            the copying waits at its end until no such write can take effect any more. Empty: the
+            propagator's.
     """
 
     propagator: Propagator
@@ -74,7 +78,7 @@ class Copier:
         self.rows: MappingRows = self.propagator.mapping.rows
 
     async def copy(self, source_rows: Sequence[Row]) -> Copied:
-        """Copy rows as they were scanned; returns when all of it is durable.
+        """Copy rows as they were scanned; return when all their writes are durable.
 
         Raises:
             RowRefused: the mapping cannot key a row; names it by safe id. Rows of other windows are kept.
@@ -85,14 +89,14 @@ class Copier:
             return await writer.copy(source_rows)
 
     def writer(self) -> BatchWriter:
-        """Return what copies many windows, filling batches across them. Use it as a context manager."""
+        """Return a writer that fills batches across windows. Use it as a context manager."""
         return BatchWriter(self)
 
     async def copy_changed(self, source_rows: Sequence[Row]) -> Copied:
-        """Copy rows of which many are there already: what stands in the targets as it should is passed over.
+        """Copy rows of which many are in the targets already: skip those whose target rows all are equal.
 
-        Only where keys depend on nothing but the old keys: there a row's target keys never change, so a
-        target row that is equal leaves nothing else to look at.
+        Rows are skipped only where target keys depend on the old keys alone: there a row's target keys never
+        change, so nothing is left to do once its target rows are equal. Else this is `copy`.
         """
         if self.propagator.mapper.content_derived:
             return await self.copy(source_rows)
@@ -120,13 +124,13 @@ class Copier:
                         differing.add(source_key)
 
             await for_each(wanted.values(), compare, limit=self.concurrency)
-        # Two source rows that want one target key: not to be judged here.
+        # Two source rows want one target key: propagate judges that, not this comparison.
         differing |= window.unsettled
         return [row for row in source_rows if key_of(row) in differing]
 
 
 class BatchWriter:
-    """Copies windows of one copying, as many at a time as there is room for."""
+    """Copies windows, as many at a time as it has room for. Use as an asynchronous context manager."""
 
     def __init__(self, copier: Copier) -> None:
         self._copier = copier
@@ -140,10 +144,10 @@ class BatchWriter:
         ]
         self._slots = asyncio.Semaphore(copier.concurrency)
         self._begun = 0
-        self._newest = 0  # of those whose mapping rows were handed over
-        self._packing = asyncio.Lock()  # one after the other: so they come in order, and batches are full
+        self._newest = 0  # the newest window whose mapping rows were handed over
+        self._packing = asyncio.Lock()  # one window at a time: so they come in order, and batches are full
         self._draining = False
-        # In the order in which they began, so that what is ended together ends in the same order each time.
+        # In the order in which they began, so that an error ends them in the same order each time.
         self._windows: dict[CopyWindow, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._failed: BaseException | None = None
@@ -156,12 +160,12 @@ class BatchWriter:
         await cancel(self._tasks)
 
     def drain(self) -> None:
-        """Write what is held back, now and from now on: no window begins that could fill a batch."""
+        """Write held batches, now and from now on: no window begins any more that could fill one."""
         self._draining = True
         self._release()
 
     async def progress(self) -> None:
-        """Wait until something more is written. Raises what ended all."""
+        """Wait until another batch is written or a window ends. Raises the error that ended all windows."""
         if self._failed is None:
             self._wrote.clear()
             await self._wrote.wait()
@@ -171,19 +175,22 @@ class BatchWriter:
     @property
     def has_room(self) -> bool:
         """Tell whether another window may begin."""
-        # Of windows as old as that nothing is held back any more: what is left of them is on its way.
+        # Nothing of a window as old as that is held back any more: the rest of its writes is being sent.
         held_back = self._newest - TARGET_WINDOWS
         waiting = sum(not (one.number <= held_back and one.nearly_done) for one in self._windows)
         return waiting < GATHERED_WINDOWS and len(self._windows) < MOST_WINDOWS
 
     async def copy(self, source_rows: Sequence[Row]) -> Copied:
-        """Copy rows as they were scanned; returns when all of it is durable. Raises as `Copier.copy`."""
+        """Copy rows as they were scanned; return when all their writes are durable.
+
+        Raises as `Copier.copy`.
+        """
         try:
             return await self._copy(source_rows)
         except asyncio.CancelledError:
             raise
         except BaseException:
-            self.drain()  # older windows hold rows back for those that would follow, and are waited for first
+            self.drain()  # older windows are waited for first; no window follows to fill their held batches
             raise
 
     async def _copy(self, source_rows: Sequence[Row]) -> Copied:
@@ -215,7 +222,7 @@ class BatchWriter:
             self._windows.pop(window)
             self._wrote.set()
             if (ended := window.durable) is not None and ended.done() and not ended.cancelled():
-                ended.exception()  # heard, although it is not waited for: the window ended by one of its own
+                ended.exception()  # mark it retrieved: the window ended by its own error, so none awaits it
 
         async def settle(source_key: EntityKey) -> None:
             outcome = await copier.propagator.propagate(source_key)
@@ -226,19 +233,19 @@ class BatchWriter:
         return window.copied
 
     def _packed(self, window: CopyWindow) -> None:
-        """Count a stage that is handed over as a whole."""
+        """Count a stage of a window as handed over, and write the batches that need wait no longer."""
         window.packed += 1
         self._release()
         window.wrote(1)
 
     async def _durable(self, durable: asyncio.Future[None]) -> None:
-        """Wait until a stage is durable. Raises what ended all."""
+        """Wait until a stage is durable. Raises the error that ended all windows."""
         if self._failed is not None and not durable.done():
             raise self._failed
         await durable
 
     async def _hand_over(self, window: CopyWindow, held: BatchBuffer, writes: Iterator[Write]) -> None:
-        """Pack writes of a window: what fills a batch is on its way, the rest is held back."""
+        """Pack writes of a window: begin to write full batches, hold the rest back."""
         partitions: Partitions = defaultdict(list)
         while some := list(islice(writes, TURN_ROWS)):
             sort_out(some, partitions)
@@ -259,7 +266,7 @@ class BatchWriter:
                 await asyncio.sleep(0)
 
     def _release(self) -> None:
-        """Write what has been held back for long enough; at the end, all that no window can add to."""
+        """Write batches held long enough; when draining, all batches that no window can add to."""
         packed = min([window.packed for window in self._windows], default=2)
         for stage, held in [(1, self._mapping), *[(2, held) for held in self._targets]]:
             is_whole = self._draining and packed >= stage
@@ -273,7 +280,7 @@ class BatchWriter:
 
     async def _write(self, held: BatchBuffer, batch: list[Write]) -> None:
         try:
-            # What waits for a rate holds no slot: a partition at its limit does not hold up the others.
+            # A batch that waits for a rate holds no slot: a partition at its limit does not hold up others.
             throttle = self._copier.throttle
             taken: AbstractContextManager[None] = nullcontext()
             if held is self._mapping:
@@ -290,7 +297,7 @@ class BatchWriter:
             await self._judge(held, batch, present)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - of any error those who wait must hear
+        except BaseException as error:  # noqa: BLE001 - the windows that wait must end with any error
             self._fail(error)
             return
         for window, count in _by_window(batch):
@@ -298,7 +305,13 @@ class BatchWriter:
         self._wrote.set()
 
     async def _judge(self, held: BatchBuffer, batch: list[Write], present: Mapping[EntityKey, Row]) -> None:
-        """Note which rows were inserted, and which met another row in their place."""
+        """Count rows inserted, and mark source keys unsettled whose insert found another row in its place.
+
+        Args:
+            held: the buffer that the batch comes from.
+            batch: the writes that were sent.
+            present: by key, the rows that were there already.
+        """
         rows, is_mapping = self._copier.rows, held is self._mapping
         if present and is_mapping:
             await self._copier.propagator.mapping.learn(present.values())
@@ -323,7 +336,7 @@ class BatchWriter:
                 window.copied.inserted += count
 
     def _fail(self, error: BaseException) -> None:
-        """End all windows: none of those that are under way will become whole."""
+        """End all windows under way with the first error: none of them will become durable."""
         if self._failed is None:
             self._failed = error
             for window in self._windows:
@@ -333,5 +346,5 @@ class BatchWriter:
 
 
 def _by_window(writes: Iterable[Write]) -> ItemsView[CopyWindow, int]:
-    """Return the windows that writes are of, and how many are of each."""
+    """Return the windows of writes, and how many writes each has."""
     return Counter([write.window for write in writes]).items()

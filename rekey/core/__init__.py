@@ -1,1 +1,1 @@
-"""What everything is built of: no word of tables or migrations."""
+"""Basic modules for all packages of rekey; they import none of those."""

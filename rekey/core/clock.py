@@ -17,9 +17,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def rising_seconds() -> float:
-    """Return seconds by a clock that only rises and, where there is one, goes on while the machine sleeps.
+    """Return seconds of a clock that only rises and, where the system has one that does, also runs while the
+    machine is suspended.
 
-    What is trusted for so many seconds is measured by it.
+    Anything that is trusted for a number of seconds is measured by it.
     """
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
@@ -32,10 +33,10 @@ class Clock(Protocol):
         """Return the time in 100 ns ticks since the Unix epoch, UTC. It may jump: it can be set."""
 
     def rising(self) -> float:
-        """Return seconds since no particular moment; they only rise. Durations are measured by it."""
+        """Return seconds since an arbitrary moment; they only rise. Durations are measured by them."""
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for so many seconds."""
 
 
 class SystemClock:
@@ -57,17 +58,18 @@ class SystemClock:
 
 
 class ServiceClock:
-    """The service's time, told by what only rises on this machine since the service was last asked.
+    """The service's time: its answer when it was last asked, plus the rising seconds of this machine since.
 
-    Times that are kept and compared are the service's: this machine's clock may be set at any moment.
+    Times that are stored and compared are the service's: this machine's clock may be set at any moment.
     """
 
     def __init__(self, told: str, clock: Clock) -> None:
-        """Take the service's time as it has just answered, and what time is measured by from there on."""
+        """Create the clock. `told` is what the service has just answered; `clock` measures from then on."""
         self._told, self._clock, self._since = ticks_of(told), clock, clock.rising()
 
     def ticks(self) -> int:
-        """Return the service's time in 100 ns ticks since the Unix epoch, up to a second behind it."""
+        """Return the service's time in 100 ns ticks since the Unix epoch. It is late by up to a second (the
+        service told whole seconds) and the time that its answer took to arrive."""
         return self._told + round((self._clock.rising() - self._since) * TICKS_PER_SECOND)
 
     def rising(self) -> float:
@@ -75,7 +77,7 @@ class ServiceClock:
         return self._clock.rising()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for so many seconds."""
         await self._clock.sleep(seconds)
 
 

@@ -1,10 +1,10 @@
-"""Python's collector of reference cycles, told to be patient while a command runs, or rows stream through.
+"""Python's collector of reference cycles, set to run rarely while a command runs, or rows stream through.
 
 Rules kept here:
 
 * Rows are plain dicts that hold nothing but text and numbers: they make no cycles, so counting references
   frees them at once. Looking for cycles among them every 700 allocations costs a quarter of all the work.
-* The former setting comes back with the last stream that ends: streams may overlap.
+* The former setting is restored when the last stream ends: streams may overlap.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _PATIENT = (100_000, 20, 20)
-"""Allocations between two looks; a look at 100,000 young objects takes milliseconds."""
+"""Thresholds of `gc`: the first is the allocations between two looks at young objects; a look at 100,000 of
+them takes milliseconds."""
 _streams = 0
 _before = gc.get_threshold()
 
 
 @contextmanager
 def patient_collector() -> Iterator[None]:
-    """Look for cycles rarely, as long as any such context is open in this process."""
+    """Collect cycles rarely, as long as any such context is open in this process."""
     global _streams, _before
     if not _streams:
         _before = gc.get_threshold()

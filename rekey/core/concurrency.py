@@ -40,7 +40,7 @@ async def together(coroutines: Iterable[Awaitable[object]]) -> None:
 
 
 async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel tasks and wait until they have ended; their errors are of no interest any more."""
+    """Cancel tasks and wait until they have ended; their errors are ignored."""
     pending = list(tasks)
     for task in pending:
         task.cancel()

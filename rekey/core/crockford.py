@@ -17,12 +17,15 @@ ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = tuple(map("".join, product(ALPHABET, repeat=2)))
 ID_BYTES, _ID_DIGITS = 20, 32
 _DIGIT_OF = (ALPHABET * 8).encode()
-"""The digit that a byte below 32 stands for, as `bytes.translate` wants it."""
+"""Table for `bytes.translate`: the digit of each number below 32."""
 
 
 def _apart(digits: int) -> tuple[int, int]:
-    """Return a step of `encode_id`, for a number that holds, in each `2 * digits` bytes, as many digits of
-    5 bits: the bits of their lower halves, and how far upper halves move to have their own bytes."""
+    """Return one step of `encode_id`: the mask of the lower halves, and how many bits upper halves move up.
+
+    Before the step every `2 * digits` bytes hold `2 * digits` digits of 5 bits at their lower end; after it
+    every `digits` bytes hold `digits` of them.
+    """
     lower = (1 << 5 * digits) - 1
     return sum(lower << 8 * begin for begin in range(0, _ID_DIGITS, 2 * digits)), 3 * digits
 
@@ -42,8 +45,8 @@ def encode(data: bytes) -> str:
 
 
 def encode_id(digest: bytes) -> str:
-    """Return the 32 digits of a digest's first 20 bytes: halves of the number are pulled apart until every
-    digit has a byte of its own."""
+    """Return the 32 digits of a digest's first 20 bytes. Halves of the number are moved apart, step by step,
+    until every digit has a byte of its own."""
     number = int.from_bytes(digest[:ID_BYTES], "big")
     for lower, distance in _STEPS:
         stays = number & lower

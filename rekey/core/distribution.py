@@ -1,4 +1,4 @@
-"""This program as it is installed: the name of its distribution, and its version."""
+"""The installed distribution of rekey: its name and its version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DISTRIBUTION = "rekey-tables"
 
 @cache
 def installed_version() -> str:
-    """Return the version that is installed; looked up once, which takes reading a file."""
+    """Return the installed version. It is cached, because looking it up reads a file."""
     from importlib.metadata import version  # with `email` and more: slow to import
 
     return version(DISTRIBUTION)

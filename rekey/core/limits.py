@@ -26,8 +26,8 @@ MAX_ENTITY_BYTES = 1024 * 1024
 MAX_VALUE_BYTES = 64 * 1024 - 1
 ACCOUNT_TARGET = 20_000
 PARTITION_TARGET = 2_000
-"""Entities of 1 KiB a second that the service is built for, of an account and of one partition ("Scalability
-and performance targets for Table storage"). More is refused with 503, when and where it is too much."""
+"""Entities of 1 KiB a second that the service is built for, in an account and in one partition ("Scalability
+and performance targets for Table storage"). It refuses more with 503, when and where it is too much."""
 
 RESERVED_TABLES = frozenset({"tables", "rekeycontrol", "rekeyjournal", "rekeymap"})
 """Lower case: the service's own name, and the tables of the restricted store."""
@@ -59,7 +59,7 @@ def check_key(key: str, field: str, *, allow_empty: bool = False) -> None:
     Args:
         key: the key.
         field: where in the declaration, for the refusal.
-        allow_empty: whether an empty key is meant.
+        allow_empty: whether an empty key is allowed.
     """
     if not key and not allow_empty:
         raise RowRefused(
@@ -107,7 +107,7 @@ def property_name_problem(name: object) -> str | None:
 
 
 def value_bytes(edm: str, value: object) -> int:
-    """Return the size of a wire value as the service counts it, without its 4 bytes of length."""
+    """Return the bytes of a wire value as the service counts them, without the 4 bytes of its length."""
     if edm in _FIXED_BYTES:
         return _FIXED_BYTES[edm]
     text = str(value)
@@ -117,7 +117,7 @@ def value_bytes(edm: str, value: object) -> int:
 
 
 def entity_bytes(row: Row) -> int:
-    """Return the size of a wire row by the documented formula.
+    """Return the bytes of a wire row by the documented formula.
 
     4 + 2 x (PartitionKey + RowKey) + for each property 8 + 2 x name + value, where a string or binary value
     has 4 bytes of length; lengths are UTF-16 units.

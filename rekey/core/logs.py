@@ -1,11 +1,11 @@
-"""Logging: what may be read on standard error, and what may not.
+"""Logging: what is shown on standard error, and what is withheld.
 
 Rules kept here:
 
 * Only rekey's own loggers are shown with their text. Their records hold no key, no secret and no address.
 * Of other libraries (azure, aiohttp, asyncio, ...) a record's text may hold an address, and an address holds
-  keys: from WARNING on it is said that there was one, never what it said; below WARNING nothing is said.
-* No traceback is printed with a record: the text of an exception is not ours to vouch for.
+  keys: from WARNING on it is shown that there was a record, never its text; below WARNING nothing is shown.
+* No traceback is printed with a record: what the text of an exception holds is not known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rekey.errors import one_line
 
 
 class _Own(logging.Formatter):
-    """Formats our own records, one line each; of an exception only its type."""
+    """Formatter of rekey's own records, one line each; of an exception it shows only the type."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the line."""
@@ -31,12 +31,12 @@ class _Own(logging.Formatter):
         return f"({kind.__name__})" if isinstance(kind, type) else ""
 
     def formatStack(self, stack_info: str) -> str:  # noqa: ARG002, N802 - logging's name
-        """Return nothing: a stack shows source lines of scripts."""
+        """Return "": a stack shows source lines of scripts."""
         return ""
 
 
 class _Withheld(logging.Formatter):
-    """Says that a library logged something."""
+    """Formatter of other libraries' records, which withholds their text."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return level and logger."""
@@ -44,7 +44,7 @@ class _Withheld(logging.Formatter):
 
 
 class _Stream(logging.StreamHandler[TextIO]):
-    """Writes to what standard error is now, and gives up quietly when it is closed."""
+    """Handler for what is standard error when it is made; failures to write (to a closed one) are ignored."""
 
     def __init__(self, formatter: logging.Formatter, level: int) -> None:
         super().__init__()
@@ -52,12 +52,12 @@ class _Stream(logging.StreamHandler[TextIO]):
         self.setLevel(level)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Say nothing: the usual answer prints the record with its arguments."""
+        """Ignore the failure: the usual handling prints the record with its arguments."""
 
 
 @contextmanager
 def configured() -> Iterator[None]:
-    """Log as the rules say for the time of one call, then as before."""
+    """Log as the rules say within the context, and as before after it."""
     root, own = logging.getLogger(), logging.getLogger("rekey")
     before = (own.level, own.propagate)
     ours = _Stream(_Own("%(levelname)s %(name)s: %(message)s"), logging.DEBUG)

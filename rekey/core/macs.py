@@ -1,10 +1,10 @@
-"""HMAC-SHA-256 over many short messages with one key: what makes every id.
+"""HMAC-SHA-256 over many short messages with one key: every id is made with it.
 
 Rules kept here:
 
-* It is HMAC (RFC 2104) over hashlib's SHA-256, with what depends on the key alone worked out once: two states
-  that are copied for each message. The standard library's `hmac` wraps each of its steps in a Python call and
-  takes more than twice as long; three ids are made for every row that is copied.
+* It is HMAC (RFC 2104) over hashlib's SHA-256. The two hash states that depend only on key and prefix are
+  computed once and copied for each message. The standard library's `hmac` wraps each of its steps in a Python
+  call and takes more than twice as long; three ids are made for every row that is copied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 
 
 def hmac_sha256(key: bytes, prefix: bytes = b"") -> Callable[[bytes], bytes]:
-    """Return the function that gives HMAC-SHA-256(key, prefix ‖ message), 32 bytes, for a message."""
+    """Return the function that returns HMAC-SHA-256(key, prefix ‖ message), 32 bytes, for a message."""
     if len(key) > _BLOCK_BYTES:
         key = hashlib.sha256(key).digest()
     padded = key.ljust(_BLOCK_BYTES, b"\0")

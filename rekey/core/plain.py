@@ -3,8 +3,8 @@
 Rules kept here:
 
 * Members come in the order of the fields, under their names: the order of fields is a format.
-* What differs from that is said at the field: `field(metadata=told(...))`. A value that is told in another
-  form altogether has an `as_json` of its own.
+* A field that differs from that says so: `field(metadata=told(...))`. A value whose JSON has another form
+  altogether has a method `as_json`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ def told(
     key: bool = False,
     flat: bool = False,
 ) -> dict[str, Any]:
-    """Return the metadata of a field that is not simply told under its name.
+    """Return the metadata of a field whose form in JSON is not the default.
 
     Args:
-        name: its name in JSON; its own by default.
+        name: its name in JSON; the field's own by default.
         digits: decimals that a number is rounded to; 0 makes it whole.
         if_any: leave it out when it is empty, zero or None.
         key: it holds keys of rows: leave it out when it is empty, and when keys are not asked for.
-        flat: its members stand among those of the value that holds it.
+        flat: its members stand among those of the value that has the field.
     """
     return {"name": name, "digits": digits, "if_any": if_any or key, "key": key, "flat": flat}
 
 
 UNTOLD: dict[str, Any] = {"untold": True}
-"""The metadata of a field that is not told."""
+"""The metadata of a field that is left out."""
 
 
 def plain(value: Any, *, keys: bool = True) -> Any:

@@ -1,9 +1,9 @@
-"""How engines tell how far they are, without knowing how it is shown.
+"""The interface by which engines report progress, without knowing how it is shown.
 
 Rules kept here:
 
 * A label or a note holds no key: a terminal and a log show both.
-* Telling changes nothing, except that `Interruptible` may end work that writes nothing.
+* Reporting changes nothing, except that `Interruptible` may end work that writes nothing.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 Advance = Callable[[int], None]
-"""Told how many more rows are done."""
+"""Function that is called with the number of rows done since the last call."""
 
 
 class Progress(Protocol):
-    """Shows tasks one after another; the command line draws them with tqdm on standard error."""
+    """Display of tasks, one after another; the command line draws them with tqdm on standard error."""
 
     def task(self, label: str, *, total: int | None = None) -> AbstractContextManager[Advance]:
-        """Begin a task of `total` rows (None: unknown) and return what to call as rows are done."""
+        """Begin a task of `total` rows (None: unknown) and return the function to call as rows are done."""
 
     def note(self, text: str) -> None:
         """Show one sentence to the operator; it holds no key."""
@@ -36,18 +36,18 @@ class Silent:
         *,
         total: int | None = None,  # noqa: ARG002 - the protocol's
     ) -> Iterator[Advance]:
-        """Count nothing."""
+        """Begin a task that is not shown."""
         yield lambda _rows: None
 
     def note(self, text: str) -> None:
-        """Say nothing."""
+        """Show nothing."""
 
 
 class Interruptible:
     """Progress of work that writes nothing: it may be ended at any advance."""
 
     def __init__(self, inner: Progress, check: Callable[[], None]) -> None:
-        """Take who shows the progress, and what raises when the work must end."""
+        """Create it. `inner` shows the progress; `check` raises when the work must end."""
         self._inner = inner
         self._check = check
 

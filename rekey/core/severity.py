@@ -14,5 +14,5 @@ class Severity(StrEnum):
 
     @property
     def place(self) -> int:
-        """Return where it stands among severities, 0 for what weighs most."""
+        """The rank among severities, 0 for the one that weighs most."""
         return tuple(Severity).index(self)

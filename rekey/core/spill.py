@@ -2,11 +2,11 @@
 
 Rules kept here:
 
-* Memory is bounded: records are spread over files by a hash of what they are joined on; a file with more than
-  `GROUP_RECORDS` records is spread again by further bits of the hash. Few records need no file.
+* Memory is bounded: records are spread over files by a hash of the value that they are joined on; a file with
+  more than `GROUP_RECORDS` records is spread again by further bits of the hash. Few records need no file.
 * Records hold keys. Files are made by `tempfile.TemporaryFile` in a private folder (mode 0700): where the
   system can, they never have a name, so not even SIGKILL leaves one. They are never logged.
-* What is on the disk is encrypted with a key that only this object has: what is left of a file tells nothing.
+* Files are encrypted with a key that only this object has: the remains of a file on the disk tell nothing.
 * Records whose hashes are all equal cannot be spread: they come in several groups, one after the other.
 """
 
@@ -28,7 +28,7 @@ from rekey.errors import MachineFailed
 Record = TypeVar("Record")
 
 GROUP_RECORDS = 20_000
-"""A record and what is made of it in memory take about 1 KiB: a group stays near 20 MB."""
+"""Most records of a group. A record and what is made of it take about 1 KiB of memory, a group near 20 MB."""
 BUFFERED_RECORDS = 4_096
 """Records in memory before they are written, all files together."""
 _BITS = 5
@@ -38,20 +38,20 @@ _NONCE_BYTES, _LENGTH_BYTES = 12, 4
 
 
 def hash_of(text: str) -> int:
-    """Return 64 bits of a hash by which records are spread over files."""
+    """Return a 64-bit hash of a text, by which records are spread over files."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
 class Spill(Generic[Record]):
-    """A heap of records that comes back in groups of records with like hashes. A context manager."""
+    """Records that are read back in groups, those of equal hash together. A context manager."""
 
     def __init__(self, parent: Path | None, place: Callable[[Record], int], *, level: int = 0) -> None:
         """Make a private folder for the files.
 
         Args:
             parent: where the folder is made; None: where the system keeps temporary files.
-            place: gives the hash that says which records belong together.
-            level: how often these records were spread before.
+            place: returns the hash of a record; records that belong together have the same.
+            level: how many times these records were spread before.
 
         Raises:
             MachineFailed: the folder cannot be made.
@@ -80,7 +80,7 @@ class Spill(Generic[Record]):
             self._write()
 
     def groups(self) -> Iterator[list[Record]]:
-        """Give all records back; those with equal hashes in one group unless they are too many for that."""
+        """Yield all records in groups; those of equal hash in one group unless they are too many for that."""
         try:
             for slot, count in enumerate(self._counts):
                 if count <= GROUP_RECORDS:
@@ -127,7 +127,7 @@ class Spill(Generic[Record]):
 
     def __exit__(self, *_: object) -> None:
         while self._files:
-            with suppress(OSError):  # what a full disk could not take is not wanted any more
+            with suppress(OSError):  # data that a full disk could not take is not needed any more
                 self._files.popitem()[1].close()
         self._folder.cleanup()
 

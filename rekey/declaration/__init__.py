@@ -1,1 +1,1 @@
-"""What operators declare: keys, properties, casts; and what they give for a row."""
+"""Declarations of operators: keys, properties, casts; and the mapper that applies them to a row."""

@@ -2,12 +2,12 @@
 
 Rules kept here:
 
-* A cast works on text and never through a type that could lose digits; what would become another value is
-  refused (`bad-cast`): Int64 to Double past 2^53 unless exact, `007` to a number, -0.0 to an integer.
+* A cast works on text and never through a type that could lose digits; a value that would become another one
+  is refused (`bad-cast`): Int64 to Double past 2^53 unless exact, `007` to a number, -0.0 to an integer.
 * Another spelling of the same value is no loss: `1.50` is the Double 1.5, `True` the Boolean true, a DateTime
   with fewer than 7 digits of fraction the same moment. Casting it back gives the canonical spelling.
 * Binary and Edm.String convert as base64 text, which is how Binary stands on the wire.
-* What is made is annotated whenever its JSON form alone would not say its type.
+* A value is annotated whenever its JSON form alone would not tell its type.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ PAIRS: frozenset[tuple[str, str]] = frozenset(
     | {*permutations((edm.INT32, edm.INT64, edm.DOUBLE), 2)}
     | {(edm.BOOLEAN, edm.INT32), (edm.BOOLEAN, edm.INT64), (edm.INT32, edm.BOOLEAN), (edm.INT64, edm.BOOLEAN)}
 )
-"""From and to: the casts that exist."""
+"""The casts that exist, as pairs of EDM types: from, to."""
 
 
 class Lossy(ValueError):
-    """The value cannot be had in the other type without loss. Holds no value."""
+    """The value cannot be converted to the other type without loss. The error does not hold the value."""
 
 
 def wire_value(kind: str, text: str) -> Any:
-    """Return the wire JSON value of a type from its text. Raises Lossy when the text is none of that type."""
+    """Return the wire JSON value of an EDM type from its text. Raises Lossy when no value has that text."""
     if not _IS[kind](text):
         raise Lossy
     return _FROM_TEXT.get(kind, str)(text)
@@ -64,7 +64,7 @@ def cast_value(value: object, was: str, to: str) -> Any:
         raise Lossy
     text = edm.canonical_text(was, value)
     if edm.BOOLEAN in (was, to) and edm.STRING not in (was, to):
-        text = _BOOLEANS_AND_NUMBERS.get(text, "")  # "" is no value of either
+        text = _BOOLEANS_AND_NUMBERS.get(text, "")  # "" is the text of no Boolean and of no number
     elif was == edm.DOUBLE and to in edm.INT_RANGES:
         number = float(text)
         if not number.is_integer() or (number == 0 and text.startswith("-")):
@@ -119,4 +119,4 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
     edm.BOOLEAN: lambda text: text.lower() == "true",
     edm.DATETIME: lambda text: text.replace("+00:00", "Z"),
 }
-"""What is not text on the wire, or not this one."""
+"""From text to wire value, for types whose wire value is not this text."""

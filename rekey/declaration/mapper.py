@@ -1,14 +1,14 @@
-"""The mapper: a declaration at work on rows. Pure.
+"""The mapper: applies a declaration to rows. Pure.
 
 Rules kept here:
 
 * One source row gives one main row and, for each index, one row for each item; the same row always gives the
   same rows. New rows hold key and properties only: no ETag, no Timestamp.
-* What the service would refuse (keys, size, number of properties) is refused here, before anything is
-  written.
-* Secondary rows that share table and partition with their main row are few and small enough that one
-  transaction takes away all there were and writes all there shall be.
-* Everything that does not depend on the row is worked out once, in the constructor: `map` is the hot path.
+* Rows that the service would refuse (for keys, size, number of properties) are refused here, before anything
+  is written.
+* A source row whose main and secondary rows share table and partition is refused if one transaction could not
+  delete all that were there and write all that are to be there.
+* Everything that does not depend on the row is computed once, in the constructor: `map` is the hot path.
 * Refusals name the place in the declaration, never a value of the row.
 """
 
@@ -60,13 +60,13 @@ class TargetRow(NamedTuple):
 
 
 class Mapper:
-    """Maps source rows to target and index rows, and target rows back.
+    """Mapper of source rows to target and index rows, and of target rows back.
 
     Attributes:
         tables: names of the tables filled, main target first.
         reversible: whether the declaration has a way back (`reverse=True`).
         content_derived: whether any key depends on more than the source's PartitionKey and RowKey, so that a
-            write can move rows.
+            write can change target keys.
         needs_timestamp: whether `map` needs rows that carry the service's Timestamp, i.e. rows that were
             read.
         labels: what they are called where people read.
@@ -109,7 +109,7 @@ class Mapper:
             RowRefused: the declaration cannot be applied to this row.
         """
         main = self._main.make(row, "", {})
-        made = [_make(TargetRow, (0, main))]  # as `rekey.model.key_of` makes a key
+        made = [_make(TargetRow, (0, main))]  # without the cost of a constructor, as in `rekey.model.key_of`
         for number, index in self._indexes:
             made.extend([TargetRow(number, made_row) for made_row in index.make_all(row, main)])
         if self.together:
@@ -158,13 +158,13 @@ class Mapper:
         )
 
     def reverse(self, target_row: Row, old_key: EntityKey, source_row: Row | None) -> Row:
-        """Return the source row that a main target row stands for.
+        """Return the source row that maps to a main target row.
 
-        Properties the mapping takes away are kept from `source_row`; a value the target did not change keeps
-        the source's own spelling. Mapping the result gives the target row's content again (whether it also
-        gives its key is for the caller to check: the row may have changed what its key is made of). If the
-        declaration copies Timestamp, the result carries one, for mapping it again; writers leave it out
-        (`content_of`).
+        Properties that the mapping does not carry are kept from `source_row`; a value that did not change in
+        the target keeps the source's own spelling. Mapping the result gives the target row's content again.
+        Whether it also gives its key is for the caller to check: the properties that the key is made of may
+        have changed. If the declaration copies Timestamp, the result carries one, for mapping it again;
+        writers leave it out (`content_of`).
 
         Args:
             target_row: the main target row.
@@ -214,7 +214,7 @@ class Mapper:
 
 
 class _RowMaker:
-    """Makes the rows of one table."""
+    """Maker of the rows of one table."""
 
     def __init__(self, of: Target | Index, where: str, secrets: Mapping[str, bytes]) -> None:
         self._where = where
@@ -227,7 +227,8 @@ class _RowMaker:
         return [EntityKey(self._partition(row, ""), self._row(row, ""))]
 
     def make(self, row: Row, item: str, pointer: Row) -> Row:
-        """Return one new row, with `pointer` among its properties. Refuses what the service would refuse."""
+        """Return one new row, with `pointer` among its properties. Raises RowRefused where the service would
+        refuse the row."""
         out: Row = {PARTITION_KEY: self._partition(row, item), ROW_KEY: self._row(row, item), **pointer}
         self.fill(row, out)
         check_row(out, self._where)
@@ -235,7 +236,7 @@ class _RowMaker:
 
 
 class _IndexMaker(_RowMaker):
-    """Makes the rows of one index table, each with the pointer to the main row."""
+    """Maker of the rows of one index table, each with the pointer to the main row."""
 
     def __init__(self, index: Index, secrets: Mapping[str, bytes]) -> None:
         super().__init__(index, index.where, secrets)
@@ -273,7 +274,7 @@ class _IndexMaker(_RowMaker):
 def _key_maker(
     expression: Expression, where: str, secrets: Mapping[str, bytes], allow_empty: bool
 ) -> Evaluator:
-    """Return the evaluator of one key, which refuses what the service would refuse."""
+    """Return the evaluator of one key, which refuses keys that the service would refuse."""
     evaluate: Callable[[Row, str], str] = expression.compile(Scope(where, secrets))
     if isinstance(expression, Opaque):
         return evaluate  # 32 digits and letters, which no service refuses
@@ -283,7 +284,7 @@ def _key_maker(
     def make(row: Row, item: str) -> str:
         nonlocal taken
         key = evaluate(row, item)
-        if key == taken and key:  # rows of one partition come one after the other
+        if key == taken and key:  # checked before: rows of one partition come one after the other
             return key
         check_key(key, where, allow_empty=may_be_empty)
         taken = key

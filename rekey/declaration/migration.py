@@ -1,4 +1,4 @@
-"""The declaration: what one migration script says, as a value.
+"""The declaration: the content of one migration script, as a value.
 
 Rules kept here:
 
@@ -8,9 +8,10 @@ Rules kept here:
 * Everything that can be wrong without looking at a row is refused here, with field and cure.
 * `reverse=True` (the default) promises a way back after cutover; it is refused when old keys could not be
   found again from a target row alone, or when an operation has no inverse that the way back needs.
-* Rows of several kinds stand in one table only where it is proved that each kind's RowKeys have a constant
-  beginning of their own: by its RowKey alone a row then says which kind it is.
-* With an opaque key the mapping is sealed unless it is said to be plain, which the canonical form leaves out.
+* Rows of several kinds are in one table only if it is proved that each kind's RowKeys have a constant
+  beginning of their own: then the RowKey alone says which kind a row is.
+* With an opaque key the mapping is sealed unless the script says `mapping="plain"`. The canonical form names
+  the mapping only when it is sealed.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ POINTER = frozenset({MAIN_PARTITION_KEY, MAIN_ROW_KEY})
 
 @dataclass(frozen=True)
 class _Filled:
-    """A table that the migration fills: what `Target` and `Index` have in common."""
+    """A table that the migration fills: base of `Target` and `Index`."""
 
     table: str
     partition_key: Expression = field(kw_only=True)
@@ -133,7 +134,7 @@ class Target(_Filled):
         return self._holder_of(PARTITION_KEY), self._holder_of(ROW_KEY)
 
     def _holder_of(self, key: str) -> str | None:
-        # a key cannot change, a copied property can: so the key comes first
+        # a row's key cannot change, a copied property can: so a key that holds it comes first
         if self.partition_key == Prop(key):
             return PARTITION_KEY
         if self.row_key == Prop(key):
@@ -146,15 +147,15 @@ class Index(_Filled):
     """Further rows made of the same source rows, in a table of their own or next to the main rows; they point
     to the main row.
 
-    Every row holds `MainPartitionKey` and `MainRowKey`, and what `properties` asks for. In the main target's
-    table its rows are secondary rows: written in one transaction with their main row where that has the same
-    PartitionKey.
+    Every row holds `MainPartitionKey` and `MainRowKey`, and the properties that `properties` makes. In the
+    main target's table its rows are secondary rows: written in one transaction with their main row where that
+    has the same PartitionKey.
 
     Args:
         table: its name; that of the main target if the RowKeys of both begin with constant text that tells
             them apart, e.g. `keys.literal("AGE:") + …`.
-        each: `keys.split(…)`: one index row for each item, which `keys.item()` is in the keys. Without it,
-            one index row for each source row.
+        each: `keys.split(…)`: one index row for each item; `keys.item()` is that item in the keys. Without
+            `each`, one index row for each source row.
         partition_key: PartitionKey of the index row.
         row_key: RowKey of the index row.
         properties: property operations that give the row more than the pointer: `props.keep`, `keep_all`,
@@ -209,7 +210,7 @@ class Index(_Filled):
 
 @dataclass(frozen=True)
 class Migration:
-    """What one migration script declares, under the name `migration`.
+    """The declaration of one migration script, under the name `migration` in the script.
 
     Args:
         source: the old table.
@@ -296,7 +297,7 @@ class Migration:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether old keys stand sealed in the restricted store and the state file."""
+        """Whether old keys stand encrypted in the restricted store and the state file."""
         return self.mapping == "sealed"
 
     def key_expressions(self) -> Iterator[tuple[str, Expression]]:
@@ -309,7 +310,7 @@ class Migration:
 
     @property
     def key_inputs(self) -> frozenset[str]:
-        """The properties that any key is made of; `*` when a custom function may read any."""
+        """The properties that the keys are made of; `*` among them when a custom function may read any."""
         return frozenset[str]().union(*(expression.inputs() for _, expression in self.key_expressions()))
 
     def canonical(self) -> dict[str, Any]:
@@ -405,7 +406,7 @@ class Declared:
         script_id: the file's stem.
         path: the file.
         doc: the script's doc string, "" if it has none.
-        depends: ids of the scripts that must be done before: what `__depends__` says, and those that fill
+        depends: ids of the scripts that must be done before: those in `__depends__`, and the one that fills
             this script's source table.
         migration: the declaration.
         digest: its digest.

@@ -2,15 +2,15 @@
 
 Rules kept here:
 
-* All conflicts between operations are found when the declaration is made; at run time only a row's own
-  properties can be in the way.
+* All conflicts between operations are found when the declaration is made; at run time an operation can
+  conflict only with a row's own properties.
 * Forward is compiled to a closure that copies wire values with their annotations, never decoding them unless
   there is a cast.
-* Nothing a row carries is overwritten by a rename or a copy: such a row is refused.
+* A rename or a copy overwrites no property that a row carries: such a row is refused.
 * Backward gives a source row that maps forward to exactly the target row it came from, or refuses
-  (`not-reversible`): nothing an application wrote to the target is lost without a word.
-* What forward takes away stays as the source row has it. What the target did not change keeps the source's
-  own spelling and annotation.
+  (`not-reversible`): nothing that an application wrote to the target is lost silently.
+* A property that forward does not carry stays as the source row has it. A property that did not change in the
+  target keeps the source's own spelling and annotation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rekey.model import (
 )
 
 Step: TypeAlias = Callable[[Row, Row], None]
-"""Reads the source row, fills the new row."""
+"""Function that reads the source row (first argument) and fills the new row (second)."""
 
 _NAMED_AT_MOST = 3
 _KNOWN_SHAPES = 4096
@@ -65,7 +65,7 @@ class PropertyMapping:
     casts: Mapping[str, Cast]
 
     def carries(self, name: str) -> bool:
-        """Tell whether a source property comes into the new row under its own name."""
+        """Tell whether a source property is carried into the new row under its own name."""
         if name in self.dropped or name in self.renames or name in self.constants:
             return False
         return self.kept is None or name in self.kept
@@ -124,13 +124,13 @@ class PropertyMapping:
     # --- backward ------------------------------------------------------------------------------------
 
     def undo(self, target: Row, old_key: EntityKey, source: Row | None, forward: Step, scope: Scope) -> Row:
-        """Return the source row that `target` stands for.
+        """Return the source row that maps to `target`.
 
         Args:
             target: the main target row.
             old_key: the key of the source row.
-            source: the source row as it is, None when there is none.
-            forward: this plan compiled.
+            source: the source row as it is now, None when there is none.
+            forward: this mapping, compiled.
             scope: names the place in refusals.
 
         Raises:
@@ -141,7 +141,7 @@ class PropertyMapping:
         if source is not None:
             self._keep_what_is_the_sources(target, row, source, forward)
         for to in sorted(self.from_timestamp):
-            # mapping the result again must find the moment that was copied; a writer leaves it out anyway
+            # `forward` below needs the moment that was copied; a writer leaves it out of the row anyway
             moment = target.get(to, target.get(TIMESTAMP))
             if moment is not None:
                 row[TIMESTAMP] = moment
@@ -186,7 +186,7 @@ class PropertyMapping:
         try:
             forward(source, mapped)
         except RowRefused:
-            mapped = {}  # the source row cannot be mapped as it is, so nothing in the target stands for it
+            mapped = {}  # the source row cannot be mapped, so no target value came from it
         new_names = {name: name for name in property_names(source)} | dict(self.renames)
         new_names |= {old: to for to, old in self.restored.items()}
         for old in property_names(source):

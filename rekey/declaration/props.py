@@ -9,8 +9,8 @@ Rules kept here:
   it, which `keep_all` makes the same.
 * An operation on a property that a row lacks does nothing for that row. One that would overwrite a property
   the row carries is refused, except `set`, whose meaning that is.
-* The way back undoes a rename, a copy, and a cast that says what the type was; what else operations take away
-  the source alone still holds.
+* The way back undoes a rename, a copy, and a cast that declares what the type was; all else that operations
+  take away remains in the source only.
 * Values stay wire values with their annotations.
 """
 
@@ -36,9 +36,9 @@ class Operation(ABC):
     """One property operation. Make one with the functions of this module."""
 
     op: ClassVar[str]
-    """Its name in canonical data: `class Rename(Operation, op="rename", made="new")`."""
+    """The operation's name in canonical data: `class Rename(Operation, op="rename", made="new")`."""
     made: ClassVar[str]
-    """The field that holds the name it makes in the new row, "" for none."""
+    """The field that holds the name of the property it makes in the new row, "" for none."""
 
     def __init_subclass__(cls, op: str, made: str = "") -> None:
         cls.op, cls.made = op, made
@@ -53,7 +53,7 @@ class Operation(ABC):
 
     @property
     def makes(self) -> str | None:
-        """The name it makes in the new row, None when it makes none."""
+        """The name of the property it makes in the new row, None when it makes none."""
         return str(getattr(self, self.made)) if self.made else None
 
 
@@ -127,7 +127,7 @@ class Set(Operation, op="set", made="name"):
     value: str | int | float | bool
 
     def canonical(self) -> dict[str, Any]:
-        """Return the operation as JSON-able data; the value as text, so that NaN has one."""
+        """Return the operation as JSON-able data; the value as text, because JSON has no NaN."""
         text = canonical_text(self.edm, self.value)
         return {"op": self.op, "name": self.name, "type": self.edm, "value": text}
 
@@ -149,7 +149,7 @@ class Cast(Operation, op="cast"):
         return f"cast({self.name}, {self.to})"
 
     def inverse(self) -> Cast | None:
-        """Return the cast back, None when the type it was is not declared."""
+        """Return the cast back, None when the type before the cast is not declared."""
         return None if self.was is None else Cast(self.name, self.was, self.to)
 
 

@@ -1,9 +1,9 @@
-"""What the application asks of the table: declared in a script, so that a plan can rate keys by it.
+"""The application's queries: declared in a script, so that a plan can rate keys by them.
 
 Rules kept here:
 
-* A query names what the application knows when it asks: properties of the source, `PartitionKey` and `RowKey`
-  (the old ones) among them. How it is answered is for the plan to find out.
+* A query names the properties of the source whose values the application knows when it asks, `PartitionKey`
+  and `RowKey` (the old ones) among them. How it is answered is for the plan to find out.
 * A query is data, like everything in a declaration; it changes no row, only what a plan says.
 """
 
@@ -26,7 +26,8 @@ class Query:
     Attributes:
         kind: `point`, `range` or `latest`.
         known: properties whose values are known when it is asked.
-        by: the property that is between two values, or that says what is newest; None: any moment.
+        by: of `range`, the property that lies between two values; of `latest`, the one that tells which rows
+            are newest, None for any moment that is in a key.
         rows: how many rows come back.
     """
 
@@ -51,7 +52,7 @@ class Query:
 
 
 def point(*known: str) -> Query:
-    """Return the query for one row of which the application knows these properties."""
+    """Return the query for one row by properties whose values the application knows."""
     if not known:
         raise InvalidDeclaration(
             "query.point", "nothing is known of the row", cure='name what is known: query.point("Email")'
@@ -76,7 +77,7 @@ def latest(rows: int, *, by: str | None = None, within: Iterable[str] = ()) -> Q
 
     Args:
         rows: how many.
-        by: the property that says when a row was new; None: any moment that is in a key.
+        by: the property that tells when a row was new; None: any moment that is in a key.
         within: properties whose values are known.
     """
     need_int("query.latest(rows)", rows, least=1, most=MAX_ROWS)

@@ -1,12 +1,12 @@
-"""What a script says besides keys: the queries it must serve, the load, and the advice it sets aside.
+"""Requirements in a script: the queries that the keys must serve, the load, and the advice that is set aside.
 
 Rules kept here:
 
-* All of it is optional and part of the canonical form only when given: a script that says none of it keeps
-  the digest it has.
-* A need that is misspelt would be a need that is not looked at: unknown names are refused.
-* Advice is set aside by its code, with a reason that can be read later. A code is for ever: scripts waive by
-  it. Each has a page in docs/advice/.
+* All of it is optional and part of the canonical form only when given: a script without any of it keeps the
+  digest it has.
+* Unknown names are refused: a misspelt requirement would not be looked at.
+* Advice is set aside by its code, with a reason that can be read later. A code never changes: scripts waive
+  by it. Each has a page in docs/advice/.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOADS = {
     "rows_per_batch": "rows the application writes in one transaction",
     "rows": "rows the table will hold in the long run",
 }
-"""What `load=` may say."""
+"""The names in `load=`, with their meanings."""
 
 
 CODES: dict[str, str] = {

@@ -1,14 +1,15 @@
-"""Reading migration scripts from their folder. The edge: this module reads and executes files.
+"""Reading migration scripts from their folder. Not pure: this module reads and executes files.
 
 Rules kept here:
 
 * Every `*.py` file of the folder is a migration script, except files whose names begin with `_`: those are
   modules that scripts and `keys.custom` may import. Folders are never scripts.
-* A script is executed in a module of its own. While it is, the folder is importable; afterwards `sys.path`
-  and `sys.modules` are as they were, and no bytecode was written. A custom function must therefore import
-  what it needs at the top of its module, not when it is called.
-* What a script does wrong is raised as `DeclarationError` with script, field and cure. Neither source
-  text nor the text of an exception is shown: only types, names and line numbers.
+* A script is executed in a module of its own. Meanwhile the folder is importable; afterwards `sys.path` and
+  `sys.modules` are as they were (installed packages that the script imported stay imported), and no bytecode
+  was written. A custom function must therefore import what it needs at the top of its module, not when it is
+  called.
+* A fault of a script is raised as `DeclarationError` with script, field and cure. Neither source text nor the
+  text of an exception is shown: only types, names and line numbers.
 * The order is fixed: dependencies first, then by script id. A script whose source is another one's target
   depends on it, whether `__depends__` says so or not.
 """
@@ -56,7 +57,7 @@ def load_scripts(folder: Path) -> list[Declared]:
 
 
 def load_script(path: Path) -> Declared:
-    """Return one migration; whether what it depends on exists is not looked at.
+    """Return one migration; whether the scripts that it depends on exist is not checked.
 
     Raises:
         DeclarationError: the script is wrong.
@@ -100,7 +101,7 @@ def _execute(script_id: str, path: Path) -> ModuleType:
             script_id, "", f"the file cannot be read ({type(error).__name__})", cure="make it readable"
         ) from error
     try:
-        # from bytes, so that a coding line counts; the name in tracebacks is the file's own
+        # from bytes, so that a coding line is obeyed; tracebacks name the script's own file
         code = compile(source, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
@@ -130,14 +131,14 @@ def _execute(script_id: str, path: Path) -> ModuleType:
                 " _something.py",
             ) from None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised again, as a DeclarationError
-            # a script can raise anything; its text may hold anything, so only type and line go on
+            # a script can raise anything, and the error's text may hold anything: only type and line go on
             raise _failed(script_id, error, path) from None
     return module
 
 
 @contextmanager
 def _importable(folder: Path, module: ModuleType) -> Iterator[None]:
-    """Make the folder's modules importable, and leave no trace of it."""
+    """Make the folder's modules importable within the context, and remove all traces of that after it."""
     packages = {path.name for path in folder.iterdir() if (path / "__init__.py").is_file()}
     names = {path.stem for path in folder.glob("*.py")} | packages
     for name in sorted(names & (sys.stdlib_module_names | {"rekey"})):
@@ -170,7 +171,7 @@ def _importable(folder: Path, module: ModuleType) -> Iterator[None]:
 def _lies_in(module: ModuleType, folder: Path) -> bool:
     places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
     files = [Path(place).resolve() for place in places if place]
-    # an environment may lie in the folder, too: what is installed there stays imported
+    # a virtual environment may lie in the folder, too: modules installed there stay imported
     return any(file.is_relative_to(folder.resolve()) and "site-packages" not in file.parts for file in files)
 
 
@@ -219,7 +220,8 @@ def _depends(script_id: str, module: ModuleType) -> frozenset[str]:
 
 
 def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
-    """Add the dependencies that tables imply. No table may be filled twice; all dependencies must exist."""
+    """Add the dependencies that tables imply. Raises DeclarationError for a table that two scripts fill, and
+    for a dependency that does not exist."""
     fills: dict[str, str] = {}
     for script in scripts:
         for table in script.migration.tables:
@@ -249,12 +251,12 @@ def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
 
 
 def _ordered(scripts: Mapping[str, Declared]) -> list[Declared]:
-    """Return the scripts, dependencies first; among those that are free, the smallest id first."""
+    """Return the scripts, dependencies first; of those whose dependencies are done, the smallest id first."""
     waiting = TopologicalSorter({name: sorted(script.depends) for name, script in sorted(scripts.items())})
     try:
         waiting.prepare()
     except CycleError as error:
-        # graphlib tells it against the direction of the dependencies, its first script also as the last
+        # graphlib lists it against the direction of the dependencies, its first script also as the last
         cycle = error.args[1][:0:-1]
         start = cycle.index(min(cycle))
         cycle = cycle[start:] + cycle[:start]

@@ -1,1 +1,1 @@
-"""Evidence: what an auditor can check without trusting the machine that ran the migration."""
+"""Evidence: bundles that an auditor can check without trusting the machine that ran the migration."""

@@ -4,10 +4,10 @@ Rules kept here:
 
 * A bundle appears whole or not at all: it is made in a folder next to its place and moved there. A folder
   that holds anything is never written to.
-* The bag (RFC 8493) is what archives know; it proves nothing against those who make it again. The
+* The bag (RFC 8493) is the format that archives know; it proves nothing against those who make it again. The
   statement does, and it covers the bag's manifests, too.
 * Only plain files belong to a bundle, and only those that are named here. Links, devices, empty folders and
-  other files that were put there (a `rekey.toml`, a key) are none of it.
+  other files that were put there (a `rekey.toml`, a key) do not belong to it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ALWAYS = frozenset(
     }
 )
 KNOWN = ALWAYS | {_PAYLOAD + contents.PLAN}
-"""Files that the statement must name, and may."""
+"""Files that the statement may name. It must name those of `ALWAYS`; the plan is there when it is known."""
 
 logging.getLogger("bagit").setLevel(logging.CRITICAL + 1)
 
@@ -65,15 +65,15 @@ def write(
     signer: Signer | None,
     authority: str | None,
 ) -> Envelope:
-    """Write a bundle and return its statement: `folder` holds it afterwards, or nothing is left of it.
+    """Write a bundle, whole or not at all, and return its statement.
 
     Args:
-        folder: where it is to stand; must not be there, or be empty.
-        files: by path below `data/`.
-        info: what `bag-info.txt` says.
+        folder: the bundle's folder; must not exist, or be empty.
+        files: contents by path below `data/`.
+        info: the entries of `bag-info.txt`.
         predicate: what the statement says the bundle is about.
         signer: signs the statement, and the time stamp; None leaves them unsigned.
-        authority: URL of a time stamp authority.
+        authority: URL of a time stamp authority; None: there is no time stamp.
 
     Raises:
         Refused: something is in the folder.
@@ -120,7 +120,7 @@ def write(
 
 @contextmanager
 def _old_calls() -> Iterator[None]:
-    """Let bagit pass arguments as Python 3.13 deprecates it; what it computes is the same."""
+    """Silence the warnings about calls in bagit that Python 3.13 deprecates; its results are the same."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
@@ -136,7 +136,10 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def statement_sha256(folder: Path) -> str:
-    """Return the SHA-256 of a bundle's statement, "" when it has none. Raises ConfigurationError."""
+    """Return the SHA-256 of a bundle's statement, "" when it has none.
+
+    Raises ConfigurationError when there is no such folder.
+    """
     if not folder.is_dir():
         raise ConfigurationError(f"there is no folder {folder}", hint="name the folder of a bundle")
     path = folder / STATEMENT
@@ -144,7 +147,7 @@ def statement_sha256(folder: Path) -> str:
 
 
 def payload(folder: Path) -> dict[str, bytes]:
-    """Return the files below `data/`, by path below it."""
+    """Return the contents of the files below `data/`, by path below it."""
     return {
         name.removeprefix(_PAYLOAD): (folder / name).read_bytes()
         for name in names(folder)
@@ -162,7 +165,7 @@ def names(folder: Path) -> list[str]:
 
 
 def strange(folder: Path) -> list[str]:
-    """Return what a bundle must not hold: links, devices, folders without files."""
+    """Return the paths that a bundle must not hold: links, devices, empty folders."""
     return sorted(
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
@@ -178,6 +181,6 @@ def bag_problem(folder: Path) -> str:
         with _old_calls():
             bagit.Bag(str(folder)).validate()
     except (bagit.BagError, OSError, ValueError) as error:
-        # the package's text names files of the bundle, which its reader has
+        # bagit's message names files of the bundle, which the reader of a finding has
         return str(error) or type(error).__name__
     return ""

@@ -1,10 +1,10 @@
-"""What a bundle holds, as bytes by path: made from values alone.
+"""The files of a bundle: their paths, and contents made from values alone.
 
 Rules kept here:
 
-* Everything that is said twice is made from one source: gates and verifications from the events of the audit
+* Contents that repeat others are made from one source: gates and verifications from the events of the audit
   log, inclusion proofs from its tree. `evidence verify` makes them again and compares.
-* Events stand as the lines that were hashed, one a line; the last line ends with a line end, too.
+* Events are written as the lines that were hashed; the last line ends with a line end, too.
 * JSON is RFC 8785.
 """
 
@@ -35,14 +35,14 @@ ALWAYS = (
     *(EVENTS, CHECKPOINT, EARLIER, PROOFS, DECLARATION, SCRIPT),
     *(GATES, RECONCILIATION, STATE, VERSIONS, REPORT),
 )
-"""What every bundle holds; the plan is there when it is known."""
+"""Files that every bundle holds; the plan is there when it is known."""
 
 Event = Mapping[str, Any]
-"""An event as its line says it."""
+"""An event as parsed from its line."""
 
 
 def told(events: Iterable[Event], script_id: str, kind: str) -> list[dict[str, Any]]:
-    """Return what the events of one kind tell about a migration, with their seq and moment."""
+    """Return the details of the events of one kind of a migration, each with its `seq` and `at`."""
     return [
         {"seq": event["seq"], "at": event["at"], **event["details"]}
         for event in events
@@ -53,7 +53,7 @@ def told(events: Iterable[Event], script_id: str, kind: str) -> list[dict[str, A
 def proofs(
     script_id: str, lines: Sequence[bytes], events: Sequence[Event], checkpoint: note.Checkpoint
 ) -> dict[str, Any]:
-    """Return inclusion proofs for the events of a migration, so that one can be shown without the others."""
+    """Return inclusion proofs for the events of a migration, so that each can be shown without the others."""
     leaves = [merkle.leaf_hash(line) for line in lines]
     indexes = [number for number, event in enumerate(events) if event["script_id"] == script_id]
     return {

@@ -1,13 +1,13 @@
-"""Making a bundle of what the state file knows of a migration.
+"""Making a bundle from the records of a migration in the state file.
 
 Rules kept here:
 
-* No service is asked, and no table is read: what is exported was recorded when it happened.
-* The audit log is checked first; one that does not hold together is not exported.
-* That it is exported is an event, too, before the checkpoint is made; that it was written, with the hash of
-  its statement, is another one after it, which the bundle does not hold.
-* The snapshot of the state holds no key: of segments their counts, of facts those that are a time or a
-  number; other facts are named, not shown.
+* No service is asked, and no table is read: everything exported was recorded when it happened.
+* The audit log is checked first; one that is broken or contradicts its checkpoints is not exported.
+* The export is an event, too, before the checkpoint is made. Another event, after the bundle is written, has
+  the hash of its statement; the bundle does not hold that one.
+* The snapshot of the state holds no key: of segments their counts, of facts those that are a time, a number
+  or true or false; other facts are named, not shown.
 * Before a bundle is written all its files are searched for the secrets and account keys that this
   configuration names: a script that holds one is refused, not handed to an auditor.
 """
@@ -62,9 +62,9 @@ class Exported:
         script_id: the migration.
         files: how many files it has.
         events: how many events of the audit log it holds.
-        statement_sha256: of the statement's file.
-        key_id: of the key that signed, "" when it is not signed.
-        stamped: whether an authority stamped it.
+        statement_sha256: SHA-256 of the statement's file.
+        key_id: id of the key that signed, "" when it is not signed.
+        stamped: whether an authority stamped the statement.
     """
 
     script_id: str
@@ -90,14 +90,14 @@ def export(
         config: the configuration.
         declared: the migration.
         state: the state file, open for writing.
-        folder: where the bundle is to stand; must not be there, or be empty.
-        signer: signs checkpoint and statement; None leaves them unsigned.
-        authority: URL of a time stamp authority.
+        folder: the bundle's folder; must not exist, or be empty.
+        signer: signs checkpoint, statement and time stamp; None leaves them unsigned.
+        authority: URL of a time stamp authority; None: there is no time stamp.
 
     Raises:
-        Refused: nothing is known of the migration, or something is in the folder.
+        Refused: the migration has not begun, or something is in the folder.
         Moved: the script is not the one that was applied.
-        Findings: the audit log does not hold together, or a file would hold a secret.
+        Findings: the audit log is broken or contradicts its checkpoints, or a file would hold a secret.
         RekeyError: the key, the authority or the disk failed. Nothing is left of the bundle.
     """
     bag.require_free(folder)
@@ -133,14 +133,14 @@ def export(
         key_id=key_id,
         stamped=authority is not None,
     )
-    # An event after the bundle, which cannot hold it.
+    # The bundle cannot hold this event, which has the hash of its statement.
     details = {name: getattr(done, name) for name in ("statement_sha256", "key_id", "events", "stamped")}
     state.audit(EVIDENCE_EXPORTED, script_id, {**details, "signed": bool(key_id)})
     return done
 
 
 def exports_of(state: State, statement_sha256: str) -> list[AuditEvent]:
-    """Return the events that say that this project exported a statement."""
+    """Return the events by which this project exported a bundle with this statement."""
     return [
         event
         for event in state.audit_events()
@@ -149,7 +149,8 @@ def exports_of(state: State, statement_sha256: str) -> list[AuditEvent]:
 
 
 def record_verified(state: State, verdict: Verdict) -> bool:
-    """Record that a bundle was verified and is right; tell whether it is one that this project exported."""
+    """Record that a bundle was verified, if it is right and this project exported it; tell whether it was
+    recorded."""
     ours = exports_of(state, verdict.statement_sha256)
     if not ours or not verdict.is_right:
         return False
@@ -164,7 +165,8 @@ def record_verified(state: State, verdict: Verdict) -> bool:
 
 
 def _require_known(state: State, declared: Declared) -> None:
-    """Refuse what nothing can be shown of."""
+    """Raise when there is no evidence to export: the migration has not begun (Refused), its audit log is
+    broken (Findings), or its script was edited (Moved)."""
     events = state.audit_events()
     if not any(event.script_id == declared.script_id for event in events):
         raise Refused(
@@ -223,7 +225,7 @@ def _files(
 
 
 def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the state file knows of a migration, without keys."""
+    """Return the records of a migration in the state file, without keys."""
     record = state.migration(script_id)
     applied = set(state.ledger_ids())
     shown = {name: value for name, value in facts.items() if _HARMLESS.fullmatch(value)}
@@ -253,12 +255,12 @@ def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[st
 
 
 def versions(schema: int) -> dict[str, Any]:
-    """Return what runs here: rekey, Python, the packages rekey is built on, the schema of the state file."""
+    """Return the versions of rekey, Python, the packages rekey depends on, and the state file's schema."""
     found = {}
     for wanted in map(Requirement, requires(DISTRIBUTION) or []):
         if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
             found[wanted.name] = version(wanted.name)
-    with suppress(PackageNotFoundError):  # an extra that is not installed signed nothing
+    with suppress(PackageNotFoundError):  # when the extra is not installed, it signed nothing
         found["azure-keyvault-keys"] = version("azure-keyvault-keys")
     return {
         "rekey": installed_version(),
@@ -272,7 +274,7 @@ def versions(schema: int) -> dict[str, Any]:
 
 
 def _refuse_secrets(config: Config, files: Mapping[str, bytes]) -> None:
-    """Refuse files that hold a secret, an account key or a connection string. Names the file only."""
+    """Raise Findings when files hold a secret, an account key or a connection string; it names files only."""
     known = [form for secret in _secrets(config) for form in forms(secret)]
     guilty = sorted(
         name
@@ -288,7 +290,7 @@ def _refuse_secrets(config: Config, files: Mapping[str, bytes]) -> None:
 
 
 def _secrets(config: Config) -> list[bytes]:
-    """Return the secrets and keys that can be had here; one that cannot is not needed to export."""
+    """Return the secrets and keys that can be read here; others are left out, as an export needs none."""
     found = []
     for wrapping in (config.sealing.key, config.sealing.previous):
         if wrapping is not None and wrapping.kind is not SecretKind.KEY_VAULT:
@@ -304,7 +306,7 @@ def _secrets(config: Config) -> list[bytes]:
 
 
 def forms(secret: bytes) -> list[bytes]:
-    """Return how a secret could stand in a file: plain, hex, base64 at each alignment."""
+    """Return the forms in which a file could hold a secret: plain, hex, base64 at each alignment."""
     encoded = []
     for before in range(3):
         text = base64.b64encode(b"\0" * before + secret)

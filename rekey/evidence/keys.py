@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* A key is known by the SHA-256 of its public half in SPKI form (`key_id`). An auditor brings the
+* A key is identified by the SHA-256 of its public half in SPKI form (`key_id`). An auditor brings the
   public half along: no bundle holds it, so that it cannot be taken from there.
 * Ed25519 signs the bytes themselves; P-256 signs their SHA-256, and its signature is DER.
 * No repr holds a private key.
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 NOTE_ID_BYTES = 4
-"""How many bytes of a hash a signed note names a key by."""
+"""Length of the hash by which a signed note names a key."""
 _ED25519_TYPE = b"\1"
 
 
@@ -30,7 +30,7 @@ class PublicKey:
 
     Attributes:
         key: the key.
-        origin: where it is from, for the reader of a verdict; "" when that is not known.
+        origin: where it came from, for the reader of a verdict; "" when that is not known.
     """
 
     key: Ed25519PublicKey | ec.EllipticCurvePublicKey = field(repr=False)
@@ -62,18 +62,18 @@ class PublicKey:
 
     @property
     def named(self) -> dict[str, str]:
-        """How a statement names it."""
+        """The key as a statement names it: algorithm and id."""
         return {"algorithm": self.algorithm, "key_id": self.key_id}
 
     def note_id(self, name: str) -> bytes:
-        """Return the four bytes by which a signed note names this key."""
+        """Return the four bytes by which a signed note of the log `name` names this key."""
         if isinstance(self.key, Ed25519PublicKey):
             raw = self.key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
             return hashlib.sha256(name.encode() + b"\n" + _ED25519_TYPE + raw).digest()[:NOTE_ID_BYTES]
         return hashlib.sha256(self.spki).digest()[:NOTE_ID_BYTES]
 
     def verifies(self, signature: bytes, data: bytes) -> bool:
-        """Tell whether a signature over some bytes is of this key."""
+        """Tell whether a signature over `data` is by this key."""
         try:
             if isinstance(self.key, Ed25519PublicKey):
                 self.key.verify(signature, data)
@@ -85,14 +85,14 @@ class PublicKey:
 
 
 class Signer(Protocol):
-    """Something that signs for one key."""
+    """An object that signs with one key."""
 
     @property
     def public(self) -> PublicKey:
         """The public half."""
 
     def sign(self, data: bytes) -> bytes:
-        """Return the signature over some bytes."""
+        """Return the signature over `data`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,5 +107,5 @@ class Ed25519Signer:
         return PublicKey(self.private.public_key())
 
     def sign(self, data: bytes) -> bytes:
-        """Return the 64 bytes of the signature."""
+        """Return the signature over `data`, 64 bytes."""
         return self.private.sign(data)

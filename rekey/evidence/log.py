@@ -4,17 +4,17 @@ Rules kept here:
 
 * A checkpoint covers every event that is in the state file when it is made. It is added to the state file
   and never changed there.
-* No checkpoint is made over a log that does not hold together: not when the chain is broken, not when an
-  earlier checkpoint covers more events, or another root. So nothing is ever signed that contradicts what was
-  signed before.
-* Without a key a checkpoint is not signed, and says so. When a key is configured and cannot sign just now
-  (Key Vault is away), the phase that was done stays done: the checkpoint is recorded unsigned, with the
-  reason.
-* The bytes of the lines count, not what they mean: each line's hash is the next one's `prev`, and the lines
+* No checkpoint is made over a log that contradicts itself: not when the chain is broken, not when an earlier
+  checkpoint covers more events, or another root. So no checkpoint is ever signed that contradicts an earlier
+  one.
+* Without a key a checkpoint is not signed, and its remark says so. When a key is configured and cannot sign
+  just now (Key Vault is down), the phase that was done stays done: the checkpoint is recorded unsigned, with
+  the reason.
+* The bytes of the lines count, not their meaning: each line's hash is the next one's `prev`, and the lines
   are the leaves of the tree.
-* The log must be exactly as long as its checkpoint says: one that was cut off at its end is found, and so is
-  one that goes on after it.
-* Every earlier checkpoint must hold for the beginning of the log. One that is signed must be by a key that
+* The log must be exactly as long as its checkpoint says: a log that was cut off at its end is found, and so
+  is one that continues after it.
+* Every earlier checkpoint must hold for the beginning of the log. A signed one must be signed by a key that
   was given: a log does not change its keys unseen.
 """
 
@@ -39,7 +39,7 @@ from rekey.state.store import State
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it must be: a stable code, and one sentence."""
+    """One thing that is wrong: a stable code, and one sentence."""
 
     code: str
     what: str
@@ -50,7 +50,7 @@ UNSIGNED = "not signed: no key is configured"
 
 
 def lines_of(data: bytes) -> list[bytes]:
-    """Return the lines of a log. Raises ValueError when the last one has no end, or there is none."""
+    """Return the lines of a log. Raises ValueError when there is no line, or the last has no line end."""
     if not data.endswith(b"\n"):
         raise ValueError("the last line is not whole")
     return data[:-1].split(b"\n")
@@ -67,11 +67,11 @@ def read_events(data: bytes) -> list[Event]:
 
 
 class Tree:
-    """The Merkle tree over the lines of a log, which checkpoints are held against.
+    """The Merkle tree over the lines of a log, which checkpoints are compared with.
 
     Attributes:
-        name: the log's, "" without a line.
-        leaves: the hashes of the lines.
+        name: the log's name, "" without a line.
+        leaves: the leaf hashes of the lines.
     """
 
     def __init__(self, lines: Sequence[bytes]) -> None:
@@ -80,7 +80,7 @@ class Tree:
 
     @property
     def checkpoint(self) -> note.Checkpoint:
-        """The checkpoint over all of it."""
+        """The checkpoint over the whole log, not signed."""
         return note.Checkpoint(self.name, len(self.leaves), merkle.root(self.leaves))
 
     def contradictions(self, said: note.Checkpoint) -> Iterator[Finding]:
@@ -95,7 +95,7 @@ class Tree:
             yield Finding("checkpoint", other)
 
     def problems_with(self, one: note.Note, keys: Sequence[PublicKey]) -> Iterator[Finding]:
-        """Yield why a checkpoint does not hold, and that it is signed by a key that was not given."""
+        """Yield why a checkpoint does not hold: it contradicts the log, or is signed by no given key."""
         if one.is_signed and not any(one.is_by(key) for key in keys):
             unknown = f"the checkpoint over {one.checkpoint.size} events is not by a key that was given"
             yield Finding("checkpoint-key", unknown)
@@ -108,7 +108,7 @@ class Tree:
 def problems(
     events: bytes, checkpoint: bytes, earlier: bytes, proofs: bytes, keys: Sequence[PublicKey]
 ) -> list[Finding]:
-    """Return all that does not hold together; empty when all does.
+    """Return what is wrong with the log, its checkpoints and its inclusion proofs; empty when nothing is.
 
     Args:
         events, checkpoint, earlier, proofs: the files of the bundle.
@@ -141,7 +141,7 @@ def problems(
 
 
 def problems_with_kept(events: bytes, kept: str, keys: Sequence[PublicKey]) -> list[Finding]:
-    """Return why a checkpoint that was kept from before does not hold for this log; empty when it does."""
+    """Return why a checkpoint that the auditor kept does not hold for this log; empty when it does."""
     try:
         one = note.parsed(kept)
         lines = lines_of(events)
@@ -158,7 +158,7 @@ def problems_with_kept(events: bytes, kept: str, keys: Sequence[PublicKey]) -> l
 def _proved(
     proofs: bytes, leaves: Sequence[bytes], events: Sequence[Event], head: note.Checkpoint
 ) -> Iterator[Finding]:
-    """Check the inclusion proofs: of every event of the migration, and of nothing else."""
+    """Yield what is wrong with the inclusion proofs: one for each event of the migration, and no others."""
     try:
         content: dict[str, Any] = json.loads(proofs)
         script_id = events[-1]["script_id"]
@@ -182,7 +182,7 @@ def _proved(
 
 
 def problems_of(events: Sequence[AuditEvent], stored: Sequence[StoredCheckpoint]) -> list[str]:
-    """Return why the log of a state file and its checkpoints do not hold together; empty when they do."""
+    """Return where the log of a state file is broken or contradicts its checkpoints; empty when nowhere."""
     found = []
     broken = first_broken(events)
     if broken is not None:
@@ -202,7 +202,7 @@ def signed_over(events: Sequence[AuditEvent], signer: Signer | None) -> note.Not
     """Return the checkpoint over events, at least one; without a signer it is not signed.
 
     Raises:
-        RekeyError: what the signer raises.
+        RekeyError: the signer failed.
     """
     return note.signed(Tree([event.line() for event in events]).checkpoint, signer)
 
@@ -212,12 +212,12 @@ def make_checkpoint(state: State, signer: Signer | None, reason: str, progress: 
 
     Args:
         state: the state file.
-        signer: signs; None leaves the checkpoint unsigned.
+        signer: signs the checkpoint; None leaves it unsigned.
         reason: why it is made, e.g. the phase that was left.
-        progress: is told why the log does not hold together.
+        progress: told what is wrong with the log.
 
     Returns:
-        None when there is no event, or the log does not hold together.
+        The checkpoint; None when there is no event, or the log is broken or contradicts a checkpoint.
     """
     events = state.audit_events()
     found = problems_of(events, state.checkpoints())

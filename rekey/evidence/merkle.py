@@ -4,7 +4,7 @@ Rules kept here:
 
 * The hash of a leaf is SHA-256(0x00 ‖ leaf), of a node SHA-256(0x01 ‖ left ‖ right), of no leaves SHA-256().
 * A tree of n leaves splits at the largest power of two below n. Hashing level by level, with a last odd hash
-  carried up as it is, gives the same root; that is how it is computed here and in `docs/verify-by-hand.md`.
+  carried up unchanged, gives the same root; it is computed so here and in `docs/verify-by-hand.md`.
 * An inclusion proof lists the sibling hashes on the way from a leaf to the root, lowest first.
 """
 
@@ -20,7 +20,7 @@ def leaf_hash(leaf: bytes) -> bytes:
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """Return the hash of a node."""
+    """Return the hash of an inner node."""
     return hashlib.sha256(b"\1" + left + right).digest()
 
 
@@ -36,7 +36,7 @@ def inclusion_proofs(leaves: Sequence[bytes], indexes: Sequence[int]) -> list[li
 
     Args:
         leaves: all leaf hashes.
-        indexes: which leaves, from 0.
+        indexes: numbers of the leaves to prove, from 0.
     """
     levels, proofs = _levels(leaves)[:-1], []
     for index in indexes:

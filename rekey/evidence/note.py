@@ -9,7 +9,7 @@ Rules kept here:
   beginning of SHA-256(name ‖ 0x0A ‖ 0x01 ‖ public key). ECDSA on P-256 (type 2) has a DER signature over the
   text's SHA-256; its key id is the beginning of SHA-256 of the public key in SPKI form.
 * A checkpoint that is not signed has no signature lines, and ends after its text.
-* A note is accepted in exactly the form in which it is written here: another byte anywhere is found.
+* A note is accepted in exactly the form in which it is written here: any other byte is found.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HASH_DIGITS = 16
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a checkpoint says: a log, its first `size` events, and their root."""
+    """The content of a checkpoint: the log's name, the number of its first events, the root over them."""
 
     log: str
     size: int
@@ -41,7 +41,7 @@ class Checkpoint:
 
     @property
     def named(self) -> dict[str, str | int]:
-        """How a statement names it."""
+        """The checkpoint as a statement names it: name, size, root."""
         return {"name": self.log, "size": self.size, "root": base64.b64encode(self.root).decode()}
 
 
@@ -50,8 +50,8 @@ class Note:
     """A checkpoint with its signature.
 
     Attributes:
-        checkpoint: what it says.
-        key_id: four bytes, b"" when it is not signed.
+        checkpoint: the content that is signed.
+        key_id: four bytes that name the key, b"" when it is not signed.
         signature: b"" when it is not signed.
     """
 
@@ -73,7 +73,7 @@ class Note:
         return f"{self.checkpoint.text}\n{_DASH}{self.checkpoint.log} {signed}\n"
 
     def is_by(self, key: PublicKey) -> bool:
-        """Tell whether the holder of this key signed it."""
+        """Tell whether the holder of this key signed the checkpoint."""
         right_id = self.key_id == key.note_id(self.checkpoint.log)
         return right_id and key.verifies(self.signature, self.checkpoint.text.encode())
 
@@ -84,14 +84,14 @@ def log_name(first_line: bytes) -> str:
 
 
 def signed(checkpoint: Checkpoint, signer: Signer | None) -> Note:
-    """Return the note of a checkpoint; without a signer it is not signed. Raises what the signer raises."""
+    """Return the note of a checkpoint; without a signer it is not signed. Raises the signer's errors."""
     if signer is None:
         return Note(checkpoint)
     return Note(checkpoint, signer.public.note_id(checkpoint.log), signer.sign(checkpoint.text.encode()))
 
 
 def parsed(text: str) -> Note:
-    """Read a note. Raises ValueError when it is not exactly of the form that is written here."""
+    """Return the note in a text. Raises ValueError when it is not exactly in the form written here."""
     body, gap, signature_line = text.partition("\n\n")
     lines = (body + "\n" if gap else body).split("\n")
     if len(lines) != _LINES + 1 or lines[-1]:

@@ -1,12 +1,12 @@
-"""Content digests, computed again from the tables and held against those of a bundle.
+"""Content digests, computed again from the tables and compared with those of a bundle.
 
 Rules kept here:
 
 * Tables are only read; read access to the tables of the migration is all that is needed, neither the
   restricted store nor a secret.
 * A digest is of a moment: a table that was written since has another one, and so has a table that was
-  tampered with. Which of the two it is, this cannot tell; the row counts are told, too.
-* With the mapping (script and secrets) the rows that the source gives are computed again as well.
+  tampered with. The comparison cannot tell which of the two it is; row counts are reported, too.
+* With the mapper (script and secrets) the expected target rows are computed again as well.
 * The source's digest is not in evidence when it has few rows (`rekey.verify.sums.FEW`).
 """
 
@@ -34,13 +34,13 @@ BEGIN = "row_keys_begin"
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One digest of the bundle and what it is now.
+    """One digest of the bundle and the digest now.
 
     Attributes:
         table: the table.
-        what: `source`, `target`, or `expected`: what the source's rows give for it.
-        recorded_digest: "" where none is told.
-        found_digest: "" without a table.
+        what: `source`, `target`, or `expected`: the rows of that target as mapped from the source.
+        recorded_digest: "" where the bundle has none.
+        found_digest: "" when the table does not exist; for `expected`, when the source does not.
         recorded_rows, found_rows: row counts.
     """
 
@@ -53,7 +53,7 @@ class Compared:
 
     @property
     def is_equal(self) -> bool:
-        """Tell whether it is what it was; where no digest is told, whether there are as many rows."""
+        """Tell whether row count and digest are as recorded; without a recorded digest, the row count."""
         if not self.found_digest:
             return False
         return self.found_rows == self.recorded_rows and self.recorded_digest in ("", self.found_digest)
@@ -87,11 +87,11 @@ async def recompute(
     Args:
         recorded: a full verification, as the bundle holds it.
         service: the account of the tables.
-        progress: is told how far it is.
+        progress: told the rows as they are read.
         mapper: maps the source's rows again; None leaves that out.
 
     Raises:
-        ServiceError: a table could not be read. One that is not there is a difference.
+        ServiceError: a table could not be read. A table that does not exist is a difference, not an error.
     """
     tables = recorded["tables"]
     digests = [digester(one["table"], frozenset(one["not_compared"])) for one in tables]
@@ -99,7 +99,7 @@ async def recompute(
     adders = [sums.adder(digest) for sums, digest in zip(expected, digests, strict=True)]
 
     def map_again(row: Row) -> None:
-        """Add what a source row gives; one that the mapping refuses gives nothing, now as then."""
+        """Add the target rows of a source row; a refused row has none, as in the verification."""
         if mapper is not None:
             with suppress(RowRefused):
                 for number, target in mapper.map(row):
@@ -127,7 +127,7 @@ async def _read(
     progress: Progress,
     see: Callable[[Row], None] | None = None,
 ) -> BucketSums | None:
-    """Return the sums of a table's rows, None when there is no such table; `see` is shown each row."""
+    """Return the sums of a table's rows, None when there is no such table; `see` is called with each row."""
     sums = BucketSums()
     add = sums.adder(digest)
     try:

@@ -3,7 +3,7 @@
 Rules kept here:
 
 * It says nothing that the other files of the bundle do not say, and says which file says it.
-* It opens with what was proved and what was not: a bundle without a clean full verification says so in its
+* It begins with what was proved and what was not: a bundle without a clean full verification says so in its
   first lines, and so does one without a signature.
 """
 
@@ -28,7 +28,7 @@ _ERASED = (
 
 
 def render(files: Mapping[str, bytes]) -> str:
-    """Return the report.
+    """Return the report as HTML.
 
     Args:
         files: the other files of the bundle, by path below `data/`.
@@ -74,14 +74,14 @@ def render(files: Mapping[str, bytes]) -> str:
 
 
 def _wrong(check: Mapping[str, Any]) -> int:
-    """Return how many rows keep a verification from being clean; of a count, how many partitions."""
+    """Return how many rows keep a verification from being clean; in mode "count", how many partitions."""
     if check["mode"] == "count":
         return sum(one["differing"] for one in check["tables"])
     return sum(int(check.get(name, 0)) for name in ("stable", "unsettled", "unchecked"))
 
 
 def _saw(saw: Mapping[str, Any]) -> str:
-    """Return what an open gate saw."""
+    """Return as text the facts by which a gate was opened."""
     words = []
     if saw["verification"] is not None:
         words.append("{divergences:,} rows differing on {finished_at}".format(**saw["verification"]))

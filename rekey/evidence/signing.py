@@ -1,14 +1,14 @@
-"""The keys that sign and check evidence: which one is configured, in a PEM file or in Key Vault.
+"""Opening the keys that sign and check evidence, in PEM files or in Key Vault; making them.
 
 Rules kept here:
 
-* A private key is read when a command begins, so that a missing one is said before anything is done. No
-  message holds anything of it.
-* Nothing is overwritten: a key that signed something is needed as long as that must be checked.
+* A private key is read when a command begins, so that a missing one is reported before anything is done. No
+  message holds any part of it.
+* Nothing is overwritten: a key is needed as long as its signatures must be checked.
 * Key Vault has no Ed25519; a key there is on P-256, and its private half never leaves it. Key Vault signs the
   SHA-256 that is computed here and answers with the two numbers of the signature; they become DER, which
-  openssl reads, too. The public half is asked for once, with the version that is current then: what one
-  command signs is signed by one key.
+  openssl reads, too. The public half is read once, with the version that is current then: all signatures of
+  one command are by one key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def open_signer(config: Config) -> Signer | None:
-    """Return what signs evidence, None when no key is configured.
+    """Return the signer of evidence, None when no key is configured.
 
     Raises:
         ConfigurationError: the key file cannot be read or holds no Ed25519 key; the Key Vault client is not
@@ -51,7 +51,7 @@ def read_private(path: Path) -> Ed25519Signer:
     """Read an Ed25519 private key in PEM form.
 
     Raises:
-        ConfigurationError: absent, unreadable, encrypted, or of another kind.
+        ConfigurationError: the file is absent or unreadable; the key is encrypted, or of another kind.
     """
     make = "make one with `rekey evidence keygen`, or `openssl genpkey -algorithm ed25519`"
     try:
@@ -71,7 +71,11 @@ def read_private(path: Path) -> Ed25519Signer:
 
 
 def read_public(path: Path) -> PublicKey:
-    """Read the public half of an Ed25519 or P-256 key in PEM form. Raises ConfigurationError."""
+    """Read the public half of an Ed25519 or P-256 key in PEM form.
+
+    Raises:
+        ConfigurationError: the file is absent or unreadable, or the key is of another kind.
+    """
     cure = "give the file that was handed over as the public key, `-----BEGIN PUBLIC KEY-----`"
     try:
         found = serialization.load_pem_public_key(_read(path, "public", cure))
@@ -85,7 +89,7 @@ def read_public(path: Path) -> PublicKey:
 
 
 def make_key(path: Path) -> PublicKey:
-    """Make an Ed25519 key: `path` holds the private half (0600), `path` with `.pub` the public one.
+    """Make an Ed25519 key: `path` holds the private half (0600), `public_path(path)` the public one.
 
     Raises:
         ConfigurationError: one of the files is there already, or cannot be written. Nothing is overwritten.
@@ -100,7 +104,7 @@ def make_key(path: Path) -> PublicKey:
         if public_file.exists():
             raise FileExistsError
         write_private(path, pem)
-        with public_file.open("xb") as file:  # a file or link that came meanwhile is not written through
+        with public_file.open("xb") as file:  # never writes to a file or link that was made meanwhile
             file.write(public.pem)
     except FileExistsError:
         raise ConfigurationError(
@@ -117,7 +121,7 @@ def make_key(path: Path) -> PublicKey:
 
 
 def public_path(path: Path) -> Path:
-    """Return where the public half of a key stands: `key.pem` has `key.pub.pem` next to it."""
+    """Return the path of a key's public half: `key.pub.pem` next to `key.pem`."""
     return path.with_name(f"{path.stem}.pub{path.suffix}")
 
 
@@ -146,7 +150,7 @@ class KeyVaultSigner:
     """Signs with a key in Key Vault."""
 
     def __init__(self, url: str, *, credential: TokenCredential | None = None, **client_options: Any) -> None:
-        """Take the key's URL; nothing is asked of Key Vault yet. Arguments and errors are `VaultKey`'s."""
+        """Create the signer of the key at `url`, without a request. Arguments and errors are `VaultKey`'s."""
         self._vault_key = VaultKey(_KEY, url, credential, client_options)
 
     @cached_property

@@ -6,8 +6,8 @@ Rules kept here:
   envelope itself and the time stamp over it. A file that it does not name does not belong to the bundle.
 * What is signed is the DSSE pre-authentication encoding
   `DSSEv1 SP len(type) SP type SP len(body) SP body` (https://github.com/secure-systems-lab/dsse).
-* An envelope has one signature, or none when no key is configured. It stands as RFC 8785 JSON, and is
-  accepted in no other form: another byte anywhere in its file is found.
+* An envelope has one signature, or none when no key is configured. It is written as RFC 8785 JSON, and
+  accepted in no other form: any other byte in its file is found.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What is stated.
+    """The content of a statement.
 
     Attributes:
-        digests: path within the bundle to SHA-256, hex.
+        digests: SHA-256 of the files, hex, by path within the bundle.
         predicate: what the bundle is about.
     """
 
@@ -70,18 +70,18 @@ class Envelope:
 
     @property
     def data(self) -> bytes:
-        """The envelope's file."""
+        """The content of the envelope's file."""
         signatures = [{"keyid": self.key_id, "sig": _text(self.signature)}] if self.is_signed else []
         return rfc8785.dumps(
             {"payload": _text(self.body), "payloadType": PAYLOAD_TYPE, "signatures": signatures}
         )
 
     def is_by(self, key: PublicKey) -> bool:
-        """Tell whether the holder of this key signed it."""
+        """Tell whether the holder of this key signed the envelope."""
         return self.key_id == key.key_id and key.verifies(self.signature, encoded(self.body))
 
     def statement(self) -> Statement:
-        """Return what is stated. Raises ValueError when it is not a statement in the form written here."""
+        """Return the statement. Raises ValueError when the body is not exactly in the form written here."""
         try:
             content = json.loads(self.body)
             digests = {one["name"]: one["digest"]["sha256"] for one in content["subject"]}
@@ -103,13 +103,13 @@ def signed(statement: Statement, signer: Signer | None) -> Envelope:
 
 
 def encoded(body: bytes) -> bytes:
-    """Return the pre-authentication encoding: what the signature is over."""
+    """Return the pre-authentication encoding of a body: the bytes that are signed."""
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(body), body)
 
 
 def parsed(data: bytes) -> Envelope:
-    """Read an envelope's file. Raises ValueError when it is not exactly of the form that is written here."""
+    """Return the envelope in a file. Raises ValueError when it is not exactly in the form written here."""
     try:
         content = json.loads(data)
         signatures = content["signatures"]

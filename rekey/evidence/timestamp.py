@@ -2,12 +2,12 @@
 
 Rules kept here:
 
-* The stamp is over the SHA-256 of the envelope's file. A nonce ties the answer to the request; the answer is
-  held against the statement before it is kept.
+* The stamp is over the SHA-256 of the envelope's file. A nonce ties the answer to the request; nonce and hash
+  of the answer are compared with those of the request before it is kept.
 * An authority does not sign every byte of its answer (versions, an algorithm's name). So the holder of the
-  evidence key signs the answer as it came, in a file next to it.
-* An auditor brings along the authority's root certificate; the ones in the answer prove nothing.
-* The authority is asked over http or https; its answer is signed either way. Only the hash travels.
+  evidence key signs the unchanged answer, in a file next to it.
+* An auditor brings along the authority's root certificate; certificates in the answer prove nothing.
+* The authority is asked over http or https; its answer is signed either way. Only the hash is sent.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def ask(url: str, data: bytes) -> bytes:
     Raises:
         ConfigurationError: not an http or https URL.
         EndpointDown: the authority cannot be reached.
-        Unavailable: it refused, or its answer is over something else.
+        Unavailable: it refused, or its answer is no time stamp, or one over something else.
     """
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise ConfigurationError(
@@ -73,15 +73,15 @@ def ask(url: str, data: bytes) -> bytes:
 
 
 def check(answer: bytes, data: bytes, root: bytes) -> datetime:
-    """Return the time that an authority vouches for.
+    """Return the time of a stamp, after checking it.
 
     Args:
-        answer: what it answered.
-        data: what the stamp must be over.
+        answer: the authority's answer.
+        data: the bytes that the stamp must be over.
         root: the authority's root certificate, PEM.
 
     Raises:
-        ValueError: it does not vouch for this; the message says why.
+        ValueError: it is no stamp of this authority over `data`; the message says why.
     """
     certificate = x509.load_pem_x509_certificate(root)
     try:
@@ -95,7 +95,7 @@ def check(answer: bytes, data: bytes, root: bytes) -> datetime:
 
 
 def read_root(path: Path) -> bytes:
-    """Read a root certificate in PEM form. Raises ConfigurationError."""
+    """Read a root certificate in PEM form. Raises ConfigurationError when it cannot be read or is none."""
     try:
         data = path.read_bytes()
         x509.load_pem_x509_certificate(data)

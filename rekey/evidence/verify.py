@@ -1,13 +1,13 @@
-"""Checking a bundle, with nothing but the bundle and what its reader brings along.
+"""Checking a bundle, with nothing but the bundle and what the auditor brings along.
 
 Rules kept here:
 
 * Nothing of the bundle is trusted before its statement is: the key, an authority's root and an earlier
   checkpoint come from the auditor. No code of the bundle runs.
-* All is looked at, and all that is wrong is told: one finding does not hide the next. That a file cannot be
-  read, nested as it may be, is a finding, too.
-* What the statement says of its signer, its log and its time stamp is held against them: a time stamp that
-  was announced and taken away is found.
+* Everything is checked, and every finding is reported: one does not hide the next. A file that cannot be
+  read, because it is nested too deep or otherwise, is a finding, too.
+* The statement names its signer, its log and its time stamp; each is compared with the one in the bundle: a
+  time stamp that was announced and taken away is found.
 * A bundle without a signature is never right, only whole.
 * The same checks can be made by hand (`docs/verify-by-hand.md`).
 """
@@ -33,8 +33,8 @@ class Trusted:
     Attributes:
         keys: public keys, any of which may have signed.
         root: root certificate of the time stamp authority, PEM; None when it is not at hand.
-        ignore_timestamp: leave a time stamp unchecked.
-        earlier: a checkpoint that was kept from before, as text; None when there is none.
+        ignore_timestamp: leave the authority's signature on a time stamp unchecked.
+        earlier: an earlier checkpoint that the auditor kept, as text; None when there is none.
     """
 
     keys: Sequence[PublicKey]
@@ -45,17 +45,18 @@ class Trusted:
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found.
+    """The result of checking a bundle.
 
     Attributes:
-        findings: all that is wrong; none when the bundle is right.
-        checked: what was checked and holds, a sentence each.
+        findings: everything that is wrong; empty when the bundle is right.
+        checked: the checks that hold, a sentence each.
         predicate: what the statement says the bundle is about; {} when it cannot be read.
-        statement_sha256: of the statement's file, "" when there is none.
-        key_id: of the key that signed, in full; "" when there is no signature, or none by those given.
-        key_origin: where that key was had from.
+        statement_sha256: SHA-256 of the statement's file, "" when there is none.
+        key_id: id of the key that signed, in full; "" when there is no signature, or none by a given key.
+        key_origin: where that key came from.
         signed: whether there is a signature.
-        stamped_at: when an authority stamped it; None when there is no stamp, or it was not checked.
+        stamped_at: when an authority stamped the statement; None when there is no stamp, it was not checked,
+            or it does not hold.
     """
 
     findings: list[log.Finding] = field(default_factory=list)
@@ -73,12 +74,12 @@ class Verdict:
         return not self.findings
 
     def wrong(self, code: str, what: str) -> None:
-        """Note what is wrong."""
+        """Add a finding."""
         self.findings.append(log.Finding(code, what))
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        # As it is: it may be nested deeper than a function can follow.
+        # The predicate is not converted: it may be nested deeper than a recursive function can follow.
         return {"right": self.is_right, "about": self.predicate, **members(self)}
 
 
@@ -86,8 +87,8 @@ def verify(folder: Path, trusted: Trusted) -> Verdict:
     """Check a bundle.
 
     Raises:
-        ConfigurationError: there is no such folder; or it has a time stamp and neither is a root given nor
-            the stamp to be left unchecked.
+        ConfigurationError: there is no such folder; or it has a time stamp, no root is given, and
+            `ignore_timestamp` is not set.
     """
     verdict = Verdict(statement_sha256=bag.statement_sha256(folder))
     envelope = _statement(folder, trusted, verdict)
@@ -102,7 +103,7 @@ def verify(folder: Path, trusted: Trusted) -> Verdict:
     try:
         _log(files, trusted, verdict)
         _consistent(files, verdict)
-    except RecursionError:  # nested less deep than a reader minds, and deeper than a writer does
+    except RecursionError:  # JSON may be nested so deep that it can be read but not be written again
         verdict.wrong("log-unreadable", "the audit log cannot be read: it is nested too deep")
     _stamp(folder, trusted, verdict)
     return verdict
@@ -131,7 +132,7 @@ def _statement(folder: Path, trusted: Trusted, verdict: Verdict) -> statement.En
 
 
 def _files(folder: Path, envelope: statement.Envelope, trusted: Trusted, verdict: Verdict) -> None:
-    """Hold the files against the statement."""
+    """Compare the files with the statement."""
     try:
         stated = envelope.statement()
     except ValueError as error:
@@ -172,13 +173,13 @@ def _log(files: dict[str, bytes], trusted: Trusted, verdict: Verdict) -> None:
 
 
 def _consistent(files: dict[str, bytes], verdict: Verdict) -> None:
-    """Hold what stands twice against each other: the events say it, and a file of its own says it."""
+    """Compare the files that repeat what the events of the audit log, or the statement, say."""
     before = len(verdict.findings)
     try:
         events = log.read_events(files[contents.EVENTS])
         script_id = str(events[-1]["script_id"])
     except (KeyError, ValueError, IndexError, TypeError, RecursionError):
-        return  # said by the check of the log
+        return  # reported by `_log`
     for name, kind in ((contents.GATES, "gate"), (contents.RECONCILIATION, "verification")):
         if files.get(name) != contents.as_json(contents.told(events, script_id, kind)):
             verdict.wrong("not-as-logged", f"{name} is not what the audit log says")
@@ -211,7 +212,7 @@ def _stamp(folder: Path, trusted: Trusted, verdict: Verdict) -> None:
                 "timestamp", "there is no time stamp, and a root certificate was given to check one"
             )
         return
-    # An authority's answer has bytes that it does not sign; the holder of the key signed all of it.
+    # An authority's answer has bytes that the authority does not sign; the evidence key signed all of them.
     signature = folder / bag.TIMESTAMP_SIGNATURE
     if verdict.signed or signature.exists():
         by_key = signature.read_bytes() if signature.is_file() else b""

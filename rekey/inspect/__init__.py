@@ -1,5 +1,6 @@
-"""What a table holds: partitions, shapes, personal data.
+"""Inspection of a table: partitions, shapes of keys, personal data.
 
-`inventory.py` scans or samples (`sampling.py`); `profile.py` counts what goes by (`columns.py`, `shapes.py`,
-`partitions.py`); `report.py` says what that means, `render.py` in words; `inspect.py` does all of it.
+`inventory.py` scans or samples (`sampling.py`); `profile.py` counts the rows read (`columns.py`, `shapes.py`,
+`partitions.py`); `report.py` makes a report of the counts, `render.py` makes text of it; `inspect.py` runs
+them all.
 """

@@ -3,8 +3,8 @@
 Rules kept here:
 
 * Memory does not grow with the table: counters over fixed classes, a histogram of lengths, and a sample.
-* The sample holds keys. It is for rules that must see some of them; what reports hold is counts only.
-* The sample is the same for every order that keys come in: those whose CRC-32 is lowest.
+* The sample holds keys. It is for rules of advice that must see keys; reports hold counts only.
+* The sample does not depend on the order of the keys: it holds those whose CRC-32 is lowest.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SAMPLED_KEYS = 2_000
 
 
 class Mark(IntFlag):
-    """What kinds of characters a key holds."""
+    """Kinds of characters that a key holds."""
 
     LOWER = 1
     UPPER = 2
     DIGITS = 4
     PLAIN = 8
-    """`-`, `.`, `_`, `~`: what no address escapes."""
+    """`-`, `.`, `_`, `~`: never escaped in addresses."""
     SPACE = 16
     SPECIAL = 32
     """Other ASCII characters: escaped in addresses, or with a meaning in filters."""
@@ -66,7 +66,7 @@ class Lengths:
 
 
 class KeyColumn:
-    """Takes keys one by one (`add`) and keeps what is told about them."""
+    """Takes keys one by one (`add`) and keeps their counts and a sample."""
 
     def __init__(self) -> None:
         self.keys = 0
@@ -119,8 +119,8 @@ class KeyColumn:
         return Lengths(used[0], median, used[-1], self._total_units / self.keys)
 
     def by_length(self, step: int) -> dict[int, int]:
-        """Return how many keys are how long: the lower end of a class of `step` UTF-16 units, and the number
-        of keys; all classes from 0 to the longest."""
+        """Return the number of keys by length: by the lower end of a class of `step` UTF-16 units; all
+        classes from 0 to the longest key's."""
         lows = range(0, max(self._units, default=-1) + 1, step)
         return {low: sum(self._units[units] for units in range(low, low + step)) for low in lows}
 
@@ -134,5 +134,5 @@ class KeyColumn:
         return sum(count for marks, count in self._marks.items() if marks & mark)
 
     def share(self, *shapes: Shape) -> float:
-        """Return the share of keys with these shapes, 0.0 to 1.0 (one shape counts; more are added up)."""
+        """Return the share of keys with a shape, 0.0 to 1.0; for several shapes the sum, at most 1.0."""
         return min(1.0, sum(self.shapes[shape] for shape in shapes) / self.keys) if self.keys else 0.0

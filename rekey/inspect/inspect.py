@@ -4,7 +4,7 @@ Rules kept here:
 
 * A sample sends at most 60 requests, for a table of any size.
 * A whole read holds one page and counters: memory does not grow with the table.
-* Safe ids are made with a key that is forgotten: they hold within one output only.
+* Safe ids are made with a key that is not kept: they hold within one output only.
 """
 
 from __future__ import annotations

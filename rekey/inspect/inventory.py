@@ -1,8 +1,8 @@
-"""What a source table holds: read whole, or sampled by a bounded number of page reads.
+"""The inventory of a source table: read whole, or sampled by a bounded number of page reads.
 
 Rules kept here:
 
-* Reading is all that is done; nothing is written anywhere.
+* The table is only read; nothing is written anywhere.
 * A sample reads the beginning of the table whole (so that batches can be packed as backfill packs them) and
   then single pages elsewhere to estimate the size (`sampling.py`). It always says that it is an estimate.
 * The digest of a whole read is the sum modulo 2^128 of BLAKE2b over each row's ETag and Timestamp. Every
@@ -45,17 +45,18 @@ class SampleSize:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What is known of a source table.
+    """Figures of a source table.
 
     Attributes:
         table: its name.
-        rows: how many rows, and how sure that is.
+        rows: how many rows, and how certain that is.
         stored_bytes: bytes the service bills; an estimate unless `rows.exact`.
-        pages: pages read to find out.
+        pages: pages read.
         partitions: partitions met; all there are when `rows.exact`.
-        largest_partition: rows of the largest partition; likely rows unless `rows.exact`.
+        largest_partition: rows of the largest partition; unless `rows.exact`, the most rows of a partition
+            that were read without a gap: a lower bound.
         digest: 32 hexadecimal digits over every row's ETag and Timestamp; None for a sample.
-        requests: sent to find out; more than `pages` where an answer held no rows.
+        requests: requests sent; more than `pages` where an answer held no rows.
     """
 
     table: str
@@ -74,7 +75,7 @@ class Inventory:
 
     @property
     def basis(self) -> str:
-        """Return in one sentence what the figures rest on."""
+        """Return the basis of the figures: what was read, and whether they are estimates."""
         if self.exact:
             return f"every row was read ({self.pages:,} pages)"
         return (
@@ -88,10 +89,10 @@ class Inventory:
 
 
 Take = Callable[[Sequence[Row], bool], None]
-"""Takes the rows of one page; the flag tells whether they continue the page before."""
+"""Takes the rows of one page; the flag tells whether they continue the previous page without a gap."""
 
 Jump = Callable[[EntityKey], None]
-"""Told after which key the next rows begin, when they do not continue the page before."""
+"""Takes the key after which the next rows begin, when they do not continue the previous page."""
 
 
 async def read_whole(table: Table, take: Take) -> Inventory:
@@ -115,7 +116,7 @@ async def read_sample(table: Table, size: SampleSize, take: Take, jump: Jump | N
         return reading.inventory(reading.rows, exact=True, settled=True)
 
     def left() -> int | None:
-        # One is kept back: after the last page of a table an empty answer may follow.
+        # One request is reserved: after the last page of a table an empty answer may follow.
         return None if size.requests is None else size.requests - 1 - reading.requests
 
     async def read(after: Units) -> Stretch:
@@ -130,13 +131,14 @@ async def read_sample(table: Table, size: SampleSize, take: Take, jump: Jump | N
 
 
 class _Reading:
-    """Reads parts of one table, each row once, and sums up what is read.
+    """Reads parts of one table, hands on each row once, and sums up the rows read.
 
     Memory grows with a sample's partitions and requests, not with a whole read's.
     """
 
     def __init__(self, table: Table, take: Take, *, gaps: bool) -> None:
-        """`gaps`: parts are left out: then a partition may be met again, and is remembered."""
+        """Create a reading of no rows. `gaps`: parts are left out, so a partition may be met again: the
+        PartitionKeys met are remembered."""
         self.rows = 0
         self.pages = 0
         self.requests = 0
@@ -152,10 +154,10 @@ class _Reading:
         self._met: set[str] = set()
         self._read_upto: list[Units] = []
         self._read_after: list[Units] = []
-        """Where the parts that were read end, in order, and after which keys they begin."""
+        """The last keys of the stretches read, in order, and the keys after which they begin."""
 
     def take_page(self, rows: Sequence[Row], continues: bool) -> None:
-        """Count rows and hand them on; `continues`: they follow those before without a gap."""
+        """Count rows and hand them on; `continues`: they follow the previous ones without a gap."""
         self.pages += 1
         if not continues:
             self._partition = None
@@ -176,7 +178,7 @@ class _Reading:
         self._take(rows, continues)
 
     async def read_head(self, head_rows: int) -> tuple[list[Units], bool]:
-        """Read the beginning of the table; return the last page's keys, and whether that was all of it."""
+        """Read the beginning of the table; return the last page's keys, and whether the table ends there."""
         last: list[Units] = []
         async with aclosing(_scan(self._table, EVERYTHING)) as pages:
             async for rows in pages:
@@ -184,7 +186,7 @@ class _Reading:
                 if not rows:
                     self.pages += 1
                     continue
-                # The page after the head shows whether the table goes on; being read, it is used.
+                # The page after the head shows whether the table continues; its rows are counted, too.
                 beyond = self.rows >= head_rows
                 self.take_page(rows, True)
                 last = [units_of(key_of(row)) for row in rows]
@@ -195,15 +197,15 @@ class _Reading:
         return last, True
 
     async def read_stretch(self, after: Units, most: int | None) -> Stretch:
-        """Read one page's worth of rows after a key; only rows that are new are handed on.
+        """Read one page's worth of rows after a key; only rows not read before are handed on.
 
-        `most`: how many answers to read at most; None reads on until there are rows, and costs one of the
-        budget.
+        `most`: how many answers to read at most; None reads on until there are so many rows or the table
+        ends, and counts as one request of the budget.
         """
         keys: list[Units] = []
         ended = True
         sent = 0
-        start = key_from(after)  # not quite there, where a service would not answer that key
+        start = key_from(after)  # just before `after` where that is no valid text
         async with aclosing(_scan(self._table, KeyRange(after=start))) as pages:
             async for rows in pages:
                 sent += 1
@@ -221,17 +223,17 @@ class _Reading:
         return Stretch(keys, ended, 1 if most is None else sent)
 
     def _mark(self, after: Units, upto: Units) -> None:
-        """Take note that everything after `after` up to `upto` was read."""
+        """Note that all rows after `after` up to and including `upto` were read."""
         at = bisect_left(self._read_upto, upto)
         self._read_upto.insert(at, upto)
         self._read_after.insert(at, after)
 
     def _was_read(self, key: Units) -> bool:
-        # Stretches are few (one a request) and may overlap, so all that end at or after the key count.
+        # Stretches are few (one a request) and may overlap, so all that end at or after the key are asked.
         return any(after < key for after in self._read_after[bisect_left(self._read_upto, key) :])
 
     def inventory(self, rows: int, *, exact: bool, settled: bool) -> Inventory:
-        """Return what is known of the table, of `rows` rows by the best estimate."""
+        """Return the inventory of the table, which has `rows` rows by the best estimate."""
         return Inventory(
             table=self._table.name,
             rows=RowEstimate(rows, self.rows, exact, settled),

@@ -2,12 +2,13 @@
 
 Rules kept here:
 
-* Rows of one partition stand together, so a run that begins and ends within what was read is a whole
-  partition. A run that is cut off is counted with what was seen of it, and said to be cut off.
-* Of a sample, partitions are counted by how often one ends within what was read.
+* Rows of one partition stand together, so a run that begins and ends within the rows read is a whole
+  partition. A run that is cut off is counted with the rows seen of it, and marked as not whole.
+* Of a sample, partitions are counted by how often one ends within the rows read.
 * Of rows in no order (new keys), the largest partitions are counted by Misra and Gries ("Finding repeated
-  elements", 1982): exact while there are few partitions, a lower bound beyond. How many are of which size is
-  told by those whose CRC-32 falls into a share of all: such a partition is counted whole or not at all.
+  elements", 1982): exact while there are few partitions, a lower bound beyond. The number of partitions by
+  size is scaled up from those whose CRC-32 falls into a share of all its values: such a partition is counted
+  whole or not at all.
 * Memory is bounded. Counts name partitions by their keys; they stay in memory.
 """
 
@@ -44,12 +45,12 @@ CLASS_NAMES = (
 
 
 class PartitionRuns:
-    """Takes PartitionKeys of rows in key order, with `cut` wherever rows were left out."""
+    """Counts partitions by the PartitionKeys of rows in key order, with `cut` where rows were left out."""
 
     def __init__(self) -> None:
         self.rows = 0
         self.ends = 0
-        """How often a partition was seen to end because another one follows."""
+        """How many partitions were seen to end because another one follows."""
         self.sizes = [0] * (len(CLASSES) + 1)
         """Whole partitions by size class."""
         self._partition: str | None = None
@@ -60,7 +61,7 @@ class PartitionRuns:
         self._cut_off: Counter[str] = Counter()
 
     def add(self, partitions: Sequence[str]) -> list[str]:
-        """Count rows that follow those before without a gap; return the partitions met newly here."""
+        """Count rows that follow the previous ones without a gap; return the partitions that begin here."""
         self.rows += len(partitions)
         new = []
         for partition in partitions:
@@ -70,7 +71,7 @@ class PartitionRuns:
                     self.ends += 1
                     self._from_start = True
                 elif partition != self._after:
-                    # Reading began before this partition, so its first row is there.
+                    # Reading began before this partition, so its first row was read.
                     self._from_start = True
                 self._partition = partition
                 new.append(partition)
@@ -78,7 +79,7 @@ class PartitionRuns:
         return new
 
     def cut(self, after: str) -> None:
-        """Take note that rows were left out, and that the next ones begin somewhere after a PartitionKey."""
+        """End the run, as rows were left out; the next ones begin after a key of the partition `after`."""
         if self._partition is not None:
             self._close(whole=False)
         self._partition = None
@@ -86,7 +87,7 @@ class PartitionRuns:
         self._from_start = False
 
     def finish(self) -> None:
-        """Take note that the table ends after the rows before."""
+        """End the last run, with which the table ends."""
         if self._partition is not None:
             self._close(whole=self._from_start)
         self._partition = None
@@ -124,7 +125,7 @@ class PartitionTally:
     """
 
     def __init__(self, capacity: int = TALLIED_PARTITIONS) -> None:
-        """Take how many partitions are kept."""
+        """Create an empty tally that keeps at most `capacity` partitions."""
         self._capacity = capacity
         self._counts: dict[str, int] = {}
         self._seen = 0
@@ -136,18 +137,18 @@ class PartitionTally:
         self._counts[partition] = self._counts.get(partition, 0) + 1
         if len(self._counts) > self._capacity:
             self.exact = False
-            # Taking the median from all drops half of them: each is paid for by rows counted before.
+            # Subtracting the median from all counts drops half of them; only rows counted before are lost.
             less = sorted(self._counts.values())[len(self._counts) // 2]
             self._counts = {name: count - less for name, count in self._counts.items() if count > less}
 
     @property
     def partitions(self) -> int:
-        """Return how many partitions were met; when not exact, how many there are at least."""
+        """Return the number of partitions met; a lower bound when not exact."""
         return self._seen if self.exact else self._capacity
 
     @property
     def largest(self) -> int:
-        """Return the rows of the largest partition."""
+        """Return the rows of the largest partition; a lower bound when not exact."""
         return max(self._counts.values(), default=0)
 
     def top(self, number: int) -> list[tuple[str, int]]:
@@ -156,10 +157,10 @@ class PartitionTally:
 
 
 class PartitionSizes:
-    """Tells how many partitions are of which size."""
+    """Counts partitions by size class; an estimate beyond `capacity` partitions."""
 
     def __init__(self, capacity: int = SIZED_PARTITIONS) -> None:
-        """Take how many partitions are kept."""
+        """Create an empty count that keeps at most `capacity` partitions."""
         self._capacity = capacity
         self._counts: dict[str, int] = {}
         self._mask = 0
@@ -175,7 +176,7 @@ class PartitionSizes:
 
     @property
     def by_class(self) -> dict[str, int]:
-        """Return how many partitions there are of each size class, all classes up to the largest in use."""
+        """Return the number of partitions by size class, for all classes up to the largest in use."""
         counted = Counter(bisect_left(CLASSES, rows) for rows in self._counts.values())
         used = range(max(counted, default=-1) + 1)
         return {CLASS_NAMES[number]: counted[number] * (self._mask + 1) for number in used}

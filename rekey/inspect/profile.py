@@ -1,4 +1,4 @@
-"""Everything that is told about a table, counted while its rows go by. Pure.
+"""The profile of a table: counts for an inspection, made while its rows are read. Pure.
 
 Rules kept here:
 
@@ -6,11 +6,11 @@ Rules kept here:
 * A PartitionKey is counted once for each partition, a RowKey once for each row.
 * Memory is bounded for a table of any size (see the parts); of a sample, the PartitionKeys met are kept.
 * A schema is the set of a row's properties with their EDM types, in any order. Beyond 1,000 schemas or 2,000
-  properties the rest is counted together, and said to be.
+  properties the rest is counted together, and `Schemas.complete` says so.
 * Order: neighbours are compared, the service's Timestamp of a row with that of the row before it in key
   order. Nine of ten rising: rows are appended at the end. Nine of ten falling: put before the first. Rows
-  written in one batch may share their Timestamp; they say nothing. Below 20 pairs nothing is said. A
-  Timestamp is that of the last write: updates and imports move it, and a report says so.
+  written in one batch may share their Timestamp; such pairs do not count. Below 20 pairs the order is
+  unknown. A Timestamp is that of the last write: updates and imports move it, and a report says so.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from rekey.inspect.shapes import Shape
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, property_names, utf16_order
 
 _MOST_PAGES = 100
-"""Pages whose shapes are kept apart: what a sample reads. Of a whole read only the sums matter."""
+"""Pages whose shapes are counted separately: enough for a sample. For a whole read only the sums matter."""
 _MOST_FIRSTS = 10_000
-"""Partitions whose first Timestamps are kept of a sample."""
+"""Partitions of a sample of which the first Timestamp is kept."""
 
 
 class RowCounts:
-    """What is counted of rows in any order: how many, their bytes, their keys."""
+    """Counts of rows in any order: how many, their bytes, their keys."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -44,7 +44,7 @@ class RowCounts:
         self.largest_row_bytes = 0
         self.most_properties = 0
         self.partition_keys = KeyColumn()
-        """One key for each partition that is counted: which those are is the caller's to decide."""
+        """One key for each partition that is counted; the caller decides which ones are."""
         self.rows_of_partition_keys = 0
         """Rows met while partitions were counted."""
         self.row_keys = KeyColumn()
@@ -72,10 +72,11 @@ class RowCounts:
 
 
 class TableProfile(RowCounts):
-    """Takes the rows of a table (`take`), then `finish`."""
+    """Counts the rows of a table in key order: `take` for each page, then `finish`."""
 
     def __init__(self, *, gaps: bool) -> None:
-        """Tell whether rows are left out: then partitions may be met again, and are remembered."""
+        """Create an empty profile. `gaps`: rows are left out, so a partition may be met again: the
+        PartitionKeys met are remembered."""
         super().__init__()
         self.partitions = PartitionRuns()
         self.partition_order = Signs()
@@ -86,17 +87,18 @@ class TableProfile(RowCounts):
         self._gaps = gaps
         self._met: set[str] = set()
         self._firsts: list[tuple[bytes, str]] = []
-        """Of a sample: PartitionKeys in the service's order with a Timestamp, compared when all are there."""
+        """Of a sample: PartitionKeys, as bytes that sort in the service's order, each with a Timestamp; they
+        are compared in `finish`."""
         self._last: Row | None = None
         self._last_first: str | None = None
 
     def jump(self, after: EntityKey) -> None:
-        """Take note that rows were left out, and after which key the next ones begin."""
+        """Note that rows were left out; the next ones begin after the key `after`."""
         self.partitions.cut(after.partition)
         self._last = None
 
     def take(self, rows: Sequence[Row]) -> None:
-        """Count the rows of one page, which follow those before or the last jump."""
+        """Count the rows of one page, which follow the previous page or the last jump."""
         before = Counter(self.row_keys.shapes) if len(self.pages) < _MOST_PAGES else None
         for partition in self.partitions.add([row[PARTITION_KEY] for row in rows]):
             if partition not in self._met:
@@ -122,7 +124,7 @@ class TableProfile(RowCounts):
             self.pages.append((len(rows), Counter(self.row_keys.shapes) - before))
 
     def finish(self, *, whole: bool) -> None:
-        """Take note that no more rows come; `whole`: the table ends here."""
+        """End the counting; `whole`: the table ends after the last row."""
         if whole:
             self.partitions.finish()
         else:
@@ -166,12 +168,12 @@ class Signs:
 
     @property
     def pairs(self) -> int:
-        """Return how many pairs say something."""
+        """Return the number of pairs whose Timestamps differ."""
         return self.rising + self.falling
 
     @property
     def order(self) -> Order:
-        """Return what the pairs say."""
+        """Return the order of writing that the pairs show."""
         if self.pairs < LEAST_PAIRS:
             return Order.UNKNOWN
         if self.rising >= CLEAR * self.pairs:
@@ -196,7 +198,7 @@ class PropertyUse:
 
     @property
     def rows(self) -> int:
-        """Return how many rows have it."""
+        """Return how many rows have the property."""
         return sum(self.types.values())
 
     def as_json(self) -> dict[str, Any]:
@@ -209,10 +211,10 @@ class Schemas:
 
     def __init__(self) -> None:
         self.complete = True
-        """Whether every schema and every property was counted for itself."""
+        """Whether every schema and every property was counted separately."""
         self._schemas: Counter[Schema] = Counter()
         self._loose: dict[str, Counter[str]] = {}
-        """Properties of rows whose schema is not counted for itself."""
+        """Properties of rows whose schema is not counted separately: number of rows by EDM type."""
 
     def add(self, row: Row, names: Sequence[str]) -> None:
         """Count one wire row with these properties."""
@@ -234,7 +236,7 @@ class Schemas:
 
     @property
     def properties(self) -> list[PropertyUse]:
-        """Return the properties, those of most rows first."""
+        """Return the properties, the most frequent first."""
         types = {name: Counter(counted) for name, counted in self._loose.items()}
         for schema, rows in self._schemas.items():
             for name, edm in schema:

@@ -1,12 +1,12 @@
-"""What an inspection tells, as values and as JSON-able data. Pure.
+"""The report of an inspection, as values and as JSON-able data. Pure.
 
 Rules kept here:
 
 * No value holds a key, except `partition` of a large partition, which stays None unless keys were asked for.
-* What a sample cannot know exactly stands next to its interval, or is called `at_least`.
-* Rows of one page resemble each other, so it is pages that are counted as draws, not rows: the interval is
-  that of a ratio over clusters (Cochran, "Sampling Techniques", on cluster sampling).
-* What no page shows is at most 3 / pages frequent among pages, at 95 % (the rule of three).
+* A figure that a sample cannot know exactly stands next to its interval, or is called `at_least`.
+* Rows of one page resemble each other, so pages are counted as draws, not rows: the interval is that of a
+  ratio over clusters (Cochran, "Sampling Techniques", on cluster sampling).
+* A feature that no page shows has a share of at most 3 / pages, at 95 % (the rule of three).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from rekey.mapping.ids import SafeIds
 from rekey.model import EntityKey
 
 FACTOR = 3.0
-"""How far an estimate of the rows may be off, either way. Of 90 tables of 15 kinds of keys, with up to
-120,000 rows, 93 of 100 estimates lay within it; the others were too high, most of them of very uneven
+"""The factor by which an estimate of the rows may be off, either way. Of 90 tables of 15 kinds of keys, with
+up to 120,000 rows, 93 of 100 estimates lay within it; the others were too high, most of them of very uneven
 partitions (`tests/unit/test_inspection_confidence.py` repeats the trials)."""
 MARKS = {
     Mark.LOWER: "lower-case",
@@ -57,7 +57,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class ShapeUse:
-    """Keys with one shape: how many of those looked at; of RowKeys the share in the table."""
+    """One shape: the number of keys looked at that have it; for RowKeys also its share in the table."""
 
     shape: Shape
     keys: int
@@ -66,7 +66,7 @@ class ShapeUse:
 
 @dataclass(frozen=True, slots=True)
 class KeyReport:
-    """What one of the two keys looks like: keys looked at, lengths, characters, shapes, order."""
+    """Figures of one of the two keys: keys looked at, lengths, characters, shapes, order."""
 
     keys: int
     empty: int
@@ -104,11 +104,11 @@ class PartitionReport:
 
     Attributes:
         count: how many; an estimate unless the inspection is exact.
-        between: where `count` is likely to lie.
+        between: the bounds between which their number is likely to lie.
         met: how many were met.
         sizes: whole partitions by size class.
-        cut: partitions met of which a part was seen only; counted in no class.
-        largest: the largest first.
+        cut: partitions met of which only a part was seen; counted in no class.
+        largest: the largest partitions, the largest first.
     """
 
     count: int
@@ -121,16 +121,16 @@ class PartitionReport:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What is in a table.
+    """The report of a table.
 
     Attributes:
-        inventory: rows, bytes, requests, and how sure they are.
-        largest_row_bytes: of the rows read.
-        most_properties: of the rows read.
-        properties: those of most rows first.
+        inventory: rows, bytes, requests, and how certain they are.
+        largest_row_bytes: bytes of the largest row read.
+        most_properties: the most properties of a row read.
+        properties: the properties, the most frequent first.
         varying: names of the properties that come with more than one type.
         schemas: rows of each schema, the most frequent first.
-        schemas_complete: whether each schema was counted for itself.
+        schemas_complete: whether each schema was counted separately.
         shows_keys: partitions are named by key: for the operator's eyes only.
     """
 
@@ -153,12 +153,13 @@ class Inspection:
 
     @property
     def rows_read(self) -> int:
-        """Return the rows that shares are of."""
+        """Return the number of rows read; shares refer to these."""
         return self.inventory.rows.at_least
 
     @property
     def rows_interval(self) -> tuple[int, int]:
-        """Return between which numbers the rows are likely to lie: `FACTOR` either way unless exact."""
+        """Return the bounds between which the number of rows is likely to lie: `FACTOR` either way unless
+        exact, but no fewer than were read."""
         rows = self.inventory.rows
         if self.exact:
             return rows.rows, rows.rows
@@ -182,7 +183,7 @@ class Inspection:
 
 
 def report_of(profile: TableProfile, inventory: Inventory, ids: SafeIds, *, show_keys: bool) -> Inspection:
-    """Return the report of a table whose rows went through a profile."""
+    """Return the report of a table from the profile and the inventory of its rows."""
 
     def share(shape: Shape) -> Share:
         pages = [(rows, shapes[shape]) for rows, shapes in profile.pages]
@@ -244,25 +245,25 @@ def _key(column: KeyColumn, signs: Signs, share: Callable[[Shape], Share | None]
     )
 
 
-# --- how sure a share is -------------------------------------------------------------------------------
+# --- intervals -----------------------------------------------------------------------------------------
 
 _Z = 1.96
 _NONE_SEEN = 3.0
 
 
 def poisson_upper(events: int) -> float:
-    """Return the upper end of the 95 % interval of how many events there are to be expected, having seen so
-    many (Wilson and Hilferty's approximation)."""
+    """Return the upper end of the 95 % interval of the expected number of events when `events` were seen
+    (Wilson and Hilferty's approximation)."""
     more = events + 1
     return more * (1 - 1 / (9 * more) + _Z / (3 * math.sqrt(more))) ** 3
 
 
 def share_of(pages: Sequence[tuple[int, int]], *, exact: bool) -> Share:
-    """Return the share of rows that have something.
+    """Return the share of rows that have a feature, with its interval.
 
     Args:
-        pages: for each page read, its rows and how many of them have it.
-        exact: the pages are all there are: then the share is the share.
+        pages: for each page read, its rows and how many of them have the feature.
+        exact: the pages are the whole table: then both ends of the interval are the share.
     """
     rows, hits = sum(page[0] for page in pages), sum(page[1] for page in pages)
     if not rows:
@@ -279,8 +280,8 @@ def share_of(pages: Sequence[tuple[int, int]], *, exact: bool) -> Share:
         return Share(value, 0.0, 1.0)
     spread = sum((hit - value * size) ** 2 for size, hit in pages) / (count * (count - 1))
     variance = spread / (rows / count) ** 2
-    # As many independent rows as would vary like these pages; of those, Wilson's interval, which is not
-    # symmetric: near 0 and 1 a symmetric one would miss the truth too often.
+    # `draws`: the number of independent rows whose share would vary as much as that of these pages. For them
+    # Wilson's interval, which is not symmetric: near 0 and 1 a symmetric one would miss the truth too often.
     draws = value * (1 - value) / variance if variance else float(rows)
     centre = (value + _Z**2 / (2 * draws)) / (1 + _Z**2 / draws)
     half = _Z * math.sqrt(value * (1 - value) / draws + (_Z / (2 * draws)) ** 2) / (1 + _Z**2 / draws)

@@ -5,12 +5,12 @@ Rules kept here:
 * Table storage has no count. Rows read are certain; the rest is an estimate and is called one.
 * The keys form a tree of prefixes. From a page one can jump to the next prefix in a single request, so the
   branches at one level are enumerated cheaply; branches that a page did not cover are *open*. Of all open
-  branches that split at the same depth one, drawn by lot, is looked into and stands for all of them (Chen,
+  branches that split at the same depth one, drawn by lot, is enumerated and stands for all of them (Chen,
   "Heterogeneous sampling", SIAM J. Comput. 21(2), 1992, after Knuth's estimate of a tree's size). The
   estimate is right on average; for keys of even form (padded numbers, dates, GUIDs) it is close.
-* A branch that the requests did not suffice to look into is taken to be like its first sibling, which was
-  enumerated on the way to it.
-* The lot is seeded: the same table gives the same estimate.
+* A branch for which no requests were left is taken to be like its first sibling, which was enumerated on the
+  way to it.
+* The draw is seeded: the same table gives the same estimate.
 * The requests are bounded. Of a level with very many branches, some are drawn and stand for the others.
 """
 
@@ -25,21 +25,21 @@ from rekey.core.plain import told
 from rekey.model import EntityKey
 
 Units: TypeAlias = tuple[int, ...]
-"""PartitionKey, 0, RowKey as UTF-16 code units: tuples of it compare as the service orders keys."""
+"""PartitionKey, 0, RowKey as UTF-16 code units: these tuples compare as the service orders keys."""
 
 _ABOVE = 0xFFFD
-"""Sorts above every character a key is likely to hold, and is no noncharacter that a service might refuse."""
+"""A code unit that sorts above every character a key is likely to hold; a noncharacter might be refused."""
 _MAX_BRANCHES = 17
-"""Branches of one level that are enumerated (hexadecimal digits are) before others are drawn by lot."""
+"""When so many branches of a level are enumerated, others are drawn by lot; hexadecimal digits are fewer."""
 _DRAWS = 8
 """How many of a level's other branches are drawn."""
 _SEED = 20
 _CLASSES = ((0x30, 0x39), (0x41, 0x5A), (0x61, 0x7A))
-"""Digits, upper case and lower case letters: what a level goes on with when some of a class was met."""
+"""Digits, upper case and lower case letters: a level where units of a class were met may have all of it."""
 
 
 def units_of(key: EntityKey) -> Units:
-    """Return a key as comparable code units."""
+    """Return a key as code units that compare as the service orders keys."""
     data = f"{key.partition}\0{key.row}".encode("utf-16-be", "surrogatepass")
     return tuple(int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2))
 
@@ -57,7 +57,7 @@ def key_from(units: Units) -> EntityKey:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Rows read in one go: their keys in order, whether the table ended after them, and what it cost."""
+    """Rows read in one go: their keys in order, whether the table ended there, and the cost in requests."""
 
     keys: Sequence[Units]
     ended: bool
@@ -65,7 +65,7 @@ class Stretch:
 
 
 Read: TypeAlias = Callable[[Units], Awaitable[Stretch]]
-"""Reads about one page of rows after a key. Costs the budget as many requests as the stretch says."""
+"""Reads about one page of rows after a key. `Stretch.requests` is subtracted from the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class RowEstimate:
 
     Attributes:
         rows: the best estimate; the number itself when `exact`.
-        at_least: rows read: certain.
+        at_least: rows read, which are certain.
         exact: the whole table was read.
         settled: False when the requests ran out before the estimate covered the whole table: then the
             table is likely to hold more.
@@ -91,9 +91,10 @@ class _Open:
     """A branch of which only the beginning was read: all keys beginning with `prefix` after `last`.
 
     Attributes:
-        depth: where the keys of the page that ends at `last` differ: the first level to enumerate.
+        depth: the level at which keys of the page that ends at `last` differ: the first level to enumerate.
         generation: how many branchings lie above it; branches of one generation are of similar size.
-        shape: how deep the end of that page lies below `prefix`: the deeper, the fuller the branch.
+        shape: how many levels below `prefix` the last keys of that page differ: the deeper, the fuller the
+            branch.
     """
 
     prefix: Units
@@ -110,10 +111,12 @@ class _Stratum:
     Attributes:
         weight: how many branches there are.
         branch: the one that stands for all.
-        rows: rows its enumeration spoke for; None while it was not looked into.
+        rows: rows of the pages its enumeration read, each page times the branches it stands for; None until
+            it is enumerated.
         below: the strata that its enumeration opened.
-        firsts: for each level its enumeration climbed to, the generation of the branches there, and the rows
-            it had spoken for before: with what was opened till then, they are the level's first branch.
+        firsts: for each level that its enumeration climbed to, the generation of the branches there and
+            `rows` before the climb: with the branches opened till then, these rows are the level's first
+            branch.
     """
 
     weight: float
@@ -127,7 +130,7 @@ class Sizer:
     """Estimates how many rows follow a stretch that was read."""
 
     def __init__(self, read: Read, requests: int) -> None:
-        """Take the reader and how many requests it may cost; the last one may cost more than is left."""
+        """Create an estimator. `requests`: the budget of `read`; the last stretch may exceed it."""
         self._read = read
         self._requests = requests
         self._lot = random.Random(_SEED)  # noqa: S311 - a draw that must be repeatable, not secret
@@ -145,7 +148,7 @@ class Sizer:
         root = _Stratum(1.0, _Open((), keys[-1], _shared(keys[0], keys[-1]), 0, 0))
         waiting = [root]
         while waiting and self._requests > 0:
-            # early generations first, of those full branches, of those many of them
+            # the earliest generation first; within it the fullest branches, then the greatest weight
             stratum = min(waiting, key=lambda one: (one.branch.generation, -one.branch.shape, -one.weight))
             waiting.remove(stratum)
             walk = _Walk(stratum.branch)
@@ -164,7 +167,7 @@ class Sizer:
         return self._total(root)
 
     def _stratify(self, opened: list[tuple[float, _Open]]) -> list[_Stratum]:
-        """Put branches that look alike together and draw which stands for the others."""
+        """Group open branches of equal generation and shape; draw the one that stands for each group."""
         strata: dict[tuple[int, int], _Stratum] = {}
         for weight, branch in opened:
             alike = branch.generation, branch.shape
@@ -178,7 +181,8 @@ class Sizer:
         return list(strata.values())
 
     def _total(self, stratum: _Stratum) -> float:
-        """Return the rows of a stratum; one that was never looked into is like others of its looks."""
+        """Return the estimated rows of a stratum. One that was not enumerated counts like enumerated ones of
+        its generation and shape or, without any, like the first branch of its generation."""
         alike = stratum.branch.generation, stratum.branch.shape
         if stratum.rows is None:
             sizes = self._sizes.get(alike)
@@ -186,7 +190,7 @@ class Sizer:
                 return stratum.weight * (sum(sizes) / len(sizes))
             self.settled = False
             return stratum.weight * self._firsts.get(alike[0], 0.0)
-        # Late generations and those that were looked into come first: the others are measured by them.
+        # Late generations and enumerated strata come first: the others are estimated from them.
         below = sorted(stratum.below, key=lambda one: (-one.branch.generation, one.rows is None))
         firsts = sorted(stratum.firsts)
         size = 0.0
@@ -201,7 +205,7 @@ class Sizer:
 
 
 class _Walk:
-    """Enumerates what lies in one open branch after the row that was read last."""
+    """Enumerates one open branch after the last row read in it."""
 
     def __init__(self, branch: _Open) -> None:
         self._branch = branch
@@ -210,11 +214,11 @@ class _Walk:
         self._last = branch.last
         self._met = self._units_at_depth([branch.last])
         self.rows = 0.0
-        """For how many rows the pages taken speak."""
+        """Rows of the pages taken, each page times the branches it stands for."""
         self._rows_at_climb: list[float] = []
         self._opened: list[tuple[int, float, _Open]] = []
         self._draws: list[int] = []
-        """Units of a level too wide to enumerate, drawn to stand for all that were not."""
+        """On a level too wide to enumerate: units drawn to stand for all that were not enumerated."""
         self._share = 1.0
         self._drawn_upto = 0
         self.finished = False
@@ -222,13 +226,13 @@ class _Walk:
             self._note_open([branch.last])
 
     def next_probe(self) -> Units:
-        """Return after which key to read next."""
+        """Return the key after which to read the next page."""
         if self._draws:
             return (*self._last[: self._depth], self._draws[-1])
         return (*self._last[: self._depth + 1], _ABOVE)
 
     def take(self, page: Stretch) -> None:
-        """Take the page after `next_probe`."""
+        """Count the page that was read after `next_probe`."""
         if self._draws:
             self._take_draw(page)
             return
@@ -237,7 +241,7 @@ class _Walk:
             self.finished = True
             return
         self._move_to(_shared(inside[0], self._last))
-        # The page may have run on to a higher level.
+        # The page may continue on a higher level.
         self._move_to(min(self._depth, _shared(inside[0], inside[-1])))
         self._last = inside[-1]
         self._met |= self._units_at_depth(inside)
@@ -256,23 +260,23 @@ class _Walk:
             self._note_open(inside)
         self.rows += len(inside) * self._share
         if not self._draws:
-            # What lies above the classes met so far, and above this level, is enumerated again.
+            # Units above the classes met so far, and higher levels, are enumerated again.
             self._share = 1.0
             self._last = (*self._last[: self._depth], self._drawn_upto)
 
     def opened(self) -> list[tuple[float, _Open]]:
-        """Return the branches that were not read to their end, each with for how many it stands."""
-        # A branch met before a climb lies as many generations deeper.
+        """Return the branches that were not read to their end, each with the branches it stands for."""
+        # A branch lies one generation deeper for each climb after it was met.
         first = self._branch.generation + 1 + len(self._rows_at_climb)
         return [(share, replace(branch, generation=first - climbs)) for climbs, share, branch in self._opened]
 
     def firsts(self) -> list[tuple[int, float]]:
-        """Return for each level climbed to the generation of its branches, and the rows spoken for before."""
+        """Return for each level climbed to the generation of its branches, and `rows` before the climb."""
         first = self._branch.generation + 1 + len(self._rows_at_climb)
         return [(first - climbs, rows) for climbs, rows in enumerate(self._rows_at_climb, start=1)]
 
     def _move_to(self, depth: int) -> None:
-        """Go up to a level; what was met below it says nothing about it."""
+        """Climb to a level, if it is higher; units met on a lower level say nothing about it."""
         if depth < self._depth:
             self._rows_at_climb.append(self.rows)
             self._depth = depth
@@ -293,7 +297,7 @@ class _Walk:
             self._drawn_upto = rest[-1]
 
     def _note_open(self, keys: Sequence[Units]) -> None:
-        """Note that the branch one level below the current one that holds the last key goes on."""
+        """Note as open the branch, one level below the current one, that holds the last key."""
         last = keys[-1]
         prefix = last[: self._depth + 1]
         own = [key for key in keys if key[: len(prefix)] == prefix]

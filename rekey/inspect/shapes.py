@@ -1,15 +1,15 @@
-"""Shapes of keys: e-mail addresses, GUIDs, dates, ticks, card numbers and the like, told from text alone.
+"""Shapes of keys: e-mail addresses, GUIDs, dates, ticks, card numbers and the like, found by text alone.
 
 Rules kept here:
 
-* A shape is a form, not a truth: `order.created` has the form of a name. What follows from shapes is judged
-  over many keys (`rekey.plan.advice`), never over one.
+* A shape is a form, not a truth: `order.created` has the form of a name. Advice on shapes is judged over many
+  keys (`rekey.plan.advice`), never over one.
 * Where a form has check digits (card numbers, most national ids) they must be right; where a number stands
   for a moment, the moment must lie between 1990 and 2060.
 * Card numbers: ISO/IEC 7812-1, Luhn's check digit, and the ranges that issuers use. National ids: a form that
   hardly anything else has, or a check digit that holds, or a valid date in it. Bare digits count only where
   random digits would pass in less than 3 of 100 cases.
-* What is ambiguous takes the meaner reading: bare digits are a number, not a telephone.
+* An ambiguous text gets the plainer shape: bare digits are a number, not a telephone number.
 * A key made of several parts has the shapes of its parts. Nothing here keeps a key.
 """
 
@@ -25,7 +25,7 @@ from rekey.declaration.keys.moments import MAX_TICKS
 
 
 class Shape(StrEnum):
-    """What a key, or a part of it, looks like."""
+    """The form of a key, or of a part of it."""
 
     EMAIL = "email"
     GUID = "guid"
@@ -54,7 +54,7 @@ _LOW_TICKS, _HIGH_TICKS = (
 _EMAIL = re.compile(r"[^\s@|;,:<>()]+@(?:[^\s@.|;,:<>()_]+\.)+(?:xn--[a-z0-9-]+|[^\W\d_]{2,24})(?![\w-])")
 _GUID = re.compile(r"\{?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\}?", re.I)
 _GUID_BARE = re.compile(r"[0-9a-f]{12}[147][0-9a-f]{3}[89ab][0-9a-f]{15}", re.I)
-"""The form without hyphens; only versions that are in use, because MD5 looks alike."""
+"""GUIDs without hyphens; only of versions in use, because MD5 digests have the same form."""
 _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}|[0-9a-f]{128}|[0-9a-hjkmnp-tv-z]{32}", re.I)
 _MOMENT = re.compile(
     r"(\d{4})([-._])(\d\d)(?:\2(\d\d)(?:[T -](?:[01]\d|2[0-3])"
@@ -120,7 +120,7 @@ def shapes_in(text: str) -> tuple[Shape, ...]:
     whole = shape_of(text)
     if whole is not None and whole is not Shape.SLUG:
         return (whole,)
-    # What stands inside a longer text, with anything around it.
+    # Forms that are found inside a longer text, between any other characters.
     found = [_moment_number(digits) for digits in _LONG_DIGITS.findall(text)]
     if _INNER_GUID.search(text):
         found.append(Shape.GUID)
@@ -206,7 +206,8 @@ def _is_phone(text: str) -> bool:
     if _INTERNATIONAL.fullmatch(text) or _NANP.fullmatch(text):
         return True
     groups = re.findall(r"\d+", number)
-    # Two groups of digits may be anything; a trunk code in front, or several short groups, are a telephone.
+    # Two groups of digits may be anything; a trunk code in front, or several short groups, make a telephone
+    # number.
     trunk = text[0] in "(0" and len(groups[0]) <= 5 and 9 <= digits <= 13
     many = len(groups) >= 3 and 8 <= digits <= 12 and max(map(len, groups)) <= 5
     return (trunk or many) and _PHONE_PARTS.fullmatch(text) is not None
@@ -222,7 +223,7 @@ def _is_slug(text: str) -> bool:
     return _SLUG.fullmatch(text) is not None and any(len(word) > 2 and word.isalpha() for word in words)
 
 
-# --- numbers that prove themselves ---------------------------------------------------------------------
+# --- card numbers and national ids ---------------------------------------------------------------------
 
 _CARDS = re.compile(
     r"4\d{12}(?:\d{3}){0,2}|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}|3[47]\d{13}"

@@ -28,10 +28,10 @@ def new_key() -> bytes:
 
 
 class SafeIds:
-    """Names rows without naming their keys."""
+    """Computes safe ids: they name rows without their keys."""
 
     def __init__(self, key: bytes) -> None:
-        """Take the key, 32 random bytes (`new_key`)."""
+        """Create it from a key of 32 bytes: random (`new_key`), or derived (`sealing.ids_key`)."""
         self._mac = hmac_sha256(key, b"rekey/row/v1\0")
 
     def raw(self, table: str, key: EntityKey) -> bytes:

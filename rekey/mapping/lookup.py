@@ -1,14 +1,15 @@
-"""Looking keys up: which mapping rows a question means, and what they say.
+"""Looking keys up: finding the mapping rows of a query, and opening them.
 
 Rules kept here:
 
-* Two steps. `meet` finds the mapping rows that a question means and opens none of them; `tell` opens them.
-  What has to be on record before a legacy key is seen is recorded between the two.
-* An id is looked for in full, as people see it: the beginning of one would open many rows at once.
-* A row is named by its safe id on the way: one is computed of the key that was asked for, or read off the
+* Two steps. `meet` finds the mapping rows of a query and opens none of them; `tell` opens them. The look-up
+  has to be on record before a legacy key is seen: it is recorded between the two.
+* A safe id is looked for only if it is at least as long as people see it (12 characters): a shorter beginning
+  would open many rows at once.
+* Until a row is opened it is named by its safe id, computed from the key that was asked for, or read from the
   mapping row. A text that was given as an id is never repeated: it may be a key, given by mistake.
-* What was erased is an answer, not a fault: on which day. What the audit log says was erased and stands there
-  again was put back, and is not shown.
+* That a row was erased is an answer, with the day, not an error. A row that the audit log says was erased,
+  and that stands in the mapping again, was put back, and is not shown.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ UNKNOWN_ID = "the id that was given"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What was asked: exactly one of the three."""
+    """One question: exactly one of the three fields is set."""
 
     old: EntityKey | None = field(default=None, repr=False)
     new: EntityKey | None = field(default=None, repr=False)
@@ -38,16 +39,16 @@ class Query:
 
     @property
     def by(self) -> str:
-        """`old`, `new` or `id`."""
+        """Which field is set: `old`, `new` or `id`."""
         return "old" if self.old is not None else "new" if self.new is not None else "id"
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """The mapping rows that a question means, unopened.
+    """The mapping rows found for a query, unopened.
 
     Attributes:
-        query: the question.
+        query: the query.
         digests: safe ids of what was asked for, in full; "" for an id that is not known.
         rows: forward or reverse rows.
     """
@@ -88,7 +89,7 @@ class Gone:
 
     Attributes:
         row_id: the safe id of what was asked for, or of its source row.
-        on: the day.
+        on: the day on which it was erased.
         returned: it stands in the mapping again, although the audit log says that it was erased.
     """
 
@@ -102,24 +103,29 @@ class Gone:
 
 
 class Lookup:
-    """Answers questions about the keys of one migration."""
+    """Answers queries about the keys of one migration."""
 
     def __init__(self, store: MappingStore, tables: TableService) -> None:
-        """Take the mapping, and the application's tables: an index row leads to its main row."""
+        """Create it from the mapping and the application's tables (an index row points to its main row)."""
         self._store = store
         self._tables = tables
         self._erased: Mapping[str, str] = {}
         self._whole = ""
 
     def was_erased(self, rows: Mapping[str, str], cohorts: Mapping[str, str], whole: str) -> None:
-        """Take what the audit log says was erased, by day: source rows by safe id, data keys by cohort, and a
-        mapping in the clear as a whole."""
+        """Set the days of erasure, as the audit log says them.
+
+        Args:
+            rows: by safe id of the source row.
+            cohorts: of data keys, by cohort.
+            whole: of a whole mapping in the clear, "" when it was not erased.
+        """
         self._erased, self._whole = rows, whole
         if self._store.keyring is not None:
             self._store.keyring.gone = cohorts
 
     async def meet(self, query: Query) -> Met:
-        """Return the mapping rows that a question means; opens none."""
+        """Find the mapping rows of a query; opens none."""
         store = self._store
         if query.safe_id is not None:
             wanted, found = query.safe_id.strip().lower(), list[Row]()
@@ -137,7 +143,7 @@ class Lookup:
         return Met(query, (at.row,), ()) if row is None else Met(query, (row[ROW_KEY],), (row,))
 
     async def tell(self, met: Met) -> list[Found | Gone]:
-        """Open what a question means.
+        """Open the mapping rows of a query, and return what they say, each source row once.
 
         Raises:
             SealedUnreadable: a row cannot be opened, or its data key was shredded and put back.
@@ -157,7 +163,7 @@ class Lookup:
         return list(answers.values())
 
     async def _by_index(self, key: EntityKey) -> Row | None:
-        """Return the reverse row of an index row's main row."""
+        """Return the reverse row of the main row that an index row under `key` points to, if any."""
         for name in self._store.rows.tables[1:]:
             try:
                 row = await self._tables.table(name).get(key)

@@ -1,28 +1,28 @@
-"""The rows of the mapping table: their keys and content, for how long they are kept, and what stands where
-they were erased. Pure.
+"""The rows of the mapping table: their keys and content, their keeping time, and the tombstones of those that
+were erased. Pure.
 
 Rules kept here:
 
 * Forward: one row per source key; it lists every target key that source key ever had in this migration.
-* Reverse: one row per main target key; it names the source key that owns it. Being inserted before the
-  target row, it makes two sources of one target key a conflict before anything is written.
+* Reverse: one row per main target key; it names the source key that owns it. It is inserted before the
+  target row, so that two source rows of one target key conflict before anything is written.
 * Index rows need no reverse row: their pointer names the main row, which has one.
 * A forward row can hold a reservation: the main key under which writers are making a row of this source key.
 * Row keys are keyed digests (`SafeIds`), so any old key fits, of any length and characters, and rows
   spread evenly over 32 partitions a direction. The digest's first character is the partition.
 * The content (which holds legacy keys) exists only in the restricted store. With `mapping="sealed"` it is
   sealed (`rekey.mapping.sealing`), and a row that is not sealed is not read.
-* The retention time runs from the later of two moments: the end of the cohort (its month), and `complete`.
-  Before `complete` nothing is over: the protocol needs the mapping. A mapping in the clear has no data keys
-  that could be shredded. It is one cohort as a whole: nothing is written to it after `complete`, so all of it
-  is over at one moment.
-* What was erased leaves a tombstone: the key of what stood there, and the day. Nothing of the content is
-  left, and nothing by which the rows of one subject could be brought together again. Reading one raises: it
-  is neither a row nor the absence of one, so nothing is claimed in its place and nothing comes back. A
-  mapping in the clear whose content is not all gone yet is not erased yet.
-* Where the mapping is sealed a tombstone carries a proof under a key that is made of the root key, bound to
-  the place and the day: write access to the restricted store is not enough to pass a row off as erased. In a
-  mapping in the clear there is no such key, and it is enough.
+* The keeping time runs from the later of two moments: the end of the cohort (its month), and `complete`.
+  Before `complete` no keeping time is over: the protocol needs the mapping. A mapping in the clear has no
+  data keys that could be shredded. It is one cohort as a whole: nothing is written to it after `complete`,
+  so the keeping time of all of it is over at one moment.
+* An erased row leaves a tombstone: the same key, and the day. Nothing of the content is left, and nothing by
+  which the rows of one subject could be brought together again. Reading a tombstone raises Erased: it counts
+  neither as a row nor as the absence of one, so no key is claimed in its place and no erased row comes back.
+  A mapping in the clear is erased only once all its content is gone.
+* Where the mapping is sealed a tombstone carries a proof under a key that is derived from the root key, bound
+  to its place and the day: write access to the restricted store is not enough to pass a row off as erased. In
+  a mapping in the clear there is no such key, and write access is enough.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row
 
 CONTROL_TABLE = "rekeycontrol"
 LEASE_ROW_KEY = "runner"
-"""In `rekeycontrol`, of the runner lease."""
+"""The row key of the runner lease in `rekeycontrol`."""
 JOURNAL_TABLE = "rekeyjournal"
 MAPPING_TABLE = "rekeymap"
 
 _make = tuple.__new__
 _CHUNK = 30_000
-"""Characters of target list a property holds (a string property holds at most 32,768 UTF-16 units)."""
+"""Characters of the target list in one property (a string property holds at most 32,768 UTF-16 units)."""
 _MAX_CHUNKS = 15
-"""Chunks a row holds within 1 MiB; beyond it the fan-out of one source row is refused."""
+"""Chunks that fit in one row of at most 1 MiB; a source row that fans out to more is refused."""
 
 WHOLE = "all"
-"""The cohort that a mapping in the clear is; its tombstone stands among the data keys of others."""
+"""The one cohort of a mapping in the clear; its tombstone stands where sealed migrations have data keys."""
 DONE = "Done"
-"""Of that tombstone: nothing of the content is left."""
+"""The property of that tombstone that says that nothing of the content is left."""
 ERASED_ON = "ErasedOn"
 _PROOF = "Proof"
 _COHORT = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
@@ -80,13 +80,13 @@ class TargetKey(NamedTuple):
 
     @property
     def key(self) -> EntityKey:
-        """Return the key without the table."""
+        """The key without the table."""
         return EntityKey(self.partition, self.row)
 
 
 def target_key(table: int, row: Row) -> TargetKey:
     """Return the key of a row of a target table."""
-    # As `rekey.model.key_of`: without Python's call of the constructor, once for every row.
+    # `tuple.__new__`, as in `rekey.model.key_of`, saves the constructor's call, which is one for every row.
     return _make(TargetKey, (table, row[PARTITION_KEY], row[ROW_KEY]))
 
 
@@ -95,7 +95,7 @@ class Reservation(NamedTuple):
 
     Attributes:
         key: the main target key.
-        writers: words of the writes that are making it.
+        writers: the words (`Journal.word`) of the writes that are making it.
         seconds: how long after the forward row was last written any of them may still take effect.
     """
 
@@ -104,13 +104,13 @@ class Reservation(NamedTuple):
     seconds: float
 
     def without(self, writer: str) -> Reservation | None:
-        """Return what is left when a write has ended."""
+        """Return the reservation without a write that has ended; None when that was the last."""
         left = self.writers - {writer}
         return self._replace(writers=left) if left else None
 
 
 class Forward(NamedTuple):
-    """What a forward row says: the source key, all its target keys ever, the row's ETag, a reservation."""
+    """Content of a forward row: the source key, all its target keys ever, the row's ETag, a reservation."""
 
     source: EntityKey
     targets: frozenset[TargetKey]
@@ -119,7 +119,7 @@ class Forward(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """What a reverse row says: the source key that owns a main target key, and the row's ETag."""
+    """Content of a reverse row: the source key that owns a main target key, and the row's ETag."""
 
     source: EntityKey
     etag: str
@@ -131,11 +131,11 @@ class MappingRows:
 
     Attributes:
         script_id: the migration.
-        source: its source's name.
-        tables: its target tables' names, main first.
-        ids: its safe ids.
-        sealer: seals its rows; None for rows in the clear.
-        tombstones: reads them.
+        source: the name of its source.
+        tables: the names of its target tables, main first.
+        ids: computes its safe ids.
+        sealer: seals and opens its rows; None for rows in the clear.
+        tombstones: reads tombstones.
     """
 
     script_id: str
@@ -146,17 +146,17 @@ class MappingRows:
     tombstones: Tombstones = field(default_factory=lambda: Tombstones(MAPPING_TABLE))
 
     def forward_key(self, source_key: EntityKey) -> EntityKey:
-        """Return where the forward row of a source key lives."""
+        """Return the key of a source key's forward row in the mapping table."""
         digest = self.ids.long(self.source, source_key)
         return EntityKey(f"{self.script_id}.f.{digest[0]}", digest)
 
     def reverse_key(self, target_key: EntityKey) -> EntityKey:
-        """Return where the reverse row of a main target key lives."""
+        """Return the key of a main target key's reverse row in the mapping table."""
         digest = self.ids.long(self.tables[0], target_key)
         return EntityKey(f"{self.script_id}.r.{digest[0]}", digest)
 
     def require_fits(self, source_key: EntityKey, targets: Iterable[TargetKey]) -> str:
-        """Return target keys as a forward row lists them.
+        """Return target keys as the JSON text that a forward row holds.
 
         Raises:
             RowRefused: one row fans out to more keys than fit.
@@ -217,7 +217,7 @@ class MappingRows:
         return Forward(source, targets, row[ETAG], reserved)
 
     def read_listing(self, row: Row) -> tuple[EntityKey, frozenset[TargetKey]]:
-        """Return the source key of a forward row and the target keys that it lists; none of a reverse row."""
+        """Return the source key of a mapping row and the target keys it lists; a reverse row lists none."""
         source, targets, _ = self._content(row)
         return source, targets
 
@@ -226,7 +226,7 @@ class MappingRows:
         return Owner(self.read_source(row), row[ETAG])
 
     def read_source(self, row: Row) -> EntityKey:
-        """Return the source key that a mapping row, of either direction, names."""
+        """Return the source key that a forward or reverse row names."""
         return self._content(row)[0]
 
     def _content(self, row: Row) -> tuple[EntityKey, frozenset[TargetKey], Reservation | None]:
@@ -264,7 +264,7 @@ def _text(key: EntityKey) -> str:
 
 
 def _listed(targets: Iterable[TargetKey]) -> str:
-    """Return target keys as JSON in ASCII, so that a character is a UTF-16 unit wherever the text is cut."""
+    """Return target keys as JSON in ASCII, where a character is one UTF-16 unit wherever the text is cut."""
     ordered = sorted(targets)
     listed = [tuple(target) for target in ordered]
     if all(target.partition.isascii() and target.row.isascii() for target in ordered):
@@ -290,8 +290,8 @@ class Cohort:
 
     Attributes:
         name: its month, `2024-05`; `all` for a mapping in the clear.
-        erased_on: the day on which it was shredded, "" when it was not.
-        over_at: from when on it may be, ticks of the service's clock.
+        erased_on: the day on which it was shredded, or all of `all` was erased; "" when it was not.
+        over_at: from when on it may be, in ticks of the service's clock: the end of its keeping time.
     """
 
     name: str
@@ -299,20 +299,20 @@ class Cohort:
     over_at: int
 
     def is_due(self, now: int) -> bool:
-        """Tell whether its retention time is over and it is not shredded yet."""
+        """Tell whether its keeping time is over at `now` (ticks) and it is not shredded or erased yet."""
         return not self.erased_on and now >= self.over_at
 
 
 def over_at(name: str, completed_at: str, keep_s: float) -> int:
-    """Return from when on a cohort may be shredded, in ticks.
+    """Return from when on a cohort may be shredded or erased, in ticks of the service's clock.
 
     Args:
         name: the cohort.
         completed_at: when the migration was completed, the service's time.
-        keep_s: the retention time in seconds.
+        keep_s: the keeping time in seconds.
 
     Raises:
-        ValueError: there is no such cohort.
+        ValueError: `name` is not the name of a cohort.
     """
     since = ticks_of(completed_at)
     if name != WHOLE:
@@ -329,8 +329,8 @@ def cohorts(rows: Iterable[Row], *, sealed: bool, completed_at: str, keep_s: flo
     """Return the cohorts of a completed migration, oldest first.
 
     Args:
-        rows: what stands in the partition of its data keys; none of it is opened.
-        sealed: whether its mapping is.
+        rows: the rows in the partition of its data keys; none is opened.
+        sealed: whether its mapping is sealed.
         completed_at, keep_s: as in `over_at`.
     """
     named = {str(row[ROW_KEY]): row for row in rows}
@@ -349,12 +349,12 @@ def cohorts(rows: Iterable[Row], *, sealed: bool, completed_at: str, keep_s: flo
 
 
 def is_tombstone(row: Row) -> bool:
-    """Tell whether a row of the mapping table says that it was erased."""
+    """Tell whether a row of the mapping table is a tombstone."""
     return ERASED_ON in row
 
 
 def day_of(moment: str) -> str:
-    """Return the day of a moment of the service, as tombstones say it."""
+    """Return the day of a moment of the service's time, in the form that tombstones hold: `2026-11-22`."""
     return moment[:_DAY_CHARACTERS]
 
 
@@ -362,22 +362,22 @@ class Tombstones:
     """Makes tombstones, and reads them."""
 
     def __init__(self, table: str, root: DataKey | None = None) -> None:
-        """Take the mapping table's name, and the root key of a sealed migration."""
+        """Create it from the mapping table's name and the root key; None for a mapping in the clear."""
         self._table = table
         self._key = None if root is None else derived(root, "tombstones", salt=b"")
 
     def make(self, key: EntityKey, on: str) -> Row:
-        """Return the tombstone for a row that stands under a key."""
+        """Return the tombstone for the row under a key; `on` is the day."""
         row: Row = {PARTITION_KEY: key.partition, ROW_KEY: key.row, ERASED_ON: on}
         if self._key is None:
             return row
         return row | binary(_PROOF, self._proof(self._key, key, on))
 
     def read(self, row: Row) -> str:
-        """Return the day that a tombstone says.
+        """Return the day of a tombstone.
 
         Raises:
-            SealedUnreadable: it is not one that rekey put there.
+            SealedUnreadable: rekey did not write it: the day is malformed, or the proof is wrong.
         """
         key, on = EntityKey(row[PARTITION_KEY], row[ROW_KEY]), str(row[ERASED_ON])
         right = _DAY.fullmatch(on) is not None
@@ -392,7 +392,7 @@ class Tombstones:
         return on
 
     def refuse(self, row: Row) -> None:
-        """Raise Erased for a tombstone; SealedUnreadable for one that rekey did not put there."""
+        """Raise Erased for a tombstone, SealedUnreadable for one that rekey did not write."""
         if is_tombstone(row):
             raise Erased(f"row {str(row[ROW_KEY])[:SHORT_CHARACTERS]}", self.read(row))
 

@@ -1,21 +1,21 @@
 """Sealing: legacy keys in the restricted store and the state file, encrypted and bound to their place; and
-the wrapping key, under which the data keys stand in the restricted store. Pure.
+the wrapping key, which encrypts the data keys in the restricted store. Pure.
 
 Rules kept here:
 
 * AES-256-GCM with a random nonce. What is authenticated with it names the purpose, the table, the row's own
-  key and the data key: content that was altered, or moved to another row, is found and never taken for real.
+  key and the data key: content that was altered, or moved to another row, is detected and never accepted.
 * Each purpose, and each of the 32 partitions of a direction, has its own key, derived from the data key: so
   2^32 random nonces are more than any cohort of rows needs, and no purpose opens what another one sealed.
-* Content is padded to size classes: lengths of e-mail addresses do not show.
+* Content is padded to size classes, so that lengths of e-mail addresses do not show.
 * A row that is not sealed is not accepted where sealed rows belong: otherwise write access to the restricted
   store would be enough to put another one in its place.
 * Data keys are random, belong to a cohort (the month in which rows were written), and stand in the restricted
-  store wrapped. A row names the one that it needs.
+  store wrapped. A sealed row names its data key.
 * Wrapping is AES-256 key wrap (RFC 3394) under a key derived from the configured secret: unwrapping with
-  another secret is refused. What was wrapped says by whom (`by`), so that a wrong key is refused by its name
-  before anything is tried. A previous key is still good for unwrapping; everything new is wrapped with the
-  present one. No repr and no message holds a secret or a key.
+  another secret is refused. A wrapped data key names its wrapping key (`by`), so that a wrong one is refused
+  by its name before unwrapping is tried. The previous wrapping key still unwraps; everything new is wrapped
+  with the present one. No repr and no message holds a secret or a key.
 * Keys in the state file are sealed with a key derived from the root key, and bound to migration and column:
   the state file alone tells nothing, and losing it loses nothing. A key in the clear is refused there.
 """
@@ -44,24 +44,24 @@ from rekey.state.models import SEALED as SEALED_TEXT
 from rekey.state.models import KeyTexts
 
 ROOT = "root"
-"""The row key of the key that ids and the state file's seal are derived from; data keys stand under their
-cohort."""
+"""The row key of the root key, from which safe ids and the seal of the state file are derived. The row key of
+a data key is its cohort."""
 DATA_KEY = "DataKey"
 SEALED = "Sealed"
 FORWARD, REVERSE, INTENT, CURSOR = "forward", "reverse", "intent", "cursor"
 """Purposes: the two directions of the mapping, intents, and cursors in the state file."""
 
 MINIMUM_BYTES = 32
-"""Of a wrapping secret: it protects every legacy key at once, and is never typed."""
+"""The least length of a wrapping secret: it protects every legacy key at once, and is never typed."""
 _LABEL = b"rekey/wrapping/v1"
 _NAME_BYTES = 20
 KEY_BYTES = 32
-"""Of a data key, which is what is wrapped."""
+"""The length of a data key, which is what gets wrapped."""
 _NONCE_BYTES = 12
 _LENGTH_BYTES = 4
 _SMALLEST, _LARGEST = 128, 65_536
 _PART_BYTES = 60_000
-"""Of sealed bytes in one property, which holds at most 65,535."""
+"""The most sealed bytes that are written to one property, which holds at most 65,535."""
 _ID_BYTES = 5
 _CHECK_BYTES = 20
 
@@ -74,8 +74,8 @@ class Wrapped:
     """A wrapped data key.
 
     Attributes:
-        by: which wrapping key did it.
-        data: the wrapped key.
+        by: the name of the wrapping key (with its version, in Key Vault) that wrapped it.
+        data: the wrapped data key.
     """
 
     by: str
@@ -83,33 +83,33 @@ class Wrapped:
 
 
 class WrappingKey(Protocol):
-    """Something that wraps data keys, in this process or far away."""
+    """A key that wraps data keys, in this process or over the network."""
 
     @property
     def name(self) -> str:
-        """How messages name it; tells nothing of it."""
+        """Its name in messages, which reveals nothing of the key."""
 
     @property
     def is_remote(self) -> bool:
-        """Tell whether it is asked over the network, so that wrapping blocks."""
+        """Whether it is asked over the network, so that wrapping and unwrapping block."""
 
     def wraps(self, by: str) -> bool:
-        """Tell whether this key is the one that wrapped something."""
+        """Tell whether `by`, of a wrapped data key, names this wrapping key."""
 
     def wrap(self, key: bytes) -> Wrapped:
-        """Wrap 32 bytes."""
+        """Wrap a data key of 32 bytes."""
 
     def unwrap(self, wrapped: Wrapped) -> bytes:
-        """Return the 32 bytes. Raises Moved when it is not what this key wrapped."""
+        """Return the 32 bytes of the data key. Raises Moved when it is not what this key wrapped."""
 
 
 class LocalWrappingKey:
-    """A wrapping key made of a secret that this process holds."""
+    """A wrapping key derived from a secret that this process holds."""
 
     is_remote = False
 
     def __init__(self, secret: bytes) -> None:
-        """Take the secret. Raises SecretMissing when it is shorter than 32 bytes."""
+        """Derive the key from the secret. Raises SecretMissing when that is shorter than 32 bytes."""
         if len(secret) < MINIMUM_BYTES:
             raise SecretMissing(
                 f"the wrapping key is {'empty' if not secret else 'too short'}:"
@@ -120,18 +120,18 @@ class LocalWrappingKey:
         self._key = hmac.new(secret, _LABEL, hashlib.sha256).digest()
         told = hmac.new(self._key, b"rekey/wrapping/name/v1", hashlib.sha256).digest()
         self.name = f"local:{crockford.encode(told[:_NAME_BYTES])}"
-        """The secret is recognised by these 32 characters without being known."""
+        """By the 32 characters after `local:` the secret is recognised without being known."""
 
     def wraps(self, by: str) -> bool:
-        """Tell whether this key is the one that wrapped something."""
+        """Tell whether `by`, of a wrapped data key, names this wrapping key."""
         return by == self.name
 
     def wrap(self, key: bytes) -> Wrapped:
-        """Wrap 32 bytes."""
+        """Wrap a data key of 32 bytes."""
         return Wrapped(self.name, keywrap.aes_key_wrap(self._key, key))
 
     def unwrap(self, wrapped: Wrapped) -> bytes:
-        """Return the 32 bytes. Raises Moved when it is not what this key wrapped."""
+        """Return the 32 bytes of the data key. Raises Moved when it is not what this key wrapped."""
         if not self.wraps(wrapped.by):
             raise wrong_key(wrapped.by, self.name)
         try:
@@ -141,16 +141,16 @@ class LocalWrappingKey:
 
 
 class WrappingKeys:
-    """The present wrapping key, which names and wraps; and one of before, which still unwraps."""
+    """The present wrapping key, which gives the name and wraps, and the previous one, which still unwraps."""
 
     def __init__(self, present: WrappingKey, previous: WrappingKey | None = None) -> None:
-        """Take both."""
+        """Join the present wrapping key with the previous one, if there is one."""
         self._all = (present,) if previous is None else (present, previous)
         self.name, self.wraps, self.wrap = present.name, present.wraps, present.wrap
         self.is_remote = any(one.is_remote for one in self._all)
 
     def unwrap(self, wrapped: Wrapped) -> bytes:
-        """Unwrap with the one of the keys that wrapped it. Raises Moved when none did."""
+        """Unwrap a data key with the wrapping key that wrapped it. Raises Moved when neither did."""
         for one in self._all:
             if one.wraps(wrapped.by):
                 return one.unwrap(wrapped)
@@ -168,7 +168,7 @@ def wrong_key(by: str, configured: str) -> Moved:
 
 
 def not_unwrapped(by: str) -> Moved:
-    """Return the error for something that does not unwrap although it says that this key wrapped it."""
+    """Return the error for a data key that does not unwrap although it names this wrapping key."""
     return Moved(
         f"a data key that the wrapping key {by} is said to have wrapped does not unwrap with it",
         kept="everything; nothing was opened and nothing was changed",
@@ -234,7 +234,7 @@ def data_key_row(script_id: str, made: DataKey, wrapped: Wrapped) -> Row:
 
 
 def read_data_key(script_id: str, row: Row, wrapping: WrappingKey) -> DataKey:
-    """Unwrap the data key of a row. May block: a wrapping key can be far away.
+    """Unwrap the data key of a row. May block: a wrapping key can be remote.
 
     Raises:
         Moved: another wrapping key wrapped it, or the row was altered or swapped.
@@ -260,7 +260,8 @@ def derived(root: DataKey, purpose: str, *, salt: bytes) -> bytes:
 
 def ids_key(root: DataKey, id_key: bytes) -> bytes:
     """Return the key of the safe ids of a sealed migration. It is derived from the root key and the control
-    row's: reading the restricted store without the wrapping key is not enough to test guesses against ids."""
+    row's `id_key`: reading the restricted store without the wrapping key is not enough to test guesses
+    against ids."""
     return derived(root, "ids", salt=id_key)
 
 
@@ -270,13 +271,14 @@ def cursors_key(root: DataKey, id_key: bytes) -> bytes:
 
 
 def tasks_key(root: DataKey | None, id_key: bytes) -> bytes:
-    """Return the key that old keys are sealed with on their way to workers and back, also those of a mapping
-    in the clear: an executor may write its tasks to a log or a disk."""
+    """Return the key that old keys are sealed with on their way to workers and back, also where the mapping
+    is in the clear (`root` None): an executor may write its tasks to a log or a disk."""
     return derived(root or DataKey("", ROOT, id_key), "tasks", salt=id_key)
 
 
 def _check(script_id: str, made: DataKey) -> bytes:
-    """What ties a key to its migration, cohort and name: key wrap itself has nothing to tie it to."""
+    """Return the digest that binds a data key to its migration, cohort and name: key wrap itself binds it to
+    nothing."""
     message = "\0".join(("rekey/data-key/v1", script_id, made.cohort, made.name)).encode()
     return hmac.new(made.key, message, hashlib.sha256).digest()[:_CHECK_BYTES]
 
@@ -290,17 +292,17 @@ def binary(name: str, data: bytes) -> Row:
 
 
 class Sealer:
-    """Seals and opens under the data keys that it has been given."""
+    """Seals and opens content with the data keys that were added."""
 
     def __init__(self) -> None:
-        """Begin without any key."""
+        """Create the sealer without any data key."""
         self._keys: dict[str, DataKey] = {}
         self._ciphers: dict[tuple[str, str, str], AESGCM] = {}
         self._current = ""
         self._shredded: dict[str, str] = {}
 
     def add(self, key: DataKey) -> None:
-        """Take a data key to open with."""
+        """Add a data key to open with."""
         self._keys[key.name] = key
 
     def use(self, key: DataKey) -> None:
@@ -309,31 +311,31 @@ class Sealer:
         self._current = key.name
 
     def knows(self, name: str) -> bool:
-        """Tell whether a data key of this name was given, or is known to be shredded."""
+        """Tell whether the data key of this name was added, or its cohort is known to be shredded."""
         return name in self._keys or cohort_in(name) in self._shredded
 
     def shredded(self, cohort: str, on: str) -> None:
-        """Take note that the data key of a cohort was shredded, and on which day."""
+        """Note that the data key of a cohort was shredded, and on which day."""
         self._shredded[cohort] = on
 
     @property
     def cohort(self) -> str:
-        """The cohort that is being sealed, "" before there is one."""
+        """The cohort of the data key in use for sealing, "" before there is one."""
         return cohort_in(self._current)
 
     def seal(self, purpose: str, table: str, key: EntityKey, plain: bytes, *, lane: str = "") -> Row:
-        """Return the properties of a row that hold some content sealed.
+        """Return the properties of a row that hold its sealed content.
 
         Args:
-            purpose: what it is.
-            table, key: where the row stands.
+            purpose: what the content is, e.g. `FORWARD`.
+            table, key: the table and the key of the row.
             plain: the content.
-            lane: which of the purpose's keys; the reader must say the same.
+            lane: selects one of the purpose's keys; opening needs the same.
         """
         name = self._current
         cipher = self._ciphers.get((name, purpose, lane)) or self._cipher(name, purpose, lane)
         sealed = encrypted(cipher, plain, bound_to(purpose, table, key, name))
-        if len(sealed) <= _PART_BYTES:  # nearly always; sealing is on the way of every row that is copied
+        if len(sealed) <= _PART_BYTES:  # nearly always; a shortcut, since every row that is copied is sealed
             return {DATA_KEY: name, **binary(f"{SEALED}0", sealed)}
         row: Row = {DATA_KEY: name}
         for number, start in enumerate(range(0, len(sealed), _PART_BYTES)):
@@ -341,10 +343,10 @@ class Sealer:
         return row
 
     def unseal(self, purpose: str, table: str, row: Row, *, lane: str = "") -> bytes:
-        """Return the content that a row holds sealed.
+        """Return the sealed content of a row, opened. Arguments as in `seal`.
 
         Raises:
-            SealedUnreadable: it is not sealed, was altered, swapped, or its data key is not here.
+            SealedUnreadable: it is not sealed, was altered, swapped, or its data key was not added.
             Erased: its data key was shredded.
         """
         key = EntityKey(row[PARTITION_KEY], row[ROW_KEY])
@@ -377,7 +379,7 @@ class SealedKeys(KeyTexts):
     """Keys as sealed texts, bound to migration and column."""
 
     def __init__(self, script_id: str, key: bytes) -> None:
-        """Take the migration and a key of 32 bytes."""
+        """Create it from the migration's id and a key of 32 bytes."""
         self._script_id = script_id
         self._cipher = AESGCM(key)
 
@@ -406,7 +408,7 @@ class SealedKeys(KeyTexts):
         return EntityKey(partition, row)
 
     def seal(self, column: str, plain: bytes) -> bytes:
-        """Return something sealed, bound to migration and column."""
+        """Return `plain` sealed, bound to migration and column."""
         return encrypted(self._cipher, plain, self._bound(column))
 
     def unseal(self, column: str, sealed: bytes) -> bytes:
@@ -421,13 +423,13 @@ class SealedKeys(KeyTexts):
 
 
 def bound_to(purpose: str, table: str, key: EntityKey, name: str) -> bytes:
-    """Return what sealed content is bound to. No part can hold the separator: keys refuse it."""
+    """Return what sealed content is bound to. No part can hold the separator, NUL: keys refuse it."""
     bound = f"rekey/sealed/v1\0{purpose}\0{table}\0{key.partition}\0{key.row}\0{name}"
     return bound.encode("utf-8", "surrogatepass")
 
 
 def encrypted(cipher: AESGCM, plain: bytes, bound: bytes) -> bytes:
-    """Return a random nonce and, after it, content, padded and encrypted, bound to something."""
+    """Return a random nonce and, after it, the content, padded, encrypted and bound to `bound`."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     return nonce + cipher.encrypt(nonce, padded(plain), bound)
 

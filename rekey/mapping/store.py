@@ -1,4 +1,4 @@
-"""The mapping table of one migration: its data keys, looking keys up, and claiming target keys.
+"""The mapping table of one migration: its data keys, reading its rows, and claiming target keys.
 
 Rules kept here:
 
@@ -6,19 +6,19 @@ Rules kept here:
   so nothing ever exists in a target that the mapping does not account for.
 * A target key has one owner. A second claimant is a collision, unless the owner's source row is gone or maps
   elsewhere by now (an old row deleted, a new one written under a key that maps alike): then the claim passes
-  over, conditionally on the reverse row that was read.
-* What was erased is told (`Erased`), never taken for absent: every write here is an insert-if-absent or
-  conditional on a row that was read, so none goes over a tombstone.
-* With a keyring, rows are sealed: the present data key is there before a row is made (`fresh`), and the data
-  keys of rows that were read are there before they are opened (`learn`). Waiting happens in these two, not in
-  the codec; both return at once when there is nothing to do, which is nearly always.
+  to the second one, conditionally on the reverse row that was read.
+* An erased row raises Erased and is never taken for absent: every write of a mapping row is an
+  insert-if-absent or conditional on a row that was read, so none overwrites a tombstone.
+* With a keyring, rows are sealed: the present data key is loaded before a row is made (`fresh`), and the data
+  keys of rows that were read are loaded before these are opened (`learn`). Waiting happens in these two, not
+  in the codec (`MappingRows`); both return at once when there is nothing to do, which is nearly always.
 * One data key for each cohort: it is made by insert-if-absent, so the first writer of a month decides for
   all. A process unwraps each key once.
 * The root key, of which safe ids and the seal of the state file are derived, is made before the control row.
-  A migration that has begun without its root key is broken, and nothing is made up in its place.
-* A data key that was shredded is not made again: nothing is sealed in its month any more, and what it sealed
-  is told to be erased. One that is said to be shredded and stands there again is not used.
-* A wrapping key that is far away is asked on another thread: its client blocks.
+  A migration that has begun and has no root key is broken; no root key is made for it again.
+* A data key that was shredded is not made again: nothing is sealed in its month any more, and rows that it
+  sealed raise Erased. One that the audit log says was shredded, and that stands there again, opens nothing.
+* A remote wrapping key is asked on another thread: its client blocks.
 """
 
 from __future__ import annotations
@@ -80,21 +80,21 @@ StillOwns = Callable[[EntityKey, TargetKey], Awaitable[bool]]
 
 
 async def data_key_rows(table: Table, script_id: str) -> list[Row]:
-    """Return what stands in the partition of a migration's data keys; nothing is opened."""
+    """Return the rows in the partition of a migration's data keys; none is opened."""
     return [row async for page in table.scan(within(key_partition(script_id))) for row in page.rows]
 
 
 async def cohorts_kept(
     restricted: TableService, script_id: str, ended_at: str | None, *, sealed: bool, keep_s: float
 ) -> tuple[Cohort, ...]:
-    """Return the cohorts of a completed migration, oldest first; nothing is opened.
+    """Return the cohorts of a completed migration, oldest first; no data key is opened.
 
     Args:
         restricted: the restricted account.
         script_id: the migration.
-        ended_at: when it was completed, the service's time; None before, when there are none.
-        sealed: whether its mapping is.
-        keep_s: for how long cohorts are kept, in seconds.
+        ended_at: when it was completed, the service's time; None before: then there are no cohorts.
+        sealed: whether its mapping is sealed.
+        keep_s: the keeping time in seconds.
     """
     if ended_at is None:
         return ()
@@ -106,19 +106,19 @@ async def cohorts_kept(
 
 
 class Keyring:
-    """The data keys of one migration. `begin` or `open` it before anything else."""
+    """The data keys of one migration. Call `begin` or `open` before anything else."""
 
     def __init__(
         self, table: Table, script_id: str, wrapping: WrappingKey, *, now: Callable[[], datetime] = utc_now
     ) -> None:
-        """Take the mapping table, the migration's id, what wraps, and this machine's clock, which is never
-        wrong by a cohort's month."""
+        """Create the keyring; nothing is read yet. `now` is this machine's clock: it is never wrong by as
+        much as a cohort, a month."""
         self.table = table
         self.script_id = script_id
         self.sealer = Sealer()
         self.gone: Mapping[str, str] = {}
-        """Cohorts that the audit log says were shredded, and on which day: their keys are not used, even if
-        they are there again."""
+        """Cohorts that the audit log says were shredded, and on which day: rows are not opened with their
+        data keys, even if these are there again."""
         self._wrapping = wrapping
         self._now = now
         self._root: DataKey | None = None
@@ -151,11 +151,11 @@ class Keyring:
 
     @property
     def tombstones(self) -> Tombstones:
-        """What makes and reads tombstones."""
+        """Makes and reads the migration's tombstones."""
         return Tombstones(self.table.name, self.root)
 
     async def fresh(self) -> None:
-        """Have the data key of the present cohort, to seal with. Raises Refused when it was shredded."""
+        """Load or make the present cohort's data key, to seal with. Raises Refused when it was shredded."""
         cohort = cohort_of(self._now())
         if self.sealer.cohort == cohort:
             return
@@ -164,11 +164,12 @@ class Keyring:
                 self.sealer.use(await self._made(cohort))
 
     async def learn(self, rows: Iterable[Row]) -> None:
-        """Have the data keys that rows are sealed with, to open them. One that is gone or shredded is told
-        when a row is opened.
+        """Load the data keys that rows are sealed with, to open them. That one is gone or shredded is raised
+        only when a row is opened.
 
         Raises:
-            SealedUnreadable: a data key that was shredded stands there again.
+            SealedUnreadable: a data key that was shredded stands there again, or rekey did not write the
+                tombstone of one.
             Moved: a data key does not unwrap.
         """
         knows = self.sealer.knows
@@ -189,7 +190,7 @@ class Keyring:
                     self.sealer.add(await self._unwrapped(row))
 
     async def rewrap(self) -> int:
-        """Wrap the data keys anew that a previous wrapping key wrapped; return how many.
+        """Wrap anew, with the present wrapping key, data keys that the previous one wrapped; return how many.
 
         Raises:
             Moved: a key is neither of the present wrapping key nor of the previous one.
@@ -207,10 +208,10 @@ class Keyring:
         return renewed
 
     async def shred(self, cohort: str, on: str) -> bool:
-        """Overwrite the data key of a cohort by a tombstone; False when there is none any more.
+        """Overwrite the data key of a cohort by a tombstone; False when there is no data key any more.
 
         Args:
-            cohort: its month; never the root key.
+            cohort: its month; ValueError for `ROOT`.
             on: the day.
         """
         if cohort == ROOT:
@@ -223,13 +224,13 @@ class Keyring:
                 try:
                     self.tombstones.read(row)
                 except SealedUnreadable:
-                    pass  # not by rekey: ours takes its place
+                    pass  # rekey did not write it: ours takes its place
                 else:
                     return False
             try:
                 await self.table.replace(self.tombstones.make(key_of(row), on), etag=etag_of(row))
             except (ConditionFailed, RowMissing, Ambiguous):
-                continue  # it was wrapped anew meanwhile, or that is not known
+                continue  # it was wrapped anew or deleted meanwhile, or the outcome is open: read again
             return True
         raise Unavailable("the row of a data key kept changing", hint="run the same command again")
 
@@ -245,7 +246,7 @@ class Keyring:
             return None
 
     async def _made(self, cohort: str) -> DataKey:
-        """Return the data key of a cohort; made if there is none."""
+        """Return the data key of a cohort; make it if there is none. Raises Refused when it was shredded."""
         row = await self._row(cohort)
         if row is None:
             made = new_data_key(cohort)
@@ -287,7 +288,7 @@ class MappingStore:
     Attributes:
         table: the restricted mapping table.
         rows: builds and reads its rows.
-        keyring: of sealed ones; None for a mapping in the clear.
+        keyring: the data keys of sealed rows; None for a mapping in the clear.
     """
 
     table: Table
@@ -295,17 +296,17 @@ class MappingStore:
     keyring: Keyring | None = None
 
     async def fresh(self) -> None:
-        """Have what rows are sealed with that are about to be made."""
+        """Load or make the data key for rows that are about to be made, as `Keyring.fresh`."""
         if self.keyring is not None:
             await self.keyring.fresh()
 
     async def learn(self, rows: Iterable[Row]) -> None:
-        """Have what rows are opened with that were read."""
+        """Load the data keys of rows that were read, as `Keyring.learn`."""
         if self.keyring is not None:
             await self.keyring.learn(rows)
 
     async def row_at(self, at: EntityKey) -> Row | None:
-        """Return a row of the mapping, None when there is none; what opens it is there."""
+        """Return a row of the mapping, None when there is none; its data key is loaded."""
         row = await self.table.get(at)
         if row is not None:
             await self.learn((row,))
@@ -322,7 +323,7 @@ class MappingStore:
         return None if row is None else self.rows.read_owner(row)
 
     async def owns(self, table: int, row: Row) -> bool:
-        """Tell whether this migration wrote a row of its target table with that number (0: main)."""
+        """Tell whether this migration wrote `row`, of its target table number `table` (0: main)."""
         try:
             return await self.owner(pointer_of(row) if table else key_of(row)) is not None
         except Erased:
@@ -331,10 +332,10 @@ class MappingStore:
             return False
 
     async def expired_on(self) -> str:
-        """Return the day on which a mapping in the clear expired, "" when it has not begun to.
+        """Return the day on which the erasure of a whole mapping in the clear began, "" when it has not.
 
         Raises:
-            SealedUnreadable: what says so is not by rekey.
+            SealedUnreadable: rekey did not write the tombstone that says so.
         """
         if self.keyring is not None:
             return ""
@@ -356,7 +357,7 @@ class MappingStore:
             source_key: the claimant.
             forward: its forward row as read, None when there was none.
             targets: the target keys it is about to be written under.
-            still_owns: asked about the present owner of a key that is taken.
+            still_owns: asked about the present owner of a main target key that has one.
 
         Raises:
             Collision: a main target key belongs to another source row that exists and maps to it.
@@ -371,7 +372,7 @@ class MappingStore:
     async def extend(
         self, source_key: EntityKey, forward: Forward | None, targets: Iterable[TargetKey]
     ) -> Forward | None:
-        """List target keys in the forward row of a source key; what it reserves stays. As `reserve`."""
+        """Add target keys to the forward row of a source key; its reservation stays. Else as `reserve`."""
         return await self.reserve(source_key, forward, targets, forward.reserved if forward else None)
 
     async def reserve(
@@ -381,17 +382,17 @@ class MappingStore:
         targets: Iterable[TargetKey],
         reserved: Reservation | None,
     ) -> Forward | None:
-        """List target keys in the forward row of a source key, and say what it reserves.
+        """Add target keys to the forward row of a source key, and set its reservation.
 
         Args:
             source_key: whose forward row.
             forward: the row as read, None when there was none.
             targets: the target keys to add.
-            reserved: what the row reserves from now on.
+            reserved: the reservation that the row holds from now on, if any.
 
         Returns:
-            The forward row as written; None when another writer changed the row meanwhile, or that is not
-            known: the caller reads what it says now.
+            The forward row as written; None when another writer changed the row meanwhile, or the outcome is
+            open: the caller reads the row again.
 
         Raises:
             RowRefused: more target keys than one forward row can list.
@@ -409,7 +410,7 @@ class MappingStore:
         return Forward(source_key, listed, etag, reserved)
 
     async def claim_absent(self, source_key: EntityKey, target_key: EntityKey) -> bool:
-        """Claim a main target key that has no owner; False when it has one, or when that is not known."""
+        """Claim a main target key that has no owner; False when it has one, or when the outcome is open."""
         await self.fresh()
         try:
             await self.table.insert(self.rows.reverse_row(source_key, target_key))
@@ -418,7 +419,7 @@ class MappingStore:
         return True
 
     async def claim_main(self, source_key: EntityKey, target: TargetKey, still_owns: StillOwns) -> None:
-        """Make a source key the owner of a main target key. Raises Collision."""
+        """Make a source key the owner of a main target key. Raises Collision, Erased, Unavailable."""
         await self.fresh()
         row = self.rows.reverse_row(source_key, target.key)
         for _ in range(_MAX_ROUNDS):
@@ -439,7 +440,7 @@ class MappingStore:
         )
 
     def collision(self, target: TargetKey, first: EntityKey, second: EntityKey) -> Collision:
-        """Return the error that names two source rows of one target key by their safe ids."""
+        """Return the error for two source rows of one target key, which it names by their safe ids."""
         ids, source = self.rows.ids, self.rows.source
         return Collision(self.rows.tables[target.table], ids.short(source, first), ids.short(source, second))
 

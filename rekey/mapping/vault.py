@@ -1,10 +1,10 @@
-"""A wrapping key in Key Vault: data keys are wrapped and unwrapped there, and it never leaves.
+"""A wrapping key in Key Vault: data keys are wrapped and unwrapped there, and the wrapping key never leaves.
 
 Rules kept here:
 
 * RSA-OAEP with SHA-256 (`RSA-OAEP-256`). Wrapping is by the version that is current; unwrapping by the one
-  that wrapped, which is stored with the wrapped key: a rotation in Key Vault needs nothing of us.
-* Only versions of the configured key are asked: another URL in the restricted store is not.
+  that wrapped, which is stored with the wrapped data key: a rotation in Key Vault needs no action in rekey.
+* Only versions of the configured key are asked; another URL in the restricted store is refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class KeyVaultWrappingKey:
     is_remote = True
 
     def __init__(self, url: str, *, credential: TokenCredential | None = None, **client_options: Any) -> None:
-        """Take the key's URL; nothing is asked of Key Vault yet. Arguments and errors are `VaultKey`'s."""
+        """Create it from the key's URL; no request is sent yet. Arguments and errors are `VaultKey`'s."""
         self._key = VaultKey(_KEY, url, credential, client_options)
 
     @property
@@ -46,11 +46,11 @@ class KeyVaultWrappingKey:
         return f"{self._key.vault}/keys/{self._key.name}"
 
     def wraps(self, by: str) -> bool:
-        """Tell whether a version of this key is the one that wrapped something."""
+        """Tell whether `by`, of a wrapped data key, names a version of this key."""
         return by.startswith(f"{self.name}/")
 
     def wrap(self, key: bytes) -> Wrapped:
-        """Wrap 32 bytes with the present version.
+        """Wrap a data key of 32 bytes with the present version.
 
         Raises:
             ConfigurationError: no such key, or not an RSA key.
@@ -69,7 +69,7 @@ class KeyVaultWrappingKey:
         return Wrapped(str(found.id), answer.encrypted_key)
 
     def unwrap(self, wrapped: Wrapped) -> bytes:
-        """Return the 32 bytes, by the version that wrapped them.
+        """Return the 32 bytes of the data key, unwrapped by the version that wrapped them.
 
         Raises:
             Moved: another key wrapped them, or they are not what this one wrapped.

@@ -1,1 +1,1 @@
-"""A migration, opened for work."""
+"""Opening a migration for work."""

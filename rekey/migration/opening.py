@@ -1,13 +1,14 @@
-"""A migration, opened: accounts, secrets, mapper, mapping and control row, put together in one place for
+"""Opening a migration: accounts, secrets, mapper, mapping and control row, put together in one place for
 commands, workers and clients.
 
 Rules kept here:
 
 * Each process reads its own configuration; nothing here passes a secret on.
-* Secrets are read when they are first needed, once. A plan is told which are missing; anything else gets
-  the error.
-* A wrapping key out of an environment variable or a file is read at once: an absent one is told before
-  anything is done. One in Key Vault is asked when it is first needed. No message holds anything of it.
+* Secrets are read when they are first needed, once. A plan gets the names of the missing ones; every other
+  caller gets the error.
+* A wrapping key in an environment variable or a file is read when it is opened: a missing one is reported
+  before anything is done. Key Vault is asked when its key is first needed. No message holds any part of a
+  wrapping key.
 * https without a key uses the identity of the process (`DefaultAzureCredential`); a shared key comes from
   an environment variable only; http, which is loopback, always needs a key (tokens are refused on http).
 """
@@ -42,8 +43,8 @@ class Prepared:
 
     Attributes:
         declared: the declaration.
-        secret: gives a secret by its name, or raises SecretMissing.
-        wrapping_key: gives the wrapping key, or raises SecretMissing.
+        secret: returns the secret of this name, or raises SecretMissing.
+        wrapping_key: returns the wrapping key, or raises SecretMissing.
     """
 
     declared: Declared
@@ -68,7 +69,7 @@ class Prepared:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The names of secrets that are not there."""
+        """The names of the secrets that are missing."""
         return tuple(self._read[1])
 
     @property
@@ -81,32 +82,32 @@ class Prepared:
 
     @cached_property
     def mapper(self) -> Mapper:
-        """The declaration at work. Raises SecretMissing."""
+        """The mapper of the declaration. Raises SecretMissing."""
         return Mapper(self.declared.migration, self.secrets)
 
     def require(self) -> None:
-        """Raise SecretMissing where a secret, or the wrapping key, is missing."""
+        """Raise SecretMissing when a secret, or the wrapping key of a sealed mapping, is missing."""
         self.secrets  # noqa: B018 - raises
         self.wrapping  # noqa: B018 - raises
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """The fingerprints of the secrets that are there, by name."""
+        """The fingerprints of the secrets that were found, by name."""
         return {name: fingerprint(secret) for name, secret in self._read[0].items()}
 
     @cached_property
     def wrapping(self) -> WrappingKey | None:
-        """What the mapping is sealed with, None for one in the clear. Raises SecretMissing."""
+        """The wrapping key of the mapping, None for a mapping in the clear. Raises SecretMissing."""
         return self.wrapping_key() if self.declared.migration.is_sealed else None
 
 
 @dataclass(frozen=True, slots=True)
 class OpenMigration:
-    """A migration and the accounts that it lives in.
+    """A migration and its accounts.
 
     Attributes:
         prepared: its declaration and secrets.
-        accounts: its tables, and the restricted ones.
+        accounts: the account of its tables, and the restricted account.
         control: its control row.
     """
 
@@ -121,14 +122,14 @@ class OpenMigration:
 
     @property
     def mapper(self) -> Mapper:
-        """The declaration at work. Raises SecretMissing."""
+        """The mapper of the declaration. Raises SecretMissing."""
         return self.prepared.mapper
 
     async def mapping(self, row: ControlRow) -> MappingStore:
-        """Return the mapping of a migration that has begun.
+        """Return the mapping of a migration that has begun. `row` is its control row.
 
         Raises:
-            SecretMissing: there is no wrapping key.
+            SecretMissing: the mapping is sealed, and there is no wrapping key.
             Moved, SealedUnreadable: the data keys cannot be opened.
         """
         table = self.accounts.restricted.table(MAPPING_TABLE)
@@ -147,9 +148,10 @@ class OpenMigration:
         """Return propagate(k) with the source as the authority.
 
         Args:
-            mapping: the migration's.
-            table: gives a table by its name: a handle that repeats open writes, or one that does not.
-            width: rows of one key that are read or written at a time.
+            mapping: the mapping of the migration.
+            table: returns a handle of the table of this name: one that repeats open writes, or one that does
+                not.
+            width: how many rows of one key are read or written at a time.
         """
         migration = self.declared.migration
         targets = by_number(migration.tables, migration.secondary, table)
@@ -157,7 +159,7 @@ class OpenMigration:
 
 
 def open_migration(prepared: Prepared, accounts: Accounts) -> OpenMigration:
-    """Open a migration; nothing is asked of the accounts yet."""
+    """Open a migration; no request is sent yet."""
     control = ControlStore(accounts.restricted, prepared.declared.script_id)
     return OpenMigration(prepared, accounts, control)
 
@@ -187,10 +189,10 @@ def _opened(source: SecretSource) -> WrappingKey:
 
 
 def read_wrapping(source: SecretSource) -> bytes:
-    """Return a wrapping key that is in an environment variable or a file.
+    """Return the wrapping key that an environment variable or a file holds.
 
     Raises:
-        SecretMissing: absent, not readable, empty, or shorter than any secret may be.
+        SecretMissing: absent, not readable, empty, or shorter than the minimum for secrets.
     """
     try:
         return read_local("the wrapping key", "`[sealing]`", source)
@@ -206,19 +208,19 @@ def read_wrapping(source: SecretSource) -> bytes:
 def credential_for(account: Account) -> Credential:
     """Return the credential of a configured account. Raises ConfigurationError.
 
-    The service that is opened with it owns it, and closes a token credential with itself.
+    The table service that is opened with the credential owns it: it closes a token credential when it closes.
     """
     key = account_key(account)
     if key is not None:
         return SharedKey.of(account.name, key)
-    # A fifth of the time that a command takes to start: only who needs it pays for it.
+    # Imported only where needed: the import takes a fifth of the time in which a command starts.
     from azure.identity.aio import DefaultAzureCredential
 
     return DefaultAzureCredential()
 
 
 def connect(config: Config) -> Accounts:
-    """Return both accounts; the first request connects. Raises ConfigurationError."""
+    """Return both accounts; a connection is made by the first request. Raises ConfigurationError."""
     return Accounts(
         AzureTableService.open(config.tables.endpoint, credential_for(config.tables)),
         AzureTableService.open(config.restricted.endpoint, credential_for(config.restricted)),

@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* Only digests go to disk: the target key under a random key that lives as long as the search, and the
-  source row's safe id. Guesses of keys cannot be tested against what a crash may leave there.
+* Only digests go to disk: of the target key, with a random key that lives as long as the search, and the
+  source row's safe id. Guesses of keys cannot be tested against files that a crash may leave there.
 * Records with equal digests are a collision: by accident once in 10^18 tables of ten billion rows (128 bits).
 """
 
@@ -26,14 +26,14 @@ FIRST_GROUPS = 20
 FIRST_ROWS = 10
 _TABLE_BYTES = 2
 _KEY_BYTES = _TABLE_BYTES + 16
-"""Of a record: the table's number and the digest of the target key. What follows is the source row's id."""
+"""Of a record: the table's number and the digest of the target key. The source row's id follows them."""
 
 
 class CollisionSearch(Spill[bytes]):
-    """Takes every (target key, source row) and tells which keys came more than once. A context manager."""
+    """Takes every (target key, source row) and finds the keys that came more than once. A context manager."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Take the folder to keep temporary files in; the system's by default.
+        """Create the search; `folder` keeps temporary files, by default the system's.
 
         Raises MachineFailed when it cannot be used.
         """
@@ -59,7 +59,7 @@ class CollisionSearch(Spill[bytes]):
         first: list[tuple[int, list[bytes], int]] = []
         met: dict[bytes, tuple[int, list[bytes]]] = {}
         for records in chain(self.groups(), [[]]):
-            # More rows of one key than fit into a group go on in the next one: then it is not counted yet.
+            # A key with more rows than fit into a group continues in the next group: it is not counted yet.
             if met.keys().isdisjoint(record[:_KEY_BYTES] for record in records):
                 for key, (count, sources) in met.items():
                     if count > 1:

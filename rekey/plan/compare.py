@@ -1,9 +1,9 @@
-"""Designs side by side, on the same rows: as figures, as text, as a page. Pure.
+"""Two designs of one migration side by side, on the same rows: as JSON, as text, as a page. Pure.
 
 Rules kept here:
 
-* What is compared is what two plans say; nothing is weighed and no winner is named: that depends on needs.
-* A design whose keys could not be tried (a secret is missing) shows what is known.
+* Only what the two plans say is compared; nothing is weighed and no winner is named: that depends on needs.
+* A design whose keys could not be tried (a secret is missing) shows what is known without.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rekey.project.prices import amount_text
 
 _UNKNOWN = "–"
 Figures = dict[str, str | None]
-"""What one design says, by what it is about; None where its keys could not be tried."""
+"""Figures of one design as text, by name; None where its keys could not be tried."""
 Lines = dict[str, tuple[str, ...]]
-"""What is compared: a text for each design, by what it is about."""
+"""The compared figures: by name, a text for each design."""
 
 
 def comparison_json(plan: Plan) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def comparison_page(plan: Plan) -> str:
     """Return the comparison as one page that loads nothing."""
     portraits = [one.portraits[1] for one in plan.migrations if len(one.portraits) > 1]
     names = [one.script_id for one in plan.migrations]
-    # Of a design whose keys could not be tried there is none to compare.
+    # A design whose keys could not be tried has no portrait to compare.
     sizes = partition_sizes(portraits, names) if len(portraits) == len(names) else ""
     return page(
         "compare.html",
@@ -68,7 +68,7 @@ def _basis(plan: Plan) -> list[str]:
 
 
 def _sections(plan: Plan) -> dict[str, Lines]:
-    """Return what differs and what does not, in the order in which people look."""
+    """Return the compared figures, equal or not, by section in display order; no empty section."""
     tables = [_tables(one) for one in plan.migrations]
     costs = [_costs(one) for one in plan.migrations]
     problems: list[Figures] = [
@@ -125,14 +125,14 @@ def _tables(plan: MigrationPlan) -> Figures:
 
 
 def _costs(plan: MigrationPlan) -> Figures:
-    """Return what a design costs; what it costs in money only where there are prices."""
+    """Return what a design costs; in money only where prices are configured."""
     estimate = plan.estimate
     if estimate is None:
-        return {"requests": None, "expected duration": None, "stored beside the source": None}
+        return {"requests": None, "expected duration": None, "stored next to the source": None}
     found: Figures = {
         "requests": f"{estimate.requests_total:,}",
         "expected duration": duration(sum(one.at_limits_s for one in estimate.durations)),
-        "stored beside the source": size(estimate.storage.added_bytes),
+        "stored next to the source": size(estimate.storage.added_bytes),
     }
     money = estimate.money
     if money is not None:

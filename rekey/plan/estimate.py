@@ -5,20 +5,20 @@ Rules kept here:
 * Requests are those of an undisturbed run with nothing changing meanwhile, each phase once, by the commands
   of the runbooks: `apply` to the gate, `apply --to cutover`, `apply --to complete`, `retire`. Changes,
   retries, verifications by hand and repeated `apply` come on top.
-* A scan of a range is a request for each 1,000 rows, at least one. A scan for what changed goes through all
+* A scan of a range is a request for each 1,000 rows, at least one. A scan for changed rows goes through all
   rows and returns few: the service answers after 5 seconds at the latest ("Query timeout and pagination"),
-  and is taken to get through `FILTERED_ROWS` in that time.
+  and is assumed to get through `FILTERED_ROWS` in that time.
 * A batch of one row is a single insert, as it is sent.
-* The service's clock tells whole seconds and is asked until it has moved on: half a second's questions on
-  average, for each pass and each freeze. Locks, control row and clients cost what was counted;
-  `tests/scenarios/test_plan_against_actual.py` holds that against runs.
+* The service's clock has a resolution of whole seconds and is read until it has moved on: half a second of
+  requests on average, for each pass and each freeze. Locks, control row and clients cost the requests that
+  were counted in runs; `tests/scenarios/test_plan_against_actual.py` compares the figures with runs.
 * Targets of the service: 20,000 entities/s an account, 2,000 entities/s a partition ("Scalability and
-  performance targets for Table storage"). What they allow is a lower bound on time: a promise of nothing.
+  performance targets for Table storage"). They give a lower bound on time and promise nothing.
 * A scan of one range is serial: page after page; the copy reads several ranges at a time. The request time
   assumed is `ASSUMED_REQUEST_SECONDS`, and the plan says so.
 * A configured rate counts source rows read and target rows written, as the throttle does.
-* Storage is billed by the documented formula (`rekey.core.limits.entity_bytes`); target and mapping come on
-  top of the source until `retire`, which the retention period puts off.
+* Storage is billed by the documented formula (`rekey.core.limits.entity_bytes`); target and mapping are
+  stored in addition to the source until `retire`, which the retention period delays.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ _DAY = 86_400.0
 MAPPING_PARTITIONS_A_DIRECTION = 32
 FILTERED_ROWS = 50_000
 SPLIT_PAGES = 12
-"""Pages of the copy, which are smaller where windows are, from which on readers that wait split the rest."""
+"""From so many pages of the copy on (small windows make small pages), idle readers split what is unread."""
 SPLIT_REQUESTS = 15
-"""Questions for keys in the middle, and pages that end early, of all splits of one copying: thirty where
-reading is waited for, none where writing is what takes time. Which it will be is not known beforehand."""
+"""Requests that all splits of one copy add, to find keys in the middle and for pages that end early: thirty
+where writing waits for reading, none where reading waits for writing. Which it will be is not known
+beforehand."""
 SWEEP_SECONDS = 5.0
 """Seconds between two looks into the journal while the runner works (`rekey.runner.clients`)."""
 
@@ -90,7 +91,12 @@ class Batches:
 
     @classmethod
     def of(cls, rows: int, fills: Mapping[int, int]) -> Batches:
-        """Return what `rows` rows take when batches are as full as `fills` says (rows in one, how many)."""
+        """Return the requests that write `rows` rows in batches as full as those of `fills`.
+
+        Args:
+            rows: how many rows to write.
+            fills: number of batches by the rows in a batch.
+        """
         packed = sum(fill * number for fill, number in fills.items())
         if not packed:
             return cls(0, 0, 0)
@@ -106,15 +112,15 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is to be moved.
+    """The rows to be moved, and how.
 
     Attributes:
         source_rows: rows of the source.
         largest_source_partition: rows of its largest partition.
         mapping: the requests that write the mapping rows.
         fills: what each target table gets.
-        page_rows: rows of a page of the copy; smaller than 1,000 where windows are.
-        follows: capture "delta": passes and sweeps follow the source; else clients do.
+        page_rows: rows of a page of the copy; fewer than 1,000 where windows are smaller than that.
+        follows: capture "delta": delta passes and sweeps follow the source; else clients do.
         sealed: the mapping is sealed.
         tries_rows: `apply` tries every row before the first write.
         source_bytes, mapping_bytes: as the service bills them.
@@ -159,12 +165,12 @@ class Workload:
 
     @property
     def filtered_pages(self) -> int:
-        """Return the requests of a scan for what changed, where nothing did."""
+        """Return the requests of a scan for changed rows that finds none."""
         return max(1, -(-self.source_rows // FILTERED_ROWS))
 
 
 def pages(rows: int) -> int:
-    """Return how many requests reading so many rows of one range takes: at least one."""
+    """Return the number of requests that read so many rows of one range: at least one."""
     return max(1, -(-rows // MAX_PAGE_ROWS))
 
 
@@ -172,8 +178,9 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     """Yield the requests of all phases, in their order; the number of some may be 0.
 
     Args:
-        work: what is to be moved.
-        backfill_seconds: how long the copy is expected to take: the journal is looked into meanwhile.
+        work: the rows to be moved, and how.
+        backfill_seconds: how long the copy is expected to take: the journal is read every `SWEEP_SECONDS`
+            meanwhile.
     """
     if work.tries_rows:
         yield Requests(PREPARE, "try every row: read the source", Kind.SCAN, work.source_pages)
@@ -232,7 +239,7 @@ def estimate(
     """Return the requests, durations, storage and money of a migration.
 
     Args:
-        work: what is to be moved.
+        work: the rows to be moved, and how.
         limits: as configured.
         retention_s: seconds from `complete` to `retire`.
         prices: as configured.
@@ -268,7 +275,7 @@ def counts_of(requests: Iterable[Requests]) -> Counter[str]:
 
 
 def money_of(requests: Iterable[Requests], storage: Storage, prices: Prices) -> Money | None:
-    """Return what it costs, None when a price is missing."""
+    """Return what requests and storage cost, None when a price is missing."""
     counts = counts_of(requests)
     as_one = prices.requests(counts, batch_each=False)
     each = prices.requests(counts, batch_each=True)
@@ -306,7 +313,8 @@ def _backfill(work: Workload, limits: Limits) -> Duration:
 
 
 def _reading(phase: str, work: Workload, *, scans: int) -> Duration:
-    """A phase that reads the source `scans` times, the mapping and the targets once."""
+    """Return the duration of a phase that reads the source `scans` times and the targets once, and walks
+    through the mapping where a sweep belongs to it (capture "delta")."""
     rows = scans * work.source_rows + work.target_rows
     hottest = scans * work.largest_source_partition / PARTITION_TARGET
     targets = {
@@ -320,8 +328,8 @@ def _reading(phase: str, work: Workload, *, scans: int) -> Duration:
 def _duration(
     phase: str, targets: dict[str, float], limits: dict[str, float], *, swept: int | None
 ) -> Duration:
-    """Return the slowest of each kind of bounds, plus the sweep's walk through `swept` mapping rows of one
-    direction, page after page; None: there is no sweep."""
+    """Return the duration by the slowest of each kind of bounds, plus the sweep's walk through `swept`
+    mapping rows of one direction, page after page; None: there is no sweep."""
     by_target = max(targets, key=lambda name: targets[name])
     by_limit = max(limits, key=lambda name: limits[name])
     quickest = slowest = 0.0

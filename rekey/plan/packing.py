@@ -2,15 +2,15 @@
 
 Rules kept here:
 
-* What is full, what is held back for rows of later windows and for how long is decided by the very
-  `BatchBuffer` that backfill uses; only sizes go in, no rows.
+* The same `BatchBuffer` that backfill uses decides which batches are full, which rows are held back for rows
+  of later windows, and for how long; only sizes go in, no rows.
 * Windows end where backfill's end: at a page's end, and pages are no larger than a window.
-* Reading is ahead of writing as far as it may be: the first windows have all begun before the first target
-  row goes out. From then on a window's target rows follow its mapping rows, which are durable when the next
-  window has begun. At the end nothing is held back.
+* Reading is assumed as far ahead of writing as it may be: the first windows have all begun before the first
+  target row is sent. From then on a window's target rows follow its mapping rows, which are durable when the
+  next window has begun. At the end nothing is held back.
 * Of a sample only the stretch from the table's beginning is packed; single pages would make batches look
-  emptier than they get. Where that stretch is long enough, what is still held at its end is left out: rows
-  that would have filled it were not read.
+  emptier than they get. Where that stretch is long enough, rows still held at its end are left out: rows that
+  would have filled their batches were not read.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
 from rekey.tables.base import MAX_PAGE_ROWS, Verb
 
 STEADY_WINDOWS = GATHERED_WINDOWS + 1
-"""After so many windows what was sent tells how it goes on."""
+"""After so many windows the batches counted are typical of the rest of the table."""
 _MAPPING_BYTES = 2_000
-"""More than a mapping row nearly ever takes: a batch of them ends at 100 operations, not at 4 MiB."""
+"""Assumed size; a mapping row is nearly always smaller: its batches end at 100 operations, not at 4 MiB."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,29 +44,33 @@ class _Sized(Write):
 
 
 _SIZES = SimpleNamespace(encoded_size=attrgetter("size"))
-"""Stands for a table where only sizes are asked for."""
+"""Replaces the table of a `BatchBuffer`, which asks it for sizes only."""
 _NO_SOURCE = EntityKey("", "")
 
 
 class Sends:
-    """What is sent of one table's rows.
+    """The batches of one table, counted.
 
     Attributes:
         rows: rows in the batches.
-        fills: how many batches have so many rows; one alone is a single insert.
-        given: rows that were to be sent, those included that are still held.
+        fills: number of batches by the rows in a batch; a batch of one row is a single insert.
+        given: rows that were added, including those still held.
         hottest: sum over windows of the rows of the window's largest partition.
     """
 
     def __init__(self, windows: int, numbers: Collection[int] = ()) -> None:
-        """Take for how many windows rows may wait for others of their partition, and of which tables they
-        are."""
+        """Create an empty count.
+
+        Args:
+            windows: how many windows rows may wait for others of their partition.
+            numbers: the target tables whose rows are counted.
+        """
         self.rows = self.given = self.hottest = 0
         self.fills: Counter[int] = Counter()
         self._held = BatchBuffer(cast(Any, _SIZES), windows, numbers)
 
     def add(self, writes: Sequence[Write]) -> None:
-        """Pack the writes of one window; what fills no batch is held."""
+        """Pack the writes of one window; rows that fill no batch are held."""
         partitions: Partitions = defaultdict(list)
         sort_out(writes, partitions)
         for partition, members in partitions.items():
@@ -76,7 +80,7 @@ class Sends:
         self.hottest += max(map(len, partitions.values()), default=0)
 
     def release(self, newest: int | None = None) -> None:
-        """Send what has been held long enough when window `newest` begins; None: all that is held."""
+        """Count as sent the rows held long enough when window `newest` begins; None: all rows held."""
         self._send(self._held.release_all() if newest is None else self._held.release(newest))
 
     def _send(self, batches: Iterable[list[Write]]) -> None:
@@ -89,7 +93,8 @@ class Packing:
     """Takes the rows of windows (`target` and `mapping` for each, then `page`) and counts batches."""
 
     def __init__(self, tables: int, window: WindowSize, together: Collection[int] = ()) -> None:
-        """Take how many target tables there are, when a window is full, and which tables are one."""
+        """Create empty counts for so many targets; `window` says when a window is full, `together` which
+        targets share the main target's table."""
         self.page_rows = min(window.rows, MAX_PAGE_ROWS)
         self.mapping_sends = Sends(MAPPING_WINDOWS)
         self.sends = [Sends(TARGET_WINDOWS, () if number else together) for number in range(tables)]
@@ -99,7 +104,7 @@ class Packing:
         self._size = window
         self._together = together
         self._waiting: list[list[list[Write]]] = []
-        """Of the windows before: the rows of each target table, which their mapping rows go ahead of."""
+        """Target rows of earlier windows, by target table: sent after the mapping rows of their window."""
         self._number = 0
         self._open_window()
 
@@ -112,11 +117,11 @@ class Packing:
 
     @property
     def steady(self) -> bool:
-        """Tell whether enough windows were packed to say how it goes on."""
+        """Tell whether enough windows were packed to be typical of the rest of the table."""
         return self._number > STEADY_WINDOWS
 
     def target(self, table: int, key: EntityKey, size: int, source: EntityKey = _NO_SOURCE) -> None:
-        """Take one row of a target table, the bytes it takes in a batch, and whose row it is."""
+        """Take one row of a target, the bytes it takes in a batch, and the source key it comes from."""
         number = 0 if table in self._together else table
         self._targets[number].append(self._write(key.partition, key.row, size, source))
 
@@ -126,7 +131,7 @@ class Packing:
         self._mapping.append(self._write(partition, digest[:DIGEST_BYTES].hex(), _MAPPING_BYTES))
 
     def page(self, rows: Sequence[Row]) -> None:
-        """Take note that the rows of one page were given, at most `page_rows`."""
+        """End a page of source rows, at most `page_rows`, and its window when that is full."""
         self._rows += len(rows)
         self._bytes += sum(map(row_bytes, rows))
         if self._rows >= self._size.rows or self._bytes >= self._size.bytes:
@@ -150,7 +155,7 @@ class Packing:
             sends.release()
 
     def _end_window(self) -> None:
-        """Do what is done when a window has been read: its mapping rows, the targets of the one before."""
+        """Pack a window that has been read: its mapping rows, then target rows of the windows before it."""
         self.mapping_sends.add(self._mapping)
         self.mapping_sends.release(self._number)
         if self._number >= GATHERED_WINDOWS:

@@ -1,11 +1,11 @@
-"""A plan as one page for people: figures, plots, and what to know before applying. Pure.
+"""A plan as one HTML page: figures, plots, and what to know before applying. Pure.
 
 Rules kept here:
 
-* It says nothing that the plan does not say, and holds no key, not even of a plan that shows them: partitions
-  and rows are named by safe id.
+* It says nothing that the plan does not say, and holds no key, not even for a plan that shows keys:
+  partitions and rows are named by safe id.
 * Before and after stand side by side, on the same axes.
-* What was counted on a sample is said to be so, next to the plot.
+* Next to the plot of a figure that was counted on a sample, the page says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FILLS = ((1, 1), (2, 9), (10, 24), (25, 49), (50, 74), (75, 99), (100, 100))
 
 
 def plan_page(plan: Plan) -> str:
-    """Return the page of a plan."""
+    """Return the HTML page of a plan."""
     return page(
         "plan.html",
         plan=plan,
@@ -43,7 +43,7 @@ def plan_page(plan: Plan) -> str:
 def _series(
     shown: Sequence[Shown], values: Callable[[Shown], Sequence[float]], unit: str = ""
 ) -> list[Series]:
-    """Return a series for each table, in the colour of today or of the plan."""
+    """Return a series for each table, in the colour of today's tables or of planned ones."""
     return [
         Series(
             f"{one.table} {'today' if one.today else 'planned'}{unit}",
@@ -55,7 +55,7 @@ def _series(
 
 
 def partition_sizes(portraits: Sequence[Portrait], names: Sequence[str]) -> str:
-    """Return the plot that compares how many partitions of two tables have how many rows."""
+    """Return the plot that compares two tables by the number of partitions of each size, in rows."""
     labels = max((list(one.sizes) for one in portraits), key=len)
     series = [
         Series(name, [one.sizes.get(label, 0) for label in labels], colour)
@@ -100,6 +100,6 @@ def _load(load: Load) -> str:
 
 
 def _shares(loads: Sequence[Load]) -> str:
-    """Return the share of the rows that goes to one partition at a time."""
+    """Return the plot of the busiest partition's share of the rows over time."""
     series = _series(loads, lambda one: [round(100 * share, 1) for share in one.busiest])
     return lines(series, loads[0].times, "Share of the busiest partition over time")

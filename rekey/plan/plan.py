@@ -1,13 +1,14 @@
-"""Making plans: read the source, try the mapping, say what will happen. Nothing is written anywhere.
+"""Making plans: read the source, map its rows, estimate and judge the migration. Nothing is written anywhere.
 
 Rules kept here:
 
-* Tables are only read, the state is not touched; temporary files hold keyed digests and go with the plan.
+* Tables are only read, the state is not touched; temporary files hold keyed digests and are deleted when the
+  plan is made.
 * A missing table, a missing secret, a row that cannot be mapped, a collision are findings of the plan, not
   errors of the command. A credential that is refused or an endpoint that is down is an error.
 * Designs that are compared see the very same rows: the source is read once for all of them.
-* A migration whose secret is missing takes no rows; its plan says what is known without.
-* Keys are kept only when `show_keys` was asked for; otherwise nothing of the result holds one.
+* For a migration whose secret is missing no row is mapped; its plan says what is known without.
+* Keys are kept only when `show_keys` was asked for; otherwise the result holds none.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ async def make_plan(
         tables: the account.
         options: how to plan.
         together: they are designs of one migration: all are planned on one reading of their source.
-        clock: says when the plan was made.
+        clock: gives the time at which the plan was made.
         progress: told the rows as they are read.
 
     Raises:
@@ -75,7 +76,7 @@ async def make_plan(
 
 
 async def take_basis(subject: Subject, tables: TableService, options: PlanOptions) -> Basis:
-    """Return what a plan made now would rest on, advice included: for `apply --plan`."""
+    """Return the basis of a plan made now, advice included: for `apply --plan`."""
     [plan] = await _plan([subject], tables, options, {}, Silent())
     return plan.basis
 
@@ -87,7 +88,7 @@ async def _plan(
     makers: Mapping[str, str],
     progress: Progress,
 ) -> list[MigrationPlan]:
-    """Plan migrations from one source, on one reading of it. `makers`: script that makes a table, by the
+    """Plan migrations from one source, on one reading of it. `makers`: the script that makes a table, by the
     table's name in lower case."""
     source = tables.table(subjects[0].declared.migration.source)
     named = ", ".join(subject.declared.script_id for subject in subjects)
@@ -150,7 +151,7 @@ async def _first_row(table: Table) -> Row | None:
             if page.rows:
                 return page.rows[0]
     except TableMissing:
-        pass  # it went between the two questions: then it holds nothing
+        pass  # the table was deleted since it was found to exist: it holds nothing
     return None
 
 
@@ -190,7 +191,7 @@ def _without_rows(
         options: how to plan.
         inventory: of the source, None when it does not exist.
         targets: the target tables as they are.
-        maker: the script among those planned before that makes the source, None when there is none.
+        maker: the script planned before this one that makes the source, None when none does.
     """
     declared = subject.declared
     return MigrationPlan(
@@ -233,7 +234,7 @@ def _with_rows(
     survey: Survey,
     collisions: Collisions,
 ) -> MigrationPlan:
-    """Return the plan with what trying the mapping on rows has shown."""
+    """Return the plan with the results of mapping rows: problems, figures, estimate, advice."""
     migration, rows = subject.declared.migration, inventory.rows.rows
     fills = _fills(survey, inventory)
     mapping_rows = 2 * survey.scaled(survey.rows - survey.refused_rows, rows)
@@ -278,9 +279,9 @@ def _with_rows(
 
 
 def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
-    """Return what each target gets.
+    """Return rows, batches and partitions of each target.
 
-    Partitions are not scaled: whether rows further on share those met so far is not known.
+    Partitions are not scaled: it is not known whether unread rows share the partitions met so far.
     """
     fills = []
     secondary = survey.together - {0}
@@ -317,8 +318,9 @@ def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
 
 
 def weighty(found: Sequence[Advice]) -> dict[str, Severity]:
-    """Return what of advice a plan rests on: the codes of errors and warnings on planned keys, each with its
-    highest severity. Figures and notes change with every row; what the script waives stays."""
+    """Return the advice that belongs to a plan's basis: the codes of errors and warnings on planned keys,
+    each with its highest severity. Figures and notes are left out, as they change with every row; waived
+    advice is not."""
     rests = [one for one in found if not one.today and one.severity is not Severity.NOTE]
-    rests.sort(key=lambda one: (one.code, -one.severity.place))  # of one code, what weighs most comes last
+    rests.sort(key=lambda one: (one.code, -one.severity.place))  # the highest severity of a code comes last
     return {one.code: one.severity for one in rests}

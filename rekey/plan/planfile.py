@@ -1,4 +1,4 @@
-"""The plan file: what `plan --out` writes and `apply --plan` holds against what is there later.
+"""The plan file: `plan --out` writes it, `apply --plan` compares it with what is there later.
 
 Rules kept here:
 
@@ -9,12 +9,13 @@ Rules kept here:
 
   - always: declaration, a secret's fingerprint, the source table's existence, a target that came into
     being or now holds rows that are not the migration's;
-  - always: an error or a warning on the planned keys that came or went, or weighs otherwise. The codes count
-    and not their figures, which move with every row; notes refuse nothing and are not held to;
-  - for a plan made with `--exact`: any insert, update or delete in the source. That is what one wants of a
-    source that stands still; such a plan cannot be applied to a live one;
+  - always: an error or a warning in the advice on planned keys that came or went, or has another severity.
+    Codes are compared and not their figures, which change with every row; notes refuse nothing and are not
+    compared;
+  - for a plan made with `--exact`: any insert, update or delete in the source. That is right for a source
+    that stands still; such a plan cannot be applied to a live one;
   - for a sampled plan, which is what a live source needs: the number of rows only, and only when it is now
-    less than half or more than double of what was planned and at least 1,000 rows apart. Estimates of one
+    less than half or more than double of the planned number and at least 1,000 rows apart. Estimates of one
     table differ from each other; an apply must not be refused for a few rows that were added meanwhile.
 """
 
@@ -45,7 +46,7 @@ class PlanFile:
         made_at: when the plan was made.
         exact: whether it was made with `--exact`.
         errors: number of errors the plan had.
-        bases: what it rests on, one for each migration, in order.
+        bases: what the plan rests on, one for each migration, in order.
     """
 
     made_at: str
@@ -115,7 +116,7 @@ def read_plan(path: Path) -> PlanFile:
 
 
 def moved(planned: Basis, now: Basis) -> list[str]:
-    """Return what is no longer as planned, one sentence each; empty when the plan holds."""
+    """Return the changes since the plan was made, a phrase for each; empty when the plan holds."""
     changes = []
     if planned.declaration != now.declaration:
         changes.append("the script declares something else now")
@@ -169,9 +170,9 @@ def _moved_source(planned: Basis, now: Basis) -> list[str]:
 
 
 def check_plan(file: PlanFile, now: Sequence[Basis]) -> None:
-    """Hold a plan file against what is there now.
+    """Compare a plan file with what is there now.
 
-    Ask this of migrations that were not begun yet: afterwards their own targets exist, and the state guards
+    Only for migrations that were not begun yet: afterwards their own targets exist, and the state guards
     declaration and secrets.
 
     Raises:

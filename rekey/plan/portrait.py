@@ -1,11 +1,11 @@
-"""What a plan shows in pictures: partitions, keys and batches of a table, and its load over time. Pure.
+"""Figures for the plots of a plan: partitions, keys and batches of a table, its load over time. Pure.
 
 Rules kept here:
 
-* What is kept names partitions by safe id and holds no key.
+* Portraits and loads name partitions by safe id and hold no key.
 * Memory is bounded: counts of partitions (`PartitionTally`), and cells of partition and time, whose times
   get coarser when there are too many.
-* Load over time is told where a key of a target holds a moment: that moment is the time. The source is shown
+* Load over time is shown where a key of a target holds a moment: that moment is the time. The source is shown
   next to it, by the same moments. Rows that have none were refused and are not shown.
 """
 
@@ -32,20 +32,20 @@ TIMES = 60
 MOST_CELLS = 60_000
 LENGTH_STEP = 8
 _STEPS = (13, 10, 7, 4)
-"""Characters of ISO text: hours, days, months, years."""
+"""Steps of time as lengths of ISO text: hours, days, months, years."""
 
 
 class Portrayer:
-    """Takes source rows with what they are mapped to (`take`), then gives portraits and loads."""
+    """Takes source rows with their target rows (`take`), then gives portraits and loads."""
 
     def __init__(self, migration: Migration) -> None:
-        """Take the declaration."""
+        """Create empty counts for the source and the targets of a migration."""
         self._tables = (migration.source, *migration.tables)
         self._labels = (migration.source, *migration.labels)
         self.partitions = [PartitionTally() for _ in self._tables]
-        """Of the source, then of the target tables."""
+        """One for the source, then one for each target table."""
         self._sizes = [PartitionSizes() for _ in self._tables]
-        # What the first moment in a key is made of, the PartitionKeys looked at first.
+        # The expression inside the first moment of any key; PartitionKeys are searched before RowKeys.
         keys = [one.partition_key for one in migration.filled] + [one.row_key for one in migration.filled]
         nodes = (node for key in keys for node in key.walk())
         moment = next((node.of for node in nodes if isinstance(node, MOMENTS)), None)
@@ -74,9 +74,9 @@ class Portrayer:
         """Return a portrait of each table, the source first.
 
         Args:
-            ids: names partitions.
-            counts: for each table, its keys as counted.
-            fills: what each target table gets.
+            ids: the safe ids that name partitions.
+            counts: counts of each table's keys, the source first.
+            fills: rows and batches of each target table.
         """
         return tuple(
             Portrait(
@@ -99,7 +99,7 @@ class Portrayer:
         )
 
     def loads(self, ids: SafeIds) -> tuple[Load, ...]:
-        """Return the source's and the main target's load over time; nothing where no key holds a moment."""
+        """Return the source's and the main target's load over time; empty where no key holds a moment."""
         if self._moment is None or not self._cells[0].counts:
             return ()
         source, main = self._cells[0], self._cells[1]
@@ -108,7 +108,7 @@ class Portrayer:
         for step in _STEPS:
             times = sorted({time[:step] for time in met})
             if len(times) <= TIMES and len(times[0]) >= step:
-                break  # the finest of which there are few enough; years in any case
+                break  # the finest step of at most `TIMES` columns; years in any case
         return tuple(
             cells.load(ids, table, times, today=cells is source)
             for cells, table in zip((source, main), self._tables[:2], strict=True)
@@ -116,7 +116,7 @@ class Portrayer:
 
 
 class _Cells:
-    """Rows by partition and time."""
+    """Number of rows by partition and time."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -124,7 +124,7 @@ class _Cells:
 
     @property
     def step(self) -> int:
-        """Return how many characters of a moment are kept."""
+        """Return how many characters of a moment's ISO text are kept."""
         return _STEPS[self._level]
 
     def add(self, partition: str, at: str) -> None:
@@ -150,7 +150,7 @@ class _Cells:
             lane[column[time[:step]]] += count
         ordered = sorted(rows.items(), key=lambda one: (-sum(one[1]), one[0]))
         shown, rest = ordered[:LANES], ordered[LANES:]
-        # In the order in which their load begins: a target by month runs down the picture like stairs.
+        # Lanes by the beginning of their load: those of a target by month make stairs down the plot.
         shown.sort(key=lambda one: next(at for at, count in enumerate(one[1]) if count))
         return Load(
             table=table,

@@ -1,10 +1,10 @@
-"""What will refuse, and what will cost more than it must: rules from facts to problems, no I/O.
+"""Problems of a migration: what `apply` will refuse, what will cost more than it must. Pure rules, no I/O.
 
 Rules kept here:
 
 * Every problem has a stable code, a message without keys, and a cure that is a command or an edit.
-* An error is what `apply` would refuse or stop at; a warning is a cost or a loss the operator should choose
-  with open eyes; a note is what the plan cannot know.
+* An error is what `apply` would refuse or stop at; a warning is a cost or a loss that the operator should
+  choose knowingly; a note is what the plan cannot know.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from rekey.present.text import counted
 
 FEW_ROWS_PER_BATCH = 10.0
 WORTH_BATCHING_ROWS = 1_000
-"""Below this many rows batches of one are no matter."""
+"""In tables of fewer rows than this, batches of few rows give no warning."""
 NAMED_ROWS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What the control row or the state says of a migration that was begun.
+    """A migration that was begun, by the control row or the state file.
 
     Attributes:
         phase: the phase it is in.
         digest: digest of the declaration it was begun with.
-        secret_fingerprints: by name, of the secrets it was begun with.
+        secret_fingerprints: fingerprints of the secrets it was begun with, by name.
     """
 
     phase: str
@@ -48,13 +48,13 @@ def declaration_problems(
     fingerprints: Mapping[str, str],
     no_wrapping_key: str = "",
 ) -> Iterator[Problem]:
-    """Yield what the declaration, its secrets and its history alone say.
+    """Yield the problems of the declaration, its secrets and its history, without looking at tables.
 
     Args:
         declared: the migration.
-        started: what is known of it when it was begun before.
+        started: phase, declaration and secrets when it was begun before; else None.
         missing_secrets: names of secrets that were not found.
-        fingerprints: of those that were, by name.
+        fingerprints: fingerprints of the secrets that were found, by name.
         no_wrapping_key: why the wrapping key of a sealed mapping cannot be used; "" when it can, or none is
             needed.
     """
@@ -120,13 +120,13 @@ def declaration_problems(
 def table_problems(
     declared: Declared, source_exists: bool, made_by: str | None, targets: Sequence[TableState]
 ) -> Iterator[Problem]:
-    """Yield what the tables' existence says.
+    """Yield the problems of tables that are missing or already hold rows.
 
     Args:
         declared: the migration.
         source_exists: whether the source table is there.
         made_by: the script planned before this one that makes the source table, if one does.
-        targets: the targets that exist with rows that are not this migration's are marked `holds_rows`.
+        targets: the target tables; `holds_rows`: with rows that are not this migration's.
     """
     source = declared.migration.source
     if not source_exists and made_by is not None:
@@ -151,7 +151,7 @@ def row_problems(
     fills: Sequence[TableFill],
     ids_hold: bool,
 ) -> Iterator[Problem]:
-    """Yield what trying the mapping on the rows says."""
+    """Yield the problems that mapping the rows has shown."""
     looked_at = "" if inventory.exact else f" of {inventory.rows.at_least:,} looked at"
     for one in refused:
         message = (

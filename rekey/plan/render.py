@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* What is wrong comes last, where the eye rests. What blocks says so; what was set aside stands there with its
-  reason.
+* Problems and advice come last, where the eye rests. A text that blocks `apply` says so; waived advice is
+  shown with its reason.
 * An estimate carries `about`; a lower bound `at least`.
 * Without `shows_keys` the text holds no key. With it the text says that it is for the operator's eyes.
 """
@@ -110,7 +110,7 @@ def _requests(migration: MigrationPlan, estimate: Estimate) -> Iterator[str]:
 
 
 def told_requests(estimate: Estimate) -> list[tuple[str, str, int, str]]:
-    """Return phase, purpose, number and kinds of the requests; what serves one purpose in one line."""
+    """Return phase, purpose, number and kinds of the requests; one line for each purpose in a phase."""
     told: dict[tuple[str, str], dict[str, int]] = {}
     for one in estimate.requests:
         told.setdefault((one.phase, one.what), {})[one.kind.value] = one.count
@@ -141,7 +141,7 @@ def _cost(estimate: Estimate) -> Iterator[str]:
 
 
 def money_lines(money: Money) -> list[tuple[str, str, str]]:
-    """Return what is paid for, with the amounts under both readings of how batches are billed."""
+    """Return the items of the bill, with the amounts under both readings of how batches are billed."""
     amounts = (
         ("requests", money.batch_as_one, money.batch_each),
         ("storage", money.storage, money.storage),
@@ -205,11 +205,11 @@ def _problems(migration: MigrationPlan) -> Iterator[str]:
 
 
 def advice_lines(found: Sequence[Advice], *, with_today: bool = False) -> Iterator[str]:
-    """Yield advice in full; in one sentence each what is about today's keys, which the migration replaces.
+    """Yield advice in full, but one line each for advice on today's keys, which the migration replaces.
 
     Args:
         found: the advice.
-        with_today: in full on today's keys, too: nothing is planned.
+        with_today: give advice on today's keys in full, too, because nothing is planned.
     """
     for one in found:
         if one.today and not with_today and one.waived is None:
@@ -242,7 +242,7 @@ def _verdict(plan: Plan) -> Iterator[str]:
 
 
 def _labelled(label: str, text: str, begin: str = "") -> list[str]:
-    """Return a text after a severity; `begin` stands before its first line, the others are indented by it."""
+    """Return a text after a label; `begin` stands before its first line, the others are indented by it."""
     return wrapped(text, first=f"{label.upper():<{_SEVERITY}}{begin}")
 
 

@@ -2,11 +2,11 @@
 
 Rules kept here:
 
-* As JSON (`--json`, plan files) they have their fields in order, under their names or those that stand there;
-  times are seconds, sizes are bytes.
-* No value holds a key, except those whose name says so (`*_key`), which stay None unless the operator asked
-  for keys (`--show-keys`); they are never written to a plan file.
-* A figure that is an estimate comes with what it rests on (`Inventory.basis`, `MigrationPlan.mapped_rows`).
+* As JSON (`--json`, plan files) they have their fields in order, under their own names or the names that
+  `told` gives; times are seconds, sizes are bytes.
+* No value holds a key, except fields whose name says so (`*_key`, `old_keys`), which stay None unless the
+  operator asked for keys (`--show-keys`); they are never written to a plan file.
+* A figure that is an estimate comes with its basis (`Inventory.basis`, `MigrationPlan.mapped_rows`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Problem:
 
     Attributes:
         code: stable, for scripts: `source-missing`, `collision`, `row-refused`, ...
-        severity: whether `apply` refuses.
-        message: what is the matter, no keys.
+        severity: an error makes `apply` refuse or stop.
+        message: the problem in words, without keys.
         cure: what to do about it.
         rows: how many rows it concerns, 0 when it is not about rows.
-        row_ids: safe ids of the first of them.
+        row_ids: safe ids of the first of these rows.
     """
 
     code: str
@@ -55,13 +55,13 @@ class Advice:
     Attributes:
         code: stable; see `rekey.declaration.requirements`.
         severity: an error refuses `apply` unless it is waived.
-        where: table, and the key it is about.
-        today: about the keys as they are; else about the planned ones.
-        evidence: in figures; no key.
+        where: the table, and the name of the key it is about, if it is about one.
+        today: about today's keys; else about the planned ones.
+        evidence: figures that show it; no key.
         reason: why it matters.
         cure: what to do.
         waived: the reason the script gives for setting it aside, None when it does not.
-        answered: about today's keys, and the planned ones do not have it.
+        answered: it is about today's keys, and the planned keys do not have it.
     """
 
     code: str
@@ -91,7 +91,7 @@ class Advice:
 
 
 class Access(IntEnum):
-    """How rows are found, the best first."""
+    """How rows of a query are found, the best first."""
 
     POINT = 1
     ROW_RANGE = 2
@@ -107,10 +107,10 @@ class Answer:
     """How one table answers one query.
 
     Attributes:
-        access: the way.
-        requests: how many it takes, more or less.
-        table: which table is asked.
-        through_index: an index table is asked first, then the main rows.
+        access: how the rows are found.
+        requests: how many requests it takes, about.
+        table: the table that is queried.
+        through_index: that is an index table: the main rows are read after it.
     """
 
     access: Access
@@ -152,7 +152,7 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One source row and what becomes of its key."""
+    """One source row and the new keys that its key becomes."""
 
     row_id: str
     old_key: EntityKey | None = field(default=None, metadata=told(key=True))
@@ -161,7 +161,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class RefusedRows:
-    """Rows that the mapping refuses for one reason; ids, and keys if asked for, of the first of them."""
+    """Rows that the mapping refuses for one reason; ids (and keys if asked for) of the first rows only."""
 
     code: str
     field: str
@@ -174,7 +174,7 @@ class RefusedRows:
 
 @dataclass(frozen=True, slots=True)
 class CollisionGroup:
-    """Source rows that map to one key of one table; ids, and keys if asked for, of the first of them."""
+    """Source rows that map to one key of one table; ids (and keys if asked for) of the first rows only."""
 
     table: str
     rows: int
@@ -190,9 +190,9 @@ class Collisions:
 
     Attributes:
         keys: how many target keys.
-        rows: how many source rows map to them, counted once per key.
+        rows: how many source rows map to these keys, counted once per key.
         exact: every source row was looked at; otherwise only the rows that were sampled.
-        first: the first groups, at most 20.
+        first: the first groups by table (main first), at most 20.
     """
 
     keys: int
@@ -203,19 +203,21 @@ class Collisions:
 
 @dataclass(frozen=True, slots=True)
 class TableFill:
-    """What one target table gets.
+    """The rows and batches that one target table gets.
 
     Attributes:
+        table: its name.
         rows: rows to be written.
-        batches: transactions to write them in; those of secondary rows count with their main rows.
+        batches: requests to write them with; a single insert counts as one. Those of secondary rows count
+            with their main rows.
         partitions: partitions met.
         partitions_exact: whether these are all; otherwise `partitions` and `largest_partition` are lower
             bounds.
         largest_partition: rows of the largest partition.
         hottest_seconds: seconds its hottest partitions take, window after window, at 2,000 entities/s.
-        stored_bytes: what the service will bill for these rows.
-        fills: how full batches were, of those that were packed: rows in the batch, and how many such.
-        secondary_rows: of the main target: rows of other kinds that go in the same batches.
+        stored_bytes: the bytes that the service will bill for these rows.
+        fills: the batches that were packed: their number by the rows in a batch.
+        secondary_rows: of the main target: the rows of other kinds that go in the same batches.
         with_main: they are secondary rows, and their batches count with the main target's.
     """
 
@@ -238,7 +240,7 @@ class TableFill:
 
     @property
     def rows_per_batch(self) -> float:
-        """Return how full batches get, 1 to 100; 0.0 without rows."""
+        """Return the mean rows of a batch, 1 to 100; 0.0 without rows."""
         return self.table_rows / self.batches if self.batches else 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -254,9 +256,9 @@ class Requests:
     Attributes:
         phase: the phase.
         what: what they are for.
-        kind: what the service does for each (`rekey.tables.sent`).
+        kind: what each asks of the service (`rekey.tables.sent`).
         count: how many.
-        operations: of batches, the rows in them; 0 of other kinds.
+        operations: of batches, the rows in them; 0 for other kinds.
     """
 
     phase: str
@@ -272,9 +274,9 @@ class Duration:
 
     Attributes:
         at_targets_s: at the service's targets: it cannot be quicker.
-        at_targets_bound: which of the targets.
+        at_targets_bound: the target that bounds it.
         at_limits_s: under the configured limits.
-        at_limits_bound: which of them, or of the targets.
+        at_limits_bound: the limit or target that bounds it.
     """
 
     phase: str
@@ -286,10 +288,10 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What is stored while both tables exist, by the documented formula, and for how long.
+    """Bytes stored while both tables exist, by the documented formula, and for how long.
 
     Attributes:
-        source_bytes: the source: it is there anyway until `retire`.
+        source_bytes: the source, which exists until `retire` in any case.
         target_bytes: all target tables.
         mapping_bytes: the mapping, in the restricted account.
         days: from `apply` to `retire`: the expected duration and the retention period.
@@ -302,7 +304,7 @@ class Storage:
 
     @property
     def added_bytes(self) -> int:
-        """Return what comes on top of the source."""
+        """Return the bytes stored in addition to the source."""
         return self.target_bytes + self.mapping_bytes
 
 
@@ -314,7 +316,7 @@ class Money:
         currency: as it was configured.
         batch_as_one: all requests, a batch billed as one transaction.
         batch_each: all requests, a batch billed as one transaction for each operation in it.
-        storage: of what is added while both tables exist.
+        storage: the bytes added while both tables exist.
     """
 
     currency: str
@@ -328,11 +330,11 @@ class Estimate:
     """What a migration costs.
 
     Attributes:
-        requests: by phase and kind.
-        storage: while both tables exist.
+        requests: requests by phase, purpose and kind.
+        storage: bytes stored while both tables exist.
         money: None when prices are missing.
         prices_missing: which keys of `[prices]` are not set.
-        durations: of the phases that take time.
+        durations: durations of the phases that take time.
     """
 
     requests: tuple[Requests, ...]
@@ -359,12 +361,12 @@ class Portrait:
     Attributes:
         table: its name.
         today: the source as it is; else a table that the migration fills.
-        rows: rows that were looked at.
-        sizes: how many partitions are of which size, in rows that were looked at.
+        rows: source rows that were looked at.
+        sizes: number of partitions by class of size, in rows that were looked at.
         largest: the largest partitions by safe id, with their rows.
-        lengths: for each key its lengths: lower end of a class of 8 characters, and how many keys.
-        key_bytes: of both keys of a row on average, at two bytes a UTF-16 unit.
-        fills: how many batches hold so many rows, of those that were packed; empty for the source.
+        lengths: for each key the number of keys by length: by the lower end of a class of 8 characters.
+        key_bytes: mean bytes of both keys of a row, at two bytes a UTF-16 unit.
+        fills: the batches that were packed: their number by the rows in a batch; empty for the source.
     """
 
     table: str
@@ -394,9 +396,9 @@ class Load:
         today: the source; else a table that the migration fills.
         times: the beginnings of the columns, e.g. `2024-03`.
         lanes: the partitions with most rows by safe id, with their rows in each column.
-        others: how many partitions are not among them.
-        others_rows: the rows of those, in each column.
-        busiest: for each column, the share of its rows that went to one partition, 0.0 to 1.0.
+        others: how many partitions have no lane.
+        others_rows: the rows of these partitions, in each column.
+        busiest: for each column, the share of its rows that went to its busiest partition, 0.0 to 1.0.
     """
 
     table: str
@@ -419,7 +421,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """Whether a target table exists and holds rows."""
+    """Whether a target table exists, and whether it holds rows that are not this migration's."""
 
     table: str
     exists: bool
@@ -428,7 +430,7 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a plan rests on: `apply --plan` compares it with what is there then.
+    """What a plan rests on: `apply --plan` compares it with the state at that time.
 
     Attributes:
         script_id: the migration.
@@ -437,10 +439,10 @@ class Basis:
         source: name of the source table.
         source_exists: whether it was there.
         exact: whether the plan was made with `--exact`.
-        rows: rows, read or estimated.
+        rows: rows of the source, read or estimated.
         inventory: digest over all rows' ETags and Timestamps when `exact`, else None.
         targets: the target tables, main first.
-        advice: warnings and errors on the planned keys: code and severity.
+        advice: warnings and errors on the planned keys: severity by code.
     """
 
     script_id: str
@@ -467,10 +469,10 @@ class MigrationPlan:
         inventory: what the source holds, None when it does not exist.
         mapped_rows: rows the mapping was tried on.
         examples: up to five rows.
-        collisions: what two rows map to; None when nothing could be mapped.
+        collisions: target keys that several rows map to; None when nothing could be mapped.
         refused: rows the mapping refuses, by reason; counted among `mapped_rows`.
         fills: the target tables, main first.
-        estimate: requests and durations, None when nothing could be mapped.
+        estimate: requests, durations, storage and money, None when nothing could be mapped.
         portraits: the tables in figures, the source first.
         loads: load over time, of the source and the main target; empty where no key holds a moment.
         problems: errors first.
@@ -497,7 +499,8 @@ class MigrationPlan:
 
     @property
     def errors(self) -> tuple[Problem, ...]:
-        """Return what refuses `apply`: problems, and advice that is an error and not waived."""
+        """Return what makes `apply` refuse: problems that are errors, and advice that is an error on planned
+        keys and not waived."""
         errors = [one for one in self.problems if one.severity is Severity.ERROR]
         errors += [
             Problem(
@@ -517,9 +520,9 @@ class Plan:
     """The plan of one or more migrations.
 
     Attributes:
-        made_at: when, UTC, as the service writes times.
+        made_at: when it was made, UTC, as the service writes times.
         exact: every row was read (`--exact`).
-        ids_hold: the safe ids are those of the migration; False: they hold for this plan only.
+        ids_hold: the safe ids are those of the migrations; False: they hold for this plan only.
         shows_keys: keys are shown: for the operator's eyes only.
         migrations: in the order they are applied.
     """
@@ -539,7 +542,7 @@ class Plan:
         """Return a plan as JSON-able data.
 
         Args:
-            keys: False leaves keys out even when the plan holds them; by default they are in it when it does.
+            keys: False leaves keys out; otherwise they are in it when the plan shows keys.
         """
         with_keys = self.shows_keys if keys is None else keys and self.shows_keys
         return {

@@ -1,8 +1,8 @@
-"""What is planned, and how: values that the caller fills.
+"""The migration to plan and the options of planning: values that the caller fills.
 
 Rules kept here:
 
-* A missing secret, or a wrapping key that cannot be used, is something to be told in the plan: it is in the
+* A missing secret, or a wrapping key that cannot be used, is reported in the plan: it is a value of the
   subject, not an error. A secret that cannot be asked for (Key Vault is down) is an error.
 * Nothing is written.
 """
@@ -30,18 +30,18 @@ OwnsRow = Callable[[int, Row], Awaitable[bool]]
 
 @dataclass(frozen=True)
 class Subject:
-    """One migration to plan, with what the caller knows of it.
+    """One migration to plan, with its secrets, safe ids and state.
 
     Attributes:
         declared: the script.
         mapper: None when a secret is missing: then no row can be mapped.
         ids: the migration's safe ids, or ephemeral ones.
         ids_hold: whether `ids` are the migration's own.
-        secret_fingerprints: of the secrets that were found, by name.
-        missing_secrets: names of those that were not.
+        secret_fingerprints: fingerprints of the secrets that were found, by name.
+        missing_secrets: names of the secrets that were not found.
         no_wrapping_key: why the wrapping key of a sealed mapping cannot be used; "" when it can, or none is
             needed.
-        started: what is known of it when it was begun before.
+        started: phase, declaration and secrets of a migration that was begun before; else None.
         owns_row: asked about the first row of a target that holds rows; None: every such row is foreign,
             unless the migration was begun before.
     """
@@ -67,8 +67,8 @@ class PlanOptions:
         sample: how much a sample reads.
         limits: the configured limits: window size, concurrency, rate.
         is_cosmos: the endpoint is Cosmos DB's, which has limits of its own.
-        tries_rows: `apply` will try every row before the first write.
         gates: the configured gates: the retention period says how long both tables exist.
+        tries_rows: `apply` will try every row before the first write.
         prices: the configured prices.
     """
 
@@ -87,7 +87,7 @@ async def subject_of(migration: OpenMigration, record: MigrationRecord | None = 
 
     Args:
         migration: what is planned.
-        record: how it was begun, as the state file has it; what the control row says counts more.
+        record: the migration's record in the state file; the control row takes precedence over it.
 
     Raises:
         CredentialRefused, EndpointDown, Unavailable: the restricted store could not be asked.
@@ -101,7 +101,7 @@ async def subject_of(migration: OpenMigration, record: MigrationRecord | None = 
         started = Started("source", record.digest, record.secret_fingerprints)
     store, no_wrapping = None, ""
     try:
-        _ = prepared.wrapping  # absent, it is told although nothing has begun
+        _ = prepared.wrapping  # a missing key is reported before the migration begins, too
         store = None if control is None else await migration.mapping(control)
     except SecretMissing as error:
         no_wrapping = error.what

@@ -2,9 +2,9 @@
 
 Rules kept here:
 
-* Rows are mapped by the very `Mapper` that backfill uses and packed by its rules (`packing`).
-* What mapping rows take is measured on the first rows, built and, if the mapping is sealed, sealed as
-  backfill does; the key is made up and forgotten.
+* Rows are mapped by the same `Mapper` that backfill uses and packed by its rules (`packing`).
+* The size of mapping rows is measured on the first rows: they are built and, if the mapping is sealed, sealed
+  as backfill does, with a made-up key that is not kept.
 * Constant memory: a few windows' keys, bounded tallies, digests on disk.
 """
 
@@ -37,21 +37,21 @@ MEASURED_ROWS = 500
 
 
 class Survey:
-    """Takes source rows page by page (`take`) and keeps what a plan says about them. A context manager.
+    """Takes source rows page by page (`take`) and keeps a plan's figures about them. A context manager.
 
     Attributes:
         labels: what the target tables are called, main first.
         together: the numbers of those that are one table; empty where there is no such.
         rows: source rows taken.
-        refused_rows: those of them that the mapping refuses.
+        refused_rows: rows taken that the mapping refuses.
         target_rows: rows for each target table.
-        packing: how the rows go into batches.
-        gatherer: what advice is judged from.
-        portrayer: what plots show.
+        packing: counts the batches of the rows.
+        gatherer: counts the facts that advice is judged from.
+        portrayer: counts the figures that plots show.
     """
 
     def __init__(self, subject: Subject, mapper: Mapper, tables: TableService, options: PlanOptions) -> None:
-        """Take the migration, its mapper, and the account, of which nothing is asked here.
+        """Create a survey of no rows. `tables`: the account, to which no request is sent here.
 
         Raises MachineFailed when there is no place for temporary files.
         """
@@ -87,7 +87,7 @@ class Survey:
         self._search.__exit__(*ended)
 
     def take(self, rows: Sequence[Row], continues: bool) -> None:
-        """Map the rows of one page; `continues`: they follow the page before without a gap."""
+        """Map the rows of one page; `continues`: they follow the previous page without a gap."""
         if not continues and self.rows:
             self.packing.end(whole=False)
         for start in range(0, len(rows), self.packing.page_rows):
@@ -125,8 +125,8 @@ class Survey:
         if self.packing.open:
             self.packing.mapping(raw, reverse=False)
             self.packing.mapping(self._ids.raw(self._mapper.tables[0], targets[0][1]), reverse=True)
-        # The lowest of evenly spread ranks: a fair draw that needs no count beforehand and can be repeated.
-        # Inverted, as a heap gives up its lowest.
+        # The rows of lowest rank, a hash of the safe id: an even draw that needs no count beforehand and can
+        # be repeated. Ranks are inverted because `heapreplace` removes the lowest.
         rank = bytes(255 - byte for byte in hashlib.blake2b(raw, digest_size=8).digest())
         if len(self._examples) < EXAMPLES:
             heapq.heappush(self._examples, (rank, key, targets))
@@ -144,17 +144,18 @@ class Survey:
         self._mapping_bytes += entity_bytes(self._mapping_rows.reverse_row(key, targets[0][1]))
 
     def finish(self, *, exact: bool) -> Collisions:
-        """Return the collisions of all rows taken; `exact`: they are all there are."""
+        """Return the collisions of all rows taken; `exact`: every row of the source was taken."""
         self.packing.end(whole=exact)
         return self._search.finish(self.labels, exact=exact)
 
     def scaled(self, counted: int, rows: int) -> int:
-        """Return a count made over the rows taken as it is likely to be over `rows`."""
+        """Return a count over the rows taken, scaled to `rows` rows; 0 without rows taken."""
         return round(counted * rows / self.rows) if self.rows else 0
 
     @property
     def mean_mapping_bytes(self) -> float:
-        """Return the bytes that the service bills for the mapping rows of one source row; 0.0 without any."""
+        """Return the mean bytes that the service bills for the mapping rows of a source row; 0.0 if none was
+        measured."""
         return self._mapping_bytes / self._measured if self._measured else 0.0
 
     @property
@@ -175,7 +176,7 @@ class Survey:
 
     @property
     def examples(self) -> tuple[Example, ...]:
-        """Return five rows drawn evenly from all that were mapped (fewer if there are fewer)."""
+        """Return five rows drawn evenly from all mapped rows (fewer if there are fewer)."""
         return tuple(
             Example(
                 row_id=self._ids.short(self._source, key),

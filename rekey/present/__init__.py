@@ -1,1 +1,1 @@
-"""Pages and plots."""
+"""HTML pages, SVG plots and text for the terminal."""

@@ -3,8 +3,8 @@
 Rules kept here:
 
 * A page is one file: no script, nothing loaded. A content security policy forbids both.
-* Every value is escaped by the template engine; before that `shown` spells out its control characters. What a
-  template or a plot made is markup already.
+* Every value is escaped by the template engine; before that `shown` spells out its control characters. The
+  output of a template or a plot is markup already.
 * A name that a template uses and that was not given is an error, never an empty cell.
 * Jinja2 is imported when the first page is written, not with the program.
 """
@@ -25,24 +25,24 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(template: str, **values: Any) -> str:
-    """Return a page.
+    """Return a page as HTML.
 
     Args:
         template: its file in `templates/`.
-        values: the names that the template uses; texts, unless they are markup.
+        values: values of the names that the template uses; all but markup are escaped.
     """
     return _environment().get_template(template).render(values)
 
 
 def markup(template: str, **values: Any) -> Markup:
-    """Return a part of a page; arguments as for `page`."""
+    """Return a part of a page as markup; arguments as for `page`."""
     from markupsafe import Markup
 
     return Markup(page(template, **values))  # noqa: S704 - escaped by the template
 
 
 def shown(value: Any) -> Any:
-    """Return a value as a page shows it: controls would let a page, too, turn a line around."""
+    """Return a value with its control characters spelled out: they could reverse a line on a page, too."""
     return value if hasattr(value, "__html__") else visible(str(value))
 
 

@@ -2,10 +2,10 @@
 
 Rules kept here:
 
-* A plot is one `<svg>` that needs nothing from outside, scales with its column, and is told in words as well
-  (`<title>`, `<desc>`), for readers who cannot see it. Without anything to draw it is "".
-* Colours are classes of the page's style, which has them for light and dark surroundings.
-* Here is where shapes go; the template `plot.svg` makes markup of them.
+* A plot is one `<svg>` that needs nothing from outside, scales with its column, and is described in words as
+  well (`<title>`, `<desc>`), for readers who cannot see it. Without anything to draw it is "".
+* Colours are classes of the page's style, which defines them for light and dark surroundings.
+* This module places the shapes; the template `plot.svg` makes markup of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LABEL = 150
 _LABEL_CHARACTERS = 20
 _CHARACTER = 6.6
 _ACROSS = _WIDTH - _LABEL - 90
-"""Room for bars, between their names and the figures after them."""
+"""Width for bars, between their names and the figures after them."""
 _ROW = 26
 _TOP = 10
 _BAR = 14
@@ -37,7 +37,7 @@ BEFORE, AFTER = "before", "after"
 
 
 class Span(NamedTuple):
-    """One bar of a time line: a name, when it began and ended, and whether it was carried out."""
+    """One bar of a time line: a name, when it began and ended, and whether it was done."""
 
     name: str
     begin: datetime
@@ -54,7 +54,7 @@ class Pair(NamedTuple):
 
 
 class Series(NamedTuple):
-    """One of several amounts over the same labels: its name, its values, the class of its colour."""
+    """Values over labels that several series share: the name, the values, the class of the colour."""
 
     name: str
     values: Sequence[float]
@@ -62,7 +62,7 @@ class Series(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """One lane of a map: its name, and its amounts over time; `sums`: it sums up lanes that are not shown."""
+    """One lane of a heat map: its name, its amounts over time; `sums`: the sum of lanes not shown."""
 
     name: str
     values: Sequence[int]
@@ -93,13 +93,13 @@ class _Canvas:
         self._put("line", "", "grid", x1=x1, y1=y1, x2=x2, y2=y2)
 
     def steps(self, points: Iterable[tuple[float, float]], colour: str) -> None:
-        """Put a line through points; the one of today is broad, so that the planned one is seen on it."""
+        """Put a line through points; the line of today is broad, so that the planned one is visible on it."""
         joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         stroke = {"stroke": f"var(--{colour})", "stroke_width": 5 if colour == BEFORE else 2}
         self._put("polyline", "", "", points=joined, fill="none", **stroke)
 
     def label(self, text: str, top: float) -> None:
-        """Put the name of a row, cut when it is longer than its column; `<desc>` has it whole."""
+        """Put the name of a row, cut when it is longer than its column; `<desc>` has the whole name."""
         shown = text if len(text) <= _LABEL_CHARACTERS else text[: _LABEL_CHARACTERS - 1] + "…"
         self.text(_LABEL - 10, top + 11, shown, "end", kind="")
 
@@ -115,7 +115,7 @@ class _Canvas:
             left += 46 + _CHARACTER * len(name)
 
     def times(self, times: Sequence[str], left: float, width: float, base: float) -> None:
-        """Put the labels of a time axis: as many as have room, each at the beginning of its column."""
+        """Put the labels of a time axis: as many as fit, each at the beginning of its column."""
         room = max(map(len, times)) * 7 + 16
         for column in range(0, len(times), max(1, math.ceil(room / width))):
             if column * width <= len(times) * width - room + 16:
@@ -135,7 +135,7 @@ class _Canvas:
 
 
 def timeline(spans: Sequence[Span], title: str) -> str:
-    """Return the time line of spans, one a row, in their order."""
+    """Return a time line with a row for each span, in their order."""
     if not spans:
         return ""
     first = min(span.begin for span in spans)
@@ -183,15 +183,15 @@ def columns(
     values: bool = False,
     narrow: bool = False,
 ) -> str:
-    """Return columns side by side for each label.
+    """Return a column chart: for each label a column of each series, side by side.
 
     Args:
-        labels: what the columns stand for, left to right.
-        series: what is compared; each has a value for each label.
-        title: what it shows.
-        across: what the labels are.
+        labels: the names of the groups of columns, left to right.
+        series: the series that are compared; each has a value for each label.
+        title: the title of the plot.
+        across: the title of the axis of labels.
         values: write each column's value on top of it.
-        narrow: two such plots stand next to each other.
+        narrow: make it small enough for two plots next to each other.
     """
     if not labels or not any(any(one.values) for one in series):
         return ""
@@ -229,12 +229,12 @@ def columns(
 
 
 def heat(lanes: Sequence[Lane], times: Sequence[str], title: str, colour: str) -> str:
-    """Return a map of lanes by time: the more, the stronger a cell.
+    """Return a heat map of lanes by time: the larger the amount, the stronger the cell.
 
     Args:
-        lanes: from top to bottom; each has an amount for each time.
+        lanes: from top to bottom; each has an amount of rows for each time.
         times: the beginnings of the columns.
-        title: what it shows.
+        title: the title of the plot.
         colour: the class of the cells: `before` or `after`.
     """
     if not lanes or not times:
@@ -251,7 +251,7 @@ def heat(lanes: Sequence[Lane], times: Sequence[str], title: str, colour: str) -
         plot.rect(left, y, across, step - 3, "cell", fill_opacity="0.35")
         for column, value in enumerate(lane.values):
             if value:
-                # The root, so that small amounts are seen next to large ones.
+                # The square root keeps small amounts visible next to large ones.
                 strength = 0.12 + 0.88 * (value / (max(lane.values) * 2 if lane.sums else most)) ** 0.5
                 x, cell = left + column * width, max(width - 0.6, 0.8)
                 plot.rect(x, y, cell, step - 3, colour, fill_opacity=f"{strength:.2f}")
@@ -264,7 +264,7 @@ def heat(lanes: Sequence[Lane], times: Sequence[str], title: str, colour: str) -
 
 
 def lines(series: Sequence[Series], times: Sequence[str], title: str) -> str:
-    """Return percentages over time, as steps."""
+    """Return a plot of percentages over time, as steps."""
     if not series or len(times) < 2:
         return ""
     plot = _Canvas()
@@ -291,7 +291,7 @@ def _round_ticks(most: float) -> list[int]:
 
 
 def _short(value: float) -> str:
-    """Return a number in few characters."""
+    """Return a number in few characters: `950`, `12 k`, `12 M`."""
     for size, unit in ((1_000_000, "M"), (1_000, "k")):
         if value >= 10 * size:
             return f"{value / size:,.0f} {unit}"

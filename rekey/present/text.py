@@ -4,7 +4,8 @@ Rules kept here:
 
 * Lines have at most `WIDTH` columns. A word is broken only where the caller says so: a path or a command that
   is to be typed stays whole.
-* A table that is too wide narrows its widest columns; their cells go on in the next line. Nothing is cut off.
+* A table that is too wide narrows its widest columns; their cells continue in the next line. Nothing is cut
+  off.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ def wrapped(
 
     Args:
         text: what to wrap.
-        first: begins the first line.
-        rest: begins the others; as many spaces as `first` has characters when None.
+        first: the beginning of the first line.
+        rest: the beginning of the others; None: as many spaces as `first` has characters.
         break_long_words: also break words that are wider than a line (keys may be).
     """
     return textwrap.wrap(
@@ -40,7 +41,7 @@ def wrapped(
 
 
 def field(label: str, text: str, width: int) -> list[str]:
-    """Return a text after its label, wrapped; `width` is the column that texts begin in."""
+    """Return a text after its label, wrapped; `width`: characters before the text, for the label."""
     return wrapped(text, first=f"{label:<{max(width, len(label) + 1)}}", rest=" " * width)
 
 
@@ -52,8 +53,8 @@ def table(
     Args:
         head: the columns' names.
         rows: a cell for each column.
-        right: columns that are right-aligned, from 0.
-        indent: begins each line.
+        right: numbers of the columns that are right-aligned, from 0.
+        indent: the beginning of each line.
     """
     listed = [head, *rows]
     widths = [max(1, *(len(row[at]) for row in listed)) for at in range(len(head))]

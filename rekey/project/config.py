@@ -10,7 +10,7 @@ Rules kept here:
 * The file holds no secret, but says in exactly one place where each one is. A SAS, a key or a connection
   string that was pasted in is refused, and values of the file are not repeated in messages, so that it is
   not echoed either.
-* Without a rate, the service's own targets (`rekey.core.limits`) count where it is the service.
+* Without a configured rate, the service's own targets (`rekey.core.limits`) apply where `[tables]` is https.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """Where the wrapping key of sealed mappings is, and the one before it; None where none is configured."""
+    """Where the wrapping key of sealed mappings is, and the previous one; None where none is configured."""
 
     key: SecretSource | None = None
     previous: SecretSource | None = None
@@ -104,7 +104,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """What the gates ask for, in seconds."""
+    """Times that the gates ask for, in seconds."""
 
     verification_max_age_s: Seconds = 24 * 3600
     retention_s: Seconds = 30 * 86400
@@ -129,7 +129,7 @@ class LookupLimits:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceKey:
-    """Where the key is that signs evidence: an Ed25519 key in a PEM file, or a P-256 key in Key Vault."""
+    """Where the key that signs evidence is: an Ed25519 key in a PEM file, or a P-256 key in Key Vault."""
 
     key_file: Path | None = None
     key_vault: str | None = None
@@ -137,13 +137,13 @@ class EvidenceKey:
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """What copies and compares besides the runner.
+    """The executor that copies and compares for the runner.
 
     Attributes:
         factory: `module:callable` that returns a `concurrent.futures.Executor`; None: the runner works alone.
         tasks: how many at a time; None: as many as the executor says, or this machine has processors.
-        slice_s: seconds after which a task begins nothing new. It is what a lost worker costs, and how long
-            a pause or another rate takes to reach workers.
+        slice_s: seconds after which a task begins nothing new: the work that a lost worker costs, and how
+            long a pause or another rate takes to reach workers.
     """
 
     factory: str | None = None
@@ -171,16 +171,16 @@ class Config:
 
     @property
     def endpoints(self) -> str:
-        """Which accounts these are, as state files and tasks record it."""
+        """The endpoints of both accounts, as state files and tasks record them."""
         return f"{self.tables.endpoint} {self.restricted.endpoint}"
 
     @property
     def rates(self) -> Limits:
-        """The limits, with the service's own targets where none are given and it is the service."""
+        """The limits; where `[tables]` is https, with the service's own targets for rates not given."""
         return self.limits.with_targets() if self.tables.is_https else self.limits
 
     def warnings(self) -> list[str]:
-        """Return what is doubtful though allowed, for people to read."""
+        """Return warnings about settings that are allowed but doubtful, as text for people."""
         sources = [(f"secret `{name}`", source) for name, source in sorted(self.secrets.items())]
         if self.evidence.key_file is not None:
             key_file = SecretSource(SecretKind.FILE, str(self.evidence.key_file))
@@ -209,8 +209,8 @@ class Config:
 def default_config() -> str:
     """Return the configuration that `rekey init` writes: every default, explained.
 
-    It loads as it is, and everything in its comments is accepted, too. It holds no secret, and names the file
-    of the wrapping key that `rekey init` makes next to it.
+    It can be loaded unchanged, and every setting in its comments is accepted, too. It holds no secret, and
+    names the file of the wrapping key that `rekey init` makes next to it.
     """
     return Path(__file__).with_name("default.toml").read_text("utf-8")
 
@@ -243,7 +243,7 @@ def load_config(path: Path) -> Config:
 
 
 def reading(endpoint: str, key_env: str | None) -> Config:
-    """Return a configuration that only tables can be read with. Raises ConfigurationError."""
+    """Return a configuration of one account, for work that only reads tables. Raises ConfigurationError."""
     said = {"endpoint": endpoint, "key_env": key_env}
     account = _account(Section(Path("the command line"), "", said))
     return Config(Path(), account, account, state=Path(), migrations=Path())
@@ -403,7 +403,7 @@ def _sealing(section: Section) -> Sealing:
 
 
 def _where(section: Section, *, vault_holds: str) -> SecretSource:
-    """Read where a secret is, or a key that may also stay in Key Vault."""
+    """Read where a secret or a key is. `vault_holds`: what a Key Vault URL must name, `secret` or `key`."""
     section.allow(*SecretKind)
     given = [kind for kind in SecretKind if kind in section.content]
     if len(given) != 1:
@@ -431,7 +431,7 @@ def _where(section: Section, *, vault_holds: str) -> SecretSource:
 
 
 def _is_variable(text: str) -> bool:
-    """Tell whether this can be a variable's name. A long run without `_` is rather a pasted secret (hex,
+    """Tell whether this can be a variable's name. A long text without `_` is taken for a pasted secret (hex,
     say), which a later message would echo as a name."""
     return _VARIABLE.fullmatch(text) is not None and (len(text) < _PASTED_CHARACTERS or "_" in text)
 

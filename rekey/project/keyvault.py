@@ -1,10 +1,10 @@
-"""What keys and secrets in Key Vault have in common: connecting, and what its refusals mean here.
+"""Common code for keys and secrets in Key Vault: connecting, and its errors as errors of rekey.
 
 Rules kept here:
 
-* Key Vault needs the extra `keyvault`; it is imported only when something is configured to be there.
-* What it answers is not copied into messages: it may quote the request. What happened, in our words, and what
-  to do about it is.
+* Key Vault needs the extra `keyvault`; it is imported only when a key or secret is configured to be there.
+* Its answers are not copied into messages, since they may quote the request. Messages say in rekey's words
+  what happened, and what to do about it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _FORBIDDEN = 403
 
 @dataclass(frozen=True, slots=True)
 class VaultObject:
-    """Something in Key Vault, as messages speak of it.
+    """A key or secret in Key Vault, as messages describe it.
 
     Attributes:
-        what: "the wrapping key".
+        what: its name in messages: "the wrapping key".
         kind: `key` or `secret`.
-        setting: what names it in the configuration: "`[sealing] key_vault`".
+        setting: the setting that names it in the configuration: "`[sealing] key_vault`".
         purpose: what Key Vault is asked to do with it: "to sign".
         role: the role that lets an identity do so.
-        absent: the error when there is no such thing.
+        absent: class of the error when it does not exist.
         if_deleted: what to do when it was deleted; put after the hint.
     """
 
@@ -46,7 +46,7 @@ class VaultObject:
     if_deleted: str = ""
 
     def not_installed(self) -> ConfigurationError:
-        """Return the error for the client packages being absent."""
+        """Return the error for client packages that are not installed."""
         return ConfigurationError(
             f"{self.what} is in Key Vault, and the Key Vault client is not installed",
             hint="pip install 'rekey-tables[keyvault]'",
@@ -54,11 +54,11 @@ class VaultObject:
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        """Turn what Key Vault answers within this block into what it means here.
+        """Turn errors of Key Vault within the context into errors of rekey.
 
         Raises:
-            RekeyError: of the kind `absent`: there is no such thing.
-            CredentialRefused, EndpointDown, Unavailable: Key Vault did not do it.
+            RekeyError: of the class `absent`: Key Vault has no such key or secret.
+            CredentialRefused, EndpointDown, Unavailable: Key Vault did not do what it was asked to.
         """
         from azure.core import exceptions as azure
 
@@ -93,7 +93,7 @@ class VaultObject:
 
 
 class VaultKey:
-    """A key in Key Vault, which never leaves it."""
+    """A key that stays in Key Vault."""
 
     def __init__(
         self,
@@ -102,16 +102,16 @@ class VaultKey:
         credential: TokenCredential | None,
         client_options: dict[str, Any],
     ) -> None:
-        """Take the key's URL; nothing is asked of Key Vault yet.
+        """Create the client of a key; sends no request.
 
         Args:
-            described: how messages speak of it.
+            described: the key as messages describe it.
             url: `https://VAULT.vault.azure.net/keys/NAME`, with or without a version.
             credential: `DefaultAzureCredential` when None.
             client_options: passed to the clients (a `transport`, for example).
 
         Raises:
-            ConfigurationError: the extra `keyvault` is not installed, or it is not such a URL.
+            ConfigurationError: the extra `keyvault` is not installed, or `url` is not such a URL.
         """
         try:
             from azure.keyvault.keys import KeyClient
@@ -130,30 +130,30 @@ class VaultKey:
         self._client = KeyClient(self.vault, self._credential, **client_options)
 
     def get(self) -> Any:
-        """Return what Key Vault says of the key, with its public half. Raises as `VaultObject.asked`."""
+        """Return Key Vault's description of the key, with its public half. Raises as `VaultObject.asked`."""
         with self.described.asked():
             return self._client.get_key(self.name, self._version)
 
     def client_for(self, key: Any) -> Any:
-        """Return a client that works with a key that `get` returned, or with a version by its URL."""
+        """Return a client that works with a key that `get` returned, or with a key version by its URL."""
         from azure.keyvault.keys.crypto import CryptographyClient
 
         return CryptographyClient(key, self._credential, **self._options)
 
 
 def default_credential() -> Any:
-    """Return a new `DefaultAzureCredential`; imported here, since it takes a while."""
+    """Return a new `DefaultAzureCredential`; it is imported here, since the import is slow."""
     from azure.identity import DefaultAzureCredential
 
     return DefaultAzureCredential()
 
 
 def split_url(url: str, kind: str) -> tuple[str, str, str | None]:
-    """Split the URL of something in Key Vault into vault URL, name and version (or None).
+    """Split the URL of a key or secret in Key Vault into vault URL, name and version (or None).
 
     Args:
-        url: of one of its `kind`.
-        kind: as the URL says it: `secrets` or `keys`.
+        url: of a key or secret.
+        kind: which of them it must be, as in the URL's path: `keys` or `secrets`.
 
     Raises:
         ValueError: it is not such a URL. The message does not repeat it.

@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* No price is known here: they differ by region, redundancy and contract, and change. The Azure pricing page
+* No price is built in: they differ by region, redundancy and contract, and change. The Azure pricing page
   "Azure Table Storage pricing" and the operator's bill have them. A price that is missing is named.
 * Requests are priced for 10,000, storage for a GB and month. A GB is 2^30 bytes and a month 30 days.
 * Whether a batch is billed as one transaction or as one for each operation in it is not settled everywhere:
@@ -51,7 +51,7 @@ class Prices:
 
         Args:
             counts: by kind, as `rekey.tables.sent` counts them.
-            batch_each: a batch costs as much as the operations in it would one by one; else as one.
+            batch_each: a batch costs as much as its operations would one by one; else as much as one write.
         """
         if self.missing:
             return None
@@ -66,7 +66,7 @@ class Prices:
         return total / REQUESTS
 
     def stored(self, size: int, days: float = DAYS_OF_A_MONTH) -> float | None:
-        """Return what storing so many bytes for some days costs, None without a price."""
+        """Return what storing `size` bytes for some days costs, None without a price."""
         if self.storage is None:
             return None
         return self.storage * size / GB * days / DAYS_OF_A_MONTH

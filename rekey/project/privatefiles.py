@@ -3,7 +3,7 @@
 Rules kept here:
 
 * The mode is given when the file is made, not after: no other user can open it in between.
-* A file that is there is never written over: it is refused, or replaced whole.
+* An existing file is never overwritten in place: it is refused, or replaced whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def write_private(path: Path, content: bytes) -> None:
     """Write a new file with mode 0600.
 
     Raises:
-        FileExistsError: there is one.
+        FileExistsError: the file exists already.
         OSError: it cannot be written.
     """
     made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
@@ -28,14 +28,15 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file with mode 0600, whole or not at all, durably; replace the one that is there.
+    """Write a file with mode 0600, whole or not at all, durably; replace an existing one.
 
     A link at `path` is replaced, not followed: what it points to stays as it is.
 
     Raises:
         OSError: it cannot be written; what was there is unchanged.
     """
-    # In the same folder, so that it can be moved into place; with a name that cannot be guessed and linked.
+    # In the same folder, so that it can be moved into place; under a random name, so that no link can be put
+    # there before.
     made, name = mkstemp(prefix=".rekey-", dir=path.parent)
     fresh = Path(name)
     try:

@@ -80,10 +80,10 @@ def read_secret(name: str, source: SecretSource) -> bytes:
 
 
 def read_local(what: str, setting: str, source: SecretSource) -> bytes:
-    """Return the bytes of something secret in an environment variable or a file.
+    """Return the bytes of a secret in an environment variable or a file.
 
     Args:
-        what: it is, for messages: "secret `users`".
+        what: the secret's name in messages: "secret `users`".
         setting: the section of the configuration that says where it is, for messages.
         source: where it is; not in Key Vault.
 
@@ -149,7 +149,7 @@ def from_key_vault(
     except ImportError:
         raise described.not_installed() from None
     vault, secret_name, version = split_url(url, "secrets")
-    # a credential that was made here is closed here
+    # a credential that is made here is closed here; the caller's stays open
     used = closing(default_credential()) if credential is None else nullcontext(credential)
     with used as identity, described.asked(), SecretClient(vault, identity, **client_options) as client:
         value = client.get_secret(secret_name, version).value

@@ -1,9 +1,9 @@
-"""A table of a TOML file that knows where it stands: its readers name the key and the cure.
+"""A table of a TOML file: errors of its readers name the file, the table, the key and the cure.
 
 Rules kept here:
 
 * Values are never repeated in an error: a secret pasted into the file is not echoed.
-* An amount is written with its unit: `"24h"`, `"64MiB"`.
+* A duration or a size is written with its unit: `"24h"`, `"64MiB"`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Section:
         self.content = content
 
     def fail(self, key: str, problem: str, cure: str) -> NoReturn:
-        """Raise the ConfigurationError that names file, table, key and cure."""
+        """Raise a ConfigurationError that names file, table, key, problem and cure."""
         where = f"[{self.name}] {key}".strip() if self.name else f"[{key}]"
         raise ConfigurationError(f"{self.path}: {where}: {problem}", hint=cure)
 
     def allow(self, *keys: str) -> None:
-        """Refuse keys other than these."""
+        """Raise ConfigurationError for a key other than these."""
         for key in self.content:
             if key not in keys:
                 what = "key" if self.name else "section"
@@ -70,7 +70,7 @@ class Section:
         amount) or `str`; the last three also with None.
 
         Raises:
-            ConfigurationError: an unknown key, or one that is not written like that.
+            ConfigurationError: a key is unknown, or its value is not written in that way.
         """
         readers = {
             name.removesuffix("_s"): (name, _READERS[kind])
@@ -102,11 +102,11 @@ class Section:
         return float(value)
 
     def duration(self, key: str) -> float:
-        """Read `"90s"`, `"15m"`, `"24h"`, `"30d"` as seconds; `"0s"` is none at all."""
+        """Read `"90s"`, `"15m"`, `"24h"`, `"30d"` as seconds; `"0s"` is allowed, and is 0."""
         return self._with_unit(key, _DURATION, _SECONDS, '"90s", "15m", "24h" or "30d"')
 
     def size(self, key: str) -> int:
-        """Read `"64MiB"` as bytes, at least one."""
+        """Read `"64MiB"` as bytes, at least 1."""
         examples = '"512KiB", "64MiB" or "1GiB"'
         found = self._with_unit(key, _SIZE, _BYTES, examples)
         if found == 0:

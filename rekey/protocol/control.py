@@ -3,14 +3,16 @@
 Rules kept here:
 
 * It is in the restricted table `rekeycontrol`: PartitionKey the script's id, RowKey `control`.
-* It is made by insert-if-absent and moved only along `phases.MOVES`, conditionally on what was read; each
-  move adds one to the epoch. So two runners that both believe to be alone cannot both move it.
+* It is made by insert-if-absent and moved only along `phases.MOVES`, conditionally on the row that was read;
+  each move adds one to the epoch. So two runners that both believe to be alone cannot both move it.
 * Times in it are the service's, never this machine's.
-* Every move has a random id: after a broken connection, reading back tells whether it was this one.
+* Every move has a random id: after a broken connection, reading the row back tells whether this move is in
+  it.
 * A freeze remembers which side it came from. Going back to `cutover` keeps the time of the first cutover:
-  everything written to the target since then has yet to go back.
+  everything written to the target since then has yet to be written back to the source.
 * `copied` says that the backfill is done, so that the targets hold every row. It is set without a move:
-  nothing changes in how a write is done. It ends where following ends, on the way back to `source`.
+  nothing changes in how a write is done. The move back to `source`, after which replicas no longer follow,
+  resets it.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ _BYTES = Kind(
 
 @dataclass(frozen=True, slots=True)
 class ControlRow:
-    """What the control row says.
+    """The content of the control row.
 
     Attributes:
         script_id: the migration.
@@ -62,11 +64,13 @@ class ControlRow:
         digest: of the declaration.
         source, targets: table names; targets main first.
         fingerprints: secret name to fingerprint.
-        id_key: 32 random bytes, the key of the safe ids.
+        id_key: 32 random bytes: the key of the safe ids; if sealed, what that is derived from (`ids_key`).
         copied: every row of the source is in the targets; before that they must not be read.
         came_from: during a freeze, the phase before it.
-        frozen_at, cutover_at, completed_at: when it last became so, the service's time; None if it is not so.
-        updated_at: the last move, or the making, the service's time.
+        frozen_at, cutover_at, completed_at: the service's time of the last move to `freeze`, of the move to
+            `cutover` (kept by a freeze and the move back from it) and of the move to `complete`; None
+            before, and the first two again after a return to `dual_write`.
+        updated_at: the service's time of the last move, or of the insert.
         move_id: random, of the last move.
         etag: as read; "" for a row that was not read.
     """
@@ -129,7 +133,7 @@ def to_row(control: ControlRow) -> Row:
 
 
 def from_row(row: Row) -> ControlRow:
-    """Read a wire row. Raises StateUnusable when a newer program, or another one, wrote it."""
+    """Read a wire row. Raises StateUnusable for another format, and for an absent or invalid column."""
     try:
         if row["Format"] != FORMAT:
             raise ValueError("format")
@@ -146,14 +150,14 @@ class ControlStore:
     """The control row of one migration, in the restricted store."""
 
     def __init__(self, restricted: TableService, script_id: str) -> None:
-        """Take the restricted account's tables; nothing is asked of them yet."""
+        """Create the store from the tables of the restricted account; no request is sent yet."""
         self._service = restricted
         self._table = restricted.table(CONTROL_TABLE)
         self._key = EntityKey(script_id, CONTROL_ROW_KEY)
         self.script_id = script_id
 
     async def read(self) -> ControlRow | None:
-        """Return what the row says now, None when there is none (or no restricted table yet)."""
+        """Return the control row as it is now, None when there is none (or no restricted table yet)."""
         try:
             row = await self._table.get(self._key)
         except TableMissing:
@@ -161,9 +165,9 @@ class ControlStore:
         return None if row is None else from_row(row)
 
     async def create(self, control: ControlRow) -> ControlRow:
-        """Insert the row if there is none, and return the row that is there then.
+        """Insert the control row if there is none; return the row that the store holds afterwards.
 
-        A row that was there is returned as it is: the caller compares run and digest.
+        A row that existed before is returned unchanged: the caller compares run and digest.
         """
         await self._service.create_table(CONTROL_TABLE)
         made = replace(
@@ -173,7 +177,7 @@ class ControlStore:
         try:
             await self._table.insert(to_row(made))
         except RowExists:
-            pass  # ours from an earlier run, ours with its answer lost, or another run's: all are read
+            pass  # of an earlier run, of this insert (its answer was lost), or of another runner: it is read
         except (Ambiguous, Unavailable) as error:
             problem = error
         there = await self.read()
@@ -186,8 +190,9 @@ class ControlStore:
 
         Raises:
             Refused: not a legal move.
-            Moved: the row is not in `now`, or changed while it was being moved.
-            Ambiguous, Unavailable: open, and reading back did not show it; run the same command again.
+            Moved: the row is gone, is not in `now`, or changed while it was being moved.
+            Ambiguous, Unavailable: the outcome is open, and reading back did not show the move; run the same
+                command again.
         """
         row = await self.read()
         if row is None:
@@ -202,12 +207,13 @@ class ControlStore:
         return await self._replace(row, after)
 
     async def mark_copied(self) -> ControlRow:
-        """Say that every row is in the targets; phase and epoch stay. Return the row as it is then.
+        """Set `copied`: the targets hold every row. Phase and epoch stay. Return the row as it is then.
 
         Raises:
             Refused: the row is not in `dual_write`, where rows are copied.
             Moved: it is gone, or was moved meanwhile.
-            Ambiguous, Unavailable: open, and reading back did not show it; run the same command again.
+            Ambiguous, Unavailable: the outcome is open, and reading back did not show `copied`; run the same
+                command again.
         """
         row = await self.read()
         if row is None:
@@ -223,10 +229,10 @@ class ControlStore:
         return await self._replace(row, replace(row, copied=True))
 
     async def delete(self, control: ControlRow) -> None:
-        """Delete the row if it is still the one given; for a migration taken back whole.
+        """Delete the control row, for a migration that is taken back whole. A row that is gone is no error.
 
         Raises:
-            Moved: it changed since.
+            Moved: the row changed since `control` was read.
         """
         try:
             await self._table.delete(self._key, etag=control.etag)
@@ -236,7 +242,7 @@ class ControlStore:
             raise self._changed() from None
 
     async def _replace(self, row: ControlRow, after: ControlRow) -> ControlRow:
-        """Replace the row as it was read; after a lost answer, what is there now tells what was done."""
+        """Replace the row that was read; on an error, read back whether the store holds `after`."""
         problem: Exception
         try:
             etag = await self._table.replace(to_row(after), etag=row.etag)
@@ -247,7 +253,7 @@ class ControlStore:
         else:
             return replace(after, etag=etag)
         there = await self.read()
-        # `copied` may have been set since: that is no move, and it is not taken back without one.
+        # `copied` may have been set since: that keeps the move's id, and only a move resets it.
         if there is not None and there.move_id == after.move_id and there.copied >= after.copied:
             return there
         raise problem

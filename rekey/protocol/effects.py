@@ -1,11 +1,11 @@
-"""Calls on the tables, as dual writes make them: side by side, and conditional writes with three endings.
+"""Requests to tables, as dual writes send them: concurrently, and conditional writes with three outcomes.
 
 Rules kept here:
 
 * A conditional write ends in one of three ways: done; the condition did not hold; or unknown, and it may yet
   happen. The last is never taken for one of the others.
-* Calls made side by side are all waited for before the first error is raised: a request that is under way is
-  never given up only because another failed.
+* Concurrent calls are all awaited before the first error is raised: a request in flight is never given up
+  only because another one failed.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ T = TypeVar("T")
 
 
 class Outcome(Enum):
-    """What became of one conditional write. True only when it is known to be done."""
+    """The outcome of one conditional write. True only when the write is known to be done."""
 
     DONE = "done"
     STALE = "stale"
     """Its condition did not hold (any more): nothing was written."""
     OPEN = "open"
-    """Unknown: it was written, or was not, or will be yet."""
+    """Unknown: the write was applied, or was not, or may yet be."""
 
     def __bool__(self) -> bool:
         return self is Outcome.DONE
 
 
 async def side_by_side(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Await all at the same time; when all have ended, return their results or raise the first error."""
+    """Await calls concurrently; when all have ended, return their results, or raise the first error, in the
+    order of the calls."""
     waiting = list(calls)
     if len(waiting) == 1:
         return [await waiting[0]]
@@ -48,7 +49,7 @@ async def side_by_side(calls: Iterable[Awaitable[Any]]) -> list[Any]:
 
 
 async def in_turns(calls: Sequence[Callable[[], Awaitable[T]]], width: int) -> list[T]:
-    """Make calls, at most `width` at a time; results in the calls' order."""
+    """Make calls in groups of at most `width` concurrent ones; return the results in the calls' order."""
     results: list[T] = []
     for start in range(0, len(calls), width):
         results += await side_by_side(call() for call in calls[start : start + width])
@@ -56,9 +57,10 @@ async def in_turns(calls: Sequence[Callable[[], Awaitable[T]]], width: int) -> l
 
 
 async def apply_for_etag(table: Table, operation: Operation) -> tuple[Outcome, str | None]:
-    """Apply one conditional operation; return also the row's new ETag, None for deletes and failures.
+    """Apply one conditional operation; return its outcome and the row's new ETag (None if deleted or
+    not done).
 
-    Raises what else the table answers.
+    Raises every error of the table that is not one of the three outcomes.
     """
     outcome, [etag] = await apply_for_etags(table, [operation])
     return outcome, etag
@@ -80,7 +82,7 @@ async def apply_for_etags(table: Table, operations: Sequence[Operation]) -> tupl
 
 
 async def apply_operation(table: Table, operation: Operation) -> str | None:
-    """Carry out one operation as it is; return the row's new ETag, None for a delete. Raises as tables do."""
+    """Send one operation; return the row's new ETag, None for a delete. Raises as tables do."""
     verb, row, etag = operation.verb, operation.row, operation.etag or "*"
     if verb is Verb.INSERT:
         return await table.insert(row)
@@ -95,7 +97,7 @@ async def apply_operation(table: Table, operation: Operation) -> str | None:
 
 
 async def apply_operations(table: Table, operations: Sequence[Operation]) -> list[str | None]:
-    """Carry out one operation by itself, or several as a transaction; return the rows' new ETags."""
+    """Send one operation by itself, or several as one transaction; return the rows' new ETags."""
     if len(operations) == 1:
         return [await apply_operation(table, operations[0])]
     return await table.transact(operations)

@@ -3,14 +3,15 @@
 Rules kept here:
 
 * An intent is durable before anything else is written for its key, and is removed only when the replicas are
-  known to be what the authority says. What dies in between leaves the intent, and the sweeper finishes.
+  known to be what the authority says. A process that dies in between leaves the intent, and the sweeper
+  finishes.
 * In the restricted table `rekeyjournal`: PartitionKey `<script>.j.<client>`, so that the intents of one
   transaction go in one transaction; RowKey by time of making, unique within the client.
 * The age of an intent is told by the service's Timestamp, never by this machine's clock, and the intent says
-  how long what it announces may be under way. Before a key is worked on again its intent is `touch`ed: so a
-  sweeper that takes only those whose time is over meets no work under way.
-* With a keyring the key in an intent is sealed, bound to the intent's own key: `times` needs no key to open
-  it, everything that settles does.
+  for how long the write that it announces may be in flight. Before a key is worked on again its intent is
+  `touch`ed: so a sweeper that takes only intents whose time is over meets no write in flight.
+* With a keyring the key in an intent is sealed, bound to the intent's own key: `times` needs no data key to
+  open it, everything that settles does.
 * Removing is idempotent. A sweeper removes on the condition of the ETag it read: an intent touched meanwhile
   stays.
 """
@@ -51,7 +52,7 @@ _system = SystemClock()
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """One intent as it stands in the journal.
+    """One intent as read from the journal.
 
     Attributes:
         id: its key in the journal table.
@@ -59,10 +60,10 @@ class Intent:
         key: the source key or main target key that a write is about.
         client_id: the client that made it.
         epoch: the epoch of the permit it was made under.
-        at: when it was made or last touched, in ticks by the service's clock.
-        open_s: for how many seconds after that what it announces may be under way; None if it does not say.
-        settled: its key was settled since, and it is kept because its process may be heard of yet.
-        etag: its version.
+        at: when it was made, last touched or marked as settled, in ticks by the service's clock.
+        open_s: for how many seconds after that the announced write may be in flight; None if it does not say.
+        settled: its key was settled since, and it is kept because its process may still send requests.
+        etag: as read.
     """
 
     id: EntityKey
@@ -84,10 +85,10 @@ class Journal:
         table: `rekeyjournal` of the restricted account.
         script_id: the migration.
         keyring: what seals the keys in intents; None for a migration whose mapping is not sealed.
-        open_s: for how many seconds what intents of this process announce may be under way, requests that
-            were sent at the end included.
+        open_s: for how many seconds a write that this process announces may be in flight, requests that are
+            sent at its end included.
         now: this machine's time in ticks: it orders the row keys of one client and tells nothing else.
-        token: tells this journal's row keys from those of another one of the same client; random.
+        token: random; tells this journal's row keys from those of another `Journal` of the same client.
     """
 
     table: Table
@@ -100,13 +101,13 @@ class Journal:
     _numbers: Iterator[int] = field(default_factory=lambda: count(1), init=False)
 
     def word(self) -> str:
-        """Return a word for one write that no other write has."""
+        """Return the word of one write: an id that no other write has."""
         return f"{self.token}-{next(self._numbers)}"
 
     async def begin(
         self, client_id: str, epoch: int, side: Side, keys: Sequence[EntityKey]
     ) -> list[EntityKey]:
-        """Write one intent for each key; durable when it returns. Returns their ids, in the keys' order.
+        """Write one intent for each key, durable on return. Returns the intents' ids, in the keys' order.
 
         Args:
             client_id: the client.
@@ -123,13 +124,13 @@ class Journal:
         return [key_of(row) for row in rows]
 
     async def touch(self, intent_id: EntityKey, epoch: int, side: Side, key: EntityKey) -> None:
-        """Make an intent young again before its key is worked on again; written anew if it is gone."""
+        """Write an intent anew, also if it is gone, so that its age restarts before its key is worked on."""
         await self._fresh()
         client_id = intent_id.partition.removeprefix(_partition(self.script_id, ""))
         await self.table.upsert(self._intent_row(intent_id, client_id, epoch, side, key))
 
     async def end(self, ids: Sequence[EntityKey]) -> None:
-        """Remove intents. Those that are gone already are as good."""
+        """Remove intents; those that are gone already are no error."""
         for start in range(0, len(ids), MAX_BATCH_OPERATIONS):
             some = ids[start : start + MAX_BATCH_OPERATIONS]
             if len(some) > 1:
@@ -137,7 +138,7 @@ class Journal:
                 try:
                     await self.table.transact([Operation(Verb.DELETE, row, "*") for row in rows])
                 except RowMissing:
-                    pass  # some of them were removed meanwhile: one by one
+                    pass  # some were removed meanwhile, so the transaction failed whole: one by one
                 else:
                     continue
             for one in some:
@@ -145,7 +146,7 @@ class Journal:
                     await self.table.delete(one)
 
     async def end_if(self, intent: Intent) -> bool:
-        """Remove an intent unless it was touched since it was read; False when it was."""
+        """Remove an intent unless it changed since it was read; False when it did, True when it is gone."""
         try:
             await self.table.delete(intent.id, etag=intent.etag)
         except RowMissing:
@@ -159,6 +160,7 @@ class Journal:
 
         Raises:
             SealedUnreadable: an intent was altered, or its data key is gone.
+            Erased: the data key of an intent was shredded.
         """
         async for page in self.table.scan(intents_of(self.script_id)):
             if self.keyring is not None:
@@ -166,19 +168,19 @@ class Journal:
             yield [self._read(row) for row in page.rows]
 
     async def keep(self, intent: Intent) -> None:
-        """Note that the key of an intent is settled, unless it was touched since it was read."""
+        """Mark an intent as settled, unless it changed since it was read."""
         change: Row = {PARTITION_KEY: intent.id.partition, ROW_KEY: intent.id.row, "Settled": True}
         with suppress(RowMissing, ConditionFailed):
             await self.table.merge(change, etag=intent.etag)
 
     async def times(self) -> AsyncIterator[list[tuple[int, bool]]]:
-        """Iterate over when the intents were made or last touched, in ticks, and whether they are settled and
-        only kept; no key is opened."""
+        """Iterate over the intents without opening their keys: when each was made, last touched or marked as
+        settled, in ticks, and whether it is settled and only kept."""
         async for page in self.table.scan(intents_of(self.script_id)):
             yield [(ticks_of(row[TIMESTAMP]), "Settled" in row) for row in page.rows]
 
     async def clear(self) -> None:
-        """Remove all intents of the migration, settled or not: when the targets are dropped."""
+        """Remove all intents of the migration, settled or not; used when the targets are dropped."""
         async for page in self.table.scan(intents_of(self.script_id)):
             by_client: dict[str, list[EntityKey]] = {}
             for row in page.rows:
@@ -232,7 +234,7 @@ class Journal:
 
 
 def intents_of(script_id: str) -> KeyRange:
-    """Return where in the journal table the intents of a migration stand."""
+    """Return the key range of a migration's intents in the journal table."""
     prefix = _partition(script_id, "")
     return KeyRange(EntityKey(prefix, ""), EntityKey(prefix + _LAST, ""))
 

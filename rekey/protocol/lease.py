@@ -4,19 +4,20 @@ Rules kept here:
 
 * A row in the restricted table `rekeycontrol` (PartitionKey the script's id, RowKey `runner`) says who runs.
   It is inserted, renewed, taken over and deleted conditionally on its ETag.
-* Another runner waits until row Timestamp + duration + a safety margin is over by the service's clock. The
+* Another runner waits until row Timestamp + duration + a safety margin is past by the service's clock. The
   holder trusts its lease only until `duration` after it *began* the last renewal that succeeded, by its own
   monotonic clock, which goes on while the machine sleeps where there is such a clock. So no two clocks are
   ever compared.
 * On the same machine a killed runner's lease is taken over at once: the file lock that we hold shows that it
   is dead. That needs the very same locked file (device and inode), the same boot and the same process
-  namespace, and a process id that is gone. Names prove nothing: two containers of one host can have the same
-  hostname, path of the state file and process id.
-* What a runner that did not give its lease back has sent may be under way still; `late_until` says for how
-  long: for a dead one what a request can take, for one that may only stand still, what the service still
-  accepts of what it signed before.
-* A lost lease is noticed by the next `check()`. It is asked before every write of a phase, in the moment in
-  which it is sent (`rekey.tables.allowance`).
+  namespace, and a process id that is gone, or is ours now. Names prove nothing: two containers of one host
+  can have the same hostname, path of the state file and process id.
+* Requests of a runner that did not give its lease back may still be in flight. `late_until` says until when
+  it may have sent some. A dead one: until a second after it was found dead. One that may only be suspended:
+  for as long as the service accepts what it signed before its lease ended. How long a request can take is
+  added to that (`Term`).
+* The next `check()` notices a lost lease. It is called before every write of a phase, at the moment of
+  sending (`rekey.tables.allowance`).
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from rekey.state.filelock import FileLock
 from rekey.tables.base import SIGNED_S, TableService
 
 DURATION_S = 60
-"""For how long others wait for a runner that does not renew."""
+"""For how long a lease that is not renewed lasts; others wait for `SAFETY_S` more (both in seconds)."""
 RENEW_EVERY_S = 15.0
 RETRY_S = 2.0
 SAFETY_S = 5
 ATTEMPTS = 5
 
 _PROCESS = secrets.token_hex(8)
-"""This process, as distinct from an earlier one with the same process id (containers start at 1 again)."""
+"""Random; tells this process from an earlier one with the same process id (containers start at 1 again)."""
 
 
 def _be_another() -> None:
@@ -70,8 +71,8 @@ class Holder:
         boot: an id of the machine's present boot, "" where there is none.
         pid: the process id.
         process: random, of the process.
-        lock: which file it has locked, as device and inode; "" for one of a version that did not say.
-        namespace: in which process ids count, "" where there are none.
+        lock: device and inode of the file that it has locked; "" for a holder of a version that did not say.
+        namespace: the namespace of its process id, "" where there are none.
     """
 
     host: str
@@ -83,7 +84,7 @@ class Holder:
 
     @classmethod
     def current(cls, lock: str) -> Holder:
-        """Return this process, with the lock of this identity (`FileLock.identity`)."""
+        """Return this process as a holder; `lock` is the `FileLock.identity` of the file it has locked."""
         return cls(socket.gethostname(), _boot_id(), os.getpid(), _PROCESS, lock, _namespace())
 
 
@@ -105,7 +106,7 @@ def to_row(script_id: str, lease_id: str, holder: Holder) -> Row:
 
 
 def holder_of(row: Row) -> Holder:
-    """Return who holds the lease of a row that was read."""
+    """Return the holder that the row of a lease names."""
     more = row.get("Lock", ""), row.get("Namespace", "")
     return Holder(row["Host"], row["Boot"], row["Pid"], row["Process"], *more)
 
@@ -116,14 +117,14 @@ def ends_at(row: Row) -> int:
 
 
 def is_over(row: Row, server_time: str) -> bool:
-    """Tell whether a lease has ended for sure, by the service's clock."""
+    """Tell whether a lease ended at least `SAFETY_S` ago, by the service's clock."""
     return ticks_of(server_time) >= ends_at(row) + SAFETY_S * TICKS_PER_SECOND
 
 
 def is_dead(holder: Holder, ours: Holder, is_alive: Callable[[int], bool]) -> bool:
     """Tell whether the holder is a dead process of this machine.
 
-    Call only while holding the file lock of our state file: a live holder with the same one would have it.
+    Call only while holding the file lock of our state file: a live holder with the same lock would hold it.
     """
     here = (ours.host, ours.boot, ours.lock, ours.namespace)
     if not all(here[1:]) or here != (holder.host, holder.boot, holder.lock, holder.namespace):
@@ -134,7 +135,7 @@ def is_dead(holder: Holder, ours: Holder, is_alive: Callable[[int], bool]) -> bo
 
 
 def process_exists(pid: int) -> bool:
-    """Tell whether there is such a process. Only asked where there is a boot id, so never on Windows."""
+    """Tell whether a process with this id exists. Only called where there is a boot id: never on Windows."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -152,7 +153,7 @@ class RunnerLease:
         restricted: tables of the restricted account; nothing is asked of them before the lease is entered.
         script_id: the migration.
         lock: the held file lock on the state file.
-        holder, is_alive, monotonic, sleep: this process, the process table and the clock; for tests.
+        holder, is_alive, monotonic, sleep: this process, the process table and the clock; replaced in tests.
     """
 
     restricted: TableService
@@ -191,9 +192,9 @@ class RunnerLease:
         await self.release()
 
     def check(self) -> None:
-        """Raise Locked when the lease is lost. Asks nothing of the service."""
+        """Raise Locked when the lease is lost. Sends no request."""
         if self._task is not None and self._task.done() and not self._task.cancelled():
-            self._task.result()  # a fault of ours in the renewal must not pass for a lost lease
+            self._task.result()  # a bug in the renewal is raised as it is, not as a lost lease
         if not self.lost.is_set() and self.monotonic() >= self._trusted_until:
             self._lose("it could not be renewed in time")
         if self.lost.is_set():
@@ -207,7 +208,7 @@ class RunnerLease:
         """Take the lease.
 
         Raises:
-            Locked: another runner holds it; names it and says when its lease ends.
+            Locked: another runner holds it (names it and says when its lease ends), or others compete for it.
             ServiceError: the restricted store failed.
         """
         await self.restricted.create_table(CONTROL_TABLE)
@@ -216,7 +217,7 @@ class RunnerLease:
         for _ in range(ATTEMPTS):
             row = await self._table.get(self._key)
             if row is not None and row["LeaseId"] == self.lease_id:
-                # written by an attempt whose answer was lost; it is unknown by which
+                # written by an attempt whose answer was lost, it is unknown which one: trust from the first
                 self._etag = etag_of(row)
                 self._trusted_until = first_began + DURATION_S
                 return
@@ -230,7 +231,7 @@ class RunnerLease:
                 else:
                     self._etag = await self._table.replace(wanted, etag=etag_of(row))
             except (RowExists, RowMissing, ConditionFailed) as error:
-                problem = error  # another runner was faster, or our own write lost its answer: look again
+                problem = error  # another runner was faster, or our own write's answer was lost: read again
             except (Ambiguous, Unavailable) as error:
                 problem = error
             else:
@@ -245,13 +246,13 @@ class RunnerLease:
         )
 
     async def leave(self) -> None:
-        """Stop renewing and leave the row: the next runner sees that this one did not end in order."""
+        """Stop renewing and keep the row, so that the next runner sees that this one did not end in order."""
         task, self._task = self._task, None
         if task is not None:
             await cancel([task])
 
     async def release(self) -> None:
-        """Stop renewing and give the lease back. Idempotent; a service that fails now is only noted."""
+        """Stop renewing and give the lease back. Idempotent; a failure of the service is only logged."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -264,7 +265,7 @@ class RunnerLease:
             if row is not None and row["LeaseId"] == self.lease_id:
                 await self._table.delete(self._key, etag=etag_of(row))
         except ServiceError as error:
-            # nothing is wrong but that a runner on another machine has to wait
+            # the only consequence: a runner on another machine has to wait
             _log.warning(
                 "the runner lease on %s could not be given back (%s); it ends by itself in %d s",
                 self.script_id,
@@ -303,7 +304,7 @@ class RunnerLease:
             try:
                 await self._renew()
             except ServiceError as error:
-                # also a failed condition: it may be our own renewal, whose answer was lost
+                # also on a failed condition: the row may hold our own renewal, whose answer was lost
                 self._uncertain = True
                 pause = RETRY_S
                 if self.monotonic() >= self._trusted_until:

@@ -2,10 +2,12 @@
 
 Rules kept here:
 
-* An operation is worked out on the row as read, with the answers that the service itself would give.
-* A merge is sent on the condition of the row that was read: only then is the result known, and mapped.
-* An error says either that nothing was applied, or leaves it open. Only what is known to say the first counts
-  as that.
+* The result of an operation is computed from the row as read, with the errors that the service itself would
+  answer.
+* A merge is sent on the condition of the row that was read: only then is the result known, so that it can be
+  mapped.
+* An error either says that nothing was applied, or leaves the outcome open. Only errors that are known to say
+  the first (`NOT_APPLIED`) count as that.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import check_key_part, merged, stored_form
 
 FULL = frozenset({Verb.INSERT, Verb.REPLACE, Verb.INSERT_OR_REPLACE})
-"""Verbs that bring the whole row along."""
+"""Verbs that carry the whole row."""
 MERGES = frozenset({Verb.MERGE, Verb.INSERT_OR_MERGE})
 CREATES = frozenset({Verb.INSERT, Verb.INSERT_OR_REPLACE, Verb.INSERT_OR_MERGE})
-"""Verbs after which a row may be there that was not."""
+"""Verbs that can create a row."""
 
 NOT_APPLIED = (
     RowExists,
@@ -50,14 +52,14 @@ NOT_APPLIED = (
     Collision,
     WritesRefused,
 )
-"""Errors that say that the request changed nothing, and will not."""
+"""Errors that say that the request changed nothing, and never will."""
 
 
 def as_stored(operation: Operation) -> Operation:
     """Return an operation with its row as the service will store it.
 
     Raises:
-        RequestRejected: what the service would refuse.
+        RequestRejected: the service would refuse the row or its key.
     """
     if operation.verb is Verb.DELETE:
         check_key_part(operation.row.get("PartitionKey"))
@@ -67,7 +69,7 @@ def as_stored(operation: Operation) -> Operation:
 
 
 def is_conditional(operation: Operation) -> bool:
-    """Tell whether the caller named the version it wants to change."""
+    """Tell whether the caller gave the ETag of the row it wants to change (`*` is none)."""
     return operation.etag not in (None, "", "*")
 
 
@@ -98,7 +100,8 @@ def row_after(operation: Operation, before: Row | None) -> Row | None:
 
 
 def as_sent(operation: Operation, before: Row | None) -> Operation:
-    """Return an operation as it is sent on the condition of the row read, or as an insert where none was."""
+    """Return an operation as it is sent on the condition of the row read, or as an insert where there was
+    none."""
     if before is None:
         return Operation(Verb.INSERT, operation.row)
     if operation.verb is Verb.DELETE:
@@ -108,11 +111,11 @@ def as_sent(operation: Operation, before: Row | None) -> Operation:
 
 
 def is_lost_race(error: RekeyError, given: Operation, sent: Operation) -> bool:
-    """Tell whether an operation failed only on a condition that the caller never set: work it out anew."""
+    """Tell whether an operation failed only on a condition that the caller never set: it is computed anew."""
     raced = isinstance(error, RowExists | RowMissing | ConditionFailed)
     return raced and sent is not given and not is_conditional(given)
 
 
 def may_travel(error: BaseException) -> bool:
-    """Tell whether a request that ended with this error may have been applied, or may be yet."""
+    """Tell whether a request that ended with this error may have been applied, or may yet be."""
     return not isinstance(error, NOT_APPLIED)

@@ -5,16 +5,18 @@ Rules kept here (ADR 0017; each was found by searching all interleavings):
 * In every round the replicas are read first, then the authority. The other way round, a slow propagator
   overwrites newer rows.
 * Every write is conditional on what was read: replace and delete on the ETag, insert on absence.
-* After its last write the authority is read again, and it stops only if that is still the row it wrote from.
-  An ETag that held says that the replica did not change; it does not say that the authority did not: another
-  writer may have found the replica equal to its own row and left it alone. After an insert-if-absent a whole
-  round follows: absence is no version, so a row may have come and gone, and its key may have passed on.
+* After its last write propagate reads the authority again, and stops only if that is still the row it wrote
+  from. An ETag that held says that the replica did not change; it does not say that the authority did not:
+  another writer may have found the replica equal to its own row and left it alone. After an insert-if-absent
+  a whole round follows: absence has no version, so a row may have come and gone, and its target key may have
+  passed to another owner.
 * A target key is claimed in the mapping before a row is written under it, and after a claim the round starts
   again, because the replicas must be read before the authority.
 * Main and secondary rows of one partition are written in one transaction (`replicas`).
 * Only rows that the source key owns are touched: a main row by its reverse row, an index row by its pointer.
-* A caller without an intent of its own for the key (the runner) announces it before the first write, and ends
-  that only when no outcome stayed open: what is cut off, or still under way, is found in the journal.
+* A caller without an intent of its own for the key (the runner) announces the key before the first write, and
+  ends the announcement only when no outcome stayed open: a propagate that was cut off, or whose writes are
+  still in flight, is found in the journal.
 """
 
 from __future__ import annotations
@@ -44,15 +46,15 @@ from rekey.tables.allowance import while_also
 from rekey.tables.base import Operation, Table, Verb
 
 MAX_ROUNDS = 100
-"""A row that changes this often while it is propagated is given up for now; nothing is lost by it."""
+"""Rounds after which a row that keeps changing is given up for now; nothing is lost by that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Propagated:
-    """What one call of propagate did: rows inserted, replaced and deleted in the replicas.
+    """The result of one propagate: how many replica rows were inserted, replaced and deleted.
 
     `open` says that the outcome of a write stayed unknown: the replicas are as they should be now, but a
-    request that still travels may change them. Look again when it can travel no more.
+    request that is still in flight may change them. Propagate again once it cannot take effect any more.
     """
 
     inserted: int = 0
@@ -67,13 +69,13 @@ class Propagated:
 
 
 class Announced(Protocol):
-    """A key whose replicas are about to be written, as the journal says."""
+    """The announcement of one key in the journal: its replicas are about to be written."""
 
     def check(self) -> None:
-        """Raise Unavailable when the time is over for which that was announced."""
+        """Raise Unavailable when the announced time is over."""
 
     async def end(self) -> None:
-        """Take it back: the replicas are what the authority says, and nothing is open."""
+        """End the announcement: the replicas are what the authority says, and no outcome is open."""
 
 
 Announce = Callable[[EntityKey], Awaitable[Announced]]
@@ -81,7 +83,7 @@ Announce = Callable[[EntityKey], Awaitable[Announced]]
 
 
 class Tally:
-    """Counts what a propagate did, round by round, and keeps it announced."""
+    """Counts the writes of one propagate over all its rounds, and holds its announcement."""
 
     def __init__(self, source_key: EntityKey, announce: Announce | None) -> None:
         self.counts = dict.fromkeys((Verb.INSERT, Verb.REPLACE, Verb.DELETE), 0)
@@ -90,22 +92,22 @@ class Tally:
         self._announced: Announced | None = None
 
     async def begin(self) -> None:
-        """Announce the key before the first write."""
+        """Announce the key before the first write, if the tally has an `announce`."""
         if self._announce is not None and self._announced is None:
             self._announced = await self._announce(self._source_key)
 
     def check(self) -> None:
-        """Raise Unavailable when nothing may be written under this announcement any more."""
+        """Raise Unavailable when the announced time is over: nothing may be written any more."""
         if self._announced is not None:
             self._announced.check()
 
     def add(self, operation: Operation, outcome: Outcome) -> None:
-        """Count one write."""
+        """Count one write by its outcome."""
         self.counts[operation.verb] += bool(outcome)
         self.open = self.open or outcome is Outcome.OPEN
 
     async def result(self) -> Propagated:
-        """End the announcement, unless something is open, and return what was done."""
+        """End the announcement, unless an outcome is open, and return what was done."""
         if self._announced is not None and not self.open:
             await self._announced.end()
         counts = self.counts
@@ -113,7 +115,7 @@ class Tally:
 
 
 def needs_another_round(writes: Sequence[Operation]) -> bool:
-    """Tell whether the writes of a round, all done, ask for a whole round more."""
+    """Tell whether another whole round must follow a round's writes, all done: one of them is an insert."""
     return any(write.verb is Verb.INSERT for write in writes)
 
 
@@ -127,7 +129,7 @@ class Propagator:
         mapping: the mapping rows.
         width: how many replica rows of one key are read or written at the same time.
         announce: announces keys before their replicas are written; None where the caller has done that.
-        ignoring: by table number, properties whose difference is none.
+        ignoring: by table number, the properties that are not compared.
     """
 
     source: Table
@@ -138,10 +140,10 @@ class Propagator:
     announce: Announce | None = None
     ignoring: Mapping[int, frozenset[str]] = field(default_factory=dict)
     lists_keys: ClassVar[bool] = True
-    """Whether a key that the mapping does not know is propagated: that gives it its mapping rows."""
+    """Whether a key without a forward row is propagated, which gives it its mapping rows."""
 
     def tally(self, source_key: EntityKey) -> Tally:
-        """Return what counts a propagate, and announces its key."""
+        """Return the tally of one propagate of a key."""
         return Tally(source_key, self.announce)
 
     async def propagate(self, source_key: EntityKey) -> Propagated:
@@ -151,6 +153,7 @@ class Propagator:
             Collision: a target key it maps to belongs to another source row.
             RowRefused: the mapping cannot be applied to the authority's row; names it by safe id.
             Unavailable: the row changed in every one of `MAX_ROUNDS` rounds.
+            Ambiguous: a write failed while the outcome of another one is open.
         """
         tally = self.tally(source_key)
         for _ in range(MAX_ROUNDS):
@@ -182,10 +185,11 @@ class Propagator:
         Args:
             source_key: the old key.
             authority: the authority's row, None when there is none.
-            _source_row: the source row as it is, where that is a replica: it keeps what the mapping drops.
+            _source_row: the source row as read, where the source is a replica: it keeps what the mapping
+                drops.
 
         Raises:
-            RowRefused: the mapping cannot be applied to it; names it by safe id.
+            RowRefused: the mapping cannot be applied to the authority's row; names it by safe id.
         """
         if authority is None:
             return {}
@@ -196,7 +200,7 @@ class Propagator:
         return {TargetKey(table, *key_of(row)): row for table, row in mapped}
 
     async def still_owns(self, source_key: EntityKey, target: TargetKey) -> bool:
-        """Tell whether a source key has a row now that stands under or maps to `target`."""
+        """Tell whether the authority has a row of a source key now that stands under or maps to `target`."""
         return target in self.expected_of(source_key, await self._authority(source_key))
 
     def row_id(self, source_key: EntityKey) -> str:
@@ -218,7 +222,7 @@ class Propagator:
         return dict(zip(targets, rows, strict=True))
 
     async def apply_all(self, writes: Writes, tally: Tally) -> bool:
-        """Carry out conditional writes, `width` requests at a time; True when all are done."""
+        """Send conditional writes, `width` requests at a time; True if all are done. Raises ServiceError."""
 
         async def apply(group: Writes) -> bool:
             operations = [operation for _, operation in group]
@@ -236,11 +240,11 @@ class Propagator:
         except ServiceError as error:
             if not tally.open:
                 raise
-            # What failed may be certain; another write's outcome is not, and the caller must know.
+            # That this write failed may be certain, but another one's outcome is open: the caller must know.
             raise Ambiguous("a replica's write may yet happen", code=error.code) from error
 
     def too_busy(self, source_key: EntityKey) -> Unavailable:
-        """Return the error of a row that kept changing."""
+        """Return the error for a row that kept changing."""
         return Unavailable(
             f"row {self.row_id(source_key)} changed in every one of {MAX_ROUNDS} attempts to propagate it",
             hint="run the same command again when the row is less busy",
@@ -256,8 +260,8 @@ class Propagator:
         return None if owner is None else owner.source
 
     async def yield_or_collide(self, source_key: EntityKey, target: TargetKey, found: Row) -> None:
-        """An index row of another main row stands where ours belongs: a collision while that row's source
-        still maps there; otherwise it is a leftover and may be replaced. Raises Collision."""
+        """Raise Collision when the index row `found`, in the place of ours, belongs to a source row that
+        still maps there; otherwise it is a leftover of another main row and may be replaced."""
         owner = await self.owner_of(pointer_of(found))
         if owner is not None and owner != source_key and await self.still_owns(owner, target):
             raise self.mapping.collision(target, owner, source_key)
@@ -266,11 +270,12 @@ class Propagator:
         return await self.source.get(source_key)
 
     def _main_of(self, expected: Rows, found: Rows, _authority: Row | None) -> Row | None:
-        """Return the main target row as it was read, None where there is none or another is expected."""
+        """Return the main target row as it was read; None if there is none, or another one is expected."""
         return next((row for place, row in found.items() if place.table == 0 and place in expected), None)
 
     async def _is_last(self, source_key: EntityKey, writes: Writes, authority: Row | None) -> bool:
-        """Tell whether nothing is left to be done after a round whose writes are all done."""
+        """Tell whether a round whose writes are all done is the last: it wrote nothing, or it inserted
+        nothing and the authority is still `authority`."""
         if not writes:
             return True
         if needs_another_round([operation for _, operation in writes]):
@@ -279,7 +284,7 @@ class Propagator:
         return version_of(now) == version_of(authority)
 
     async def _read_replicas(self, _source_key: EntityKey, listed: frozenset[TargetKey]) -> Rows:
-        """Return the rows that stand where replicas of a key may stand, by what its forward row lists."""
+        """Return the rows found where replicas of a key may be; `listed`: what its forward row lists."""
         secondary = {one for one in listed if one.table in self.mapper.together and one.table > 0}
         for _ in range(MAX_ROUNDS):
             # Main rows first: while the ETag of one holds, what goes with it is what is read after it.
@@ -304,10 +309,10 @@ class Propagator:
     async def _unlisted(
         self, source_key: EntityKey, expected: Rows, listed: frozenset[TargetKey]
     ) -> set[TargetKey]:
-        """Return the expected target keys that this source key does not (or no longer) hold."""
+        """Return the expected target keys that this source key has not claimed, or does not own any more."""
         unlisted = {target for target in expected if target.table != SOURCE_TABLE} - listed
         for target in expected.keys() & listed:
-            # Listed once is not owned for ever: the claim may have passed over while our row was gone.
+            # A listed key may have another owner by now: the claim can pass on while our row is gone.
             if target.table == 0 and not await self.is_owner(source_key, target.key):
                 unlisted.add(target)
         return unlisted
@@ -315,7 +320,7 @@ class Propagator:
     async def _owned(
         self, source_key: EntityKey, expected: Rows, found: Rows, listed: frozenset[TargetKey]
     ) -> Rows:
-        """Leave out rows under this key's old target keys that belong to another source row by now."""
+        """Return `found` without the rows that belong to another source row by now."""
         own = dict(found)
         main_keys = {target.key for target in listed if target.table == 0}
         for target, row in found.items():

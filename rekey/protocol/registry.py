@@ -1,17 +1,20 @@
-"""The rows of the clients: who writes through rekey, what they act by, how much of it is still open.
+"""The rows of the clients: which clients write through rekey, the epoch they act by, and their open work.
 
 Rules kept here:
 
 * One row for each client in the restricted table `rekeycontrol`: PartitionKey the script's id, RowKey
-  `client.<id>`. Only its client writes it, whole, with every beat; ids are random and never used again.
+  `client.<id>`. Only its client writes it, and every beat writes the whole row; ids are random and never
+  used again.
 * A client is over once nothing that it began can take effect any more: the row's Timestamp (the service's),
-  its lease, its longest operation and a margin are past, by the service's clock. Until then it is waited for.
-* A process that stands still between looking at its lease and sending (it is stopped, its machine is moved)
-  may send when it goes on. So one that was given up without having ended in order may be heard of until the
-  service refuses what it had signed (`refused_at`): until then its intents are kept.
+  plus its lease, its longest operation and a margin, is past by the service's clock. Until then it is waited
+  for.
+* A process that is suspended between checking its lease and sending a request (it is stopped, its machine is
+  moved) may send the request when it resumes. So requests of a client that was given up without having ended
+  in order may arrive until the service refuses what it had signed (`refused_at`): until then its intents are
+  kept.
 * An epoch counts as acknowledged only together with the run it belongs to: after a rollback another run
   counts its epochs from 1 again.
-* A row that this program cannot read is an error, never a client less.
+* A row that this program cannot read is an error; its client is never left out of the list.
 """
 
 from __future__ import annotations
@@ -32,36 +35,36 @@ from rekey.tables.base import SIGNED_S, TableService
 
 CLIENT_PREFIX = "client."
 _BEHIND_ALL = "client.~"
-"""After every client's row: ids are hexadecimal."""
+"""A row key that sorts after every client's: ids are hexadecimal."""
 FORMAT = 1
 _COUNTS = Kind(
     MAPPING.write, lambda text: {str(name): int(number) for name, number in json.loads(text).items()}
 )
 SAFETY_S = 5.0
-"""What clocks that run at different rates, and servers of one service that disagree, may come to."""
+"""Seconds allowed for clocks that run at different rates and for servers of one service that disagree."""
 PURGE_AFTER_S = 3600.0
-"""For how long a client that is over stays visible."""
+"""For how many seconds at least the row of a client that is over is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRow:
-    """What a client says of itself.
+    """One client as its row describes it.
 
     Attributes:
         client_id: random, of this client object in this process.
-        name: what the application calls it; for people.
+        name: the name that the application gave it; for people.
         view: `old` or `new`.
         host, pid: where it runs.
         version: of rekey.
-        epoch: the newest it has acknowledged: nothing of an older one runs in it. 0: of none yet.
-        lease_s: seconds for which it trusts what it read.
-        longest_s: seconds within which all that it begins has taken effect, or never does.
+        epoch: the newest epoch it has acknowledged: no operation of an older one runs in it; 0: none yet.
+        lease_s: seconds for which it trusts what it read in the control row.
+        longest_s: seconds within which an operation that it begins has taken effect, or never does.
         beat_at: its last beat, in ticks of the service's clock; 0 for a row that was not read.
-        in_flight: operations under way.
-        left: writes whose replicas it still has to bring up to date.
-        counters: what it has counted since it began.
+        in_flight: the number of operations in flight.
+        left: the number of keys whose replicas it still has to bring up to date.
+        counters: what it has counted since it began, by name.
         run_id: the run that the epoch belongs to, "" while there is no control row.
-        refuses: the code of what keeps it from dual writes, "" when nothing does.
+        refuses: the code of the reason that keeps it from dual writes, "" when there is none.
         late_s: seconds after which the service refuses what the client has signed.
         etag: as read.
     """
@@ -86,17 +89,17 @@ class ClientRow:
 
 
 class Standing(StrEnum):
-    """What is known of a client from the age of its last beat."""
+    """The state of a client, judged by the age of its last beat."""
 
     LIVE = "live"
     SILENT = "silent"
-    """Its lease has ended; what it began before may still take effect."""
+    """Its lease has ended; operations that it began before may still take effect."""
     OVER = "over"
-    """Nothing of it can take effect any more."""
+    """None of its operations can take effect any more."""
 
 
 def silent_at(row: ClientRow) -> int:
-    """Return when the client trusts nothing any more unless it beats, in ticks of the service's clock."""
+    """Return when the client's lease ends unless it beats again, in ticks of the service's clock."""
     return row.beat_at + _ticks(row.lease_s)
 
 
@@ -106,13 +109,13 @@ def over_at(row: ClientRow) -> int:
 
 
 def refused_at(row: ClientRow) -> int:
-    """Return from when on the service refuses all that a client has signed that does not beat again, in ticks
-    of the service's clock."""
+    """Return from when on the service refuses every request that the client has signed, unless it beats
+    again, in ticks of the service's clock."""
     return over_at(row) + _ticks(row.late_s)
 
 
 def is_over(row: ClientRow, now: int) -> bool:
-    """Tell whether nothing of the client can take effect any more.
+    """Tell whether no operation of the client can take effect any more.
 
     Args:
         row: as listed; a later beat only means that the client has read the control row since.
@@ -122,14 +125,14 @@ def is_over(row: ClientRow, now: int) -> bool:
 
 
 def standing(row: ClientRow, now: int) -> Standing:
-    """Return what the client's last beat says of it, by the service's clock."""
+    """Return the state of the client at `now`, in ticks of the service's clock."""
     if is_over(row, now):
         return Standing.OVER
     return Standing.SILENT if now >= silent_at(row) else Standing.LIVE
 
 
 def is_current(row: ClientRow, run_id: str, epoch: int) -> bool:
-    """Tell whether the client has acknowledged an epoch of a run: nothing of an older one runs in it."""
+    """Tell whether the client has acknowledged an epoch of a run: no operation of an older one runs in it."""
     return row.run_id == run_id and row.epoch >= epoch
 
 
@@ -144,7 +147,7 @@ def to_row(script_id: str, client: ClientRow) -> Row:
 
 
 def from_row(row: Row) -> ClientRow:
-    """Read a wire row. Raises StateUnusable when another version, or another program, wrote it."""
+    """Read a wire row. Raises StateUnusable for another format, and for an absent or invalid column."""
     try:
         if row["Format"] != FORMAT:
             raise ValueError("format")
@@ -164,7 +167,7 @@ class Registry:
     """The clients of one migration, in the restricted store."""
 
     def __init__(self, restricted: TableService, script_id: str) -> None:
-        """Take the restricted account's tables; nothing is asked of them yet."""
+        """Create the registry from the tables of the restricted account; no request is sent yet."""
         self._service = restricted
         self._table = restricted.table(CONTROL_TABLE)
         self.script_id = script_id
@@ -172,7 +175,8 @@ class Registry:
     async def list(self) -> list[ClientRow]:
         """Return all clients that have a row, those that are over included.
 
-        A client that is not listed registers after this call began, and reads the control row after that.
+        A client that is not listed registers after this call began, and reads the control row after it has
+        registered.
 
         Raises:
             StateUnusable: a row cannot be read by this program.
@@ -188,7 +192,7 @@ class Registry:
         return found
 
     async def beat(self, client: ClientRow) -> None:
-        """Write the client's row, over what is there; makes the table if there is none yet."""
+        """Write the client's row, replacing the one that is there; create the table if there is none yet."""
         row = to_row(self.script_id, client)
         try:
             await self._table.upsert(row)
@@ -197,14 +201,16 @@ class Registry:
             await self._table.upsert(row)
 
     async def delete(self, client_id: str) -> None:
-        """Delete a client's row. Only for the client itself, once nothing of it is under way."""
+        """Delete a client's row. Only for the client itself, once it has no operation in flight."""
         with suppress(RowMissing, TableMissing):
             await self._table.delete(EntityKey(self.script_id, CLIENT_PREFIX + client_id))
 
     async def purge(self, now: int) -> int:
-        """Delete the rows of clients that have been over for `PURGE_AFTER_S` seconds; return how many.
+        """Delete the rows of clients that have been over for `PURGE_AFTER_S` seconds and whose signed
+        requests the service refuses (`refused_at`); return how many.
 
-        One that beats meanwhile keeps its row. One that beats later makes it anew, and reads after that.
+        A client that beats meanwhile keeps its row. One that beats later inserts it anew, and reads the
+        control row after that.
         """
         purged = 0
         for client in await self.list():

@@ -1,22 +1,23 @@
-"""The rows of one key in all its tables, and what makes them equal. Pure.
+"""The rows of one key in all its tables, and the writes that make the replicas what they should be. Pure.
 
 Rules kept here:
 
 * A replica is named by table number and key: 0 the main target, 1 and up the index tables, `SOURCE_TABLE` the
   source, which is a replica too once the target is the authority.
 * Every write of a replica is conditional on what was read: replace and delete on the ETag, insert on absence.
-* What was read before the authority was written is older than that write, so it may be overwritten. What was
-  read during it may be another writer's newer row: overwritten only if it holds what was expected before.
-* A row that is as it should be is written all the same right after a write of the authority: its new ETag
+* A replica row read before the authority was written is older than that write, so it may be overwritten. One
+  read during that write may be another writer's newer row: it is overwritten only if it holds what was
+  expected before the write.
+* Right after a write of the authority even a replica row that is as it should be is written: its new ETag
   stops a writer that read it before and would overwrite it.
 * Main and secondary rows of one partition are written in one transaction, and never a secondary row without
-  its main row: a main row that is as it should be is written all the same, on its ETag, which so is the
-  version of all. So main rows are read before their secondary rows, and the list of these afterwards.
-* Where there is nothing to write because nothing was found, that has to be looked at once more.
+  its main row. A main row that is as it should be is written again on the condition of its ETag: so its ETag
+  is the version of all of them. Hence main rows are read before their secondary rows.
+* Where nothing is written because no row was found, that place has to be read once more.
 * A target row is expressed in the source only if mapping the source row forward again gives exactly this
-  target row, key and content. What would lose anything is refused. Properties that hold the source's
+  target row, key and content. A row that would lose anything is refused. Properties that hold the source's
   Timestamp are left out of that: the service sets it, and it cannot be foreseen.
-* A source row that says the same already is kept as it is, with its own spelling.
+* A source row that maps to the target row already is kept unchanged, with its own spelling.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb
 SOURCE_TABLE = -1
 """The table number of the source, where it is a replica."""
 STAND_IN = "2000-01-01T00:00:00.0000000Z"
-"""A Timestamp for rows that were not written yet, where a mapping wants one."""
+"""The Timestamp of rows that were not written yet, where a mapping reads it."""
 
 CURE = (
     "mend the row in the target so that it can be expressed in the source, or stay with the target and"
@@ -46,24 +47,24 @@ Rows = dict[TargetKey, Row]
 Writes = list[tuple[TargetKey, Operation]]
 """Conditional writes of replicas, each with its place."""
 Seen = Mapping[TargetKey, Row | None]
-"""Replica rows as read; None for those that were not there."""
+"""Replica rows as read; None where there was no row."""
 
 
 def source_place(source_key: EntityKey) -> TargetKey:
-    """Return how the source row of a key is named where it is a replica."""
+    """Return the name of a source row as a replica: `SOURCE_TABLE` and its key."""
     return TargetKey(SOURCE_TABLE, *source_key)
 
 
 def follow(
     expected: Rows, early: Seen, late: Seen, before: Rows, ours: Collection[TargetKey]
 ) -> tuple[Writes, bool] | None:
-    """Return the writes that follow the authority's, and whether to look again: a row was not there, or not
-    ours, and nothing is written in its place. None when propagate has to find out.
+    """Return the writes of the replicas that follow a write of the authority, and whether to read again: a
+    row was absent, or not ours, and nothing is written in its place. None when only propagate can decide.
 
     Args:
         expected: the rows as they should be now.
         early: rows read before the authority was written.
-        late: rows read during that.
+        late: rows read while the authority was being written.
         before: the rows as they should have been before the write, as far as known.
         ours: rows of `early` and `late` that belong to this key. Others are left alone.
     """
@@ -97,7 +98,8 @@ def _is_older(target: TargetKey, present: Row, early: Seen, before: Rows) -> boo
 
 
 def same_content(one: Row, other: Row, ignoring: frozenset[str] = frozenset()) -> bool:
-    """Compare two rows' custom properties as (name, EDM type, canonical text)."""
+    """Tell whether two rows have the same custom properties, as (name, EDM type, canonical text); names in
+    `ignoring` are not compared."""
     ours, theirs = canonical_content(one), canonical_content(other)
     if ours == theirs or not ignoring:
         return ours == theirs
@@ -110,7 +112,7 @@ def difference(expected: Rows, found: Rows, ignoring: Mapping[int, frozenset[str
     Args:
         expected: the rows as they should be.
         found: the rows as they were read.
-        ignoring: by table number, properties whose difference is none.
+        ignoring: by table number, the properties that are not compared.
     """
     writes: Writes = []
     for target, row in expected.items():
@@ -184,7 +186,7 @@ def inverse(
 
     Returns:
         `source_row` itself when it stands for the target row already; otherwise a new row, with a Timestamp
-        for mapping it again. What is written is its `content_of`.
+        for mapping it again. Only its `content_of` is written.
 
     Raises:
         RowRefused: `not-reversible`, without the row's safe id.
@@ -192,7 +194,7 @@ def inverse(
     if source_row is not None and stands_for(mapper, source_row, target_row):
         return source_row
     desired = mapper.reverse(target_row, source_key, source_row)
-    # What the server will set cannot be foreseen; the old value stands in for a copied Timestamp.
+    # The Timestamp that the service will set cannot be foreseen: the old one, where there is one, stands in.
     desired[TIMESTAMP] = (source_row or target_row).get(TIMESTAMP, STAND_IN)
     problem = lost(mapper, desired, target_row)
     if problem is not None:
@@ -201,7 +203,8 @@ def inverse(
 
 
 def lost(mapper: Mapper, source_row: Row, target_row: Row) -> str | None:
-    """Map a source row forward; say what of the main target row it does not reproduce, None if nothing.
+    """Map a source row forward and return, as text, what of the main target row that does not reproduce; None
+    if it reproduces all of it.
 
     Raises:
         RowRefused: the source row cannot be mapped.
@@ -218,7 +221,7 @@ def lost(mapper: Mapper, source_row: Row, target_row: Row) -> str | None:
 
 
 def stands_for(mapper: Mapper, source_row: Row, target_row: Row) -> bool:
-    """Tell whether a source row says what the target row says; one that cannot be mapped does not."""
+    """Tell whether a source row maps to the main target row (`lost`); False when it cannot be mapped."""
     try:
         return lost(mapper, source_row, target_row) is None
     except RowRefused:

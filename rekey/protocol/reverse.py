@@ -7,9 +7,11 @@ Rules kept here:
   key is listed in the mapping before a row is written under it.
 * The main target row of a source key is, of all main keys it ever had, the one that it owns and that exists.
   So the list of those keys is part of what the authority says: it is read again whenever the authority is,
-  after the replicas. With an older list a row that moved meanwhile looks deleted, and so would its replicas.
-* Only what the mapping knows is touched: a source row whose key was never claimed is no replica.
-* A target row goes back only if nothing of it is lost (`inverse`).
+  after the replicas. With an older list a row that moved meanwhile looks deleted, and its replicas would be
+  deleted.
+* Only rows of keys that the mapping knows are touched: a source row whose key was never claimed is no
+  replica.
+* A target row is written back to the source only if nothing of it is lost (`inverse`).
 """
 
 from __future__ import annotations
@@ -28,17 +30,17 @@ class ReversePropagator(Propagator):
     lists_keys = False
 
     def __init__(self, forward: Propagator) -> None:
-        """Take the forward propagator: tables, mapping, mapper, and what it announces are the same."""
+        """Create it with the tables, mapping, mapper and announcements of the forward propagator."""
         super().__init__(forward.source, forward.targets, forward.mapper, forward.mapping, forward.width)
         self.forward = forward
         self.ignoring = dict(enumerate(forward.mapper.timestamp_copies))
 
     def tally(self, source_key: EntityKey) -> Tally:
-        """As the forward propagator does, whose `announce` is set when a session has begun."""
+        """Return the forward propagator's tally: its `announce` is set later, when a session has begun."""
         return self.forward.tally(source_key)
 
     async def settle(self, authority: Side, side: Side, key: EntityKey) -> Propagated:
-        """Make the replicas of a key equal what the authority says, whichever side that is.
+        """Make the replicas of a key equal what the authority, source or main target, says now.
 
         Args:
             authority: which side decides now.
@@ -46,10 +48,10 @@ class ReversePropagator(Propagator):
             key: a source key or a main target key.
 
         Raises:
-            ServiceError, Findings: it could not be done.
+            ServiceError, Findings: the key could not be propagated.
         """
         if side != SOURCE:
-            # A main target key without an owner was never written under: owners come before rows.
+            # No row was ever written under a main target key without an owner: claims come first.
             owner = await self.owner_of(key)
             if owner is None:
                 return Propagated()
@@ -57,7 +59,7 @@ class ReversePropagator(Propagator):
         return await (self.forward if authority == SOURCE else self).propagate(key)
 
     async def authority(self, forward: Forward | None) -> Row | None:
-        """Return the main target row of a source key, None when there is none.
+        """Return the main target row of the source key of a forward row, None when there is none.
 
         Raises:
             RowRefused: two rows of the target claim the same old key.
@@ -104,7 +106,7 @@ class ReversePropagator(Propagator):
         return authority
 
     async def _authority(self, source_key: EntityKey) -> Row | None:
-        """Return the main target row of a source key by what the mapping lists now."""
+        """Return the main target row of a source key, of those keys that its forward row lists now."""
         return await self.authority(await self.mapping.forward(source_key))
 
     async def _read_replicas(self, source_key: EntityKey, listed: frozenset[TargetKey]) -> Rows:

@@ -1,4 +1,4 @@
-"""Which way an operation of a dual-write client takes: decided from phase and view alone. Pure.
+"""The route of a dual-write client's operation: decided by phase, view, `copied` and `reverse` alone. Pure.
 
 Rules kept here (ADR 0017):
 
@@ -7,8 +7,9 @@ Rules kept here (ADR 0017):
   `cutover`.
 * The new view opens when the backfill is done (`copied`): before that it would miss rows.
 * Where there is no way back (`reverse=False`) nothing follows the target after cutover: writes in the new
-  view are plain then, and the old view, which is not kept current, is over.
-  Before cutover, writes in the new view are refused there: nothing says what they are in the source.
+  view are plain then, and the old view, which is not kept current, can no longer be used.
+  In such a migration writes in the new view are refused before cutover: nothing says what they are in the
+  source.
 * In a freeze writes wait and reads go on.
 """
 
@@ -42,7 +43,7 @@ class View(StrEnum):
 
 
 class Route(StrEnum):
-    """The way one write takes."""
+    """The route of one write."""
 
     PLAIN = "plain"
     """To the view's table only; nothing follows it."""
@@ -51,9 +52,9 @@ class Route(StrEnum):
     CROSS_VIEW = "cross-view"
     """The view's table is a replica: the authority is written first."""
     WAIT = "wait"
-    """A freeze: not now."""
+    """The write waits: there is a freeze."""
     REFUSED = "refused"
-    """Not in this phase; `refusal_code` says why."""
+    """The write is refused in this phase; `refusal_code` says why."""
 
 
 NEW_VIEW_CLOSED = "new-view-closed"
@@ -65,8 +66,7 @@ SECONDARY_ROW = "secondary-row"
 
 
 def authority(phase: ControlPhase | None) -> Side | None:
-    """Return the side whose write decides in a phase; None in a freeze, which does not say (it stays what it
-    was before)."""
+    """Return the side that is the authority in a phase; None in a freeze, where it stays what it was."""
     match phase:
         case ControlPhase.FREEZE:
             return None
@@ -76,7 +76,7 @@ def authority(phase: ControlPhase | None) -> Side | None:
 
 
 def route(phase: ControlPhase | None, view: View, *, copied: bool, reverse: bool) -> Route:
-    """Return the way a write takes.
+    """Return the route of a write.
 
     Args:
         phase: what the control row says; None when there is no control row yet.
@@ -143,11 +143,11 @@ _REFUSALS = {
         "repeat the operation: a freeze lasts seconds",
     ),
 }
-"""What a refusal says, and what to do about it, by its code."""
+"""Message and hint of a refusal, by its code."""
 
 
 def refusal(code: str, table: str) -> WritesRefused:
-    """Return the error of a refused operation on the table named, saying what to do."""
+    """Return the error for a refused operation on the table named, saying what to do."""
     what, hint = _REFUSALS[code]
     return WritesRefused(code, what.format(table=table), hint=hint, retryable=code == FROZEN)
 

@@ -1,9 +1,10 @@
-"""Rows of the control table as frozen values: how each field is called and written there. Pure.
+"""Rows of the control table as frozen dataclasses: the column of each field, and how it is written. Pure.
 
 Rules kept here:
 
-* A column that is absent, or does not hold what it should, is an error (KeyError, ValueError, TypeError,
-  AttributeError), unless it may be absent: then it is not written where the field is None or "".
+* A column that is absent, or holds an invalid value, is an error (KeyError, ValueError, TypeError,
+  AttributeError). A column that may be absent is no error when it is absent, and is not written where the
+  field is None or "".
 * What version 0.1.0 wrote is read, and written back byte for byte.
 """
 
@@ -21,7 +22,7 @@ from rekey.model import TYPE_SUFFIX, Row
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How values of one kind are written and read, and their EDM type where the wire does not show it."""
+    """How values of one kind are written and read, and their EDM type where JSON alone does not show it."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
@@ -43,18 +44,18 @@ SECONDS = Kind(lambda value: math.ceil(value * 1000), lambda value: int(value) /
 
 
 def column(name: str, kind: Kind = PLAIN, *, may_be_absent: bool = False) -> dict[str, Any]:
-    """Return the metadata of a field that is stored.
+    """Return the dataclass metadata of a field that is stored.
 
     Args:
         name: of the column.
-        kind: how it is written.
+        kind: how its values are written and read.
         may_be_absent: another version, or an earlier phase, has no such column; the field has a default then.
     """
     return {"column": name, "kind": kind, "may_be_absent": may_be_absent}
 
 
 def written(value: Any) -> Row:
-    """Return the columns of a dataclass."""
+    """Return the columns of a dataclass instance, with their type annotations."""
     row: Row = {}
     for one in fields(value):
         content, said = getattr(value, one.name), one.metadata
@@ -68,8 +69,8 @@ def written(value: Any) -> Row:
 
 
 def read(kind: type, row: Row) -> dict[str, Any]:
-    """Return the fields of a dataclass that a row holds. Raises KeyError, ValueError, TypeError,
-    AttributeError."""
+    """Return the fields of the dataclass `kind` that a row holds, by name. Raises KeyError, ValueError,
+    TypeError, AttributeError."""
     stored = [(one.name, one.metadata) for one in fields(kind) if "column" in one.metadata]
     return {
         name: said["kind"].read(row[said["column"]])

@@ -1,14 +1,15 @@
-"""Settling intents: what a write left unfinished is finished from what the authority says.
+"""Settling intents: a write that was left unfinished is finished from what the authority says.
 
 Rules kept here:
 
 * Nothing is assumed about what the write did or did not do: propagate reads both sides afresh.
-* An intent is removed only after its key was propagated without an open outcome, and only if it was not
-  touched since it was read.
-* Only intents whose time is over are taken: what a younger one announces may still be under way.
-* An intent of a client that has given no sign since is settled, and kept: its process may only stand still,
-  and send when it goes on. It is settled again from time to time until the client was heard of, or the
-  service refuses what it had signed. The same holds for all intents while an earlier runner may be heard of.
+* An intent is removed only after its key was propagated without an open outcome (or was reported to
+  `hopeless`), and only if it was not touched since it was read.
+* Only intents whose time is over are taken: the write that a younger one announces may still be in flight.
+* An intent of a client that has not beaten since is settled, and kept: its process may only be suspended, and
+  send when it resumes. It is settled again from time to time until a later beat shows that the client went
+  on, or the service refuses what it had signed. The same holds for all intents while requests of an earlier
+  runner, or of a worker, may still take effect.
 * A key that cannot be settled keeps its intents and does not keep others from being settled.
 """
 
@@ -29,21 +30,21 @@ from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side
 
 Hopeless = Callable[[Findings], Awaitable[None]]
-"""Told why a key cannot be settled."""
+"""Called with the reason why a key cannot be settled."""
 AGAIN_S = 10.0
-"""After so long an intent that is kept is settled again."""
+"""Seconds after which an intent that is kept is settled again."""
 
 
 @dataclass(slots=True)
 class Swept:
-    """What one sweep did.
+    """The result of one sweep, in numbers of intents.
 
     Attributes:
         settled: intents removed.
-        left: intents that are still there: too young, touched meanwhile, open, or failed.
-        oldest_at: when the oldest of them was made or last touched, in ticks by the service's clock.
-        failed: those whose key could not be propagated.
-        kept: further intents that were settled, and stay.
+        left: intents that are still there: too young, changed meanwhile, open, or failed.
+        oldest_at: the earliest `Intent.at` of those that are left, in ticks by the service's clock.
+        failed: those of `left` whose key could not be propagated, or which could not be removed.
+        kept: further intents, not in `left`, that were settled and stay.
     """
 
     settled: int = 0
@@ -63,13 +64,13 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """Who may have something under way, as known before the journal is read.
+    """The processes whose requests may be in flight, as known before the journal is read.
 
     Attributes:
         now: ticks of the service's clock.
         clients: the clients that have a row, by id.
-        usual_s: for how long what an intent announces that does not say so may be under way.
-        unquiet: something of an earlier runner, or of a worker, may still take effect.
+        usual_s: for how many seconds an announced write may be in flight whose intent does not say so.
+        unquiet: requests of an earlier runner, or of a worker, may still take effect.
     """
 
     now: int
@@ -78,19 +79,21 @@ class Company:
     unquiet: bool = False
 
     def is_young(self, intent: Intent) -> bool:
-        """Tell whether what an intent announces may be under way, by a process that goes on."""
+        """Tell whether the write of an intent may be in flight, if its process was not suspended."""
         return not intent.settled and self.now < self.over_at(intent)
 
     def over_at(self, intent: Intent) -> int:
-        """Return when nothing can be under way any more of a process that went on, in ticks."""
+        """Return when the write of an intent cannot be in flight any more, if its process was not suspended,
+        in ticks of the service's clock."""
         open_s = self.usual_s if intent.open_s is None else intent.open_s
         return intent.at + round(open_s * TICKS_PER_SECOND)
 
     def keeps(self, intent: Intent) -> bool:
-        """Tell whether the process that made an intent may still be heard of, although its time is over."""
+        """Tell whether requests of the process that made an intent may still arrive, although its time is
+        over."""
         row = self.clients.get(intent.client_id)
         if row is None:
-            return self.unquiet  # it ended in order, or long ago
+            return self.unquiet  # the client ended in order, or long ago
         went_on = row.beat_at >= self.over_at(intent) + round(row.longest_s * TICKS_PER_SECOND)
         return self.unquiet or not (went_on or self.now >= refused_at(row))
 
@@ -105,12 +108,12 @@ class Sweeper:
         *,
         monotonic: Callable[[], float] = rising_seconds,
     ) -> None:
-        """Take the journal, propagate for both authorities, and what time is measured by."""
+        """Create the sweeper. `reverse` propagates for both authorities; `monotonic` tells seconds."""
         self._journal = journal
         self._reverse = reverse
         self._monotonic = monotonic
         self._kept: dict[EntityKey, float] = {}
-        """When intents that are kept were last settled."""
+        """By the id of an intent that is kept: when it was last settled, by `monotonic`."""
 
     async def sweep(
         self,
@@ -121,15 +124,15 @@ class Sweeper:
         check: Callable[[], None],
         hopeless: Hopeless | None = None,
     ) -> Swept:
-        """Settle the intents that are there, once.
+        """Settle the intents of the journal, once.
 
         Args:
             authority: which side decides now.
-            company: who may have something under way.
+            company: the processes whose requests may be in flight.
             concurrency: how many keys are worked on at a time.
             check: called before each page of the journal; raises to stop.
-            hopeless: told of a key that cannot be settled, whose intents are then removed; by default they
-                stay.
+            hopeless: called for a key that cannot be settled because of Findings; its intents are then
+                removed, or kept, as if it was settled. By default they stay, and count as failed.
         """
         swept = Swept()
         kept, self._kept = self._kept, {}
@@ -168,7 +171,7 @@ class Sweeper:
     async def _keep(self, intent: Intent) -> None:
         self._kept[intent.id] = self._monotonic()
         if not intent.settled:
-            with suppress(ServiceError):  # then the next sweep says so
+            with suppress(ServiceError):  # then a later sweep marks it
                 await self._journal.keep(intent)
 
     async def _end(self, intent: Intent, swept: Swept) -> None:

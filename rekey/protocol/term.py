@@ -1,16 +1,16 @@
-"""The term: until when workers and earlier runners of a migration may write, kept where every runner looks.
+"""The term: until when workers and earlier runners of a migration may write, stored where every runner reads.
 
 Rules kept here:
 
 * It stands in the restricted table `rekeycontrol` (PartitionKey the script's id, RowKey `tasks`) before the
   first task is submitted that needs it. So a runner that succeeds another one knows of tasks that still
   write, also on another machine and without the state file.
-* A runner that succeeds one which did not end in order extends it before it does anything else, and so does
-  one that ends with a write left open: what those have sent may be under way for the margin.
-* It grows, conditionally on what was read, until a runner has waited for its end and removes it. It is cut
-  short only by a runner that knows that all who worked within it have ended.
+* A runner that succeeds one which did not end in order extends it before it does anything else, and a runner
+  that ends with a write left open extends it too: requests that were sent may be in flight for the margin.
+* It is extended, conditionally on the row that was read, until a runner has waited for its end and removes
+  it. It is cut short only by a runner that knows that all processes that worked within it have ended.
 * It is the service's time; a runner that waits for it asks the service, and adds the margin for which a
-  request that was sent may be under way.
+  request that was sent may be in flight.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Term:
     """The term of one migration's tasks."""
 
     def __init__(self, restricted: TableService, script_id: str) -> None:
-        """Take the restricted account's tables; nothing is asked of them yet."""
+        """Create the term from the tables of the restricted account; no request is sent yet."""
         self._table = restricted.table(CONTROL_TABLE)
         self._service = restricted
         self._key = EntityKey(script_id, TERM_ROW_KEY)
         self._known = 0
 
     async def extend(self, until: str) -> None:
-        """Make it last at least until a moment of the service's time.
+        """Make the term last at least until a moment of the service's time.
 
         Raises:
-            ServiceError: it could not be said; nothing may be submitted.
+            ServiceError: it could not be stored; no task may be submitted.
         """
         wanted = ticks_of(until)
         if wanted <= self._known:
@@ -71,7 +71,7 @@ class Term:
         )
 
     async def left(self, margin_s: float) -> float:
-        """Return after how many seconds nothing can arrive any more that a task sent; 0: now."""
+        """Return the seconds until no request sent within the term can arrive any more; 0: none can now."""
         row = await self._row()
         if row is None:
             return 0.0
@@ -79,12 +79,12 @@ class Term:
         return max(0.0, (ticks_of(row[_UNTIL]) - now) / TICKS_PER_SECOND + margin_s)
 
     async def wait(self, margin_s: float, clock: Clock, check: Callable[[], None]) -> None:
-        """Wait until nothing can arrive any more, then remove it.
+        """Wait until no request that was sent within the term can arrive any more, then remove the term.
 
         Args:
-            margin_s: for how long a request may be under way.
-            clock: what waiting is asked of.
-            check: called again and again; raises to stop.
+            margin_s: for how many seconds a request may be in flight.
+            clock: used for waiting.
+            check: called before every pause, of a second at most; raises to stop.
         """
         while (left := await self.left(margin_s)) > 0:
             check()
@@ -92,21 +92,21 @@ class Term:
         await self.remove()
 
     async def cut(self) -> None:
-        """Let it end now: all who worked within it have ended, although requests may still be under way."""
+        """End the term now: all who worked within it have ended; their requests may still be in flight."""
         row = await self._row()
         now = await self._service.server_time()
         if row is None or ticks_of(row[_UNTIL]) <= ticks_of(now):
             return
         self._known = 0
-        with suppress(RowMissing, ConditionFailed):  # extended or removed meanwhile: theirs to wait for
+        with suppress(RowMissing, ConditionFailed):  # extended or removed meanwhile: another runner's now
             await self._table.replace(self._as_row(ticks_of(now)), etag=etag_of(row))
 
     async def remove(self) -> None:
-        """Remove it: every task has ended, and nothing that it sent is open."""
+        """Remove the term: every task has ended, and no request that one sent is open."""
         self._known = 0
         row = await self._row()
         if row is not None:
-            with suppress(RowMissing, ConditionFailed):  # extended or removed meanwhile: theirs to wait for
+            with suppress(RowMissing, ConditionFailed):  # extended or removed meanwhile: another runner's now
                 await self._table.delete(self._key, etag=etag_of(row))
 
     def _as_row(self, until: int) -> Row:

@@ -1,26 +1,26 @@
-"""The application's clients, as the runner works with them: waited for at a move of the control row; and
-their journal, swept, drained and asked.
+"""The runner's work with the application's clients: waiting for them when the control row moves, and
+sweeping, draining and querying the journal.
 
 Rules kept here (ADR 0019):
 
 * Two clients are never two epochs apart: before a move every live client has acknowledged the present epoch,
   and after it nothing goes on before every live client has acknowledged the new one.
 * A client is waited for until it has acknowledged or until it is over: its lease, its longest operation and a
-  margin past, by the service's clock. Its own clock is never asked.
-* Waiting has a limit; beyond it the clients are named, with what can be done about them.
-* The only move that does not wait first is the way out of a freeze, back to where it came from: on both sides
-  of the freeze the same rules hold, so a client that has not seen it does no harm.
-* Only intents whose time is over are taken: what a younger one announces may still be in flight, or late.
-  That holds in a freeze too: a client that has acknowledged it has settled all but what was left open, and
-  whether such a request still travels is not known.
-* The runner announces what it writes to replicas, as clients do, under intents of its own: what is cut off,
-  or left open, is looked at again when nothing of it can take effect any more.
+  margin have passed, by the service's clock. The client's own clock is never asked.
+* Waiting has a limit; beyond it the error names the clients and says what can be done about them.
+* The only move that does not wait first is the one that leaves a freeze, back to the phase that it came from:
+  the same rules hold on both sides of the freeze, so a client that has not seen it does no harm.
+* Only intents whose time is over are settled: the write that a younger one announces may still be in flight,
+  or late. That holds in a freeze too: a client that has acknowledged it has settled all its writes but those
+  left open, and it is not known whether such a request is still in flight.
+* The runner announces its writes to replicas as clients do, under intents of its own: a write that is cut
+  off, or left open, is looked at again when it can take effect no more.
 * A client that was given up without having ended in order may be heard of until the service refuses what it
   had signed. Its intents do not hold up a freeze, they are settled in it. A way back and `complete` compare
-  everything as long as that may be.
-* The background sweep ends with the work that it goes with, and its errors end that work.
-* Whether a key is in flight is answered from a scan that began after the question: an older one could miss
-  the intent of a write that was seen half done.
+  everything as long as such a client may be heard of.
+* The background sweep ends with the work that it runs next to, and its errors end that work.
+* Whether a key is in flight is answered from a scan that began after the question: an older scan could miss
+  the intent of a write that the caller saw half done.
 * Capture "delta" has no clients: nothing is waited for.
 """
 
@@ -45,36 +45,38 @@ from rekey.protocol.rules import SOURCE, TARGET, Side
 from rekey.protocol.sweeper import Company, Hopeless, Sweeper, Swept
 from rekey.protocol.term import Term
 from rekey.runner.run import OPEN_S, WRITING_S, Run
+from rekey.tables.answers import NOT_SENT
 
 T = TypeVar("T")
 
 POLL_S = 0.2
 NOTE_AFTER_S = 2.0
-"""Clients that are waited for are named once waiting takes longer than this."""
+"""Once waiting takes longer than this, the clients that are waited for are named."""
 UNTOLD = TICKS_PER_SECOND
-"""The service tells whole seconds: a beat of the second that it tells may be older than the question."""
+"""One second, in ticks. The service's clock tells whole seconds, so a beat within the second that it told may
+be older than the answer."""
 GRACE_S = 3.0
-"""What a gate allows a client that has just been started, before it names it."""
+"""How long a gate waits for a client that has just been started, before it names the client."""
 _NAMED = 10
 RUNNER = "runner"
-"""Names the runner's intents, where those of clients have the client's id, which is hexadecimal."""
+"""Client id of the runner's own intents. The ids of clients are hexadecimal."""
 SWEEP_EVERY_S = 5.0
 FRESH_S = 5.0
-"""An intent older than this is not of a write that goes on as usual."""
+"""An intent older than this is not of a write that goes as usual."""
 
 
 class Deadline:
-    """A limit to how long something may take, by what only rises."""
+    """A time limit, measured by the clock that only rises."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
-        """Begin now."""
+        """Begin the time limit now."""
         self._clock = clock
         self.seconds = seconds
         self.began = clock.rising()
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the limit began."""
         return self._clock.rising() - self.began
 
     @property
@@ -88,11 +90,11 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The clients that were found, and when.
+    """The clients of one reading of the registry.
 
     Attributes:
-        rows: all that have a row.
-        now: ticks of the service's clock, read before the rows were.
+        rows: all clients that have a row, those that are over included.
+        now: ticks of the service's clock, read before the rows.
     """
 
     rows: Sequence[ClientRow]
@@ -100,20 +102,20 @@ class Clients:
 
     @property
     def live(self) -> list[ClientRow]:
-        """Those of which something can still take effect."""
+        """The clients that are not over: a request of theirs may still take effect."""
         return [row for row in self.rows if not is_over(row, self.now)]
 
     def behind(self, control: ControlRow) -> list[ClientRow]:
-        """Live clients that have not acknowledged the control row's epoch."""
+        """Return the live clients that have not acknowledged the control row's epoch."""
         return [row for row in self.live if not is_current(row, control.run_id, control.epoch)]
 
     def unheard(self, control: ControlRow, since: int) -> list[ClientRow]:
-        """Live clients that are behind, or have given no sign since a moment of the service's clock."""
+        """Return the live clients that are behind, or have not beaten since `since` (service's ticks)."""
         behind = self.behind(control)
         return behind + [row for row in self.live if row.beat_at < since and row not in behind]
 
     def closed_by_refusing(self) -> list[str]:
-        """Return which live clients could not go on with the migration; empty when all can."""
+        """Return the reason that live clients refuse dual writes, as a list; empty when none does."""
         refusing = [row for row in self.live if row.refuses]
         if not refusing:
             return []
@@ -122,7 +124,7 @@ class Clients:
 
 
 def named(rows: Sequence[ClientRow], now: int) -> str:
-    """Return who these clients are and what is known of them. Holds no key."""
+    """Return a text that names clients, with the state of each. Holds no key."""
     listed = []
     for row in rows[:_NAMED]:
         said = [f"acknowledged epoch {row.epoch}"]
@@ -131,7 +133,7 @@ def named(rows: Sequence[ClientRow], now: int) -> str:
         if now >= silent_at(row):
             said.append("silent")
         if row.in_flight:
-            said.append(f"{row.in_flight} operations under way")
+            said.append(f"{row.in_flight} operations in flight")
         listed.append(f"{row.name} ({row.view} view, host {row.host}, pid {row.pid}; {', '.join(said)})")
     if len(rows) > _NAMED:
         listed.append(f"and {len(rows) - _NAMED} more")
@@ -139,13 +141,13 @@ def named(rows: Sequence[ClientRow], now: int) -> str:
 
 
 async def look(run: Run) -> Clients:
-    """Read the registry."""
+    """Read the registry of clients."""
     now = ticks_of(await run.restricted.server_time())
     return Clients(await run.registry.list(), now)
 
 
 async def move(run: Run, now: ControlPhase, then: ControlPhase) -> ControlRow:
-    """Move the control row, with every live client.
+    """Move the control row from phase `now` to `then`, waiting for every live client before and after it.
 
     Raises:
         Refused: not a legal move; or clients did not follow in time, before the move or after it.
@@ -158,7 +160,8 @@ async def move(run: Run, now: ControlPhase, then: ControlPhase) -> ControlRow:
 
 
 async def wait_for_present(run: Run) -> None:
-    """Wait until every live client has acknowledged the present epoch. Raises Refused over the limit."""
+    """Wait until every live client has acknowledged the present epoch. Raises Refused when that takes longer
+    than `[gates] clients_timeout`."""
     if run.is_delta:
         return
     control = await run.control.read()
@@ -167,9 +170,9 @@ async def wait_for_present(run: Run) -> None:
 
 
 async def wait_until_heard(run: Run, control: ControlRow) -> int:
-    """Wait until every live client is current and has given a sign since now; return how many live ones are.
+    """Wait until every live client is current and has beaten after this call; return the number of live ones.
 
-    Before a freeze: clients that have gone silent are waited for while writes still go on.
+    For use before a freeze: clients that went silent are waited for while writes still go on.
     """
     since = ticks_of(await run.restricted.server_time()) + UNTOLD
     return await wait_for_clients(run, control, missing=lambda clients: clients.unheard(control, since))
@@ -181,16 +184,16 @@ async def wait_for_clients(
     deadline: Deadline | None = None,
     missing: Callable[[Clients], list[ClientRow]] | None = None,
 ) -> int:
-    """Wait until every live client has acknowledged the control row's epoch; return how many live ones are.
+    """Wait until every live client has acknowledged the control row's epoch; return the number of live ones.
 
     Args:
         run: the migration.
-        control: the row as it stands.
-        deadline: how long; by default `[gates] clients_timeout` from now.
-        missing: the clients to wait for, of those found; by default those that are behind.
+        control: the control row as read or written last.
+        deadline: the limit; by default `[gates] clients_timeout` from now.
+        missing: returns the clients that are still waited for; by default those that are behind.
 
     Raises:
-        Refused: over the limit; names the clients.
+        Refused: the limit has passed; the error names the clients.
     """
     if run.is_delta:
         return 0
@@ -225,7 +228,10 @@ def _have_not(rows: Sequence[ClientRow]) -> str:
 
 
 async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
-    """Return why the clients keep the gate before cutover closed; empty when they do not."""
+    """Return the reasons for which clients keep the gate before cutover closed; empty when they do not.
+
+    Clients that are behind get `GRACE_S` seconds to follow.
+    """
     deadline = Deadline(run.clock, GRACE_S)
     while True:
         clients = await look(run)
@@ -239,33 +245,34 @@ async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
         reasons.append(f"{_have_not(behind)} acknowledged epoch {control.epoch}: {who}")
     if not reasons and not clients.live and not run.options.writers_stopped:
         reasons.append(
-            "no client of the application is registered: whoever writes without one is not followed"
-            " (--writers-stopped says that nobody writes)"
+            "no client of the application is registered: writes that do not go through one are not followed"
+            " (--writers-stopped confirms that there are none)"
         )
     return reasons
 
 
 async def forget_ended(run: Run) -> None:
-    """Delete the rows of clients that have been over for long; they are of no interest any more."""
+    """Delete the rows of clients that have been over for long (`Registry.purge`)."""
     if run.is_delta:
         return
     try:
         await run.registry.purge(ticks_of(await run.restricted.server_time()))
     except ServiceError:
-        # Nothing depends on it, and what it would end has been done: the next command tries again.
+        # Nothing depends on these rows, and the phase's own work is done: the next command tries again.
         run.progress.note("rows of clients that ended could not be removed; the next command tries again")
 
 
 async def heard_of_until(run: Run, behind: ControlRow | None = None) -> int | None:
-    """Return until when clients that were given up may be heard of: until the service refuses what they had
-    signed.
+    """Return when the service will refuse all requests that clients given up so far had signed.
+
+    Until then such a client may be heard of.
 
     Args:
         run: the migration.
-        behind: only those that never acknowledged this control row; None for all.
+        behind: only clients that never acknowledged this control row count; None: all count.
 
     Returns:
-        Ticks of the service's time; None where that is over, or none was given up.
+        Ticks of the service's clock; None when that time is past, or no client was given up.
     """
     if run.is_delta:
         return None
@@ -286,8 +293,9 @@ class Announced:
     """A key whose replicas the runner is about to write (`rekey.protocol.propagate.Announced`).
 
     Attributes:
-        journal, ids: the runner's, and the intent in it.
-        clock, until: until when it may write, in rising seconds.
+        journal: the journal.
+        ids: the key of the runner's intent in the journal.
+        clock, until: the time until which the runner may write, in seconds of `clock.rising()`.
     """
 
     journal: Journal
@@ -296,11 +304,11 @@ class Announced:
     until: float
 
     def check(self) -> None:
-        """Raise Unavailable when that time is over."""
+        """Raise Unavailable when the time for writing is over."""
         if self.clock.rising() >= self.until:
             raise Unavailable(
                 "the replicas of a row could not be written in time",
-                code="TooSlow",
+                code=NOT_SENT,
                 hint="run the same command again, which goes on where it stopped",
             )
 
@@ -310,7 +318,7 @@ class Announced:
 
 
 def announcing(journal: Journal, clock: Clock) -> Announce:
-    """Return what announces the runner's own writes in the journal, as clients announce theirs."""
+    """Return a function that announces the runner's own writes in the journal, as clients announce theirs."""
 
     async def announce(source_key: EntityKey) -> Announced:
         until = clock.rising() + WRITING_S
@@ -321,9 +329,10 @@ def announcing(journal: Journal, clock: Clock) -> Announce:
 
 
 async def company(run: Run) -> Company:
-    """Return who may have something in flight now.
+    """Return the clients and other writers that may have a request in flight now, for a sweep of the journal.
 
-    The usual time is as the clients themselves say, for intents of a version that did not say it.
+    `usual_s`, for intents of a version that did not record their own time, is the longest operation of the
+    registered clients and a margin.
     """
     clients = {client.client_id: client for client in await run.registry.list()}
     said = [client.longest_s for client in clients.values()]
@@ -336,12 +345,13 @@ async def company(run: Run) -> Company:
 async def sweep_journal(
     run: Run, side: Side, sweeper: Sweeper | None = None, hopeless: Hopeless | None = None
 ) -> Swept:
-    """Settle the intents whose time is over, once.
+    """Sweep the journal once: settle the intents whose time is over.
 
     Args:
         run: the migration.
         side: which side is the authority now.
-        sweeper: one that knows what it has settled already.
+        sweeper: the sweeper of earlier sweeps, which knows when it settled the intents that are kept; None:
+            a new one.
         hopeless: see `Sweeper.sweep`.
     """
     return await (sweeper or run.sweeper).sweep(
@@ -354,12 +364,12 @@ async def sweep_journal(
 
 
 async def settle_again(run: Run, *, side: Side) -> int:
-    """Settle the intents whose time is over, if there are clients; return how many."""
+    """Settle the intents whose time is over and return how many were removed; 0 in capture "delta"."""
     return 0 if run.is_delta else (await sweep_journal(run, side)).settled
 
 
 async def while_sweeping(run: Run, side: Side, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` while the journal is swept at the same time; an error of the sweep ends both."""
+    """Await `work` while the journal is swept in the background; an error of the sweep ends both."""
     if run.is_delta:
         return await work
     over = asyncio.Event()
@@ -377,7 +387,7 @@ async def while_sweeping(run: Run, side: Side, work: Coroutine[Any, Any, T]) -> 
         if sweeping.done():
             sweeping.result()
         result = await working
-        over.set()  # what it is writing now is finished: nothing is left open by ending it
+        over.set()  # the present sweep is finished, not cancelled: ending it leaves no write open
         await sweeping
         return result
     finally:
@@ -385,10 +395,12 @@ async def while_sweeping(run: Run, side: Side, work: Coroutine[Any, Any, T]) -> 
 
 
 async def settle_stale(run: Run, side: Side) -> Swept:
-    """Sweep until no intent stands out by its age; return what the last sweep said, with all it settled.
+    """Sweep until no intent that is left is older than `FRESH_S`; return the last sweep's result, with the
+    number of intents that all these sweeps removed.
 
-    Before a freeze: an intent that a write left open becomes old enough while writes still go on. Ends when
-    that must have happened; what is left then either fails, or is of writes that keep being left open.
+    For use before a freeze: an intent of a write with an open outcome becomes old enough to be settled while
+    writes still go on. Ends when that must have happened; the old intents that are left then cannot be
+    settled, or are of writes that are left open again and again.
     """
     deadline = Deadline(run.clock, max(OPEN_S, (await company(run)).usual_s) + FRESH_S)
     sweeper, settled = run.sweeper, 0
@@ -404,7 +416,7 @@ async def settle_stale(run: Run, side: Side) -> Swept:
 
 
 async def any_intent(run: Run) -> bool:
-    """Tell whether the journal holds an intent, settled or not; none is opened."""
+    """Tell whether the journal holds an intent, settled or not; no sealed key is opened."""
     async for times in run.journal.times():
         if times:
             return True
@@ -412,18 +424,18 @@ async def any_intent(run: Run) -> bool:
 
 
 async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | None = None) -> int:
-    """Sweep until the journal holds nothing that is not settled; return how many intents were settled.
+    """Sweep until the journal holds no unsettled intent; return how many intents were removed.
 
-    That comes to an end only when no client adds to it any more. What is kept is settled once at least.
+    Ends only when no client adds intents any more. Kept intents were settled at least once.
 
     Args:
         run: the migration.
         side: which side is the authority now.
-        deadline: how long.
+        deadline: the limit.
         hopeless: see `Sweeper.sweep`.
 
     Raises:
-        Refused: intents were left when the limit was reached.
+        Refused: intents that are not settled were left when the limit was reached.
     """
     sweeper, settled = run.sweeper, 0
     while True:
@@ -448,7 +460,7 @@ async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | N
 
 
 def unsettled_hint(run: Run) -> str:
-    """Return what to do about intents that cannot be settled."""
+    """Return the hint for intents that cannot be settled."""
     return (
         f"`rekey verify {run.script_id} --mode full` names the rows that the mapping refuses or that collide;"
         " mend them, then run the same command again"
@@ -456,15 +468,15 @@ def unsettled_hint(run: Run) -> str:
 
 
 class InFlight:
-    """Tells whether the journal announces a write for a source key. Questions share scans."""
+    """Tells whether the journal announces a write for a source key. Concurrent questions share one scan."""
 
     def __init__(self, run: Run) -> None:
-        """Take the migration; nothing is asked yet."""
+        """Create it for a migration; the journal is not read yet."""
         self._run = run
         self._next: asyncio.Task[tuple[set[EntityKey], set[EntityKey]]] | None = None
 
     async def __call__(self, source_key: EntityKey) -> bool:
-        """Tell whether an intent for `source_key`, or for a main target key of it, is in the journal."""
+        """Tell whether the journal holds an intent for `source_key` or for a main target key of it."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._scan())
         sources, targets = await self._next
@@ -478,8 +490,8 @@ class InFlight:
 
     async def _scan(self) -> tuple[set[EntityKey], set[EntityKey]]:
         """Return the source keys and main target keys that the journal announces a write for."""
-        await asyncio.sleep(0)  # questions of the same turn share the scan
-        self._next = None  # a later question needs a later scan
+        await asyncio.sleep(0)  # questions of the same turn of the event loop share the scan
+        self._next = None  # a later question needs a scan that begins later
         sources, targets = set[EntityKey](), set[EntityKey]()
         async for intents in self._run.journal.scan():
             for intent in intents:

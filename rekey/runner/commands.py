@@ -1,11 +1,11 @@
-"""What the commands do to migrations: apply, verify, roll back, retire. Plain calls on a session.
+"""What the commands do to migrations: apply, verify, roll back, retire. Synchronous calls on a session.
 
 Rules kept here:
 
 * `apply` runs to the next gate and says what the gate asks for; it goes through a gate only when told to.
-* Before a migration's first write every source row is tried: what the mapping refuses, or what collides, is
-  refused before anything is written.
-* A gate that was asked in order to be passed is recorded, open or closed, with what it said and what it saw:
+* Before a migration's first write every source row is tried (unless the operator skips that): a row that the
+  mapping refuses, or that collides, stops the migration before anything is written.
+* A gate that was asked in order to be passed is recorded, open or closed, with its reasons and what it saw:
   control row, last full verification, what the operator confirmed. A gate that is only shown is not recorded.
 * The plan that a migration began with is kept whole in the state file, without keys; its digest is in the
   audit log.
@@ -50,10 +50,11 @@ class Applied:
     Attributes:
         script_id: the migration.
         phases: the phases it carried out, in order.
-        caught_up: rows that a catch-up pass and sweep changed in the targets, or intents of the journal that
-            were settled, when only that was left to do.
-        next_phase: the phase after the next gate, None when all is done.
-        asks: what that gate asks for; empty when it is open.
+        caught_up: when no phase was left to carry out: rows that delta passes and the sweep changed in the
+            targets, or intents of the journal that were settled.
+        next_phase: the phase after the last one that is applied; None when all are applied.
+        asks: what the gate before that phase asks for; empty when it is open, or when `apply` enters the
+            phase without being told to.
     """
 
     script_id: str
@@ -64,7 +65,7 @@ class Applied:
 
 
 class Mode(StrEnum):
-    """How thoroughly `verify` compares."""
+    """How much `verify` compares."""
 
     COUNT = "count"
     SAMPLE = "sample"
@@ -81,8 +82,8 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
         check_rows: try every source row before the first write.
 
     Raises:
-        GateClosed: a gate that `to` leads through is closed.
-        Findings: the row check or a verification found something.
+        GateClosed: the gate of a phase on the way is closed.
+        Findings: the plan found rows that cannot be migrated, or a verification found differences.
         RekeyError: what the phases raise; everything done so far is kept.
     """
     if to is Phase.RETIRE:
@@ -116,8 +117,8 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
 
 
 def _keep_plan(run: Run, planned: Plan, *, check_rows: bool) -> None:
-    """Keep the plan that a migration begins with, and how many rows it is about."""
-    from rekey.plan.planfile import plan_document  # what is planned with takes a while to import
+    """Store the plan that a migration begins with, and the source rows that it counted or estimated."""
+    from rekey.plan.planfile import plan_document  # imported here: it takes a while
 
     [migration] = planned.migrations
     document = rfc8785.dumps(expressible(plan_document(planned)))
@@ -133,7 +134,7 @@ def _keep_plan(run: Run, planned: Plan, *, check_rows: bool) -> None:
 
 
 async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) -> None:
-    """Record what a gate said, and what it saw; refuse when it is closed. Raises GateClosed."""
+    """Record a gate in the audit log, with its reasons and what it saw. Raises GateClosed if it is closed."""
     control = await run.control.read()
     last = run.state.latest_verification(run.script_id)
     saw: dict[str, Any] = {
@@ -156,11 +157,11 @@ async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) 
 
 
 def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan:
-    """Plan the migration on every row (or, without `check_rows`, on a sample) and refuse what the plan calls
-    an error."""
+    """Return the plan of a migration, made on every row (or, without `check_rows`, on a sample); raise the
+    error of `refusal` if the plan found errors."""
     migration = session.opened(script_id)
     migration.prepared.require()
-    # Where declaration or secrets have moved since it began, `Session.begin` says so.
+    # Not compared here with what the migration started with: `Session.begin` refuses what has changed since.
     subject = replace(session.do(subject_of(migration)), started=None)
     options = PlanOptions(
         exact=check_rows,
@@ -206,12 +207,12 @@ def verify(
         session: the open session.
         script_id: the migration.
         mode: count, sample or full.
-        repair: mend what a full verification finds.
+        repair: mend what a full verification finds; other modes ignore it.
         rows: how many rows a sample draws in each direction.
-        seed: of the sample.
+        seed: the seed of the sample's random choice.
 
     Raises:
-        Refused: there is nothing to compare in this phase.
+        Refused: in this phase source and targets are not meant to be equal, or the migration has not begun.
     """
     run = session.resume(script_id)
     control = session.do(run.control.read())
@@ -228,7 +229,7 @@ def verify(
 
 
 def _require_comparable(run: Run, phase: ControlPhase) -> None:
-    """Refuse a comparison where the other side is not kept current: its differences would say nothing."""
+    """Raise Refused in a phase in which the replicas do not follow: differences would say nothing."""
     if phase is ControlPhase.SOURCE:
         raise Refused(
             f"{run.script_id} has copied nothing yet",
@@ -265,9 +266,10 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
 
     Raises:
         Refused: no way back from here, or another migration builds on this one.
-        ConfigurationError: on the way to `source` it must be said whether to drop or keep the targets.
+        ConfigurationError: `drop` is None and the way leads to `source`.
     """
-    # Cut off after the move of the control row, a rollback leaves `cutover` in the ledger; `resume` mends it.
+    # Read before `resume`: a rollback that was cut off after the move of the control row leaves `cutover` in
+    # the ledger, and `resume` removes it.
     before = session.ledger.applied(script_id)
     run = session.resume(script_id)
     applied = session.ledger.applied(script_id)
@@ -284,11 +286,11 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
         )
     undone = session.ledger.rollback(script_id, downto)
     if goal is ControlPhase.SOURCE and drop:
-        # Only a client that has seen `source` last may find tables and control row gone.
+        # A client must have acknowledged `source` before tables and control row are deleted.
         session.do(wait_for_present(run))
         session.do(until_quiet(run))
         if Phase.PREPARE not in undone:
-            # An earlier rollback kept the targets; now they are to go.
+            # An earlier rollback kept the targets; this one drops them.
             session.do(PHASES[Phase.PREPARE].undo(run))
         control = session.do(run.control.read())
         if control is not None:

@@ -1,15 +1,16 @@
-"""One migration, opened: everything a phase needs, in one value; what a phase is; and waiting until nothing
-that was sent can take effect any more.
+"""One open migration as a value that phases work with (`Run`), the lifecycle of a phase (`Operation`), and
+waiting until no unanswered request can take effect any more (`until_quiet`).
 
 Rules kept here:
 
-* A `Run` is made by the session, which owns locks, connections and their ends; phases only use it.
-* Progress and stop requests are asked of the run, so that phases know neither terminal nor signals.
+* A `Run` is made by the session, which opens and closes locks and connections; phases only use it.
+* Phases report progress to the run and ask the run for stop requests: they know neither terminal nor signals.
 * A request that was sent and not answered takes effect within `[gates] margin`, or never. So nothing that
   relies on what the tables hold (a sweep, a move of the authority, a way back, dropping tables) begins while
-  one that was left open, or whose sender was cut off, is younger than that (`until_quiet`).
-* What this process has left open it knows by its own clock, which only rises. What earlier runners and
-  workers may have in flight stands in the restricted store, by the service's clock (`rekey.protocol.term`).
+  a request that was left open, or whose sender was cut off, is younger than the margin (`until_quiet`).
+* The age of requests that this process left open is measured by its own clock, which only rises. The time
+  until which earlier runners and workers may have sent requests is in the restricted store, by the service's
+  clock (`rekey.protocol.term`).
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ from rekey.state.store import State
 from rekey.tables.base import SHARED_SERVICE_S, Table, TableService
 
 WRITING_S = 15.0
-"""For how long the runner writes under one intent of its own."""
+"""Seconds for which the runner writes under one intent of its own."""
 OPEN_S = WRITING_S + SHARED_SERVICE_S + SAFETY_S
-"""After which nothing can be in flight any more of what the runner has announced."""
+"""Seconds after which no write that the runner announced in an intent can be in flight any more."""
 _LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the operator said on the command line that phases act on.
+    """Options of the command line that phases act on.
 
     Attributes:
         writers_stopped: the operator confirms that no application writes.
         drop_targets: on rollback to `source`: drop the target tables (True) or keep them (False).
         typed_table: the source's name as typed for `retire`.
-        executor: `module:callable`, instead of what [executor] says; "" as it says.
+        executor: `module:callable`, in place of the one in [executor]; "": use that one.
     """
 
     writers_stopped: bool = False
@@ -67,7 +68,7 @@ class Options:
 
 
 class StopFlag:
-    """Set by a signal; asked between windows and pages."""
+    """A request to stop: set by a signal, asked between windows and pages."""
 
     def __init__(self) -> None:
         self._requested = False
@@ -92,7 +93,7 @@ class StopFlag:
 
 @dataclass(slots=True)
 class Run:
-    """One migration, opened for work."""
+    """One migration, open for work: all that its phases need."""
 
     declared: Declared
     config: Config
@@ -108,14 +109,14 @@ class Run:
     stop: StopFlag = field(default_factory=StopFlag)
     clock: Clock = field(default_factory=SystemClock)
     still_alone: Callable[[], None] = lambda: None
-    """Raises Locked when the runner lease was lost."""
+    """Called before work goes on; raises Locked when the runner lease was lost."""
     lease_id: str = ""
     factory: Factory | None = None
-    """Begins the executor whose workers copy and compare; None: the runner does it itself."""
+    """Makes the executor whose workers copy and compare; None: the runner does it itself."""
     keep_count: Callable[[], None] = lambda: None
-    """Stores how many requests were sent, for a run that may be killed."""
+    """Stores how many requests were sent so far: the count stays if the run is killed."""
     by_workers: Counter[str] = field(default_factory=Counter)
-    """Requests that workers sent for it, by kind; is added to."""
+    """Requests that workers sent for this run, by kind; results of tasks are added to it."""
 
     @property
     def script_id(self) -> str:
@@ -139,18 +140,18 @@ class Run:
 
     @property
     def registry(self) -> Registry:
-        """The application's clients."""
+        """The registry of the application's clients."""
         return Registry(self.restricted, self.script_id)
 
     @property
     def journal(self) -> Journal:
-        """The intents of the application, and the runner's own."""
+        """The journal: intents of the clients, and the runner's own."""
         table = self.restricted.table(JOURNAL_TABLE)
         return Journal(table, self.script_id, self.mapping.keyring, open_s=OPEN_S, now=self.clock.ticks)
 
     @property
     def sweeper(self) -> Sweeper:
-        """Settles intents."""
+        """A new sweeper, which settles intents; it knows of no earlier sweep."""
         return Sweeper(self.journal, self.reverse, monotonic=self.clock.rising)
 
     @property
@@ -165,12 +166,12 @@ class Run:
 
     @property
     def window(self) -> WindowSize:
-        """When a window of rows is full: several are on their way at a time."""
+        """The size at which a window of rows is full; several windows are under way at a time."""
         return window_of(self.config.limits)
 
     @property
     def is_delta(self) -> bool:
-        """Tell whether the migration follows the source by delta passes."""
+        """Whether the targets follow the source by delta passes (capture "delta")."""
         return self.declared.migration.capture == "delta"
 
     def check(self) -> None:
@@ -182,30 +183,31 @@ class Run:
 # --- phases ------------------------------------------------------------------------------------------------
 
 Counters = dict[str, int]
-"""What a phase did, in figures, for the audit log and `status`."""
+"""Figures of a phase's work, for the audit log and `status`."""
 
 
 async def open_gate(_run: Run) -> list[str]:
-    """The gate of a phase that needs no more than the phase before it."""
+    """Return no reason: the gate of a phase that needs no more than the phase before it."""
     return []
 
 
 async def nothing_left(_run: Run) -> int:
-    """What there is to do again after a phase that leaves nothing."""
+    """Do nothing and return 0: the `again` of a phase that leaves nothing to repeat."""
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One phase's lifecycle.
+    """The lifecycle of one phase.
 
     Attributes:
-        phase: which one.
+        phase: the phase.
         gate: changes nothing; returns every reason that keeps the phase from beginning.
-        run: may be cut off at any moment and be run again: each step of it is idempotent.
-        undo: leads back to where the phase before it ended, or refuses with the reason.
-        again: does what has come up since, as long as no later phase was run; returns how many rows or
-            intents that was about.
+        run: carries out the phase. May be cut off at any moment and run again: each of its steps is
+            idempotent.
+        undo: goes back to where the phase before it ended, or raises an error that says why it cannot.
+        again: after the phase, and before a later one was run: does the work that has come up since, and
+            returns how many rows it changed or intents it settled.
     """
 
     phase: Phase
@@ -219,7 +221,8 @@ class Operation:
 
 
 async def until_quiet(run: Run) -> None:
-    """Return when nothing can take effect any more that was sent before; at once if all was answered."""
+    """Wait until no request that was sent before can take effect any more; return at once if all were
+    answered."""
     term, margin_s = Term(run.restricted, run.script_id), run.config.gates.margin_s
     theirs = await term.left(margin_s)
     seconds = max(theirs, _open_s(run))
@@ -235,7 +238,11 @@ async def until_quiet(run: Run) -> None:
 
 
 async def hand_over(run: Run) -> bool:
-    """Leave word for the next runner of what this process has left open; False if that could not be said."""
+    """Extend the term in the restricted store if this process has left requests open, for the next runner.
+
+    Returns:
+        False when the service failed and the next runner will not know of them.
+    """
     if not _open_s(run):
         return True
     try:
@@ -246,6 +253,6 @@ async def hand_over(run: Run) -> bool:
 
 
 def _open_s(run: Run) -> float:
-    """Return for how many seconds more something may take effect that this process has left open."""
+    """Return for how many more seconds a request that this process left open may take effect; 0: none may."""
     opened = [at for at in (run.tables.last_open, run.restricted.last_open) if at is not None]
     return max(0.0, max(opened) + run.config.gates.margin_s - run.clock.rising()) if opened else 0.0

@@ -2,11 +2,11 @@
 
 Rules kept here:
 
-* Taken in this order, given back in the other: file lock, state file, connections, runner lease.
-* One event loop for the whole session: yoyo's steps are plain calls, so each runs its phase on this loop, and
-  connections and lease renewal live on between them.
+* Opened in this order, closed in reverse order: file lock, state file, connections, runner lease.
+* One event loop for the whole session: yoyo's steps are synchronous calls, so each runs its phase on this
+  loop, and connections and lease renewal live on between them.
 * A migration is opened for work only when declaration, secrets, state file and control row agree on what it
-  is; what disagrees is refused before anything is written.
+  is; otherwise it is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 class Session:
-    """Open locks, state and connections for the time of one command; use it as a context manager."""
+    """Locks, state and connections of one command. Use as a context manager."""
 
     def __init__(
         self,
@@ -69,17 +69,17 @@ class Session:
         clock: Clock | None = None,
         loop: asyncio.Runner | None = None,
     ) -> None:
-        """Take what one command works on; nothing is opened yet.
+        """Create the session; nothing is opened yet.
 
         Args:
             config: the configuration.
             scripts: all scripts of the project, by id.
-            options: what the operator said on the command line.
-            progress: is told how far the work is.
+            options: the options of the command line.
+            progress: receives progress and notes.
             stop: asked for stop requests.
             connect_to: connects the accounts; tests give tables in memory.
-            clock: what waiting is asked of; the machine's clock by default.
-            loop: runs the work, and stays the caller's; by default one of the session's own.
+            clock: measures time and waits; the machine's clock by default.
+            loop: runs the work, and is not closed by the session; by default the session makes one.
         """
         self.config = config
         self.scripts = scripts
@@ -93,7 +93,7 @@ class Session:
         self._connect_to, self._loop = connect_to, loop
 
     def __enter__(self) -> Session:
-        """Open everything.
+        """Open file lock, state file, ledger and connections.
 
         Raises:
             Locked: another process works with this state file.
@@ -118,7 +118,7 @@ class Session:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Give everything back, last first."""
+        """Close everything, last opened first."""
         self._opened.__exit__(*error)
 
     def sent(self) -> dict[str, int]:
@@ -126,17 +126,17 @@ class Session:
         return since(self.accounts.sent, self._counted)
 
     def count_anew(self) -> None:
-        """Count requests from here: what comes before a phase in a command is counted with that phase."""
+        """Restart the count of requests. What a command sends before a phase is counted with that phase."""
         self._counted = self.accounts.sent
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run asynchronous work to its end on the session's loop."""
+        """Run a coroutine to its end on the session's loop and return its result."""
         return self.loop.run(work)
 
     # --- opening a migration ---------------------------------------------------------------------------
 
     def opened(self, script_id: str) -> OpenMigration:
-        """Return a migration of the project, opened; nothing is asked or written."""
+        """Return a migration of the project, opened; no request is sent."""
         return open_migration(Prepared.of(self.config, self.scripts[script_id]), self.accounts)
 
     def resume(self, script_id: str) -> Run:
@@ -155,13 +155,15 @@ class Session:
         return self.begin(script_id)
 
     def begin(self, script_id: str) -> Run:
-        """Open a migration for work: lease, guards, control row. Opens each migration once.
+        """Open a migration for work: check it, take the runner lease, make the control row if there is none.
+
+        A migration that this session has opened before is returned as it is.
 
         Raises:
-            Moved: declaration or secret are not what the migration started with.
-            StateUnusable: the state file is of another migration.
+            Moved: declaration or secrets are not those that the migration started with.
+            StateUnusable: the state file is of another migration, or the restricted store is another one.
             Locked: another runner works on it.
-            SecretMissing: a secret is not configured.
+            SecretMissing: a secret or the wrapping key is missing.
         """
         if script_id not in self.runs:
             self.runs[script_id] = self.do(self._begin(self.opened(script_id)))
@@ -177,9 +179,9 @@ class Session:
         await self._leases.enter_async_context(lease)
         if lease.late_until is not None:
             await Term(restricted, script_id).extend(format_ticks(lease.late_until))
-        # Read again: before the lease was ours another runner may have dropped everything.
+        # Read again: another runner may have dropped everything before this one got the lease.
         if prepared.wrapping is not None and await control.read() is None:
-            # What ids and seals are derived of is made before anything says that the migration has begun.
+            # The root key must exist before the control row says that the migration has begun.
             await restricted.create_table(MAPPING_TABLE)
             await Keyring(restricted.table(MAPPING_TABLE), script_id, prepared.wrapping).begin()
         first = ControlRow(
@@ -205,7 +207,7 @@ class Session:
         )
         mapping = await migration.mapping(row)
         if mapping.keyring is not None:
-            # Checkpoints are sealed from now on; and a change of the wrapping key is followed.
+            # From now on checkpoints are sealed. Data keys are wrapped again if the wrapping key has changed.
             cursors = cursors_key(mapping.keyring.root, row.id_key)
             self.state.use_keys(script_id, SealedKeys(script_id, cursors))
             renewed = await mapping.keyring.rewrap()
@@ -243,7 +245,7 @@ class Session:
             propagator.announce = announcing(run.journal, run.clock)
 
         async def end_in_order() -> None:
-            # What this runner has left open is said before its lease is given back.
+            # The term must cover open requests before the lease is given back; otherwise the lease row stays.
             if not await hand_over(run):
                 await lease.leave()
 
@@ -251,11 +253,13 @@ class Session:
         return run
 
     def _guard(self, migration: OpenMigration, control: ControlRow | None) -> None:
-        """Refuse when declaration, secrets, state file and control row do not agree. Writes to no table.
+        """Refuse a migration whose declaration, secrets, state file and control row do not agree.
+
+        Writes to no table; removes a migration from the state file whose rollback was cut off at its end.
 
         Raises:
             StateUnusable: the state file is of another migration, or the restricted store is another one.
-            Moved: declaration or secrets are not what the migration started with.
+            Moved: declaration or secrets are not those that the migration started with.
         """
         declared, rules = migration.declared, (migration.declared.digest, migration.prepared.fingerprints)
         record = self.state.migration(declared.script_id)
@@ -267,18 +271,18 @@ class Session:
                     hint="check [restricted] endpoint; the runbook on resuming says what to do if the store"
                     " is lost",
                 )
-            # A rollback that dropped everything was cut off before its last step: take that step.
+            # A rollback that dropped everything was cut off before its last step: do that step now.
             self.state.forget(declared.script_id)
         if control is None:
             return
         if record is not None:
             record.require_same_place(declared.migration.source, self.config.endpoints, control.run_id)
             require_same_rules(declared.script_id, (record.digest, record.secret_fingerprints), rules)
-        # With a lost state file the control row is the only witness of how the migration started.
+        # If the state file was lost, only the control row says how the migration started.
         require_same_rules(declared.script_id, (control.digest, control.fingerprints), rules)
 
     def _throttle(self) -> Throttle:
-        """Return what keeps copying under the rates that are configured, or said while it runs."""
+        """Return the throttle for the configured rates, or those that the operator sets during the run."""
 
         def changed(said: Steering) -> None:
             self.progress.note(f"from now on: {said.told()}")
@@ -297,7 +301,7 @@ class Session:
         return throttle
 
     async def _align(self, run: Run) -> None:
-        """Leave the freeze of a run that was killed, then make the ledger follow the control row."""
+        """Leave the freeze of a run that was killed, then align the ledger with the control row."""
         row = await run.control.read()
         if row is None:
             return
@@ -308,12 +312,13 @@ class Session:
                 f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`"
             )
         applied = self.ledger.applied(run.script_id)
-        # In `source` all is prepared again, for a few requests: a way back that was cut off may have
-        # dropped a table, also by a request that took effect after it.
+        # In `source` no phase counts as applied, so `prepare` runs again, which costs a few requests: a
+        # rollback that was cut off may have dropped a table, perhaps by a request that took effect later.
         counts = () if row.phase is ControlPhase.SOURCE else aligned(row.phase, applied)
         self.ledger.align(run.script_id, counts)
         if run.is_delta and counts and counts[-1] is Phase.DUAL_WRITE:
-            # Marked, not carried out, if the state file was lost; the backfill is still to come.
+            # If the state file was lost, `dual_write` is only marked here, not run: it set no watermark. The
+            # backfill is still to come, so one that is set now is early enough.
             await begin_watermark(run)
 
     # --- phases, as yoyo calls them ----------------------------------------------------------------------
@@ -344,8 +349,11 @@ class Session:
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)
 
     async def _with_clients(self, run: Run, work: Callable[[Run], Awaitable[T]]) -> T:
-        """Begin work of a phase when all clients are where the control row is. A run may have been cut off
-        between a move and the end of its waiting. Without the lease nothing more is written."""
+        """Run `work` of a phase, after every live client has acknowledged the present epoch.
+
+        An earlier run may have been cut off between a move and its waiting. Writes fail once the runner lease
+        is lost.
+        """
         await wait_for_present(run)
         with while_allowed(run.still_alone):
             return await work(run)

@@ -1,13 +1,15 @@
-"""What the operator says while a runner works: pause, resume, other rates. From any terminal.
+"""Steering a runner at work, from any terminal: pause, resume, other rates.
 
 Rules kept here:
 
-* It stands in a small file next to the state file. The state file has one writer, who holds its lock for as
-  long as it works; the control row is what clients follow, costs requests, and cannot be reached when pausing
-  is most wanted. A file that is replaced whole needs no lock (ADR 0023).
-* Any user who may write the state file's folder may steer. The file holds rates and who said so, no keys.
-* A file that cannot be read changes nothing: what was said last goes on to count.
-* What is said stays said, also for the next run, until it is taken back; `status` shows it.
+* The steering file is a small file next to the state file. The state file itself will not do: it has one
+  writer, who holds its lock for as long as it works. Nor will the control row: clients follow it, it costs
+  requests, and it cannot be reached when pausing is most wanted. A file that is replaced whole needs no lock
+  (ADR 0023).
+* Any user who may write the state file's folder may steer. The file holds rates, a time and the user's name,
+  no keys.
+* A file that cannot be read changes nothing: the setting that was read last stays in force.
+* A setting stays in force, also for the next run, until it is taken back; `status` shows it.
 """
 
 from __future__ import annotations
@@ -28,12 +30,13 @@ _SUFFIX = ".steering.json"
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What the operator said last.
+    """The operator's last setting.
 
     Attributes:
         paused: send nothing new.
-        entities_per_second, partition_entities_per_second: instead of what is configured; None: as it is.
-        said_at, said_by: when and who; "" when nothing was said.
+        entities_per_second, partition_entities_per_second: rates in place of the configured ones; None: the
+            configured one.
+        said_at, said_by: when it was set, and by which user; "" when nothing was set.
     """
 
     paused: bool = False
@@ -44,11 +47,11 @@ class Steering:
 
     @property
     def is_usual(self) -> bool:
-        """Whether everything is as configured."""
+        """Whether everything is as configured: no pause, no other rates."""
         return not self.paused and self.entities_per_second is self.partition_entities_per_second is None
 
     def over(self, given: Rates) -> Rates:
-        """Return the rates that count where `given` is configured."""
+        """Return the rates in force when `given` are the configured ones."""
         return Rates(
             self.entities_per_second or given.account,
             self.partition_entities_per_second or given.partition,
@@ -56,7 +59,7 @@ class Steering:
         )
 
     def told(self) -> str:
-        """Return in words what counts."""
+        """Return the setting in words."""
         rates = []
         if self.entities_per_second is not None:
             rates.append(f"{self.entities_per_second:,} entities/s of the account")
@@ -71,12 +74,12 @@ class Steering:
 
 
 def path_of(state: Path) -> Path:
-    """Return where it stands for a state file."""
+    """Return the path of the steering file of a state file."""
     return state.with_name(state.name + _SUFFIX)
 
 
 def read(state: Path) -> Steering | None:
-    """Return what was said last; None when the file cannot be understood."""
+    """Return the last setting; the default when there is no file, None when it cannot be read or parsed."""
     try:
         text = path_of(state).read_text("utf-8")
     except FileNotFoundError:
@@ -94,7 +97,7 @@ def read(state: Path) -> Steering | None:
 
 
 def say(state: Path, steering: Steering) -> Steering:
-    """Write it, whole or not at all; return it with who said it and when. Raises MachineFailed."""
+    """Write a setting, whole or not at all; return it with time and user. Raises MachineFailed."""
     said = replace(steering, said_at=utc_text(utc_now()), said_by=current_actor())
     path = path_of(state)
     try:
@@ -110,11 +113,11 @@ def say(state: Path, steering: Steering) -> Steering:
 
 
 def follow(state: Path, changed: Callable[[Steering], None]) -> Callable[[Rates], Rates]:
-    """Return what a throttle asks for its rates.
+    """Return a function that reads the steering file and gives a throttle the rates in force.
 
     Args:
         state: the state file.
-        changed: told when something else is said than before.
+        changed: called with the new setting when it differs from the one before.
     """
     said = Steering()
 

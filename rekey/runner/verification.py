@@ -6,17 +6,18 @@ Rules kept here:
   gate until a newer one succeeds.
 * In capture "delta" a source row that changed (or went) after the last pass began is pending, not divergent,
   as long as writers may run; under freeze nothing is pending.
-* In capture "dual-write" a row that the journal announces a write for is in flight, and is looked at again;
+* In capture "dual-write" a row that the journal announces a write for is in flight, and is compared again;
   the journal is swept meanwhile, so that a client that died does not keep a row in flight for ever.
-* A verification while no client was registered says nothing about what was written since: it opens no gate
-  for clients that came later.
-* One that was cut off goes on from its sums, but only where they mean what new ones would: of the same run,
-  declaration and epoch (so never across a move, and never from before a freeze), with the same side as the
-  authority, with clients registered or not as then, and only while the first row that went into them was read
-  less than `[gates] verification_max_age` ago: an older verification opens no gate anyhow. Rows that were
-  read change as they do within one sitting: what differs is looked at again before it counts, and the report
-  says what was read when. What cannot be gone on from is forgotten, and said to be.
-* From cutover on the target is the authority: it is looked at last, and repair brings the source up to date.
+* A verification that was made while no client was registered says nothing about later writes: it opens no
+  gate for clients that registered later.
+* A verification that was cut off goes on from its stored sums, but only where new sums would mean the same:
+  those of the same run, declaration and epoch (so never across a move, and never from before a freeze), with
+  the same side as the authority, with clients registered or not as then, and only while the first row in them
+  was read less than `[gates] verification_max_age` ago: an older verification opens no gate in any case. Rows
+  that were read may change as they may within one sitting: a row that differs is compared again before it
+  counts, and the report says what was read when. Sums that cannot be continued are removed, with a note.
+* Capture "dual-write": from cutover on the target is the authority: it is looked at last, and repair brings
+  the source up to date.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from rekey.verify.sums import Partial
 
 
 def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileContext:
-    """Return what a comparison needs to know of a migration.
+    """Return the context of a comparison for a migration.
 
     Args:
         run: the migration.
-        control: the phase that says which side is the authority.
-        advance: told of rows as they are read.
+        control: the control phase, which says which side is the authority.
+        advance: called with the number of rows as they are read.
     """
     watermark = run.state.get_fact(run.script_id, WATERMARK)
 
@@ -57,7 +58,7 @@ def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileConte
         return None if found is None else found.source
 
     async def pending(source_key: EntityKey) -> bool:
-        """Tell whether a source row changed after the last pass began, so that the next pass brings it."""
+        """Tell whether a source row changed after the last pass began, or is gone: the next handles it."""
         row = await run.source.get(source_key, select=[TIMESTAMP])
         if row is None:
             return True
@@ -85,11 +86,14 @@ def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileConte
 
 
 async def verify_full(run: Run, *, repair: bool = False) -> FullReport:
-    """Compare everything and record the result."""
+    """Compare everything and record the result in the state file and the audit log.
+
+    Goes on from the stored sums of a verification that was cut off, where they may be used.
+    """
     row = await run.control.read()
     control = ControlPhase.SOURCE if row is None else row.phase
     if row is not None and control is ControlPhase.FREEZE and not run.is_delta:
-        control = row.came_from or ControlPhase.DUAL_WRITE  # a freeze does not change who is the authority
+        control = row.came_from or ControlPhase.DUAL_WRITE  # a freeze does not change the authority
     followed = run.is_delta or bool((await look(run)).live)
     made_under = {
         "run_id": "" if row is None else row.run_id,
@@ -110,7 +114,8 @@ async def verify_full(run: Run, *, repair: bool = False) -> FullReport:
         )
         report = await while_sweeping(run, authority(control) or SOURCE, comparing)
     record(run, report)
-    # A way back that a version before 0.2 made came before this: what it noted would close the gate for good.
+    # The fact of a version before 0.2 about a way back: that was before this verification, and the fact would
+    # keep the gate closed for good.
     run.state.set_fact(run.script_id, RETURNED_AT, None)
     run.state.keep_sums(run.script_id, None)
     if not followed:
@@ -119,7 +124,7 @@ async def verify_full(run: Run, *, repair: bool = False) -> FullReport:
 
 
 def _resumed(run: Run, basis: str) -> Partial | None:
-    """Return the sums to go on from, None to begin anew."""
+    """Return the stored sums to go on from; None: begin anew. Sums that cannot be used are removed."""
     try:
         stored = run.state.sums(run.script_id)
         if stored is None:
@@ -128,27 +133,25 @@ def _resumed(run: Run, basis: str) -> Partial | None:
         age = (run.clock.ticks() - ticks_of(stored.begun_at)) / TICKS_PER_SECOND
         if stored.basis == basis and age < run.config.gates.verification_max_age_s:
             run.progress.note(
-                f"{run.script_id}: the verification begun at {stored.begun_at} goes on behind"
+                f"{run.script_id}: the verification begun at {stored.begun_at} goes on after"
                 f" {sum(one.rows for one in work.reads.values()):,} rows"
             )
             return work
     except StateUnusable:
-        pass  # it cannot be read: as one that was made under something else
+        pass  # unreadable sums are treated as those of another basis
     run.state.keep_sums(run.script_id, None)
-    run.progress.note(
-        f"{run.script_id}: an earlier verification cannot be gone on with; this one begins anew"
-    )
+    run.progress.note(f"{run.script_id}: an earlier verification cannot be continued; this one begins anew")
     return None
 
 
 def keep(run: Run, basis: str, work: Partial) -> None:
-    """Store sums durably."""
+    """Store sums durably in the state file. Raises Locked when the runner lease was lost."""
     run.still_alone()
     run.state.keep_sums(run.script_id, StoredSums(basis, work.begun_at, work.as_state()))
 
 
 def record(run: Run, report: FullReport) -> None:
-    """Keep a full verification in the state file and in the audit log."""
+    """Record a full verification in the state file and in the audit log."""
     run.state.add_verification(
         run.script_id,
         Verification(
@@ -167,7 +170,7 @@ def record(run: Run, report: FullReport) -> None:
 
 
 def wrong(report: FullReport) -> int:
-    """Return how many rows keep a verification from being clean."""
+    """Return how many rows differ, stable or unsettled: a clean verification has none."""
     return report.found.stable + report.found.unsettled
 
 
@@ -181,16 +184,16 @@ def unfollowed(run: Run) -> bool:
 
 
 def last_number(run: Run) -> int:
-    """Return the number of the last full verification, 0 where there is none."""
+    """Return the number of the last full verification, 0 when there is none."""
     last = run.state.latest_verification(run.script_id)
     return 0 if last is None else last.number
 
 
 async def closed_by_difference(run: Run) -> list[str]:
-    """Return why the authority must not pass back, nor the other side be given up, with what is known to
-    differ, or may come to; empty when nothing speaks against it.
+    """Return why a way back and `complete` are closed: the last full verification found rows that differ.
 
-    As long as a client may be heard of that was given up, all is compared now.
+    Empty when it found none, or when there is none. While a client that was given up may still be heard of,
+    everything is compared first, now.
     """
     until = await heard_of_until(run)
     if until is not None:
@@ -208,7 +211,7 @@ async def closed_by_difference(run: Run) -> list[str]:
 
 
 def closed_by_verification(run: Run) -> list[str]:
-    """Return why the last full verification keeps the gate before cutover closed; empty when it does not."""
+    """Return why the last full verification keeps the gate before cutover closed; empty when it opens it."""
     last = run.state.latest_verification(run.script_id)
     problem = verification_problem(
         last,
@@ -223,6 +226,7 @@ def closed_by_verification(run: Run) -> list[str]:
 
 
 def _again(run: Run, last: Verification | None) -> str:
-    """Return the command that verifies again, and mends what the last one found and did not mend."""
+    """Return the command that verifies again; with `--repair` if the last verification found rows that differ
+    and did not mend them."""
     mends = last is not None and last.divergences and last.report.get("repair") is None
     return f"`rekey verify {run.script_id} --mode full{' --repair' if mends else ''}`"

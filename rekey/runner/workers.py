@@ -2,16 +2,16 @@
 
 Rules kept here:
 
-* Only the runner writes the state file. A cursor moves over what a worker returned, after the runner's own
-  check that its lease holds, and only within the range that was asked for.
+* Only the runner writes the state file. A cursor moves by the result of a worker, after the runner has
+  checked that its lease holds, and only within the range that was asked for.
 * The runner goes on after the copy only when no task can write any more: every task was answered by an
   executor that runs each once, and nothing was left open; or the term of all tasks and the margin are over
   (`rekey.runner.run.until_quiet`).
-* Rates, and a pause, are the operator's for all tasks together: each is submitted with its share.
-* A slice's sums and its cursor are taken together, so that what is stored at any moment can be gone on from.
-  Slices of another epoch than the comparison's are not counted.
-* Workers return what lies in differing buckets sealed and in bounded portions; it is joined here, in bounded
-  memory, as if it had been read here. Looking at differences again stays with the runner.
+* The operator's rates and pause are for all tasks together: each task is submitted with its share.
+* A slice's sums and its cursor are taken over together, so that the stored sums can be continued at any
+  moment. Slices of another epoch than the comparison's are not counted.
+* Workers return the rows of differing buckets sealed and in bounded portions; they are joined here, in
+  bounded memory, as if they had been read here. Only the runner looks at differences again.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ S = TypeVar("S")
 
 
 def reached(keys: SealedKeys, rest: KeyRange, result: Result) -> KeyRange:
-    """Return what is left of a range after a result's cursor.
+    """Return what is left of a range after the cursor of a result.
 
     Raises:
-        ValueError: the cursor is not of that range.
+        ValueError: the cursor is not of this range or not of this run.
     """
     try:
         cursor = keys.from_text("cursor", result.cursor or None)
@@ -64,12 +64,12 @@ def reached(keys: SealedKeys, rest: KeyRange, result: Result) -> KeyRange:
 class Workers:
     """The workers of one run's executor. Use `Workers.of`.
 
-    It is a `rekey.verify.full.Reader`: a comparison reads its tables by it.
+    Implements `rekey.verify.full.Reader`, by which a comparison reads its tables.
 
     Attributes:
         run: the migration.
-        basis: what tasks are made under now.
-        keys: seals keys in tasks.
+        basis: what tasks are made under: versions, migration, run, epoch and lease.
+        keys: seals keys in tasks and opens those in results.
     """
 
     run: Run
@@ -78,7 +78,7 @@ class Workers:
 
     @classmethod
     async def of(cls, run: Run, *, writes: bool) -> Workers:
-        """Return the workers of a run, for tasks that write, or that only read.
+        """Return the workers of a run. `writes`: their tasks write, and do so only under the runner's lease.
 
         Raises:
             Moved: the control row is gone.
@@ -103,17 +103,18 @@ class Workers:
         return cls(run, basis, SealedKeys(run.script_id, travel_key(run.mapping, row)))
 
     def pool(self) -> Pool:
-        """Return the executor, not begun yet."""
+        """Return the pool of the executor, which is not begun yet."""
         if self.run.factory is None:
             raise AssertionError("there is no executor")
         return Pool(self.run.factory, self.run.config.executor.tasks)
 
     def driver(self, job: Job[S], pool: Pool, term: Term | None) -> Driver[S]:
-        """Return what sends the tasks of a job; `term` is of tasks that write."""
+        """Return the driver that sends the tasks of a job. `term`: None for tasks that only read."""
         run, throttle = self.run, self.run.copier.throttle
 
         def divides_partition() -> bool:
-            # What the service bears its own refusals tell; what the operator said holds for all together.
+            # A rate that the operator set holds for all tasks together. The default is not divided: refusals
+            # show each worker what the service can take.
             said = throttle.rates.partition != run.config.rates.partition_entities_per_second
             return said or run.config.limits.partition_entities_per_second is not None
 
@@ -165,7 +166,7 @@ class Workers:
         differing: Sequence[frozenset[int]],
         spill: Spill[Record],
     ) -> None:
-        """Read the parts once more and spill the rows of differing buckets."""
+        """Read the parts once more and write the rows of differing buckets to `spill`."""
 
         def received(_piece: Part, result: Result) -> None:
             for record in unsealed(self.keys, result):
@@ -188,10 +189,10 @@ class Workers:
 async def copy_with_workers(
     run: Run, segments: list[Segment], advance: Advance
 ) -> tuple[dict[str, int], bool]:
-    """Have segments copied by workers.
+    """Let workers copy segments.
 
     Returns:
-        Further counters, and whether all of it was copied (False: stopped on request).
+        The counters, and whether all segments were copied (False: stopped on request).
 
     Raises:
         WorkersFailed, RekeyError: see `Driver.carry_out`.
@@ -217,7 +218,7 @@ class _Copying(Job[Segment]):
         self.counters = {"rows": 0, "inserted": 0, "propagated": 0}
 
     async def split(self, piece: Segment) -> tuple[Segment, Segment] | None:
-        """Split a segment, in the state file."""
+        """Split what is left of a segment, in the state file; return None when it cannot be split."""
         middle = await find_middle(self._run.source, piece.rest)
         if middle is None:
             return None
@@ -229,7 +230,7 @@ class _Copying(Job[Segment]):
         return self._workers.task(Kind.COPY, piece.rest)
 
     def take(self, piece: Segment, result: Result) -> Segment | None:
-        """Checkpoint a segment."""
+        """Checkpoint a segment by a result; return what is left, None when it is done."""
         left = reached(self._workers.keys, piece.rest, result)
         moved = replace(
             piece,
@@ -254,13 +255,14 @@ class _Reading(Job[Part]):
     """A comparison as a job of parts.
 
     Attributes:
-        workers: carry it out.
+        workers: the workers that read.
         ctx: the comparison.
-        kind: to sum up, or to find the rows of `buckets`.
-        received: takes what a result brings besides its cursor; raises ValueError for what was not asked for.
-        added: told of a part that was split off.
-        taken: told of a result when its cursor is taken, too.
-        buckets: packed, for each target.
+        kind: `SUM` to sum up, `FIND` to return the rows of `buckets`.
+        received: takes over the content of a result, before its cursor; raises ValueError for content that
+            was not asked for.
+        added: called with a part that was split off.
+        taken: called with a result after its cursor was taken over.
+        buckets: the numbers of the differing buckets, packed, for each target.
     """
 
     workers: Workers
@@ -272,7 +274,7 @@ class _Reading(Job[Part]):
     buckets: tuple[bytes, ...] = ()
 
     async def split(self, piece: Part) -> tuple[Part, Part] | None:
-        """Split what is left of a part."""
+        """Split what is left of a part; return None when it cannot be split."""
         middle = await find_middle(self.ctx.table(piece.table), piece.rest)
         if middle is None:
             return None
@@ -292,7 +294,7 @@ class _Reading(Job[Part]):
         )
 
     def take(self, piece: Part, result: Result) -> Part | None:
-        """Take what a result brings, and move on."""
+        """Take over the content and the cursor of a result; return what is left, None when it is done."""
         left = reached(self.workers.keys, piece.rest, result)
         self.received(piece, result)
         if left != piece.rest:

@@ -8,14 +8,15 @@ Rules kept here:
 * Events of format 1 (before host and command were recorded) keep the line they were hashed with: sorted
   names, no white space, UTF-8, seven members. A chain may begin with them and goes on in format 2.
 * Integers beyond 2^53 stand as strings, because RFC 8785 has no numbers for them; NaN is refused.
-* Events are only ever added; the database refuses updates and deletes, and the chain shows what was done
-  all the same. What the chain alone cannot show is that its end was cut off: checkpoints do.
-* Details name rows by safe id; no legacy key, no secret. The command is recorded without the texts that were
-  typed (`COMMAND`).
-* An erasure is two events: one before anything is deleted, with what is meant and why, and one after it, with
-  what was deleted. The second names the first; one without is not ended, and the next command ends it.
-* What the log says was erased is held against what stands in the mapping: a row or a data key that is there
-  again was put back.
+* Events are only ever added; the database refuses updates and deletes, and the chain shows those that were
+  made in spite of that. The chain alone cannot show that its end was cut off: checkpoints do.
+* Details name rows by safe id; they hold no old key and no secret. The command is recorded without the texts
+  that were typed (`COMMAND`).
+* An erasure is two events: one before anything is deleted, with what is to be erased and why, and one after
+  it, with what was deleted. The second names the first. An erasure without a second event is not ended, and
+  the next command ends it.
+* The mapping is compared with what the log says was erased: a row or a data key that exists again was put
+  back.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import rfc8785
 
 FIRST_PREV = "0" * 64
 FORMAT = 2
-"""The format of events that are added now."""
+"""The format of new events."""
 _HASHED = ("seq", "at", "actor", "event", "script_id", "details", "prev")
 _LARGEST_INTEGER = 2**53 - 1
 
@@ -45,10 +46,9 @@ EVIDENCE_VERIFIED = "evidence-verified"
 
 ERASURE_BEGUN = "erasure-begun"
 ERASURE_ENDED = "erasure-ended"
-"""Events around everything that is erased of a mapping (`Erasures`)."""
+"""Events before and after each erasure from a mapping (`Erasures`)."""
 SUBJECTS, COHORTS, MAPPING = "subjects", "cohorts", "mapping"
-"""Kinds of erasures: of persons or things by their rows, of months by their data keys, of a mapping in the
-clear as a whole."""
+"""Kinds of erasures: subjects by their rows, cohorts by their data keys, a mapping in the clear entirely."""
 
 COMMAND: ContextVar[str | None] = ContextVar("COMMAND", default=None)
 """The command that runs in this context, as events record it; set by the command line."""
@@ -56,20 +56,20 @@ COMMAND: ContextVar[str | None] = ContextVar("COMMAND", default=None)
 
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
-    """One thing that was done.
+    """One audit event: something that was done.
 
     Attributes:
         seq: 1, 2, 3, ... without a gap.
         at: UTC, ISO 8601 with microseconds.
         actor: the operating system's user.
         event: what was done, e.g. `phase-done`.
-        script_id: the migration, None for events of the whole state.
+        script_id: the migration, None for events that belong to no single migration.
         details: JSON-able.
         prev: hash of the event before, 64 zeros for the first.
         hash: of this event, hex SHA-256.
         host: the machine's name; None in format 1.
         command: the command, without the texts that were typed; None in format 1, and when no command runs.
-        format: 1 or 2, which says what the line holds.
+        format: 1 or 2; it decides what the line holds.
     """
 
     seq: int
@@ -85,7 +85,7 @@ class AuditEvent:
     format: int = 1
 
     def line(self) -> bytes:
-        """Return the bytes that the hash is of, without a line end."""
+        """Return the bytes that are hashed, without a line end."""
         content: dict[str, Any] = {name: getattr(self, name) for name in _HASHED}
         if self.format == 1 and self.host is None and self.command is None:
             return canonical_json(content).encode()
@@ -107,7 +107,7 @@ def chained(
     """
     seq = 1 if last is None else last.seq + 1
     prev = FIRST_PREV if last is None else last.hash
-    # what is hashed is what will be read back: tuples become lists here, not later
+    # the hash must match what is read back from the file: tuples become lists before hashing
     plain = json.loads(rfc8785.dumps(expressible(dict(details))))
     actor, host, command = shown(current_actor()), shown(current_host()), shown(COMMAND.get())
     bare = AuditEvent(seq, at, actor, event, script_id, plain, prev, "", host, command, FORMAT)
@@ -126,13 +126,13 @@ def first_broken(events: Iterable[AuditEvent]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Erasures:
-    """What the audit log says of one migration.
+    """The erasures of one migration, as the audit log records them.
 
     Attributes:
-        rows: safe ids of source rows whose mapping was erased, and on which day.
-        cohorts: months whose data key was shredded, and on which day.
-        whole: the day on which a mapping in the clear was gone, "" before.
-        open: events of erasures that were begun and not ended.
+        rows: the day on which the mapping rows of a source row were erased, by safe id.
+        cohorts: the day on which a cohort's data key was shredded, by cohort.
+        whole: the day on which a mapping in the clear was erased as a whole, "" if it was not.
+        open: the first events of erasures that were begun and not ended.
     """
 
     rows: dict[str, str] = field(default_factory=dict)
@@ -142,10 +142,10 @@ class Erasures:
 
 
 def erasures(events: Iterable[AuditEvent]) -> Erasures:
-    """Return what the events of one migration say.
+    """Return the erasures that the events of one migration record.
 
     Args:
-        events: in order.
+        events: the events, in order.
     """
     rows: dict[str, str] = {}
     cohorts: dict[str, str] = {}
@@ -165,7 +165,7 @@ def erasures(events: Iterable[AuditEvent]) -> Erasures:
 
 
 def expressible(value: Any) -> Any:
-    """Return a value as RFC 8785 can express it: large integers as strings, lone surrogates escaped."""
+    """Return a value in a form that RFC 8785 has: large integers as strings, lone surrogates escaped."""
     if isinstance(value, Mapping):
         return {shown(str(name)): expressible(member) for name, member in value.items()}
     if isinstance(value, list | tuple):
@@ -178,12 +178,12 @@ def expressible(value: Any) -> Any:
 
 
 def shown(text: Any) -> Any:
-    """Return a text with lone surrogates escaped, which UTF-8 has no bytes for; anything else as it is."""
+    """Return a text with lone surrogates, which UTF-8 cannot encode, escaped; other values unchanged."""
     return text.encode("utf-8", "backslashreplace").decode() if isinstance(text, str) else text
 
 
 def canonical_json(value: object) -> str:
-    """Return sorted JSON without white space, as columns hold it. Raises ValueError for NaN."""
+    """Return JSON with sorted names and no white space, as columns hold it. Raises ValueError for NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -196,7 +196,7 @@ def current_actor() -> str:
 
 
 def current_host() -> str:
-    """Return this machine's name, as it calls itself; the network is not asked."""
+    """Return this machine's own name for itself, without a network request."""
     return socket.gethostname()
 
 
@@ -206,5 +206,5 @@ def utc_text(moment: datetime) -> str:
 
 
 def utc_now() -> datetime:
-    """Return this machine's clock, UTC."""
+    """Return the time of this machine's clock, in UTC."""
     return datetime.now(UTC)

@@ -3,13 +3,13 @@
 Rules kept here:
 
 * The file is opened by its path (`files.connect`): yoyo's own URI opens another file when the path holds
-  `?`, `#` or `%`. Opening writes nothing; yoyo's `get_backend` does.
+  `?`, `#` or `%`. Opening writes nothing; yoyo's `get_backend` would.
 * One migration table for our schema (`state-NNNN-name`) and for the phases (`<script>.<phase>`): yoyo cannot
   have two in one file. An id belongs to the schema when it starts with `state-` and has no dot.
-* A schema step and its entry in the ledger are one transaction: killed in between, neither is there.
+* A schema step and its entry in the ledger are one transaction: after a kill in between, neither exists.
 * Times are bound as text: the default adapters of `sqlite3` are deprecated since Python 3.12.
 * Our schema expands, then contracts: a file made by a newer program has ids that this one does not know.
-* yoyo's log goes nowhere: rekey reports by itself.
+* yoyo's logging is switched off: rekey reports by itself.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class StateBackend(SQLiteBackend):  # type: ignore[misc]
         return _tables(self.connection)
 
     def get_log_data(self, migration: Any = None, operation: str = "apply") -> dict[str, Any]:
-        """Return what yoyo writes into its log. Its own asks the network for the host's full name."""
+        """Return the entry for yoyo's log table. yoyo's own asks the network for the full host name."""
         return {
             "id": str(uuid.uuid4()),
             "migration_id": migration.id if migration else None,
@@ -84,9 +84,9 @@ class StateBackend(SQLiteBackend):  # type: ignore[misc]
         }
 
     def begin_exclusive_use(self) -> None:
-        """Make yoyo's lock table and break a lock row that a killed process left.
+        """Make yoyo's lock table and remove a lock row that a killed process left.
 
-        Call only while holding the file lock: that is what shows that the process is dead.
+        Call only while holding the file lock, which proves that the process is dead.
         """
         self.execute(self.format_sql(self.create_lock_table_sql).replace("TABLE", "TABLE IF NOT EXISTS", 1))
         self.break_lock()
@@ -95,7 +95,8 @@ class StateBackend(SQLiteBackend):  # type: ignore[misc]
         """Insert the lock row, once, in a transaction of its own.
 
         yoyo's own method takes every error of the database for a lock, waits, and tries again within the
-        transaction that a failed commit (a full disk) left open: the file then looks busy to ourselves.
+        transaction that a failed commit (a full disk) left open: the file then looks busy to this process
+        itself.
         """
         try:
             self.execute(
@@ -120,10 +121,10 @@ class StateBackend(SQLiteBackend):  # type: ignore[misc]
 
 
 def schema_migrations(folder: Path = SCHEMA_FOLDER) -> MigrationList:
-    """Return our schema's migrations in order, loaded at once.
+    """Return our schema's migrations in order, all of them loaded.
 
-    yoyo resolves dependencies through a table of the whole process, so that what is read later can take them
-    away from what is loaded later still.
+    Loaded here, because yoyo resolves dependencies through a table of the whole process: migrations that are
+    read in between could take entries away from those that are loaded later.
     """
     scripts = [YoyoMigration(path.stem, str(path), str(folder)) for path in _steps(folder)]
     for script in scripts:
@@ -132,11 +133,11 @@ def schema_migrations(folder: Path = SCHEMA_FOLDER) -> MigrationList:
 
 
 def prepare(path: Path, lock: FileLock | None, *, folder: Path = SCHEMA_FOLDER) -> sqlite3.Connection:
-    """Open the state file for writing and bring its schema up to this program. The caller closes.
+    """Open the state file for writing and upgrade its schema to this program's. The caller closes it.
 
     Args:
         path: the state file; made when there is none.
-        lock: the file lock on it, held; None to take it here for as long as the schema changes.
+        lock: the held file lock on it; None: take the lock here, while the schema is upgraded.
         folder: where the schema's scripts are.
 
     Raises:
@@ -156,7 +157,7 @@ def prepare(path: Path, lock: FileLock | None, *, folder: Path = SCHEMA_FOLDER) 
 
 
 def upgrade_copy(memory: sqlite3.Connection, path: Path, *, folder: Path = SCHEMA_FOLDER) -> None:
-    """Bring a private copy up to this program's schema. The file is not touched."""
+    """Upgrade a copy in memory to this program's schema. The file is not touched."""
     for script_id in _missing(memory, path, folder):
         _, _, statements = read_sql_migration(str(folder / f"{script_id}.sql"))
         for statement in statements:
@@ -172,7 +173,7 @@ def ledger_ids(connection: sqlite3.Connection) -> list[str]:
 
 
 def sqlite_version() -> str:
-    """Return the version of SQLite that is used here."""
+    """Return the version of the SQLite library in use."""
     return sqlite3.sqlite_version
 
 
@@ -182,7 +183,8 @@ def schema_version(ids: Iterable[str]) -> int:
 
 
 def _missing(connection: sqlite3.Connection, path: Path, folder: Path) -> list[str]:
-    """Return the schema steps that the file lacks. Raises StateUnusable when it is newer or not ours."""
+    """Return the schema steps that the file lacks. Raises StateUnusable when a newer rekey or another program
+    made it."""
     known = [step.stem for step in _steps(folder)]
     ids = set(ledger_ids(connection))
     schema = {entry for entry in ids if _is_schema(entry)}

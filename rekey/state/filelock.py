@@ -2,12 +2,13 @@
 
 Rules kept here:
 
-* The operating system holds the lock and lets it go when the process dies, however it dies: a lock that is
-  held means a live process, so nothing is ever broken by age.
+* The operating system holds the lock and releases it when the process dies, however it dies: a held lock
+  means a live process, so no lock is ever broken because of its age.
 * The lock file stays: removing it would let two processes lock two files of the same name.
 * It is taken before yoyo's lock and before the runner lease, and held until both are given back.
 
-`flock(2)` on POSIX, a locked byte far after the content on Windows, so that others can read who holds it.
+`flock(2)` on POSIX; on Windows a locked byte far after the content, so that other processes can read who
+holds the lock.
 """
 
 from __future__ import annotations
@@ -50,19 +51,22 @@ class FileLock:
     """The lock `<state file>.lock`. Not re-entrant: a second one in the same process is refused too."""
 
     def __init__(self, state_path: Path) -> None:
-        """Take the path of the state file; nothing is opened yet."""
+        """Create the lock of a state file; nothing is opened yet."""
         self.state_path = Path(state_path).absolute()
         self.path = self.state_path.with_name(self.state_path.name + ".lock")
         self._descriptor: int | None = None
 
     @property
     def held(self) -> bool:
-        """Tell whether this object holds the lock."""
+        """Whether this object holds the lock."""
         return self._descriptor is not None
 
     @property
     def identity(self) -> str:
-        """Which file the held lock is really on: device and inode, the same for all who meet at it."""
+        """Device and inode of the locked file: equal for all processes that lock the same file.
+
+        Raises RuntimeError when the lock is not held.
+        """
         if self._descriptor is None:
             raise RuntimeError("the file lock on the state file must be held")
         found = os.fstat(self._descriptor)
@@ -72,7 +76,7 @@ class FileLock:
         """Take the lock without waiting.
 
         Raises:
-            Locked: another process (or another FileLock of this one) holds it; names pid and start.
+            Locked: another process (or another FileLock of this one) holds it; the error names pid and start.
             StateUnusable, MachineFailed: see `files.open_private`.
         """
         if self.held:
@@ -81,8 +85,8 @@ class FileLock:
         try:
             if not _try_lock(descriptor):
                 raise self._locked(descriptor)
-            # Written for the message that another process shows. Best effort: the lock is the kernel's, so a
-            # full disk does not stop it.
+            # For the error message of another process. A failure is ignored: the lock is the kernel's, so a
+            # full disk must not stop it.
             holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": utc_text(utc_now())}
             with suppress(OSError):
                 os.ftruncate(descriptor, 0)
@@ -95,13 +99,13 @@ class FileLock:
         return self
 
     def release(self) -> None:
-        """Give the lock back. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._descriptor is not None:
-            os.close(self._descriptor)  # closing is what unlocks
+            os.close(self._descriptor)  # closing unlocks
             self._descriptor = None
 
     def require(self, state_path: Path) -> None:
-        """Check that this lock is held, on that state file. Raises RuntimeError: a fault of the program."""
+        """Raise RuntimeError (a fault of the program) unless this lock is held, on that state file."""
         if not self.held or self.state_path != Path(state_path).absolute():
             raise RuntimeError("the file lock on the state file must be held")
 
@@ -118,7 +122,7 @@ class FileLock:
             holder = json.loads(os.read(descriptor, 4096))
             who = f"process {int(holder['pid'])} on {holder['host']}, since {holder['since']},"
         except (OSError, ValueError, KeyError, TypeError):
-            pass  # the holder has not signed yet
+            pass  # the holder has not written its name yet
         return Locked(
             f"{who} holds the state file {self.state_path}",
             kept="everything: this command did nothing",

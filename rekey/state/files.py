@@ -1,11 +1,11 @@
-"""The state file as a file: made, opened, checked, and its failures told apart.
+"""The state file as a file: making, opening and checking it, and turning SQLite's errors into ours.
 
 Rules kept here:
 
-* Made with mode 0600 in a folder with mode 0700: it holds old keys.
-* A reader changes nothing: it takes a copy into memory and lets go of the file. No file reads as empty.
-* This file and no other is opened, with any character in its path.
-* Errors of SQLite do not leave this package as such. A damaged or read-only file is `StateUnusable`, a full
+* The file is made with mode 0600 in a folder with mode 0700: it holds old keys.
+* A reader changes nothing: it copies the file into memory and closes it. An absent file reads as empty.
+* Exactly the file of the given path is opened, with any character in the path.
+* SQLite's own errors do not leave this package. A damaged or read-only file raises `StateUnusable`, a full
   disk or a failed write `MachineFailed`, a file that another process keeps busy `Locked`.
 """
 
@@ -30,7 +30,7 @@ _COPY_ATTEMPTS = 5
 
 @contextmanager
 def closed_on_error(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Close a connection if its preparation fails, and leave it open otherwise."""
+    """Close a connection if the body raises; otherwise leave it open."""
     try:
         yield connection
     except BaseException:
@@ -40,19 +40,19 @@ def closed_on_error(connection: sqlite3.Connection) -> Iterator[sqlite3.Connecti
 
 @contextmanager
 def translating(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors, bare or wrapped by SQLAlchemy, into errors that lead to an action."""
+    """Turn SQLite's errors, bare or wrapped by SQLAlchemy, into errors of `translated`."""
     try:
         yield
     except sqlite3.Error as error:
         raise translated(error, path) from error
     except DBAPIError as error:
         cause = error.orig
-        # the wrapper's text quotes statement and parameters, which may hold keys: it is dropped
+        # SQLAlchemy's text is dropped: it quotes statement and parameters, which may hold keys
         raise translated(cause if isinstance(cause, sqlite3.Error) else error, path) from cause
 
 
 def translated(error: Exception, path: Path) -> RekeyError:
-    """Return the error that tells the operator what to do about an error of SQLite."""
+    """Return the RekeyError for an error of SQLite; it tells the operator what to do."""
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
     if name == "SQLITE_FULL":
         return MachineFailed(
@@ -84,7 +84,7 @@ def translated(error: Exception, path: Path) -> RekeyError:
 
 
 def damaged(path: Path, why: str) -> StateUnusable:
-    """Return the error for a file that is no intact database."""
+    """Return the error for a file that is not an intact state file."""
     return StateUnusable(
         f"the state file {path} is damaged or is no state file ({why})",
         kept=_KEPT,
@@ -109,26 +109,26 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         StateUnusable: not a file, no database, damaged, or read-only.
         MachineFailed, Locked: see `translated`.
     """
-    # SQLite gives -wal and -shm the mode of the main file, so that it is right from the first byte
+    # made first with its mode: SQLite gives -wal and -shm the mode of the main file
     os.close(open_private(path))
     _check_header(path)
     with translating(path), closed_on_error(connect(path)) as connection:
-        # the mode is a property of the file: readers in other processes are not stopped by a writer
+        # WAL is kept in the file itself: a writer does not stop readers in other processes
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         _check_intact(connection, path)
     return connection
 
 
 def rewrite(connection: sqlite3.Connection) -> None:
-    """Write the whole file anew: what was removed does not stay in its free pages or its log."""
+    """Write the whole file anew, so that removed data does not stay in its free pages or its log."""
     connection.execute("VACUUM")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Return a connection without implicit transactions, that syncs every commit to the disk.
+    """Return a connection without implicit transactions that syncs every commit to the disk.
 
-    The path goes to SQLite as a path, not as a URI, in which `?`, `#` and `%` mean something else.
+    SQLite gets the path as a path, not as a URI, in which `?`, `#` and `%` have other meanings.
     """
     made = sqlite3.connect(
         path.absolute(), timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, uri=False
@@ -140,10 +140,12 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def copy_into_memory(path: Path) -> sqlite3.Connection:
-    """Return a private copy of what the file holds now; an empty one when there is no file.
+    """Return a copy in memory of the file's present content; an empty database when there is no file.
 
     Raises:
         StateUnusable: damaged, no database, or not readable.
+        MachineFailed: see `translated`.
+        Locked: another process keeps the file busy, or changes it too fast for a copy.
     """
     made = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     with closed_on_error(made) as memory:
@@ -159,8 +161,8 @@ def copy_into_memory(path: Path) -> sqlite3.Connection:
 def _copy(path: Path, memory: sqlite3.Connection) -> None:
     for _ in range(_COPY_ATTEMPTS):
         before = _fingerprint(path)
-        # Opening a file in WAL mode makes -wal and -shm next to it. When they are not there, it is not being
-        # written, and can be read as a file that never changes; afterwards it is checked that it did not.
+        # Opening a file in WAL mode makes -wal and -shm next to it. If there is no -wal the file is not being
+        # written: it is opened as immutable, which makes neither, and checked for changes afterwards.
         mode = "mode=ro" if before[-1] else "mode=ro&immutable=1"
         uri = f"{path.absolute().as_uri()}?{mode}"
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as source:
@@ -179,11 +181,11 @@ def _fingerprint(path: Path) -> tuple[int, int, bool]:
 
 
 def open_private(path: Path, what: str = "state file") -> int:
-    """Return the descriptor of a file to read and write; one that is absent is made, for its owner only.
+    """Return the descriptor of a file to read and write; an absent file is made, for its owner only.
 
     Raises:
         StateUnusable: it is a folder, or read-only.
-        MachineFailed: it cannot be made for another reason.
+        MachineFailed: it cannot be made or opened for another reason.
     """
     with _opening(path, what):
         if not path.parent.exists():
@@ -211,7 +213,7 @@ def _opening(path: Path, what: str) -> Iterator[None]:
 
 
 def _check_header(path: Path) -> None:
-    """Refuse a file that does not begin as a database does. An empty file is a new database."""
+    """Raise StateUnusable for a file without SQLite's header. An empty file passes: it is a new database."""
     with _opening(path, "state file"), path.open("rb") as file:
         head = file.read(len(MAGIC))
     if head and head != MAGIC:

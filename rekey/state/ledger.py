@@ -1,20 +1,22 @@
-"""The runner: yoyo carries out the phases of the migration scripts, in order, each once.
+"""The ledger: yoyo carries out the phases of the migration scripts, in order, each once, and records them.
 
 Rules kept here:
 
-* A script becomes one yoyo migration for each phase, chained; its id is `<script>.<phase>`.
-* A script that `__depends__` on another begins when that one's `cutover` is applied: its tables are then the
-  ones the application reads. If it starts from a table that the other one fills, it waits for `complete`:
-  until then writes to that table are propagated back, and one table cannot be part of two migrations.
-* A phase is marked when its step has returned, never before: killed in between, it is entered again.
-* What a step raises reaches the caller unchanged and leaves the phase unmarked. Errors of SQLite and yoyo's
-  own do not get that far: yoyo would roll earlier steps back for the first, and go on after the second.
+* A script becomes a chain of yoyo migrations, one for each phase; their ids are `<script>.<phase>`.
+* A script that `__depends__` on another begins when the other's `cutover` is applied: the other's targets are
+  then the tables that the application reads. If its source is a table that the other one fills, it waits for
+  `complete`: until then writes to that table are propagated back, and one table cannot be part of two
+  migrations.
+* A phase is marked after its step has returned, never before: after a kill in between, it is entered again.
+* An error of a step leaves the phase unmarked and reaches the caller unchanged, except errors of SQLite and
+  yoyo's own: those are translated before yoyo sees them, because it would roll earlier steps back for the
+  first, and go on after the second.
 * The control row is the truth, because clients act on it; the ledger follows. They differ only when a run was
   killed between the two writes of a move, or when the state file was lost.
-* Work inside `dual_write` (backfill, reconcile) leaves no trace in the control row, so there the ledger is
+* Work inside `dual_write` (backfill, reconcile) does not move the control row, so there the ledger is
   believed, and without a ledger the work is done again, which is safe.
-* The file lock is held first; only then is a lock row that a killed process left known to be stale. Each
-  call has a fresh backend, because yoyo takes no lock with one that has failed.
+* The file lock is taken first: only then it is certain that a lock row was left by a killed process. Each
+  call makes a new backend, because yoyo takes no lock with one that has failed.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ from rekey.state.backend import StateBackend
 from rekey.state.filelock import FileLock
 
 Step = Callable[[str, Phase], None]
-"""Carries out, or takes back, one phase of the script with this id. Blocks until it is done."""
+"""Function that carries out, or takes back, one phase of the script with this id. Blocks until it is done."""
 
 
 def handover(before: Declared, after: Declared) -> Phase:
-    """Return the phase of `before` that must be applied when `after`, which depends on it, begins."""
-    # table names do not differ by case alone (Azure: "Understanding the Table service data model")
+    """Return the phase of `before` that must be applied before `after`, which depends on it, can begin."""
+    # table names are case-insensitive (Azure: "Understanding the Table service data model")
     filled = {name.lower() for name in before.migration.tables}
     return Phase.COMPLETE if after.migration.source.lower() in filled else Phase.CUTOVER
 
@@ -57,18 +59,16 @@ def aligned(control: ControlPhase, applied: Sequence[Phase]) -> tuple[Phase, ...
     """Return the phases that count as applied.
 
     Args:
-        control: what the control row says (a freeze has been left before this is asked).
-        applied: what the ledger says, in order.
+        control: the control row's phase; a freeze has been left before this is asked.
+        applied: the phases that the ledger has as applied, in order.
     """
-    # Status asks in the middle of a freeze, too: it stands where what it came from stood.
-    left_in = ControlPhase.DUAL_WRITE if control is ControlPhase.FREEZE else control
-    possible = [ORDER.index(phase) + 1 for phase in ORDER if LEAVES[phase] is left_in]
+    possible = [ORDER.index(phase) + 1 for phase in ORDER if LEAVES[phase] is control]
     least = 0 if control is ControlPhase.SOURCE else possible[0]
     return ORDER[: max(least, min(len(applied), possible[-1]))]
 
 
 class _PhaseMigration(YoyoMigration):  # type: ignore[misc]
-    """One phase of one script, as yoyo sees it. Nothing is read from a file."""
+    """One phase of one script as a yoyo migration, without a file."""
 
     def __init__(
         self, script_id: str, phase: Phase, depends: list[_PhaseMigration], path: Path, run: Step, undo: Step
@@ -102,14 +102,14 @@ class Ledger:
     def __init__(
         self, state_path: Path, scripts: Sequence[Declared], *, run: Step, undo: Step, lock: FileLock
     ) -> None:
-        """Expand scripts into phases over one state file.
+        """Create the ledger of all scripts in one state file.
 
         Args:
             state_path: the state file; made when there is none.
             scripts: all scripts, in any order.
             run: carries out one phase.
             undo: takes one phase back.
-            lock: the held file lock on the state file; stays the caller's.
+            lock: the held file lock on the state file; the caller releases it.
 
         Raises:
             DeclarationError: a dependency that does not exist, or a cycle.
@@ -138,8 +138,8 @@ class Ledger:
         """Carry out the pending phases of a script up to and including `upto`; return those carried out.
 
         Raises:
-            GateClosed: a script that this one depends on has not come far enough.
-            RekeyError: what the step raised; its phase and later ones are not marked.
+            GateClosed: a script that this one depends on has not reached the phase that is needed.
+            RekeyError: the error of the step; its phase and later ones are not marked.
         """
         with self._exclusive() as backend:
             done = self._applied(backend, script_id)
@@ -160,11 +160,14 @@ class Ledger:
         return pending
 
     def rollback(self, script_id: str, downto: Phase | None) -> list[Phase]:
-        """Take phases back, last first, until `downto` is the last applied one (None: none is left).
+        """Take phases back, last first, until `downto` is the last applied one (None: until none is left).
+
+        Returns:
+            The phases that were taken back, last first.
 
         Raises:
             Refused: a phase from which there is no way back is applied, or another script builds on this one.
-            RekeyError: what the step raised; its phase and earlier ones stay marked.
+            RekeyError: the error of the step; its phase and earlier ones stay marked.
         """
         kept = () if downto is None else ORDER[: ORDER.index(downto) + 1]
         with self._exclusive() as backend:
@@ -193,7 +196,7 @@ class Ledger:
         return undone[::-1]
 
     def align(self, script_id: str, phases: Iterable[Phase]) -> None:
-        """Note that exactly these phases are applied; none is carried out or taken back."""
+        """Mark exactly these phases as applied; none is carried out or taken back."""
         wanted = set(phases)
         with self._exclusive() as backend:
             done = self._applied(backend, script_id)
@@ -220,7 +223,7 @@ class Ledger:
         return MigrationList([self._phases[ledger_id(script_id, phase)] for phase in phases])
 
     def _applied(self, backend: StateBackend, script_id: str) -> list[Phase]:
-        self._listed(script_id, ORDER)  # KeyError for a script that was not opened: a fault of ours
+        self._listed(script_id, ORDER)  # KeyError for an unknown script: a fault of the program
         done = applied_phases(state_backend.ledger_ids(backend.connection), script_id)
         if done != list(ORDER[: len(done)]):
             raise StateUnusable(
@@ -232,7 +235,13 @@ class Ledger:
 
 
 def _in_order(scripts: dict[str, Declared]) -> list[str]:
-    """Return the ids of scripts, dependencies first; yoyo drops missing ones and leaks circles."""
+    """Return the ids of scripts, dependencies first.
+
+    Sorted here, because yoyo ignores missing dependencies and reports circles by an error of its own.
+
+    Raises:
+        DeclarationError: a dependency does not exist, or the scripts depend on each other in a circle.
+    """
     for script in scripts.values():
         for missing in sorted(script.depends - set(scripts)):
             raise DeclarationError(

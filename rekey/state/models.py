@@ -1,9 +1,9 @@
-"""What the state file holds, as frozen values. Pure.
+"""The records of the state file, as frozen values. Pure.
 
 Rules kept here:
 
-* Source keys stand in the state file (that is where a scan resumes), which is why it is readable by its owner
-  only. No repr here shows them.
+* Source keys stand in the state file (a scan resumes at them), so only its owner may read it. No repr here
+  shows them.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from rekey.errors import Moved, StateUnusable
 from rekey.model import EntityKey, KeyRange
 
 BACKFILL = "backfill"
-"""The purpose of the segments that the copying goes through."""
+"""The purpose of the segments of the backfill."""
 
 WATERMARK = "watermark"
-"""The fact that says up to when, by the service's clock, changes of the source are in the targets."""
+"""The fact that says up to which time of the service's clock changes of the source are in the targets."""
 
 PLAN_FACT = "plan"
 """The fact that holds the plan a migration began with, as RFC 8785 JSON."""
 
 KEYS_FORGOTTEN = "keys_forgotten"
-"""The fact that all keys of a migration's segments were taken out of the file, and the file written anew."""
+"""The fact that says that all keys of a migration were removed from the file, and the file was rewritten."""
 
 SEALED = "sealed:"
-"""What the text of a sealed key begins with; that of a plain one is a JSON array."""
+"""Prefix of the text of a sealed key; the text of a plain key is a JSON array."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationRecord:
-    """What a migration started with; anything that differs later is refused.
+    """What a migration started with; a later difference is refused.
 
     Attributes:
         script_id: the script.
-        digest: of its declaration, hex SHA-256.
+        digest: digest of its declaration, hex SHA-256.
         source: name of the source table.
-        run_id: the run that made the control row.
-        endpoint_id: which account, as the caller names it (no secret).
-        secret_fingerprints: secret name to fingerprint.
+        run_id: the id that the control row was made with.
+        endpoint_id: the accounts, as the caller names them (no secret).
+        secret_fingerprints: fingerprints of the secrets, by name.
         registered_at: UTC, ISO 8601.
     """
 
@@ -100,19 +100,19 @@ def require_same_rules(script_id: str, began: Rules, now: Rules) -> None:
 
 
 class KeyTexts:
-    """How keys stand in the state file: as they are, as JSON arrays in ASCII.
+    """Keys as texts of the state file: in the clear, as JSON arrays in ASCII.
 
-    Keys of a sealed migration stand sealed (`rekey.mapping.sealing.SealedKeys`), once it was opened for work:
-    the state file itself cannot seal or open anything. A column holds one form: a key in the clear is never
-    taken for real where sealed ones belong.
+    Once a sealed migration was opened for work, its keys are sealed texts
+    (`rekey.mapping.sealing.SealedKeys`); before that the state file can neither seal nor open keys. A column
+    holds one form: where sealed keys belong, a key in the clear is refused.
     """
 
     def to_text(self, column: str, key: EntityKey | None) -> str | None:  # noqa: ARG002 - sealed ones need it
-        """Return a key as a column holds it; None stays None."""
+        """Return the text of a key for a column; None stays None."""
         return None if key is None else json.dumps([key.partition, key.row], separators=(",", ":"))
 
     def from_text(self, column: str, text: str | None) -> EntityKey | None:  # noqa: ARG002 - sealed ones need it
-        """Return the key that `to_text` wrote for that column. Raises StateUnusable when it is not."""
+        """Return the key of a text that `to_text` made for this column. Raises StateUnusable if sealed."""
         if text is None:
             return None
         if text.startswith(SEALED):
@@ -130,13 +130,13 @@ class Segment:
     """A half-open key range of a table: the unit of scan and checkpoint.
 
     Attributes:
-        id: in the state file.
+        id: its number in the state file.
         script_id: the migration it belongs to.
         purpose: what the scan is for, e.g. `backfill`.
-        after, upto: the range; None is unbounded.
-        cursor: everything up to and including this key is done; None before the first checkpoint.
-        rows, bytes: done so far.
-        done: the whole range is done.
+        after, upto: the bounds of the range, below (open) and above (closed); None: unbounded.
+        cursor: all rows up to and including this key are done; None before the first checkpoint.
+        rows, bytes: how many rows and bytes are done so far.
+        done: whether the whole range is done.
     """
 
     id: int
@@ -151,12 +151,12 @@ class Segment:
 
     @property
     def rest(self) -> KeyRange:
-        """Return what is left to do after the cursor."""
+        """The range that is left to do after the cursor."""
         return KeyRange(self.after if self.cursor is None else self.cursor, self.upto)
 
     @property
     def claimed(self) -> KeyRange | None:
-        """Return what checkpoints claim to be done, None before the first one."""
+        """The range that is done according to the checkpoints, None before the first one."""
         if self.done:
             return KeyRange(self.after, self.upto)
         return None if self.cursor is None else KeyRange(self.after, self.cursor)
@@ -167,8 +167,8 @@ class PhaseRun:
     """One attempt at one phase. `finished_at` and `outcome` are None while it runs, or when it was killed.
 
     Attributes:
-        counters: what it did.
-        requests: what it sent, by kind (`rekey.tables.sent`), as far as it was kept.
+        counters: figures of its work.
+        requests: how many requests it sent, by kind (`rekey.tables.sent`), as far as that was recorded.
     """
 
     id: int
@@ -188,12 +188,12 @@ class Verification:
     Attributes:
         mode: `count`, `sample` or `full`.
         started_at, finished_at: UTC, ISO 8601.
-        digest: of the declaration that was verified.
-        rows_source, rows_target: rows seen on each side.
-        divergences: stable ones.
-        transient: those that were gone on recheck.
-        report: further figures, JSON-able, without keys.
-        number: its place among all verifications of the file, which only rises; 0 before it is recorded.
+        digest: content digest of the main target table.
+        rows_source, rows_target: rows read from the source, and from all targets together.
+        divergences: rows that differ, stable or unsettled.
+        transient: divergences that were gone on recheck.
+        report: the report, JSON-able, without keys.
+        number: its number in the state file; later verifications have higher ones. 0 before it is recorded.
     """
 
     mode: str
@@ -210,13 +210,13 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint over the beginning of the audit log.
+    """A checkpoint of the audit log, over its first `size` events.
 
     Attributes:
         size: how many events it covers.
         at: when it was made; UTC, ISO 8601.
         note: the note (`rekey.evidence.note`), signed or not.
-        remark: why it was made, and why it is not signed if it should be.
+        remark: why it was made, and if it is not signed, why not.
     """
 
     size: int
@@ -227,12 +227,13 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class StoredSums:
-    """Sums of an unfinished verification.
+    """The sums of an unfinished verification.
 
     Attributes:
-        basis: what they were made under; compared before a verification goes on from them.
-        begun_at: when the first row went into them; UTC, ISO 8601.
-        sums: the sums, JSON-able but for the keys of their parts.
+        basis: the conditions under which they were made (JSON); a verification goes on from them only under
+            equal ones.
+        begun_at: when the first sitting began; UTC, ISO 8601.
+        sums: the sums, JSON-able except for the keys of their parts.
     """
 
     basis: str

@@ -1,4 +1,4 @@
-"""The state file: what the runner must remember between runs.
+"""The state file: progress and records that the runner keeps between runs.
 
 Rules kept here:
 
@@ -7,10 +7,11 @@ Rules kept here:
 * The segments of a checkpoint change in one transaction, and so do the halves of a segment that is split: at
   any moment every key is in exactly one segment.
 * A checkpoint moves cursors and counts, never bounds: it may come from before a split.
-* Keys stand in the file as the `KeyTexts` of their migration write them, sealed if its mapping is.
-* An audit event follows the newest one that the file holds in the same transaction: two processes never add
-  two events after the same one.
-* Opened read-only it is a copy of one moment: nothing is made, written or held; no file reads as empty.
+* Keys stand in the file as the `KeyTexts` of their migration write them, sealed if its mapping is sealed.
+* The newest audit event is read and the next one added in one transaction: two processes never add two events
+  after the same one.
+* Opened read-only it is a copy of one moment: no file is made, written or locked; an absent file reads as an
+  empty one.
 * Losing the file loses no data: it holds progress and records, never the only copy of a row or a key.
 
 Calls block for about the time of one disk sync. A State may be used by several threads, one at a time.
@@ -49,13 +50,13 @@ from rekey.state.models import (
 )
 
 _REQUESTS = "requests."
-"""What the counters of a phase run that count requests begin with; files of older versions have none."""
+"""Prefix of a phase run's counters that count requests; files of older versions have no such counters."""
 _KEYS = ("after", "upto", "cursor")
-"""The keys of a segment, and of a part of a verification: what they are sealed under."""
+"""Names of the keys of a segment, and of a part of a verification: a sealed key is bound to its name."""
 
 
 def _table(name: str, *columns: str, json: str | None = None) -> sa.TableClause:
-    """Describe a table for queries; `json` names its column of canonical JSON. `schema/` makes the tables."""
+    """Return a table for queries; `json` names its column of canonical JSON. `schema/` makes the tables."""
     return sa.table(name, *(sa.column(one, sa.JSON if one == json else None) for one in columns))
 
 
@@ -90,7 +91,7 @@ class State:
     def __init__(
         self, path: Path, raw: sqlite3.Connection, *, read_only: bool, clock: Callable[[], datetime]
     ) -> None:
-        """Take an open connection whose schema is right; it is closed with this object."""
+        """Create the state on an open connection of the right schema; `close` closes the connection."""
         self.path = path
         self.read_only = read_only
         self._clock = clock
@@ -101,7 +102,7 @@ class State:
             creator=lambda: raw,
             poolclass=sa.NullPool,
             hide_parameters=True,
-            # canonical, so that a chained event hashes alike after it was read back
+            # canonical, so that an event has the same hash after it was read back
             json_serializer=canonical_json,
         )
         with files.closed_on_error(raw):
@@ -120,10 +121,10 @@ class State:
 
         Args:
             path: the file; made (0600, its folder 0700) when there is none and not read_only.
-            read_only: take a copy of what is there now; for commands without side effects.
-            lock: the held file lock, if this process has it; otherwise it is taken for a moment when the
-                schema must be made or upgraded.
-            clock: for the times that are recorded.
+            read_only: copy the present content into memory; for commands without side effects.
+            lock: the held file lock, if this process holds it; otherwise the lock is taken while the schema
+                is made or upgraded, if it must be.
+            clock: tells the times that are recorded.
 
         Raises:
             StateUnusable: newer than this program, damaged, or read-only.
@@ -158,7 +159,7 @@ class State:
 
     @property
     def schema_version(self) -> int:
-        """Return the number of the newest schema step that the file has."""
+        """The number of the newest schema step that the file has."""
         return backend.schema_version(self.ledger_ids())
 
     # --- migrations -----------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ class State:
         secret_fingerprints: Mapping[str, str],
         endpoint_id: str,
     ) -> None:
-        """Record what a migration starts with, or check that it is what it started with.
+        """Record what a migration starts with; if it is recorded already, compare with the record.
 
         Raises:
             StateUnusable: recorded with another account, source table or run.
@@ -202,13 +203,16 @@ class State:
         ]
 
     def forget(self, script_id: str) -> None:
-        """Remove a migration with its segments, facts and verifications; its phase runs and audit stay."""
+        """Remove a migration with its segments, facts, verifications and sums.
+
+        Its phase runs and audit events stay.
+        """
         self._write(sa.delete(MIGRATION).where(MIGRATION.c.script_id == script_id))
 
     # --- segments and checkpoints -----------------------------------------------------------------------
 
     def use_keys(self, script_id: str, keys: KeyTexts) -> None:
-        """Say how keys of a migration stand in the file, from now on; before that: as they are."""
+        """Set how keys of a migration are written and read from now on; the default is in the clear."""
         self._keys[script_id] = keys
 
     def segments(self, script_id: str, purpose: str, *, keys: bool = True) -> list[Segment]:
@@ -216,8 +220,8 @@ class State:
 
         Args:
             script_id: the migration.
-            purpose: what they are for.
-            keys: False for counts alone: the keys are None, sealed or not.
+            purpose: what the segments are for.
+            keys: False: return counts only; all keys are None, sealed or not.
 
         Raises:
             StateUnusable: the keys are sealed, and `use_keys` was not called.
@@ -231,10 +235,10 @@ class State:
             return _add_segments(connection, script_id, purpose, ranges, self._texts(script_id))
 
     def checkpoint(self, segments: Sequence[Segment]) -> None:
-        """Save cursors, counts and done of segments of one migration, in one transaction.
+        """Save cursors, counts and `done` of segments of one migration, in one transaction.
 
         Raises:
-            MachineFailed: disk full or failing; the checkpoint before this one stands.
+            MachineFailed: disk full or failing; the file keeps the checkpoint before this one.
         """
         scripts = {segment.script_id for segment in segments}
         if len(scripts) != 1:
@@ -254,10 +258,10 @@ class State:
         """End a segment at a key and add a new one for what lies after it, in one transaction.
 
         Returns:
-            The new segment. The other one's end is `middle`, also if a later checkpoint says otherwise.
+            The new segment. The old one ends at `middle`, and later checkpoints do not change that.
 
         Raises:
-            StateUnusable: the file has no such segment, or one that is done or already beyond that key.
+            StateUnusable: the file has no such segment, it is done, or `middle` is not in what is left of it.
             MachineFailed: disk full or failing; nothing was split.
         """
         keys = self._texts(segment.script_id)
@@ -281,14 +285,14 @@ class State:
         self._write(sa.delete(SEGMENT).where(SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose))
 
     def forget_keys(self, script_id: str) -> None:
-        """Take all keys of a migration out of the file; counts stay. After `complete` they are of no use."""
+        """Remove all keys of a migration from the file; counts stay. After `complete` no key is needed."""
         columns = [SEGMENT.c[f"{name}_key"] for name in _KEYS]
         holding = sa.or_(*(key.is_not(None) for key in columns))
         with self._writing() as connection:
             emptied = sa.update(SEGMENT).where(SEGMENT.c.script_id == script_id, holding)
             forgotten = connection.execute(emptied.values(dict.fromkeys(columns))).rowcount
             forgotten += _forget_sums(connection, script_id)
-        if forgotten or self.get_fact(script_id, KEYS_FORGOTTEN) is None:  # or it failed here the last time
+        if forgotten or self.get_fact(script_id, KEYS_FORGOTTEN) is None:  # or the last rewrite failed
             with self._guard, files.translating(self.path):
                 files.rewrite(_raw(self._connection))
             self.set_fact(script_id, KEYS_FORGOTTEN, "true")
@@ -296,7 +300,7 @@ class State:
     # --- facts --------------------------------------------------------------------------------------------
 
     def get_fact(self, script_id: str, name: str) -> str | None:
-        """Return a small fact (a watermark, a moment), None when it is not set."""
+        """Return a fact (a watermark, a time), None when it is not set."""
         return self.facts(script_id).get(name)
 
     def facts(self, script_id: str) -> dict[str, str]:
@@ -312,25 +316,25 @@ class State:
     # --- phase runs ---------------------------------------------------------------------------------------
 
     def start_phase(self, script_id: str, phase: str) -> int:
-        """Record that a phase is entered and return the number of this run."""
+        """Record that a phase is entered; return the number of this phase run."""
         begun = {"script_id": script_id, "phase": str(phase), "started_at": self._now(), "counters": {}}
         return self._write(sa.insert(PHASE_RUN).values(begun)).lastrowid
 
     def count_phase(self, run: int, requests: Mapping[str, int]) -> None:
-        """Record what a run of a phase has sent until now, by kind; that stays if the run is killed."""
+        """Record the requests that a phase run has sent so far, by kind; the record stays if it is killed."""
         counted = _counters({}, requests)
         self._write(sa.update(PHASE_RUN).where(PHASE_RUN.c.id == run).values(counters=counted))
 
     def finish_phase(
         self, run: int, outcome: str, counters: Mapping[str, int], requests: Mapping[str, int] | None = None
     ) -> None:
-        """Record how a run of a phase ended, what it did, and what it sent."""
+        """Record how a phase run ended, the figures of its work, and the requests that it sent."""
         counted = _counters(counters, requests or {})
         ended = {"finished_at": self._now(), "outcome": outcome, "counters": counted}
         self._write(sa.update(PHASE_RUN).where(PHASE_RUN.c.id == run).values(ended))
 
     def phase_runs(self, script_id: str) -> list[PhaseRun]:
-        """Return all runs of all phases of a migration, oldest first."""
+        """Return all phase runs of a migration, oldest first."""
         query = sa.select(PHASE_RUN).where(PHASE_RUN.c.script_id == script_id).order_by(PHASE_RUN.c.id)
         runs = []
         for values in self._read(query):
@@ -345,11 +349,11 @@ class State:
     def add_verification(self, script_id: str, verification: Verification) -> None:
         """Record the result of a verification. The migration must be registered."""
         values = {**asdict(verification), "script_id": script_id}
-        del values["number"]  # the file gives it
+        del values["number"]  # the database assigns it
         self._write(sa.insert(VERIFICATION).values(values))
 
     def latest_verification(self, script_id: str, mode: str = "full") -> Verification | None:
-        """Return the verification of this mode that was recorded last."""
+        """Return the verification of this mode that was recorded last, None when there is none."""
         found = self.verifications(script_id, mode=mode)
         return found[-1] if found else None
 
@@ -364,7 +368,7 @@ class State:
         return [Verification(number=values.pop("id"), **values) for values in found]
 
     def keep_sums(self, script_id: str, stored: StoredSums | None) -> None:
-        """Store the sums of an unfinished verification in place of those before; None removes them."""
+        """Store the sums of an unfinished verification in place of earlier ones; None removes them."""
         with self._writing() as connection:
             if stored is None:
                 _forget_sums(connection, script_id)
@@ -398,16 +402,19 @@ class State:
     # --- audit --------------------------------------------------------------------------------------------
 
     def audit(self, event: str, script_id: str | None, details: Mapping[str, Any]) -> AuditEvent:
-        """Add an event to the chain. Details are JSON-able, without keys and secrets."""
+        """Add an event to the audit chain and return it. Details are JSON-able, without keys and secrets."""
         with self._writing() as connection:
             return self._add_event(connection, event, script_id, details)
 
     def audit_within(
         self, event: str, script_id: str | None, details: Mapping[str, Any], *, most: int, seconds: float
     ) -> AuditEvent | None:
-        """Add an event to the chain unless `most` of its name were added in the last seconds; None then.
+        """Add an event to the audit chain, unless `most` of its name were added in the last `seconds`.
 
-        They are counted in the file, for all migrations: a new process does not begin at nothing.
+        They are counted in the file, over all migrations, so a new process does not begin at zero.
+
+        Returns:
+            The event; None when it was not added.
         """
         since = utc_text(self._clock() - timedelta(seconds=seconds))
         count = sa.select(sa.func.count()).where(AUDIT_EVENT.c.event == event, AUDIT_EVENT.c.at > since)
@@ -428,7 +435,7 @@ class State:
         return audit.first_broken(self.audit_events())
 
     def add_checkpoint(self, size: int, note: str, remark: str) -> None:
-        """Record a checkpoint over the first `size` events; one that is there already stays as it is."""
+        """Record a checkpoint over the first `size` events; an earlier one of that size stays unchanged."""
         adding = upsert(AUDIT_CHECKPOINT).values(size=size, at=self._now(), note=note, remark=remark)
         self._write(adding.on_conflict_do_nothing())
 
@@ -476,7 +483,7 @@ class State:
                 hint="this command has no side effects; use one that has",
             )
         with self._guard, files.translating(self.path), self._connection.begin():
-            # the write lock first: what is read in this transaction is still true when it commits
+            # takes the write lock first: rows read in this transaction cannot change before it commits
             self._connection.exec_driver_sql("BEGIN IMMEDIATE")
             yield self._connection
 
@@ -535,12 +542,12 @@ def _put_fact(connection: sa.Connection, script_id: str, name: str, value: str |
 
 
 def _counters(counters: Mapping[str, int], requests: Mapping[str, int]) -> dict[str, int]:
-    """Return both kinds of counters of a phase run as its column holds them."""
+    """Return the figures and the request counts of a phase run in one mapping, as its column holds them."""
     return {**counters, **{_REQUESTS + name: number for name, number in requests.items()}}
 
 
 def _with_keys(sums: Mapping[str, Any], convert: Callable[[str, Any], Any]) -> dict[str, Any]:
-    """Return sums of a verification with the keys of their parts turned into texts, or back."""
+    """Return sums of a verification with the keys of their parts converted: to texts, or from texts."""
     parts = [
         [name, *(convert(key, bound) for key, bound in zip(_KEYS, bounds, strict=True)), done]
         for name, *bounds, done in sums["parts"]

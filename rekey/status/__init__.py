@@ -1,1 +1,1 @@
-"""Where a migration stands: read, judged, told."""
+"""The status of a migration: read (`read.py`), judged (`judge.py`), written for people (`tell.py`)."""

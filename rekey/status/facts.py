@@ -3,13 +3,13 @@
 Rules kept here:
 
 * The control row is believed before the ledger (`align`).
-* What could not be asked is said to be unknown, never guessed.
-* A client that is over counts for nothing: one that was killed leaves its row.
-* Nothing here holds a key, but for segments, whose keys no repr shows.
+* A fact that could not be read is shown as unknown, never guessed.
+* A client that is over is neither behind nor refusing: one that was killed leaves its row.
+* Nothing here holds a key, except segments, whose keys no repr shows.
 * A bundle counts as evidence for `retire` when it was exported after `complete`, was signed, and was verified
-  on this machine: the audit log says all three. What was exported before `complete` does not show how it
-  ended. Where the log does not know when the migration was completed (the state file was lost since), every
-  bundle that it knows counts: it was exported later than that.
+  on this machine: the audit log has all three. A bundle exported before `complete` does not show how the
+  migration ended. Where the log does not hold the completion (the state file was lost since), every bundle
+  in the log counts: it was exported later than that.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from rekey.state.models import PhaseRun, Segment, Verification
 RETURNED_AFTER = "returned_after"
 """Fact: the number of the last full verification when a way back from cutover was last begun."""
 RETURNED_AT = "returned_at"
-"""The same as a time of some machine, as versions before 0.2 kept it: which verifications are newer, it does
-not tell. The next full verification removes it."""
+"""Fact of versions before 0.2: the same as a time, by the clock of some machine. It cannot tell which
+verifications are newer. The next full verification removes it."""
 ESTIMATED_ROWS = "estimated_rows"
 """Fact: how many rows the source has, as planned before the first write."""
 UNFOLLOWED = "unfollowed"
 """Fact: the number of the last full verification that was made while no client was registered."""
 LATE_UNTIL = "late_until"
-"""Fact: until when, by the service's clock, clients may be heard of that were given up at the beginning.
-What they wrote before had no intent."""
+"""Fact: until when, by the service's clock, requests of clients that were given up when dual writes began may
+still take effect. They have no intent."""
 
 EVIDENCE_MISSING = (
     "no signed evidence was exported since `complete` and verified"
@@ -54,8 +54,8 @@ class Lease:
     """The runner lease as read.
 
     Attributes:
-        host, pid: who holds it.
-        ends_at: when it ends unless it is renewed, the service's time.
+        host, pid: the process that holds it.
+        ends_at: when it ends unless it is renewed, by the service's clock.
         live: it has not ended, and its process is not known to be gone.
     """
 
@@ -67,12 +67,12 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Intents:
-    """What the journal holds: writes under way, and keys whose replicas are not known to be current.
+    """The intents in the journal: of writes under way, and of keys whose replicas may not be current.
 
     Attributes:
-        depth: how many intents.
-        oldest_at: when the oldest was made, ticks of the service's clock; None without any.
-        kept: further ones that are settled, and kept while their client may be heard of yet.
+        depth: how many intents are not settled.
+        oldest_at: when the oldest of these was made, ticks of the service's clock; None without any.
+        kept: how many more are settled, and kept while requests of their client may still take effect.
     """
 
     depth: int
@@ -87,7 +87,7 @@ class Intents:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A script that another one waits for, and the phase that it must have reached."""
+    """A script that another script waits for, and the phase that it must have applied."""
 
     script_id: str
     phase: Phase
@@ -95,7 +95,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that is known of one migration.
+    """All facts of one migration.
 
     Attributes:
         declared: the script as it is now.
@@ -105,16 +105,16 @@ class Facts:
         runs: runs of phases, oldest first.
         segments: of the backfill.
         facts: small facts of the state file.
-        verification: the last full one.
-        gates: what the gates ask for.
-        now: ticks of the service's clock; this machine's when the service could not be asked.
-        waits_for: scripts that must come further before this one begins.
+        verification: the last full verification.
+        gates: the configured gates.
+        now: ticks of the service's clock; of this machine's when the service could not be asked.
+        waits_for: scripts that must apply further phases before this one begins.
         unreachable: why the service could not be asked, "" when it was.
-        clients: all that have a row, in capture "dual-write".
-        intents: the journal, in capture "dual-write"; None when it was not asked.
+        clients: clients with a row in the registry, in capture "dual-write".
+        intents: the journal, in capture "dual-write"; None when it was not read.
         proved: whether the evidence that `retire` asks for was exported and verified.
         cohorts: of the mapping, once the migration is complete.
-        erasing: erasures that were begun and not ended.
+        erasing: events of erasures that were begun and not ended.
     """
 
     declared: Declared
@@ -142,7 +142,7 @@ class Facts:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The phases that count as applied."""
+        """The phases that count as applied: the ledger's, aligned with the control row except in a freeze."""
         if self.control is None or self.control.phase is ControlPhase.FREEZE:
             return self.applied
         return aligned(self.control.phase, self.applied)
@@ -154,26 +154,26 @@ class Facts:
 
     @property
     def at_work(self) -> bool:
-        """Whether a runner works on it."""
+        """Whether a runner works on the migration."""
         return self.lease is not None and self.lease.live
 
     @property
     def live_clients(self) -> tuple[ClientRow, ...]:
-        """Clients of which something may still take effect."""
+        """Clients that are not over: their requests may still take effect."""
         return tuple(row for row in self.clients if not is_over(row, self.now))
 
     @property
     def clients_behind(self) -> tuple[ClientRow, ...]:
-        """Live clients that have not acknowledged what the control row says."""
+        """Live clients that have not acknowledged the control row's epoch."""
         return tuple(row for row in self.live_clients if not self.is_current(row))
 
     @property
     def clients_refusing(self) -> tuple[ClientRow, ...]:
-        """Live clients that refuse dual writes, or will as soon as they are due."""
+        """Live clients that refuse dual writes, or will refuse them once dual writes begin."""
         return tuple(row for row in self.live_clients if row.refuses)
 
     def is_current(self, row: ClientRow) -> bool:
-        """Tell whether a client has acknowledged what the control row says."""
+        """Tell whether a client has acknowledged the control row's epoch; True without a control row."""
         control = self.control
         return control is None or is_current(row, control.run_id, control.epoch)
 
@@ -189,7 +189,7 @@ class Facts:
 
     @property
     def retention_ends_at(self) -> int | None:
-        """From when on `retire` may delete the source, in ticks; None before and after `complete`."""
+        """When the retention period ends, in ticks; None unless the control phase is `complete`."""
         control = self.control
         if control is None or control.phase is not ControlPhase.COMPLETE:
             return None
@@ -202,12 +202,13 @@ class Facts:
         return tuple(one for one in self.cohorts if one.is_due(self.now))
 
     def since(self, moment: str) -> float:
-        """Return the seconds since a moment, not below 0."""
+        """Return the seconds since a time of the service's clock, not below 0."""
         return max(0.0, round((self.now - ticks_of(moment)) / TICKS_PER_SECOND, 1))
 
 
 def waits(script: Declared, scripts: Mapping[str, Declared], ledger_ids: Iterable[str]) -> tuple[Wait, ...]:
-    """Return what a script waits for before it can begin; the ledger refuses it for the same reasons."""
+    """Return the scripts that a script waits for before it can begin; the ledger refuses it for the same
+    reasons."""
     ids = set(ledger_ids)
     if applied_phases(ids, script.script_id):
         return ()
@@ -226,11 +227,11 @@ def verification_problem(
     """Return why the last full verification keeps the gate before cutover closed, "" when it opens it.
 
     Args:
-        last: that verification.
+        last: the last full verification.
         facts: small facts of the state file.
-        now: ticks of the service's clock, as verifications are timed.
-        max_age_s: how old it may be, in seconds.
-        writers_stopped: the operator says that no application writes: there was no client to be missed.
+        now: ticks of the service's clock, which verifications are timed by.
+        max_age_s: how old the verification may be, in seconds.
+        writers_stopped: the operator says that no application writes: no client needed to be registered.
     """
     if last is None:
         return "nothing has been verified in full"
@@ -258,7 +259,7 @@ def is_unfollowed(last: Verification, facts: Mapping[str, str]) -> bool:
 
 
 def is_proved(events: Iterable[AuditEvent]) -> bool:
-    """Tell whether evidence that counts was verified.
+    """Tell whether a signed bundle that was exported after `complete` was verified.
 
     Args:
         events: the events of one migration, in order.

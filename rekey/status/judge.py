@@ -1,13 +1,13 @@
-"""Where a migration stands, whether it is safe right now, and what to do next. Rules only, no I/O.
+"""Judging a migration: its stage, whether it is safe right now, and what to do next. Rules only, no I/O.
 
 Rules kept here:
 
-* `judge` puts together what is told of a migration, for people and as JSON; nothing of it holds a key.
+* `judge` makes the status of a migration, for people and as JSON; it holds no key.
 * A figure that cannot be known (the rate after a kill) is left out.
-* How far replicas are behind is told by the age of the oldest intent: what is older is in them.
+* Replicas are behind by the age of the oldest intent at most: older writes are in them.
 * The sentence says what is at risk before it says anything else; its reader may have been woken up.
-* Only one command is named, the one that is right now; what else there is, is a remark.
-* A client that refuses writes gives errors right now, however well the rest is.
+* Only one command is named, the one that is right now; alternatives are in the remark.
+* A client that refuses writes gives errors right now, even if everything else is well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rekey.status.spent import Spent, spent
 
 @dataclass(frozen=True, slots=True)
 class Backfill:
-    """How far the copying is. `rate` in rows a second and `seconds_left` are None when not known."""
+    """Progress of the copy. `rate` in rows a second and `seconds_left` are None when not known."""
 
     rows: int
     estimated_rows: int | None
@@ -42,13 +42,13 @@ class Backfill:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """What is told of a client.
+    """Status of a client.
 
     Attributes:
-        row: what it says of itself.
-        current: it has acknowledged what the control row says.
-        standing: what the age of its last beat says.
-        over_at: when it is over for sure, unless it beats again; the service's time.
+        row: its row in the registry.
+        current: it has acknowledged the control row's epoch.
+        standing: its standing by the age of its last beat.
+        over_at: when it is over for sure, unless it beats again; by the service's clock.
     """
 
     row: ClientRow
@@ -69,10 +69,10 @@ _COUNTED = ("in_flight", "left", "refuses", "counters")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to make of the facts.
+    """The judgement on the facts.
 
     Attributes:
-        sentence: whether it is safe, and what that means.
+        sentence: whether the migration is safe, and what that means.
         command: the next command's words after `rekey`, "" when there is nothing to do.
         remark: what to do first, to know, or to do instead; "" when there is nothing to add.
         safe: nothing is at risk, and no action is needed now.
@@ -86,20 +86,20 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is told of a migration.
+    """The status of a migration.
 
     Attributes:
-        facts: what it was made from.
-        verdict: what to make of them.
+        facts: the facts it was made from.
+        verdict: the judgement on them.
         stage: the phase it is in, in words for people.
-        backfill: how far the copying is, None before it began.
+        backfill: progress of the copy, None before it began.
         verification_age_s: seconds since the last full verification.
-        verification_closes: why that verification keeps the gate closed; "" when it opens it.
-        lag_s: how far replicas are behind at most, in seconds: since the last delta pass began, or since the
+        verification_closes: why that verification keeps the gate before cutover closed; "" when it opens it.
+        lag_s: by how many seconds replicas are behind at most: since the last delta pass began, or since the
             oldest intent was made.
-        retention_ends_at: from when on `retire` may delete the source.
-        clients: of the application, in capture "dual-write".
-        counted: what all of them have counted, those that are over included.
+        retention_ends_at: when the retention period ends: from then on `retire` may delete the source.
+        clients: clients of the application, in capture "dual-write".
+        counted: sums of all clients' counters, those of clients that are over included.
         spent: requests estimated and sent, None when no estimate was kept.
     """
 
@@ -117,7 +117,7 @@ class Status:
 
     @property
     def next(self) -> dict[str, str]:
-        """What to do next, as a JSON object."""
+        """The next command and its remark, as a JSON object."""
         command = self.verdict.command
         return {"command": f"rekey {command}" if command else "", "remark": self.verdict.remark}
 
@@ -169,7 +169,7 @@ class Status:
 
 
 def judge(facts: Facts) -> Status:
-    """Say where a migration stands, whether that is safe, and what to do next."""
+    """Return the status of a migration: its stage and figures, whether it is safe, and what to do next."""
     last, retention = facts.verification, facts.retention_ends_at
     closed = verification_problem(
         last, facts.facts, now=facts.now, max_age_s=facts.gates.verification_max_age_s
@@ -199,7 +199,7 @@ def judge(facts: Facts) -> Status:
 
 
 def _stage(facts: Facts) -> str:
-    """Return the last phase that is done, and how the last run of a phase that is still open went."""
+    """Return the last phase that is done and, if the last run is of a phase not done, how that run went."""
     stage = f"{facts.phases[-1]} done" if facts.phases else "not begun"
     last = facts.runs[-1] if facts.runs else None
     if last is None or last.outcome == "done" or last.phase in facts.phases:
@@ -211,7 +211,7 @@ def _stage(facts: Facts) -> str:
 
 
 def _lag(facts: Facts) -> float | None:
-    """Return how far replicas are behind at most, None where none follow or it is not known."""
+    """Return by how many seconds replicas are behind at most, None where none follow or it is not known."""
     phase = None if facts.control is None else facts.control.phase
     if facts.is_delta:
         watermark = facts.facts.get(WATERMARK)
@@ -238,7 +238,8 @@ def _backfill(facts: Facts) -> Backfill | None:
 
 
 def _rate(facts: Facts, rows: int) -> float | None:
-    """Return rows a second over all runs of the backfill; None when a run's end is not known."""
+    """Return rows a second over all runs of the backfill; None when a run's end is not known, or without
+    rows."""
     seconds = 0.0
     for run in facts.runs:
         if run.phase != Phase.BACKFILL:
@@ -256,10 +257,10 @@ def _rate(facts: Facts, rows: int) -> float | None:
 
 
 def _verdict(facts: Facts, closed: str) -> Verdict:
-    """Say whether it is safe and what comes next.
+    """Return whether the migration is safe and what to do next.
 
     Args:
-        facts: what is known.
+        facts: its facts.
         closed: why the last full verification keeps the gate before cutover closed, "" when it opens it.
     """
     doubtful = _doubtful(facts)
@@ -280,7 +281,7 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
 
 
 def _doubtful(facts: Facts) -> Verdict | None:
-    """Return what to say when it cannot be known, or does not fit together."""
+    """Return the verdict when facts are not known or contradict each other, else None."""
     look, control = f"status {facts.script_id}", facts.control
     if facts.unreachable:
         return Verdict(
@@ -311,7 +312,8 @@ def _doubtful(facts: Facts) -> Verdict | None:
 
 
 def _with_clients(facts: Facts, phase: ControlPhase, found: Verdict) -> Verdict:
-    """Add what the clients of the application make of it, in capture "dual-write"."""
+    """Return a verdict changed by the clients of the application, in capture "dual-write": when one refuses
+    writes, or none is live."""
     refusing = facts.clients_refusing
     if refusing:
         when = "will refuse writes" if phase is ControlPhase.SOURCE else "refuses writes"
@@ -335,7 +337,7 @@ _REMEDIES = {
 
 
 def _named(rows: Sequence[ClientRow]) -> str:
-    """Return who the first one is, and how many more there are."""
+    """Return name and process of the first client, and how many more there are."""
     first = rows[0]
     more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
     return f"{first.name} (process {first.pid} on {first.host}){more}"
@@ -353,7 +355,7 @@ def _not_begun(facts: Facts) -> Verdict:
 
 
 def _between_freezes(facts: Facts, phase: ControlPhase, closed: str) -> Verdict:
-    """Return what to say while one side has the authority, and a runner may or may not be at work."""
+    """Return the verdict in the control phases source, dual_write and cutover."""
     name, source, target = facts.script_id, facts.source, facts.target
     if phase is ControlPhase.SOURCE:
         found = Verdict(
@@ -411,7 +413,7 @@ def _in_freeze(facts: Facts, control: ControlRow) -> Verdict:
     what = "rollback" if back else "cutover"
     if facts.at_work:
         return Verdict(
-            f"A {what} is under way: writes wait, nothing is lost; {authority} is still the authority.",
+            f"A {what} is in progress: writes wait, nothing is lost; {authority} is still the authority.",
             f"status {facts.script_id}",
             _waiting(facts, control) or "look again in a few seconds",
         )
@@ -462,14 +464,15 @@ def _in_retired(facts: Facts) -> Verdict:
 
 
 def _erasing(facts: Facts) -> Verdict | None:
-    """Return what to say of an erasure that was cut off, None when there is none."""
+    """Return the verdict about an erasure that was cut off, None when there is none or a runner works."""
     if not facts.erasing or facts.at_work:
         return None
     first, name = facts.erasing[0], facts.script_id
     command = f"expire {name} --confirm {name}"
     if first.details["kind"] == SUBJECTS:
-        named = first.details["rows"] or [first.details.get("unknown", ["?"])[0]]
-        command = f"erase {name} --id {named[0]} --reason 'goes on'"
+        details = first.details
+        named = [*details["rows"], *details.get("unknown", ()), *details.get("erased_before", ())]
+        command = f"erase {name} --id {named[0] if named else '?'} --reason 'goes on'"
     sentence = (
         f"{facts.target} is the authority; but an erasure that was begun on {first.at[:10]} was cut off."
     )

@@ -1,9 +1,9 @@
-"""Reading what is known of a migration, without a lock, a lease or a write.
+"""Reading the facts of a migration, without a lock, a lease or a write.
 
 Rules kept here:
 
 * It works while a runner is at work: the state file is read as it is at one moment.
-* A service that cannot be asked is a fact to be told, not an error: the state file still has its say.
+* A service that cannot be asked is one of the facts, not an error: the state file is read in any case.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ async def look_at(
         declared: the migration.
         scripts: all scripts, by id.
         config: the configuration.
-        state: open, for reading at least.
+        state: the state file, open for reading at least.
         restricted: tables of the restricted account.
-        clock: this machine's, for when the service cannot be asked.
+        clock: this machine's clock, used when the service cannot be asked.
 
     Raises:
         StateUnusable: the state file, the control row or a client's row cannot be read.
@@ -92,7 +92,7 @@ async def look_at(
 
 
 async def _intents(restricted: TableService, script_id: str) -> Intents:
-    """Return how many intents there are, and how old the oldest is. No key of theirs is kept."""
+    """Return the number of intents and the time of the oldest, without their keys."""
     made: list[tuple[int, bool]] = []
     try:
         async for times in Journal(restricted.table(JOURNAL_TABLE), script_id).times():
@@ -104,7 +104,7 @@ async def _intents(restricted: TableService, script_id: str) -> Intents:
 
 
 async def _lease(restricted: TableService, script_id: str, server_time: str) -> Lease | None:
-    """Return the lease, None when there is none or it is this process's own."""
+    """Return the runner lease, None when there is none or this process holds it."""
     try:
         row = await restricted.table(CONTROL_TABLE).get(EntityKey(script_id, LEASE_ROW_KEY))
     except TableMissing:

@@ -1,11 +1,11 @@
-"""What a migration was estimated to cost, against what it has cost. Pure.
+"""The estimated requests of a migration compared with those sent. Pure.
 
 Rules kept here:
 
 * The estimate is the one of the plan that the migration began with, as it was kept then.
-* Every run of a phase counts, also one that was cut off: its requests were sent. Of a run that was killed,
-  what was sent after its last checkpoint is not known; of a task that was lost, what it sent.
-* Estimate and actual are set side by side for phases that are done; the sum is over those.
+* Every run of a phase counts, also one that was cut off: its requests were sent. Not known, and not counted,
+  are the requests that a killed run sent after its last checkpoint, and those of a lost task.
+* The sums that compare estimated and sent requests are over the phases that are done.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rekey.tables.sent import OPERATIONS, requests_in
 
 @dataclass(frozen=True, slots=True)
 class PhaseCost:
-    """One phase. Told as JSON in the order of the fields.
+    """Requests and duration of one phase. As JSON its members have the order of the fields.
 
     Attributes:
         phase: its name.
-        done: a run of it has ended well.
+        done: a run of it was done.
         estimated, sent: requests.
-        estimated_by_kind, sent_by_kind: the same by kind, and the operations of batches.
-        expected_s: how long it was expected to take, None where the plan does not say.
-        took_s: seconds of all its runs that have an end.
+        estimated_by_kind, sent_by_kind: requests by kind, and the operations of batches.
+        expected_s: seconds that it was expected to take, None where the plan does not say.
+        took_s: seconds of all its runs that have ended.
     """
 
     phase: str
@@ -48,8 +48,8 @@ class PhaseCost:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Requests of the phases that are done, the estimate of the whole, and all phases that were entered, in
-    order. Told as JSON in the order of the fields."""
+    """Requests of the phases that are done, the estimate of the whole, and all phases that were begun, in
+    order. As JSON its members have the order of the fields."""
 
     estimated_of_phases_done: int
     sent_in_phases_done: int
@@ -58,7 +58,7 @@ class Spent:
 
 
 def spent(plan: str | None, runs: Iterable[PhaseRun]) -> Spent | None:
-    """Return the comparison, None when there is no plan, or one of a version that did not count so.
+    """Return the comparison, None when there is no plan, or it was made by a version that counted otherwise.
 
     Args:
         plan: the plan as it was kept (`rekey.state.models.PLAN_FACT`).

@@ -1,4 +1,4 @@
-"""Telling people where a migration stands: what `rekey status` prints. Pure.
+"""The status of a migration as text: the output of `rekey status`. Pure.
 
 Rules kept here:
 
@@ -22,7 +22,7 @@ from rekey.status.judge import Client, Status
 _CLIENTS = 12
 """How many clients are listed for people."""
 _FOLLOWING = (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
-"""Where copying and comparing still say something."""
+"""Control phases in which the state of the copy and of the comparison still matters."""
 LABEL = 14
 _Fields: TypeAlias = Iterator[tuple[str, str]]
 """Labels and texts."""
@@ -42,8 +42,8 @@ def told(status: Status, command: Callable[[str], str]) -> list[str]:
     """Return the lines about one migration.
 
     Args:
-        status: what was judged.
-        command: gives the words of a command as they are to be typed here.
+        status: the status as judged.
+        command: returns a command as it is to be typed here, from its words after `rekey`.
     """
     title = status.facts.declared.doc.partition("\n")[0]
     lines = wrapped(status.facts.script_id + (f": {title}" if title else ""))
@@ -63,7 +63,7 @@ def _stage(status: Status) -> _Fields:
 
 
 def _copied(status: Status) -> _Fields:
-    """Yield how far copying is and what was compared, as long as that says something."""
+    """Yield the progress of the copy and the last verification, in the phases of `_FOLLOWING`."""
     control, copied, last = status.facts.control, status.backfill, status.facts.verification
     if control is not None and control.phase not in _FOLLOWING:
         return
@@ -85,7 +85,7 @@ def _copied(status: Status) -> _Fields:
 
 
 def _followed(status: Status) -> _Fields:
-    """Yield how changes of the application are followed."""
+    """Yield how the replicas follow the application's writes: lag, clients, journal, counters."""
     facts, intents, counted = status.facts, status.facts.intents, status.counted
     lag = None if status.lag_s is None else duration(status.lag_s)
     if facts.is_delta and lag is not None:
@@ -109,7 +109,7 @@ def _followed(status: Status) -> _Fields:
 
 
 def _clients(clients: Sequence[Client]) -> _Fields:
-    """Yield the clients, those first that may need attention."""
+    """Yield the clients; those that may need attention come first."""
     if not clients:
         yield "clients", "none is registered"
         return
@@ -139,7 +139,7 @@ def _clients(clients: Sequence[Client]) -> _Fields:
 
 
 def _spent(status: Status) -> _Fields:
-    """Yield the requests that were sent, and those that were estimated."""
+    """Yield the requests sent and the requests estimated, for the whole and by phase."""
     cost = status.spent
     if cost is None or not cost.phases:
         return
@@ -155,7 +155,7 @@ def _spent(status: Status) -> _Fields:
 
 
 def _kept(status: Status) -> _Fields:
-    """Yield for how long source and mapping are kept, what of the mapping is erased, and who is at work."""
+    """Yield how long source and mapping are kept, what of the mapping is erased, and which runner works."""
     facts, lease = status.facts, status.facts.lease
     if status.retention_ends_at is not None:
         yield "retention", f"ends {moment(status.retention_ends_at)}"
@@ -177,7 +177,7 @@ def _kept(status: Status) -> _Fields:
 
 
 def next_lines(status: Status, command: Callable[[str], str]) -> list[str]:
-    """Return what to do next; `command` as in `told`."""
+    """Return the lines about the next command and its remark; `command` as in `told`."""
     verdict = status.verdict
     if not verdict.command:
         return []

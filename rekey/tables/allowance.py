@@ -1,14 +1,14 @@
-"""What counts for every attempt of a request, not once: what is sent again after a wait is sent now.
+"""What is checked for every attempt of a request, not once per request: permission to write, and rate limits.
 
 Rules kept here:
 
 * Where work is allowed for a limited time, whether a write may still be sent is asked before every attempt,
-  when its first bytes are about to go out: a process may stand still until then.
-* Who took of a rate for a request hears when the service refuses it, and takes again before it is sent again.
-  Else all that was refused in one moment would come on top of what is sent anyway, be refused again, and so
-  on for as long as the service has less left over than comes.
-* Both travel with the task that asks (context variables), so processes that share one connection for several
-  pieces of work ask each for its own.
+  when its first bytes are about to go out: the process may have been suspended until then.
+* A caller that took from a rate limit for a request is told when the service refuses the request, and takes
+  again before the next attempt. Otherwise all requests refused at one moment would be sent on top of the
+  usual ones, be refused again, and so on for as long as the service has less to spare than they need.
+* Both travel with the asyncio task that sends (context variables), so that pieces of work that share one
+  connection in a process have checks of their own.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ T = TypeVar("T")
 
 
 def always() -> None:
-    """Allow everything: the default."""
+    """Allow every write: the default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What was taken of a rate for a request.
+    """The callbacks of a request that took from a rate limit.
 
     Attributes:
-        refused: told that the service refused the request, and did nothing.
-        again: returns when it may be sent again.
+        refused: called when the service refused the request, or it was never sent: nothing was done for it.
+        again: awaited before the next attempt; returns when it may be sent.
     """
 
     refused: Callable[[], None]
@@ -44,12 +44,13 @@ _TAKEN: ContextVar[Taken | None] = ContextVar("taken", default=None)
 
 
 def while_allowed(may_write: Callable[[], None]) -> AbstractContextManager[None]:
-    """Have `may_write` called before each write that is sent within; it raises to forbid one."""
+    """Return a context in which `may_write` is called before each attempt to write, which it may forbid by
+    raising an error."""
     return _within(_MAY_WRITE, may_write)
 
 
 def while_also(may_write: Callable[[], None]) -> AbstractContextManager[None]:
-    """Have `may_write` called besides what is called already."""
+    """Return a context in which `may_write` is called after the check that is set already."""
     before = _MAY_WRITE.get()
 
     def both() -> None:
@@ -60,7 +61,7 @@ def while_also(may_write: Callable[[], None]) -> AbstractContextManager[None]:
 
 
 def at_a_rate(taken: Taken) -> AbstractContextManager[None]:
-    """Have `taken` hear of each refusal, and asked before each further attempt, of requests sent within."""
+    """Return a context in which `taken` is told of each refusal, and asked before the next attempt."""
     return _within(_TAKEN, taken)
 
 
@@ -74,17 +75,17 @@ def _within(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 def check() -> None:
-    """Ask the allowance that is set; it raises when nothing may be sent any more."""
+    """Call the check that is set (`while_allowed`); it raises when nothing may be sent any more."""
     _MAY_WRITE.get()()
 
 
 def refused() -> None:
-    """Say that a request was refused, or never sent: nothing was done for it."""
+    """Tell the rate limit that a request was refused, or never sent: nothing was done for it."""
     if (taken := _TAKEN.get()) is not None:
         taken.refused()
 
 
 async def again() -> None:
-    """Return when a request that was refused may be sent again."""
+    """Wait until the rate limit lets a refused request be sent again."""
     if (taken := _TAKEN.get()) is not None:
         await taken.again()

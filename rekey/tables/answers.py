@@ -2,14 +2,15 @@
 
 Rules kept here:
 
-* An error is decided by status and error code, never by the message; of the message nothing is kept, since it
-  can echo keys. A code that does not look like one is dropped.
-* A 404 or 409 without its code says nothing about a row: something on the way may have answered. And a 409
+* An error is decided by status and error code, never by the message. Of the message nothing is kept (but the
+  index of the failing operation of a batch), since it can echo keys. A code that does not have the form of
+  one is dropped.
+* A 404 or 409 without its code says nothing about a row: a proxy on the way may have answered. And a 409
   means "the row exists" only when its code says so: a table that is being deleted answers 409 too.
-* Every reader raises the ServiceError that an error answer stands for, and ValueError for an answer that is
-  not what was asked for: such an answer counts as none.
-* A continuation is given back as the service gave it. Its row key may be missing, also as an empty header,
-  which the service refuses to get back (400, AzureStorageExplorer #5434 and #5584).
+* Every `read_…` function raises the ServiceError that an error answer stands for, and ValueError for an
+  answer of an unexpected form: such an answer counts as none.
+* A continuation is sent back as the service gave it. Its row key may be missing, or be an empty header, which
+  is not sent back: the service would refuse it (400, AzureStorageExplorer #5434 and #5584).
 * Source: "Table service error codes" and "Status and error codes" in the Azure documentation.
 """
 
@@ -60,13 +61,15 @@ _TOO_LONG = (
     " can make them; use the account's key (`key_env`) or an identity in fewer groups: its token is shorter"
 )
 
-NOT_APPLIED_CODES = frozenset({"ServerBusy", "TooManyRequests"})
-"""Codes of retryable answers that say that the request was turned away before any work was done."""
+NOT_SENT = "NotSent"
+"""Our own code for a write that was not sent, because it was no longer allowed (`rekey.tables.allowance`)."""
+NOT_APPLIED_CODES = frozenset({"ServerBusy", "TooManyRequests", NOT_SENT})
+"""Codes of retryable errors of a request for which no work was done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer."""
+    """An HTTP answer."""
 
     status: int
     headers: Mapping[str, str] = field(repr=False)
@@ -74,7 +77,7 @@ class Answer:
 
 
 def moment_of(header: str) -> datetime | None:
-    """Return the time that a header of an answer tells, None when it tells none."""
+    """Return the time that a header of an answer holds, None when it holds none."""
     try:
         moment = parsedate_to_datetime(header)
     except (TypeError, ValueError):
@@ -88,7 +91,7 @@ def clean_code(code: str) -> str:
 
 
 def error_of(status: int, code: str, doing: str, *, index: int | None = None) -> errors.ServiceError:
-    """Return the error that an answer of 300 and more stands for.
+    """Return the error that an answer of status 300 or above stands for.
 
     Args:
         status: HTTP status.
@@ -108,7 +111,7 @@ def error_of(status: int, code: str, doing: str, *, index: int | None = None) ->
 
 
 def may_be_applied(error: errors.ServiceError) -> bool:
-    """Tell whether a request with a retryable answer may have been applied all the same."""
+    """Tell whether a request may have been applied although its answer is a retryable error."""
     return error.code not in NOT_APPLIED_CODES and error.status != 429
 
 
@@ -134,13 +137,13 @@ def read_done(answer: Answer, doing: str) -> bool:
 
 
 def read_body(answer: Answer, doing: str) -> Answer:
-    """Return an answer without an error as it is: what it holds is read later."""
+    """Return an answer without an error undecoded: its body is read later."""
     _check(answer, doing)
     return answer
 
 
 def read_time(answer: Answer, doing: str) -> str:
-    """Return the service's clock as it stands on any answer, also on "you may not do this" (403)."""
+    """Return the service's time, from the `Date` header of an answer without an error or of a 403."""
     if answer.status not in (200, 403):
         _check(answer, doing)
     moment = parsedate_to_datetime(answer.headers.get("Date", ""))
@@ -154,7 +157,7 @@ def read_row(answer: Answer, doing: str) -> Row:
 
 
 def read_page(answer: Answer, doing: str) -> Fetched:
-    """Return the rows of a query's answer and how to go on."""
+    """Return the rows of a query's answer and its continuation."""
     _check(answer, doing)
     partition = answer.headers.get("x-ms-continuation-NextPartitionKey")
     row = answer.headers.get("x-ms-continuation-NextRowKey")

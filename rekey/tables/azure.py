@@ -1,4 +1,4 @@
-"""Tables of an Azure Storage account (or Azurite), spoken to directly over HTTP.
+"""Tables of an Azure Storage account (or Azurite), by direct HTTP requests.
 
 Rules kept here:
 
@@ -47,7 +47,7 @@ _UNSETTLED = (
     *(errors.RowExists, errors.RowMissing, errors.ConditionFailed),
     *(errors.Unavailable, errors.Ambiguous),
 )
-"""May be the echo of a write that was applied, or leave it open."""
+"""Errors that leave an ambiguous write unsettled: a repetition met its own effect, or the outcome is open."""
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class AzureTableService:
 
     Attributes:
         endpoint: without a trailing slash.
-        sizes: of pages, by table and selection.
+        sizes: page sizes, by table and selection.
 
     >>> async with AzureTableService.open(endpoint, credential) as service:
     ...     await service.create_table("Users")
@@ -83,10 +83,10 @@ class AzureTableService:
         Args:
             endpoint: `https://ACCOUNT.table.core.windows.net`, or `http://127.0.0.1:PORT/ACCOUNT`.
             credential: from `rekey.tables.credentials`; closed with the service.
-            retry: how often and how patiently requests are repeated.
+            retry: how often, and after which waits, requests are repeated.
             timeouts: of one attempt.
             connections: at most this many at a time; further requests wait for one.
-            clock: what retries wait on.
+            clock: times the waits between attempts.
         """
         endpoint = endpoint.rstrip("/")
         transport = Transport(
@@ -102,12 +102,12 @@ class AzureTableService:
 
     @property
     def last_open(self) -> float | None:
-        """When an attempt to write was last left open, in seconds of `rising_seconds`; None if never."""
+        """When an attempt to write was last left open, in seconds of `Clock.rising`; None if never."""
         return self._requester.last_open
 
     @property
     def late_s(self) -> float:
-        """For how many seconds the service accepts what is signed now."""
+        """Seconds for which the service accepts a request that is signed now."""
         return self._transport.late_s
 
     @property
@@ -116,16 +116,16 @@ class AzureTableService:
         return self._transport.sent
 
     def listen(self, listener: Callable[[int, float], None]) -> None:
-        """Have a listener told of every answer: its status, and the seconds it took."""
+        """Call `listener` for every answer, with its status and the seconds it took."""
         self._transport.listener = listener
 
     def table(self, name: str) -> AzureTable:
-        """Return a handle; nothing is asked of the service. Raises RequestRejected for an impossible name."""
+        """Return a handle on a table; sends no request. Raises RequestRejected for an impossible name."""
         check_table_name(name)
         return AzureTable(self, name, self._requester)
 
     def shared(self, name: str) -> AzureTable:
-        """Return a handle on a table whose rows others write, see `TableService.shared`."""
+        """Return a handle on a table whose rows other clients write too, see `TableService.shared`."""
         check_table_name(name)
         requester = self._requester.with_policy(repeats_open_writes=False, content_settles=False)
         return AzureTable(self, name, requester, SHARED_SERVICE_S)
@@ -148,7 +148,8 @@ class AzureTableService:
         return outcome.result()
 
     async def delete_table(self, name: str) -> bool:
-        """Delete a table; False when there was none (or it is being deleted already)."""
+        """Delete a table; False when there was none, or it is being deleted already (but True where an
+        earlier attempt of this call may have deleted it)."""
         check_table_name(name)
         request = Request("DELETE", f"Tables('{name}')", f"delete table {name}", wire.COMMON_HEADERS)
         outcome = await self._requester.call(request, read_done)
@@ -157,7 +158,7 @@ class AzureTableService:
         return outcome.result()
 
     async def table_exists(self, name: str) -> bool:
-        """Tell whether the table exists. Needs to read that table only."""
+        """Tell whether the table exists. Needs permission to read that table only."""
         check_table_name(name)
         path = f"{name}()" + wire.query_string([("$select", PARTITION_KEY), ("$top", "1")])
         request = Request("GET", path, f"look for table {name}", wire.COMMON_HEADERS)
@@ -167,7 +168,7 @@ class AzureTableService:
             return False
 
     async def server_time(self) -> str:
-        """Return the service's clock, in whole seconds. Any answer tells it, also "you may not list"."""
+        """Return the service's time, in whole seconds. A refusal to list tables (403) tells it, too."""
         path = "Tables" + wire.query_string([("$top", "1")])
         request = Request("GET", path, "ask the service for its time", wire.COMMON_HEADERS)
         return await self._requester.read(request, read_time)
@@ -222,7 +223,7 @@ class AzureTable(Table):
         mark = secrets.token_hex(16)
         doing = f"write a batch to {self._name}"
         headers = {**wire.COMMON_HEADERS, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
-        # All or nothing: one row whose version has changed keeps the whole from being applied later.
+        # All or nothing: once the version of one row has changed, the transaction can no longer be applied.
         on_version = any(map(_on_version, operations))
         request = Request(
             "POST", "$batch", doing, headers, wire.batch_body(parts, mark), on_version, self._service_s
@@ -239,7 +240,7 @@ class AzureTable(Table):
         page_rows: int = MAX_PAGE_ROWS,
         ahead: bool = True,
     ) -> AsyncIterator[Page]:
-        """Iterate over the rows of a key range in service order, fetching one page ahead where it may."""
+        """Iterate over the rows of a key range in service order; with `ahead`, one page is fetched ahead."""
         if not 1 <= page_rows <= MAX_PAGE_ROWS:
             raise rejected("InvalidInput", "a page has 1 to 1,000 rows")
         selection = "" if select is None else _selection(select)
@@ -251,7 +252,7 @@ class AzureTable(Table):
             return [[*common, ("$filter", one)] if one else common for one in filters]
 
         cursor = within.after
-        # What is selected are keys and small properties: a thousand of them are no large page.
+        # A selection is of keys and small properties: a thousand rows of them are no large page.
         unsure = 0 if selection else FIRST_PAGE_ROWS
         size = self._service.sizes.setdefault((self._name, selection), PageSize(unsure))
         reading = read_range(
@@ -293,26 +294,30 @@ class AzureTable(Table):
         """Send a write and return its ETags; when its outcome is ambiguous, decide it by reading back."""
         outcome = await self._requester.call(request, lambda answer, doing: read(answer, doing, operations))
         error = outcome.error
-        if error is None or not outcome.ambiguous or not isinstance(error, _UNSETTLED):
+        if error is None or not outcome.ambiguous:
             return outcome.result()
+        if not isinstance(error, _UNSETTLED):
+            # A credential that is refused by now, say, tells nothing of the attempt before.
+            self._requester.note_open(request)
+            raise _left_open(error, error.code) from error
         if not outcome.final and not self._requester.content_settles:
             raise _left_open(error, error.code)  # it may still be applied
         try:
             now = await asyncio.gather(*(self.get(operation.key) for operation in operations))
-        except (errors.Unavailable, errors.EndpointDown) as failed:
+        except errors.ServiceError as failed:
             raise _left_open(error, failed.code) from None
         verdict = all_landed(operations, now, by_content=self._requester.content_settles)
         if verdict is Landed.YES:
             return [None if row is None else row[ETAG] for row in now]
         if isinstance(error, errors.Unavailable) and not may_be_applied(error):
-            raise _left_open(error, error.code)  # that attempt did nothing; one before it may have
+            raise _left_open(error, error.code)  # this attempt was not applied; an earlier one may have been
         if verdict is Landed.NO or not outcome.final:
             raise error
         raise _left_open(error, error.code)
 
 
 def _on_version(operation: Operation) -> bool:
-    """Tell whether an operation holds only while its row has a certain ETag."""
+    """Tell whether an operation is conditional on a certain ETag of its row."""
     return operation.verb in wire.CONDITIONAL and operation.etag not in (None, "*")
 
 

@@ -1,4 +1,4 @@
-"""The interface of a table, kept by the service over HTTP and by the tests' tables in memory alike.
+"""The interface of a table, implemented by `rekey.tables.azure` over HTTP and by the tests in memory.
 
 Rules kept here:
 
@@ -6,7 +6,7 @@ Rules kept here:
 * Conditions are ETags: `etag="*"` means "any version, but the row must exist".
 * A call that returns has been applied; one that raises RowExists, RowMissing, ConditionFailed,
   RequestRejected, TableMissing, CredentialRefused or EndpointDown has not. Only Unavailable and Ambiguous
-  leave it open. Implementations retry and settle ambiguous outcomes by reading back before they say so.
+  leave it open. Before they raise these, implementations retry and settle ambiguous outcomes by reading back.
 * `transact` is all or nothing: at most 100 operations of one partition, each row once, and MAX_BATCH_BYTES
   as `encoded_size` counts them.
 * Results of `scan` come in service order (`EntityKey.order`) and are not a snapshot.
@@ -26,20 +26,20 @@ from rekey.tables.sent import Sent
 
 MAX_BATCH_OPERATIONS = 100
 MAX_BATCH_BYTES = 4 * 1024 * 1024 - 1024
-"""What the operations of a transaction may take: 4 MiB, less the frame around them."""
+"""Most bytes of the operations of a transaction: 4 MiB, less 1 KiB for the body around them."""
 MAX_PAGE_ROWS = 1000
 SHARED_SERVICE_S = 10
-"""For how many seconds at most the service works on a write to a table that others write (its `timeout`
-parameter): what was sent takes effect within this time or not at all."""
+"""Most seconds that the service works on a write to a table that other clients write too (the `timeout`
+parameter of the request): what was sent takes effect within this time or not at all."""
 SIGNED_S = 900.0
 """The service refuses a request whose signed date is older than 15 minutes ("Authorize with Shared Key",
-Azure documentation): for so long a process may stand still between signing a request and sending it."""
+Azure documentation): a process may be suspended for so long between signing a request and sending it."""
 
 
 def rejected(
     code: str, what: str, index: int | None = None, *, status: int = 400, hint: str = ""
 ) -> RequestRejected:
-    """Return the refusal of a request that the service would refuse, in the service's terms.
+    """Return the error for a request that the service would refuse, with the service's code and status.
 
     Args:
         code: the service's error code.
@@ -66,15 +66,15 @@ class Verb(StrEnum):
 class Operation:
     """One write: a verb, a wire row (for DELETE only its key counts) and, for conditional verbs, an ETag.
 
-    A value, never changed. It is not frozen because making a frozen one takes three times as long, and
-    three are made for every row that is copied.
+    A value that is never changed, its cache `encoded` apart. It is not a frozen dataclass because making one
+    of those takes three times as long, and three are made for every row that is copied.
     """
 
     verb: Verb
     row: Row = field(repr=False)
     etag: str | None = None
     encoded: tuple[object, bytes] | None = field(default=None, init=False, repr=False, compare=False)
-    """The bytes of the operation on the wire and who made them: kept between counting and sending."""
+    """The encoder and the operation's bytes on the wire, kept between measuring and sending."""
 
     @property
     def key(self) -> EntityKey:
@@ -89,8 +89,8 @@ class Page:
     Attributes:
         rows: wire rows in service order.
         cursor: everything up to and including this key has been returned; None if nothing was yet.
-        bytes: how large the rows were on the wire; 0 where there was no wire.
-        full: it has as many rows as were asked for.
+        bytes: size of the rows on the wire; 0 where they did not come over a wire.
+        full: whether it has as many rows as were asked for.
     """
 
     rows: list[Row] = field(repr=False)
@@ -99,15 +99,15 @@ class Page:
     full: bool = False
 
     def cut(self, upto: EntityKey | None) -> tuple[list[Row], EntityKey | None, bool]:
-        """Return the rows up to a key, how far they go, and whether the page goes as far as that key: the end
-        of what is scanned may have been moved after the scan began. None: it was not."""
+        """Return the rows up to the key `upto`, the cursor after them, and whether the page reaches `upto`:
+        the end of a scan may lie within a page, or be moved after the scan began. None: no end."""
         if upto is None or self.cursor is None or self.cursor.order < upto.order:
             return self.rows, self.cursor, False
         return [row for row in self.rows if key_of(row).order <= upto.order], upto, True
 
 
 class Table(Protocol):
-    """One table of one account. Its single writes are what `write` does with one operation."""
+    """One table of one account. `insert`, `replace`, `merge`, `upsert` and `delete` call `write`."""
 
     @property
     def name(self) -> str:
@@ -165,7 +165,7 @@ class Table(Protocol):
             modified_from: only rows whose Timestamp is at or after this UTC time
                 (`2024-01-31T12:00:00.1234567Z`). The service still reads every row of the range.
             page_rows: at most this many rows a page (1 to 1,000); fewer where rows are large.
-            ahead: a page may be asked for before it is wanted.
+            ahead: whether a page may be requested while the caller still works on the one before it.
         """
 
 
@@ -175,26 +175,27 @@ class TableService(Protocol):
     @property
     def last_open(self) -> float | None:
         """When an attempt to write was last left open, also one that was repeated with success: in rising
-        seconds of this machine (`Clock.rising`), None if never. It may take effect for as long after that as
-        a request can be under way."""
+        seconds of this machine (`Clock.rising`), None if never. The attempt may take effect for as long after
+        that as a request can be under way."""
 
     @property
     def late_s(self) -> float:
-        """For how many seconds the service accepts what is signed now."""
+        """Seconds for which the service accepts a request that is signed now."""
 
     @property
     def sent(self) -> Sent:
         """The requests sent so far, by kind."""
 
     def table(self, name: str) -> Table:
-        """Return a handle; nothing is asked of the service."""
+        """Return a handle on a table; sends no request."""
 
     def shared(self, name: str) -> Table:
-        """Return a handle on a table whose rows others write at the same time.
+        """Return a handle on a table whose rows other clients write at the same time.
 
-        A write that may have been applied is not sent again through it, and a row that holds what was written
-        proves nothing: the first sending may take effect long after the second was answered, and undo what
-        came in between. Such a write raises Ambiguous. One that depends on a row's version is sent again.
+        Through it, a write that may have been applied is not sent again, and a row that holds what was
+        written does not prove that the write was applied: the first attempt may take effect long after the
+        second was answered, and undo what was written in between. Such a write raises Ambiguous. A write
+        conditional on a row's ETag is sent again.
         """
 
     async def create_table(self, name: str) -> bool:
@@ -207,7 +208,7 @@ class TableService(Protocol):
         """Tell whether the table exists."""
 
     async def server_time(self) -> str:
-        """Return the service's clock as `2024-01-31T12:00:00.0000000Z` (UTC, whole seconds allowed)."""
+        """Return the service's time as `2024-01-31T12:00:00.0000000Z` (UTC; may be in whole seconds)."""
 
     async def close(self) -> None:
         """Close connections. Idempotent."""
@@ -215,11 +216,12 @@ class TableService(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """The account of the application's tables and the restricted one, connected.
+    """Connections to the two accounts of a migration.
 
     Attributes:
-        tables, restricted: the two.
-        by_workers: requests that workers reported to have sent to both; is added to.
+        tables: the account of the application's tables.
+        restricted: the account of the restricted store.
+        by_workers: requests to both, by kind, that workers reported; their reports are added to it.
     """
 
     tables: TableService
@@ -228,11 +230,11 @@ class Accounts:
 
     @property
     def sent(self) -> Counter[str]:
-        """Return the requests sent to both so far, by kind, with those of workers."""
+        """The requests sent to both accounts so far, by kind, those of workers included."""
         return self.tables.sent.counts + self.restricted.sent.counts + self.by_workers
 
     async def close(self) -> None:
-        """Close both."""
+        """Close both connections."""
         await self.tables.close()
         await self.restricted.close()
 

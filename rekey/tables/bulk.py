@@ -1,8 +1,8 @@
-"""Many rows at once: bulk inserts that tell what was in the way, and bulk reads.
+"""Many rows at once: bulk inserts that return the rows that were there already, and bulk reads.
 
 Rules kept here:
 
-* `insert_absent` never overwrites: what it meets it returns, and the caller decides.
+* `insert_absent` never overwrites: it returns the rows that are there already, and the caller decides.
 * A conflict costs one or a few range queries for the whole batch, not one retry per row, as long as the
   batch's keys lie close together; keys that lie far apart are read one by one, concurrently.
 """
@@ -22,13 +22,15 @@ Op = TypeVar("Op", bound=Operation)
 
 _POINT_READS_AT_ONCE = 8
 _LEAST_USEFUL_SHARE = 0.05
-"""A page of a range query of which fewer rows than this were asked for: point reads are cheaper."""
+"""Share of wanted rows in a page of a range query below which point reads are cheaper."""
 
 
 async def insert_absent(
     table: Table, batch: Sequence[Op], unit: Callable[[Op], object] = attrgetter("key")
 ) -> dict[EntityKey, Row]:
     """Insert the rows of one partition that are absent; return those that were there already.
+
+    After an ambiguous attempt, the rows that it inserted may be among those returned.
 
     Args:
         table: where to insert.
@@ -49,7 +51,7 @@ async def insert_absent(
                 await table.transact(remaining)
             break
         except (RowExists, Ambiguous):
-            # Ambiguous: what is there now of the batch is found by reading, the rest is inserted again.
+            # Ambiguous: reading shows which rows of the batch are there now; the others are inserted again.
             found = await read_keys(table, [operation.key for operation in remaining])
             # A row may be deleted between the conflict and the reading: then nothing is found and the
             # batch is tried again.

@@ -1,8 +1,8 @@
-"""Credentials: from an account of the configuration to what signs its requests.
+"""Credentials of a storage account, and how they sign its requests.
 
 Rules kept here:
 
-* A repr never shows a key. A request is signed after everything else was decided about it, over the address
+* A repr never shows a key. A request is signed after everything else about it is decided, over the address
   as it goes out.
 * Source: "Authorize with Shared Key", section "Table service (Shared Key Lite authorization)".
 """
@@ -51,11 +51,11 @@ class SharedKey:
 
 
 Credential: TypeAlias = SharedKey | AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
-"""What signs requests: in a configuration a key or an identity; an application may use any of these."""
+"""What signs requests: a configuration names a key or an identity; an application may use any of these."""
 
 
 class SharedKeyLitePolicy(policies.AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
-    """Signs each attempt of a request with a shared key."""
+    """Pipeline policy that signs each attempt of a request with a shared key."""
 
     def __init__(self, credential: SharedKey | AzureNamedKeyCredential) -> None:
         super().__init__()
@@ -73,11 +73,11 @@ class SharedKeyLitePolicy(policies.AsyncHTTPPolicy[HttpRequest, AsyncHttpRespons
 
 
 class _BearerToken(policies.AsyncBearerTokenCredentialPolicy[HttpRequest, AsyncHttpResponse]):
-    """Sends a token along, and tells when the present one expires."""
+    """Pipeline policy that adds a token to each request, and tells when the present token expires."""
 
     @property
     def expires_on(self) -> int | None:
-        """When the token expires, in seconds since the epoch; None before the first one."""
+        """The token's expiry, in seconds since the Unix epoch; None before the first token."""
         return None if self._token is None else int(self._token.expires_on)
 
 
@@ -102,7 +102,7 @@ def accepted_s(credential: Credential, policy: AuthPolicy | None) -> float:
     if isinstance(credential, SharedKey | AzureNamedKeyCredential):
         return SIGNED_S
     expires_on = policy.expires_on if isinstance(policy, _BearerToken) else None
-    # A SAS ends whenever its maker said; a token that was not asked for yet is one of the longest.
+    # How long a SAS holds is not looked at; a token that was not asked for yet may be one of the longest.
     return _LONGEST_TOKEN_S if expires_on is None else max(SIGNED_S, expires_on - time.time())
 
 

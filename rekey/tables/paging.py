@@ -1,16 +1,16 @@
-"""The pages of a key range: the next one is fetched while one is worked on, where it may be.
+"""The pages of a key range; the next page is fetched while the caller works on one, if the caller allows it.
 
 Rules kept here:
 
 * The same filter and selection are sent again with every continuation; the row key of a continuation may be
-  missing. Where both are too long for an address, the query is made again from the last row on instead.
+  missing. Where query and continuation are too long for an address, a new query from the last row on is made.
 * The last query may go on beyond the range: rows after its end are dropped, and nothing follows them.
 * A page is asked for so that it has about `PAGE_BYTES` at most, by the bytes per row of the pages before it.
   The first page of a table, of which nothing is known, is small.
-* While one page is worked on the next is fetched, unless the caller wants none ahead; a scan that is given up
-  leaves no request behind.
-* What was fetched waits as bytes. It becomes rows when they are asked for, and the rows before them are
-  no longer held here by then: so they take the memory of those, which is in the processor's cache.
+* While the caller works on one page the next is fetched, unless the caller wants none ahead; a scan that is
+  given up leaves no request under way.
+* A page that was fetched ahead waits as bytes and is decoded when it is asked for. By then the rows of the
+  page before are no longer held here: the new ones reuse their memory, which is in the processor's cache.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ T = TypeVar("T")
 Parameters = Sequence[tuple[str, str]]
 
 PAGE_BYTES = 2 * 1024 * 1024
-"""What a page should have at most. The service bounds pages by 1,000 rows and 5 seconds, not by bytes ("Query
-Timeout and Pagination"). Rows of up to 2 KiB still come a thousand at a time."""
+"""Most bytes that a page should have. The service bounds pages by 1,000 rows and 5 seconds, not by bytes
+("Query Timeout and Pagination"). Rows of up to 2 KiB still come a thousand at a time."""
 FIRST_PAGE_ROWS = 8
-"""Rows to ask for while fewer than these were seen: they may have 1 MiB each."""
+"""Rows to ask for while fewer than this number were seen: each may have 1 MiB."""
 
 
 class PageSize:
-    """How many rows to ask for, by what the last pages had.
+    """The number of rows to ask for in a page, from the rows and bytes of the pages before it.
 
     Args:
-        unsure: no more than `FIRST_PAGE_ROWS` rows are asked for until so many were seen.
+        unsure: until this many rows were seen, no more than `FIRST_PAGE_ROWS` are asked for.
     """
 
     def __init__(self, unsure: int = FIRST_PAGE_ROWS) -> None:
@@ -56,7 +56,7 @@ class PageSize:
         return max(1, min(most, int(PAGE_BYTES * self._rows / self._bytes))) if self._rows else most
 
     def saw(self, rows: int, size: int) -> None:
-        """Take note of a page, in rows and bytes. Those before it count half as much as it does."""
+        """Record a page of `rows` rows and `size` bytes. Every page halves the weight of those before it."""
         if rows:
             self._unseen -= rows
             self._rows, self._bytes = self._rows / 2 + rows, self._bytes / 2 + size
@@ -78,10 +78,10 @@ async def read_range(
         requester: sends requests.
         table: the table's name.
         within: the range.
-        queries: returns the parameters of the queries whose rows are a range, one after the other.
-        size: of the pages of this table and selection so far.
+        queries: returns the parameters of the queries whose rows, one query after the other, are a range.
+        size: the page size of this table and selection; every page is recorded in it.
         most: at most so many rows a page.
-        ahead: a page may be asked for before it is wanted.
+        ahead: whether a page may be requested while the caller still works on the one before it.
 
     Yields:
         A page, and whether more follow.
@@ -125,7 +125,7 @@ async def read_range(
 
 
 class _Asked:
-    """A page that is asked for, now or when it is wanted."""
+    """The request for one page, sent ahead (`begin`) or when the page is wanted (`page`)."""
 
     def __init__(self, requester: Requester, table: str, rows: int, parameters: Parameters) -> None:
         self._requester, self._table, self.rows = requester, table, rows
@@ -135,22 +135,22 @@ class _Asked:
         self._answer: asyncio.Future[Answer] | None = None
 
     def begin(self) -> None:
-        """Ask for it now."""
+        """Send the request now."""
         self._answer = asyncio.ensure_future(self._ask(read_body))
 
     async def page(self) -> Fetched:
-        """Return the page. It becomes rows now."""
+        """Return the page. Its rows are decoded now."""
         if self._answer is None:
             return await self._ask(read_page)
         answer = await self._answer
         try:
             return read_page(answer, self._request.doing)
         except ValueError:
-            # No page, so not even its continuation means anything: asked again, and as patiently as is usual.
+            # Malformed, so not even its continuation can be used: ask again, with the usual retries.
             return await self._ask(read_page)
 
     async def give_up(self) -> None:
-        """Leave nothing under way."""
+        """Cancel the request if it is under way."""
         if self._answer is not None:
             await cancel([self._answer])
 
@@ -158,7 +158,7 @@ class _Asked:
         try:
             return await self._requester.read(self._request, read)
         except RowMissing as missing:
-            # Some versions of the service say "resource" of a table.
+            # Some versions of the service answer "ResourceNotFound" for a table.
             raise TableMissing(
                 f"there is no table {self._table} ({missing.code})", code=missing.code, status=missing.status
             ) from None

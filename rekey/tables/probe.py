@@ -2,9 +2,9 @@
 
 Rules kept here:
 
-* One attempt, no retry, nothing written: GET requests only. What fails is a value, not an error.
-* The answer's body is looked at for an error code and thrown away.
-* It may be sent without a credential: who serves, its clock and its certificate show on any answer.
+* One attempt, no retry, nothing written: GET requests only. A failure is returned as a value, not raised.
+* The answer's body is read for an error code and thrown away.
+* It may be sent without a credential: any answer shows the server, its clock and its certificate.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BAD_CERTIFICATE = "CertificateRefused"
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What came of one request.
+    """The result of one request.
 
     Attributes:
         status: of the answer, 0 when none came.
@@ -61,12 +61,12 @@ class Heard:
 
     @property
     def answered(self) -> bool:
-        """Tell whether an answer came, also a refusal."""
+        """Whether an answer came, also a refusal."""
         return self.status > 0
 
     @property
     def accepted(self) -> bool:
-        """Tell whether the request was done."""
+        """Whether the service did what was asked (a status of 2xx)."""
         return 200 <= self.status < 300
 
 
@@ -83,7 +83,7 @@ async def ask(
     Args:
         endpoint: without a trailing slash.
         path: below it, e.g. `Tables?$top=1`.
-        credential: signs it; None to send it without one. Stays the caller's.
+        credential: signs it; None to send it without one. The caller closes it.
         clock: this machine's.
         trusted: certificates to trust; those of the system by default.
     """
@@ -131,13 +131,14 @@ async def ask(
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Remembers how its connection is encrypted: after a short answer it is given back at once."""
+    """Connector that records how its connection is encrypted: after a short answer the connection is released
+    at once, and cannot be asked any more."""
 
     tls = ""
     certificate_ends: int | None = None
 
     async def connect(self, *arguments: Any, **named: Any) -> Connection:
-        """Connect, and look at what the connection is made of."""
+        """Connect, and record the protocol of the connection and when the server's certificate ends."""
         connection = await super().connect(*arguments, **named)
         transport = connection.transport
         secured: Any = None if transport is None else transport.get_extra_info("ssl_object")

@@ -1,16 +1,16 @@
-"""Requests with retries: from single attempts to an outcome that says what is known; and what was applied of
-a write whose answer was lost.
+"""Requests with retries: from single attempts to an outcome that says what is known; and whether a write
+whose answer was lost was applied.
 
 Rules kept here:
 
-* An outcome is a value: what came of the request, and whether an attempt before its answer may have been
+* An outcome is a value: the result of the request, and whether an attempt before its answer may have been
   applied already. Settling that is left to the caller, who knows what was asked.
 * An error inside the answer to a batch is retried like one outside.
 * A malformed answer is no answer.
-* What is sent again is sent under the rates and limits that count then (`rekey.tables.allowance`).
-* When an attempt to write was last left open is remembered: also one that was repeated with success, and one
-  whose caller was cancelled. Not so where the write depends on a row's version and was answered in the end:
-  then no earlier attempt can take effect any more ("Managing concurrency", ETags, Azure documentation).
+* Each further attempt is made under the rates and limits that hold then (`rekey.tables.allowance`).
+* The time at which an attempt to write was last left open is recorded, also if it was repeated with success
+  or its caller was cancelled. Not so where the write is conditional on a row's ETag and was answered in the
+  end: then no earlier attempt can take effect any more ("Managing concurrency", ETags, Azure documentation).
 * The wait doubles from a minimum to a maximum, with ±20 % of jitter, so that clients which failed together
   do not come back together. A Retry-After of the service is honoured when it is longer.
 * Failures are of three kinds: nothing was sent; something was sent and no answer came; the service answered.
@@ -22,12 +22,12 @@ An attempt whose answer was lost may have been applied. Repeating it then meets 
 409, a conditional update 412, a delete 404. What is read back decides (`all_landed`):
 
 * The row holds what was written: it landed. Another writer may have written the very same content, or deleted
-  the row as well; nothing tells the two apart, and then the request may be under way still. Where rows
-  are shared with others it is left open (`by_content=False`).
+  the row as well; nothing tells the two apart, and in that case the request may still be under way. Where
+  rows are shared with other clients the outcome stays open (`by_content=False`).
 * The row still has the ETag that the write was conditional on, or is absent after an insert: it did not land.
   ETags change with every write, so the first is proof.
-* Anything else stays open, and is said to be: it may have landed and been overwritten since.
-* A transaction lands whole or not at all: one operation that did not land speaks for all of them.
+* Any other outcome stays open and is reported as open: the write may have landed and been overwritten since.
+* A transaction lands whole or not at all: if one operation did not land, none did.
 """
 
 from __future__ import annotations
@@ -58,21 +58,22 @@ _JITTER = 0.2
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how patiently to repeat. Waits in seconds.
+    """How often, and after which waits, a request is repeated. Waits in seconds.
 
     Attributes:
         attempts: attempts in all for a request that got an answer or may have reached the service.
         connect_attempts: attempts in all while the endpoint has never answered.
         min_wait: before the second attempt.
-        max_wait: the longest wait of our own; Retry-After may ask for more, up to `max_retry_after`.
+        max_wait: the longest wait without a Retry-After, which may ask for more, up to `max_retry_after`.
         max_retry_after: the longest Retry-After that is honoured.
-        repeats_open_writes: whether a write that may have been applied is sent again. Where others write the
-            same rows it must not be: the first sending may take effect long after the second was answered,
-            and overwrite what came in between.
-        content_settles: whether a row that holds what was written proves that the write was applied. Where
-            others write the same rows it does not: two that raise a counter from the same number,
-            conditionally, write the same content, and one of them must be told that it failed; and what
-            another one has deleted, too, a request under way deletes again when it is back.
+        repeats_open_writes: whether a write that may have been applied is sent again. Where other clients
+            write the same rows it must not be: the first attempt may take effect long after the second was
+            answered, and overwrite what was written in between.
+        content_settles: whether a row that holds what was written (or is gone after a delete) proves that the
+            write was applied. Where other clients write the same rows it does not: two that raise a counter
+            from the same number, conditionally, write the same content, and one of them must be told that it
+            failed; and a row that another client deleted may be inserted again, and then be deleted by a
+            request that is still under way.
     """
 
     attempts: int = 10
@@ -84,7 +85,7 @@ class RetryPolicy:
     content_settles: bool = True
 
     def wait(self, failures: int, retry_after: float | None, draw: float) -> float:
-        """Return how long to wait after a number of failures.
+        """Return the seconds to wait after a number of failures.
 
         Args:
             failures: attempts that failed so far, at least 1.
@@ -97,7 +98,7 @@ class RetryPolicy:
 
 
 def retry_after_of(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
-    """Return the seconds that an answer asks to wait, None when it does not ask or asks strangely.
+    """Return the seconds that an answer asks to wait, None when it does not ask, or not in a known form.
 
     Reads `x-ms-retry-after-ms`, and `Retry-After` in both its forms: seconds or a date.
     """
@@ -113,11 +114,11 @@ def retry_after_of(headers: Mapping[str, str], now: datetime | None = None) -> f
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """What came of a request: a value or an error.
+    """The outcome of a request: a value or an error.
 
     Attributes:
-        ambiguous: an attempt before the one that was answered may have been applied.
-        final: the service answered; otherwise all attempts are used up.
+        ambiguous: an attempt may have been applied: where `final`, one before the answered one; else any.
+        final: the service answered for good; otherwise no further attempt is allowed.
     """
 
     value: T | None
@@ -139,10 +140,10 @@ class _Failed:
     """An attempt after which another may follow.
 
     Attributes:
-        error: what became of it.
+        error: the error to report if no other attempt follows.
         open: it may have been applied; else nothing was done.
         retry_after: what the service asked to wait, in seconds.
-        only_connect: there has never been a connection.
+        only_connect: it could not connect, and the endpoint has never answered.
     """
 
     error: ServiceError
@@ -153,7 +154,7 @@ class _Failed:
 
 @dataclass(slots=True)
 class _Known:
-    """What all requesters of an account know."""
+    """The state that all requesters of an account share."""
 
     ever_answered: bool = False
     last_open: float | None = None
@@ -161,14 +162,14 @@ class _Known:
 
 @dataclass(frozen=True, eq=False)
 class Requester:
-    """Sends requests again until they are answered or it is enough.
+    """Sender of requests that repeats them until they are answered or no further attempt is allowed.
 
     Attributes:
         transport: sends one attempt.
-        policy: how often and how patiently.
-        clock: what to wait on.
-        source: where jitter comes from.
-        known: what requesters on these connections know.
+        policy: how often, and after which waits, requests are repeated.
+        clock: times the waits.
+        source: random numbers for the jitter.
+        known: the state that all requesters on these connections share.
     """
 
     transport: Transport
@@ -188,21 +189,21 @@ class Requester:
 
     @property
     def content_settles(self) -> bool:
-        """Whether what a row holds proves who wrote it, see `RetryPolicy`."""
+        """Whether a row that holds what was written proves that the write was applied, see `RetryPolicy`."""
         return self.policy.content_settles
 
     async def call(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T]:
-        """Send a request until it is answered for good or it is enough.
+        """Send a request until it is answered for good or no further attempt is allowed.
 
         Args:
             request: what to send.
-            read: turns an answer, and what was asked, into a value; raises a ServiceError for an error
-                answer (Unavailable is tried again) and ValueError for a malformed one.
+            read: turns an answer and `request.doing` into a value; raises a ServiceError for an error answer
+                (Unavailable is tried again) and ValueError for a malformed one.
         """
         try:
             return await self._call(request, read)
         except asyncio.CancelledError:
-            self._note_open(request)  # it may have been sent
+            self.note_open(request)  # it may have been sent
             raise
 
     async def _call(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T]:
@@ -216,7 +217,7 @@ class Requester:
             except Exception as forbidden:
                 if not ambiguous:
                     raise
-                self._note_open(request)  # no further attempt: the outcome of the first stays unknown
+                self.note_open(request)  # no further attempt: the outcome of those before stays unknown
                 raise _open(request, type(forbidden).__name__) from forbidden
             if isinstance(tried, Outcome):
                 return replace(tried, ambiguous=ambiguous)
@@ -229,7 +230,7 @@ class Requester:
             if failures < attempts and (repeats or not (ambiguous and is_write)):
                 wait = self.policy.wait(failures, tried.retry_after, self.source.random())
             if ambiguous and (wait is None or not request.on_version):
-                self._note_open(request)
+                self.note_open(request)
             if wait is None:
                 if ambiguous and isinstance(error, EndpointDown):
                     error = _open(request, error.code)
@@ -242,7 +243,8 @@ class Requester:
             if not tried.open:
                 await allowance.again()
 
-    def _note_open(self, request: Request) -> None:
+    def note_open(self, request: Request) -> None:
+        """Remember that a request may yet take effect."""
         if request.method != "GET":
             self.known.last_open = self.clock.rising()
 
@@ -308,11 +310,12 @@ def landed(operation: Operation, now: Row | None, *, by_content: bool = True) ->
     Args:
         operation: the write.
         now: the row that is there now, None when there is none.
-        by_content: whether what is there proves who wrote it.
+        by_content: whether a row that holds what was written, or is gone after a delete, proves that this
+            write was applied.
     """
     claimed = Landed.YES if by_content else Landed.OPEN
     if now is None:
-        # Of an update: what it wrote is gone too, which is how "there is no such row" is answered.
+        # What an update wrote is gone with the row: it is reported like an update that met no row.
         return claimed if operation.verb is Verb.DELETE else Landed.NO
     if operation.etag is not None and etag_of(now) == operation.etag:
         return Landed.NO

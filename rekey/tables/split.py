@@ -8,8 +8,8 @@ Rules kept here:
 * What rows have in common at their beginning is found first (by halving), so that a long common prefix costs
   a few questions and not one per character; then the middle of the characters that follow it.
 * Characters are counted in the service's order, by UTF-16 unit: astral ones lie between U+D7FF and U+E000.
-* Right after a cursor nothing is asked if it can be helped: a reader is there, as fast as is allowed.
-* Wherever it falls, a split is right: rows belong to the side where they compare. It only may be uneven.
+* Queries right after a cursor are avoided where possible: a reader works there, as fast as is allowed.
+* A split is correct wherever it falls, since rows go to the side to which they compare; it may be uneven.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rekey.tables.base import Table
 from rekey.tables.kinds import whole
 
 HIGH = "\ufffd"
-"""Sorts after every character that keys are made of."""
+"""Sorts after every character but U+FFFE and U+FFFF."""
 
 Beyond = Callable[[str], Awaitable[str | None]]
-"""Returns the first text that is there and greater than the one given, None when there is none."""
+"""Function that returns the first existing text greater than the one given, None when there is none."""
 
 _ASTRAL = 0xD800
 _ASTRAL_COUNT = 0x100000
 _LAST_ASCII = 0x7E
 _LAST_CONTROL = 0x9F
 _MOST_PREFIXES = 8
-"""So many texts, each the beginning of all that follow, are looked through one by one, no more."""
+"""Most texts that are stepped over one by one because each is a prefix of all that follow."""
 
 
 async def find_middle(source: Table, rest: KeyRange, cursor: EntityKey | None = None) -> EntityKey | None:
@@ -40,8 +40,8 @@ async def find_middle(source: Table, rest: KeyRange, cursor: EntityKey | None = 
 
     Args:
         source: the table.
-        rest: what is to be split.
-        cursor: how far it was read, None when it was not begun.
+        rest: the range to be split.
+        cursor: how far the range was read, None when it was not begun.
 
     Raises:
         ServiceError: the table could not be read.
@@ -78,11 +78,11 @@ async def find_middle(source: Table, rest: KeyRange, cursor: EntityKey | None = 
 
 
 async def middle_text(low: str, beyond: Beyond) -> str | None:
-    """Return a text at or above `low`, the lowest that is there, with something beyond it; None if none is.
+    """Return a text at or above `low` that has existing texts beyond it; None if none is found.
 
     Args:
-        low: the lowest text there is.
-        beyond: tells what lies beyond a text.
+        low: the lowest existing text.
+        beyond: returns the first existing text beyond a text.
     """
     before: str | None = None
     for _ in range(_MOST_PREFIXES):
@@ -94,7 +94,7 @@ async def middle_text(low: str, beyond: Beyond) -> str | None:
         following = await beyond(low)
         if following is None:
             return before
-        before, low = low, following  # everything else begins with `low`: look at that
+        before, low = low, following  # all other texts begin with `low`: split those
     else:
         return before
     prefix = low[:shared]
@@ -103,7 +103,7 @@ async def middle_text(low: str, beyond: Beyond) -> str | None:
     async def something_beyond(rank: int) -> bool:
         return await beyond(prefix + character_of(rank) + HIGH) is not None
 
-    # There is something beyond `lowest`, because the shared part was as long as it can be.
+    # There are texts beyond `lowest`, because `prefix` is the longest that all texts share.
     some, none = lowest, rank_of(HIGH)
     if lowest < _LAST_ASCII and not await something_beyond(_LAST_ASCII):
         none = _LAST_ASCII
@@ -113,15 +113,15 @@ async def middle_text(low: str, beyond: Beyond) -> str | None:
             some = half
         else:
             none = half
-    # Characters from `lowest` to `none`, which is the highest there is: cut between them.
+    # The characters after `prefix` lie from `lowest` to `none`, the highest of them: cut in the middle.
     half = (lowest + none - 1) // 2
     if _LAST_ASCII < half <= _LAST_CONTROL:
-        half = _LAST_ASCII  # control characters are in no key, and not every way takes them
+        half = _LAST_ASCII  # no key holds control characters, and not every server on the way takes them
     return prefix + character_of(half) + HIGH
 
 
 async def _shared(low: str, beyond: Beyond) -> int:
-    """Return how many characters everything there has in common with `low`, the lowest."""
+    """Return the length of the prefix that all existing texts share with `low`, the lowest of them."""
     all_share, some_differ = 0, len(low) + 1
     while some_differ - all_share > 1:
         half = (all_share + some_differ) // 2
@@ -133,7 +133,7 @@ async def _shared(low: str, beyond: Beyond) -> int:
 
 
 def rank_of(character: str) -> int:
-    """Return the place of a character in the order of UTF-16 units."""
+    """Return the rank of a character in the order of UTF-16 units."""
     code = ord(character)
     if code > 0xFFFF:
         return _ASTRAL + code - 0x10000
@@ -141,7 +141,7 @@ def rank_of(character: str) -> int:
 
 
 def character_of(rank: int) -> str:
-    """Return the character at a place; the inverse of `rank_of`."""
+    """Return the character of a rank; the inverse of `rank_of`."""
     if rank < _ASTRAL:
         return chr(rank)
     if rank < _ASTRAL + _ASTRAL_COUNT:

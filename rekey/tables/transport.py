@@ -6,14 +6,14 @@ Rules kept here:
   repeat PUT and DELETE by itself when a kept connection turns out to be closed, and the answer to the
   repetition ("busy, nothing was done") would be taken for the answer to the first sending.
 * Whether a write may still be sent is asked when its first bytes are about to go out, after it was signed and
-  has waited for a connection (`rekey.tables.allowance`): a process may stand still in between.
+  has waited for a connection (`rekey.tables.allowance`): the process may have been suspended in between.
 * Addresses hold keys: no policy here logs an address, and the address goes out exactly as it was made and
   signed, without being normalised on the way.
 * Timeouts are explicit; connections are bounded. A connection that was idle for 4 seconds is not used again
   (servers close them from 5 seconds on).
 * Proxies come from the environment, as in azure-core, but are looked up once, not for every request; so is
-  what requests say of their sender. What can be said when a request is made is no policy's work: each policy
-  costs a request as much as the mapping of several rows.
+  the User-Agent. Headers that are known when a request is made are set then, and not by a policy of the
+  pipeline: each policy costs a request as much as the mapping of several rows.
 """
 
 from __future__ import annotations
@@ -73,11 +73,17 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request: method, address below the endpoint, headers, body. `doing` describes it without keys.
+    """A request.
 
-    `on_version`: it holds only while a row has a certain ETag, which every write changes. So once a later
-    attempt is answered, no earlier one can take effect any more. `service_s`: the service may work on it for
-    at most so many seconds, less than usual.
+    Attributes:
+        method: of HTTP.
+        path: address below the endpoint.
+        doing: description without keys, for messages.
+        headers: all but those that every attempt adds.
+        body: None where there is none.
+        on_version: it is conditional on a certain ETag of a row, which every write changes. So once a later
+            attempt is answered, no earlier one can take effect any more.
+        service_s: most seconds that the service may work on it; None for the usual limit (`Timeouts`).
     """
 
     method: str
@@ -98,13 +104,14 @@ class NoAnswer(Exception):
 
 
 class Transport:
-    """Sends requests to one endpoint.
+    """Sender of single attempts to one endpoint.
 
     Args:
         endpoint: the account's endpoint without a trailing slash.
         credential: closed with the transport when it is a token credential.
         timeouts: how long to wait.
         connections: at most this many at a time.
+        agent: what the User-Agent begins with.
     """
 
     def __init__(
@@ -121,7 +128,7 @@ class Transport:
         self._auth: AuthPolicy | None = None
         self._closed = False
         self.listener: Callable[[int, float], None] | None = None
-        """Hears of every answer: its status, and the seconds it took."""
+        """Called for every answer, with its status and the seconds it took."""
         self.sent = Sent()
 
     async def send(self, request: Request) -> Answer:
@@ -165,7 +172,7 @@ class Transport:
 
     @property
     def late_s(self) -> float:
-        """For how many seconds the service accepts what is signed now."""
+        """Seconds for which the service accepts a request that is signed now."""
         return accepted_s(self._credential, self._auth)
 
     async def close(self) -> None:
@@ -201,7 +208,7 @@ class Transport:
 
 
 class _ExactAddressTransport(AioHttpTransport):  # type: ignore[misc]  # azure-core leaves it untyped
-    """Sends the address as it stands: aiohttp would otherwise decode some of its escapes again."""
+    """Transport that sends the address unchanged: aiohttp would otherwise decode some of its escapes."""
 
     async def send(self, request: Any, **config: Any) -> Any:
         text = request.url
@@ -225,7 +232,7 @@ class ConnectionDropped(aiohttp.ClientError):
 
 
 def _before_sending() -> aiohttp.TraceConfig:
-    """Return what aiohttp calls when the headers of a request are made up, right before they are sent."""
+    """Return the hook that aiohttp calls when the headers of a request are complete, right before sending."""
 
     async def check(_session: Any, context: Any, _parameters: Any) -> None:
         sending = context.trace_request_ctx

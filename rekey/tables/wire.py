@@ -5,7 +5,7 @@ Rules kept here:
 * Keys are percent-encoded whole (UTF-8, nothing but unreserved characters left bare), so that no client or
   server on the way has anything left to decode twice.
 * JSON goes out as UTF-8, not ASCII-escaped: a CJK character costs 3 bytes instead of 6, an emoji 4 instead
-  of 12. U+2028 and U+2029 are escaped all the same: Azurite ends a body there.
+  of 12. U+2028 and U+2029 are escaped nevertheless: Azurite ends a body there.
 * A whole Double goes out annotated: without its annotation a server may read it as Int32.
 * Python values that JSON would change silently (NaN, UUID, datetime, bytes) are refused.
 * An operation is encoded once. Its bytes are what the packer counts and what the batch sends.
@@ -53,7 +53,7 @@ API_VERSION = "2020-12-06"
 ACCEPT = "application/json;odata=minimalmetadata"
 
 COMMON_HEADERS = {"Accept": ACCEPT, "DataServiceVersion": "3.0", "x-ms-version": API_VERSION}
-"""Of every request."""
+"""Headers of every request."""
 
 _PART_HEAD = b"Content-Type: application/http\r\nContent-Transfer-Encoding: binary\r\n\r\n"
 _JSON_HEAD = (
@@ -80,24 +80,24 @@ _WIRE_CLASSES = _PLAIN_CLASSES | {float}
 _ANSWER = re.compile(rb"^HTTP/1\.1 (\d{3})[^\r\n]*\r?\n((?:[^\r\n]+\r?\n)*)", re.MULTILINE)
 _ETAG_HEADER = re.compile(rb"^ETag: ?([^\r\n]+)", re.MULTILINE | re.IGNORECASE)
 _ETAG_LINE = re.compile(r"\nETag: (\S+)\r?\n")
-"""As the service spells it, and much faster to find than all spellings that HTTP allows."""
+"""The ETag header as the service spells it: much faster to find than all spellings that HTTP allows."""
 _APPLIED = b"HTTP/1.1 204 "
 _INDEXED = re.compile(r"(\d{1,3}):")
 
 MAX_ADDRESS_BYTES = 12 * 1024
-"""What a query's address may take. http.sys, in front of the service, and Node.js, below Azurite, take 16 KiB
+"""Most bytes of a query's address. http.sys, in front of the service, and Node.js, below Azurite, take 16 KiB
 for the request line and all headers together ("Http.sys registry settings for Windows", `MaxRequestBytes`;
-Node.js, `--max-http-header-size`). What is left is for the headers: a token of Entra ID takes 1 to 3 KiB."""
+Node.js, `--max-http-header-size`). The rest is for the headers: a token of Entra ID takes 1 to 3 KiB."""
 
 _MOST_FILTER_BYTES = 7 * 1024
-"""Beyond this the upper bound is shortened. Leaves room for the two keys of a continuation: 512 CJK
-characters are 2 KiB of base64."""
+"""Most bytes of a percent-encoded filter before its upper bound is shortened. Leaves room for the two keys of
+a continuation: 512 CJK characters are 2 KiB of base64."""
 
 _HIGH = "\ufffd"
-"""Sorts after every character but U+FFFE and U+FFFF, also after astral ones, and every way takes it."""
+"""Sorts after every character but U+FFFE and U+FFFF, also after astral ones; clients and servers take it."""
 
 BOUNDARY_BYTES = len("--changeset_") + 32 + 4
-"""What separates two operations of a batch: `--changeset_<32 hex>` and two line ends."""
+"""Bytes of what separates two operations of a batch: `--changeset_<32 hex>` and two line ends."""
 
 
 # --- addresses -----------------------------------------------------------------------------------------
@@ -173,7 +173,8 @@ def _up_to(beyond: str, upto: EntityKey) -> list[str]:
 
 
 def _at_most(condition: str, name: str, bound: str) -> str:
-    """Add an upper bound to a condition: one that sorts no lower where it is too long, none without room."""
+    """Return a condition with an upper bound. Where `bound` is too long it is a shorter one that sorts no
+    lower, or none if there is no room for that either."""
     if bound == LAST_ROW:
         return condition
     exact = both(condition, f"{name} le {quoted(bound)}")
@@ -232,7 +233,7 @@ def _dumps(row: Row) -> bytes:
         except UnicodeEncodeError:
             raise _unaddressable() from None
         data = json.dumps(row, separators=(",", ":"), allow_nan=False).encode("ascii")
-    # One byte is found at once; looking for three takes longer than making the JSON.
+    # Searching for one byte is fast; searching for three takes longer than making the JSON.
     if _SEPARATORS_BEGIN in data and (b"\xe2\x80\xa8" in data or b"\xe2\x80\xa9" in data):
         data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
     return data
@@ -260,7 +261,7 @@ def decode_row(body: bytes) -> Row:
 
 
 def projected(row: Row, select: Sequence[str]) -> Row:
-    """Return a read row as `select` asks for it: absent properties absent, not null."""
+    """Return a read row with the properties that `select` names; a property it lacks is absent, not null."""
     kept = {ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, *select, *(name + TYPE_SUFFIX for name in select)}
     return {name: value for name, value in row.items() if name in kept and value is not None}
 
@@ -287,7 +288,7 @@ def _not_a_wire_value() -> RequestRejected:
 
 
 class Encoder:
-    """Encodes the operations on one table.
+    """Encoder of the operations on one table.
 
     Args:
         endpoint: the account's endpoint without a trailing slash.

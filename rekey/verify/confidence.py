@@ -1,13 +1,13 @@
-"""What a sample proves: the exact bound of Clopper and Pearson.
+"""The bound that a sample proves: the exact bound of Clopper and Pearson.
 
 Rules kept here:
 
 * With k wrong rows among n drawn at random, the bound is the share p at which k or fewer wrong rows would be
   seen with probability 1 - confidence (Clopper and Pearson, Biometrika 26, 1934, the upper limit alone).
   For k = 0 it is 1 - (1 - confidence)^(1/n), about 3/n at 95 % ("rule of three").
-* Drawing without replacement from a finite table only makes the truth better than the bound; a sample that is
-  the whole table proves its own share exactly.
-* A bound is rounded up for people, never down.
+* Drawing without replacement from a finite table only makes the true confidence higher; a sample of the whole
+  table proves its share of wrong rows exactly.
+* For people a bound is rounded up, never down.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _HALVINGS = 100
 
 
 def upper_bound(wrong: int, drawn: int, *, population: int, confidence: float = CONFIDENCE) -> float:
-    """Return the largest share of wrong rows that a sample leaves possible.
+    """Return the largest share of wrong rows in the table that is compatible with a sample, 0 to 1.
 
     Args:
         wrong: wrong rows in the sample, 0 up to `drawn`.
         drawn: rows in the sample.
         population: rows in the table.
-        confidence: above 0, below 1.
+        confidence: the probability that the bound holds, above 0 and below 1.
     """
     if population == 0 or wrong == drawn == population:
         return 0.0 if population == 0 else 1.0
@@ -53,7 +53,7 @@ def as_percent(share: float) -> str:
         return "0 %"
     digits = max(1 - math.floor(math.log10(percent)), 0)
     scale = 10**digits
-    # the product may miss a whole number by the last bit of a double; that is not worth rounding up
+    # The product may exceed a whole number by the last bit of a double; that must not be rounded up.
     rounded = min(math.ceil(percent * scale - 1e-9) / scale, 100.0)
     text = f"{rounded:.{digits}f}"
     return (text.rstrip("0").rstrip(".") if digits else text) + " %"

@@ -1,11 +1,11 @@
-"""What verification is given: the tables, the mapping, and how to ask who owns a row.
+"""The context of a verification: the tables, the mapping, and how to find the owner of a row.
 
 Rules kept here:
 
-* The functions of this package take one frozen value and nothing else from their surroundings: no
-  configuration, no state file, no clock of their own. They run alike in a phase, a command and a test.
-* A write that a client has announced in the journal and not yet finished explains a difference. A caller
-  with a journal passes `in_flight`; without one a difference counts once it stood still for a whole delay.
+* The functions of this package depend on one frozen value and on nothing else around them: no configuration,
+  no state file, no clock of their own. They behave alike in a phase, a command and a test.
+* A write for which a client has an intent in the journal explains a difference. A caller with a journal
+  passes `in_flight`; without one a difference counts once it stood still for a whole delay.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rekey.verify.sums import SOURCE
 
 @dataclass(frozen=True, slots=True)
 class RecheckPolicy:
-    """How long a difference is looked at before it counts.
+    """How long a difference is observed before it counts.
 
     Attributes:
         delay_s: seconds between two observations of one difference; it counts when both are the same.
         limit_s: seconds after which a row that never stands still is reported as unsettled.
-        chunk: at most this many differences are open at a time (bounds memory).
+        chunk: at most this many candidates are open at a time (bounds memory).
     """
 
     delay_s: float = 1.0
@@ -40,18 +40,18 @@ class RecheckPolicy:
 
 
 async def never(_source_key: EntityKey) -> bool:
-    """Say no: the default of `in_flight` and `pending`."""
+    """Return False: the default of `in_flight` and `pending`."""
     return False
 
 
 def partition_of(table: Table, rows: Sequence[Row]) -> Hashable | None:
-    """Return what a page is counted with, apart from the account: its partition, None when it has several."""
+    """Return the table and partition whose rate a page counts against, None when it has several."""
     first, last = rows[0][PARTITION_KEY], rows[-1][PARTITION_KEY]
     return (table.name, first) if first == last else None
 
 
 async def at_once(_rows: int, _partition: Hashable | None) -> None:
-    """Do not wait: the default of `take`."""
+    """Return without waiting: the default of `take`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,23 +61,24 @@ class ReconcileContext:
     Attributes:
         source: the source table.
         targets: the target tables in the mapper's order, the main one first.
-        mapper: the mapping under verification.
-        ids: names rows in reports.
-        owner: a main target key → the source key the mapping table gives for it, or None.
-        propagate: make the replicas of one source key equal what the authority says (repair only).
+        mapper: maps source rows to target rows.
+        ids: makes the safe ids that name rows in reports.
+        owner: returns the source key that owns a main target key by the mapping table, or None.
+        propagate: makes the replicas of one source key equal what the authority says (repair only).
         folder: where temporary files may be put; a private folder is made inside and removed again.
-        advance: told how many more rows were read.
+        advance: called with how many more rows were read, also with 0.
         stop: raises Interrupted when the work shall end; called between pages and rounds.
-        in_flight: tells whether the journal holds an intent for a source key: wait for it.
+        in_flight: tells whether the journal holds an intent for a source key; then a difference does not
+            count yet.
         pending: tells whether a difference on a source key is due to be mended by a later pass (capture
-            "delta"): count it apart and do not wait.
+            "delta"); it is counted apart and not waited for.
         authority_is_target: True from cutover on: the source is read first, then the target; and copies of
             the source's Timestamp are not compared, since writing back gives the source row another one.
-        concurrency: point reads, and scans that look for rows, under way at a time.
-        scans: parts of tables that are summed up at a time.
+        concurrency: how many point reads, and scans that look for rows, are under way at a time.
+        scans: how many parts of tables are summed up at a time.
         take: waits until so many rows of a partition (None: of several) may be read; called for every page.
         recheck: when a difference counts.
-        clock: where time comes from and who waits; a `FakeClock` in tests.
+        clock: tells the time and waits; a `FakeClock` in tests.
     """
 
     source: Table
@@ -123,7 +124,7 @@ class ReconcileContext:
         return self.mapper.timestamp_copies[table] if self.authority_is_target else frozenset()
 
     async def taken(self, table: Table, page: Page) -> None:
-        """Wait until a page of a table may be read, as the rates say."""
+        """Count a page of a table that was read against the rates, and wait until they allow for it."""
         if page.rows:
             await self.take(len(page.rows), partition_of(table, page.rows))
 

@@ -2,18 +2,18 @@
 
 Rules kept here:
 
-* The source is read whole, because only its rows' content says how many index rows they give; of the targets
-  only keys are read.
-* What is compared is, per target partition, how many rows the source gives and how many there are. Source
-  partitions are counted too; their rows scatter over target partitions, so there is nothing to compare them
-  with one to one.
-* Memory is bounded however many partitions there are: tallies that do not fit go to disk and are added up in
+* Source rows are read whole, because the number of index rows depends on their content; of the targets only
+  keys are read.
+* By target partition, the number of rows that source rows map to is compared with the number of rows there.
+  Source partitions are counted too; their rows scatter over target partitions, so there is nothing to compare
+  them with one to one.
+* Memory is bounded for any number of partitions: tallies that do not fit go to disk and are added up in
   groups.
 * A count is not a snapshot. When counts differ everything is counted once more after a delay, and only
   partitions that show the same numbers in both passes are findings; the others are moving. Inserts and
   deletes can by chance hold a difference for two passes: a count is a hint, and `full` alone is proof.
-* Partitions are named by safe id: that of the key (partition, "") in the name `<table>/partition`, so that it
-  is not taken for a row's.
+* Partitions are named by safe id: that of the key (partition, "") in the table name `<table>/partition`, so
+  that it is not taken for the id of a row.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from rekey.verify.report import LISTED, CountReport, PartitionDifference, Partit
 from rekey.verify.sums import SOURCE
 
 LARGEST = 20
-"""Source partitions named in a report."""
+"""The number of source partitions that a report names, the largest."""
 
 TALLIES = 65_536
 """Partitions tallied in memory at a time: about 15 MB."""
 
 _Tallied = tuple[int, str, int, int]
-"""Table, partition, expected rows, actual rows."""
+"""Table number, partition, expected rows, actual rows."""
 
 
 def by_partition(record: _Tallied) -> int:
-    """Place records of one partition of one table together."""
+    """Return the hash that places records of one partition of one table in one group."""
     return hash_of(f"{record[0]}\0{record[1]}")
 
 
@@ -51,7 +51,7 @@ class Tally(Spill[_Tallied]):
     """Expected and actual rows per partition; goes to disk when it does not fit. A context manager."""
 
     def __init__(self, folder: Path) -> None:
-        """Take where temporary files may be put."""
+        """Create an empty tally. `folder` is where temporary files may be put."""
         super().__init__(folder, by_partition)
         self._tallied: dict[tuple[int, str], list[int]] = {}
 
@@ -66,7 +66,7 @@ class Tally(Spill[_Tallied]):
         counts[1] += actual
 
     def totals(self) -> Iterator[_Tallied]:
-        """Give every partition once, with its rows on both sides."""
+        """Yield every partition once, with its rows on both sides."""
         self._move()
         for group in self.groups():
             together: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0])
@@ -85,7 +85,7 @@ class Tally(Spill[_Tallied]):
 
 @dataclass(slots=True)
 class _Pass:
-    """What one pass counted; lists have one number per target table."""
+    """The counts of one pass; lists have one number per target table."""
 
     expected: list[int]
     actual: list[int]
@@ -95,10 +95,10 @@ class _Pass:
     source_partitions: int = 0
     refused: int = 0
     largest: list[tuple[int, str]] = field(default_factory=list, repr=False)
-    """A heap of (rows, partition); the smallest leaves when there are more than `LARGEST`."""
+    """A heap of (rows, partition), at most `LARGEST`: when there are more the smallest is removed."""
 
     def partition_ends(self, partition: str, rows: int) -> None:
-        """Note a source partition that was counted to its end."""
+        """Count a source partition that was read to its end, with its number of rows."""
         self.source_partitions += 1
         heapq.heappush(self.largest, (rows, partition))
         if len(self.largest) > LARGEST:
@@ -109,7 +109,8 @@ async def count(ctx: ReconcileContext) -> CountReport:
     """Count both sides, twice when they differ.
 
     Raises:
-        Interrupted, ServiceError: as they come; a count changes nothing.
+        Interrupted: `ctx.stop` raised it.
+        ServiceError: a table could not be read. A count changes nothing.
         MachineFailed: the disk is full.
     """
     started_at = ctx.now()
@@ -117,7 +118,7 @@ async def count(ctx: ReconcileContext) -> CountReport:
         last = await _count_once(ctx, differences)
         passes = 1
         if any(last.differing):
-            await ctx.clock.sleep(ctx.recheck.delay_s)  # time for what is under way to arrive
+            await ctx.clock.sleep(ctx.recheck.delay_s)  # time for writes in flight to arrive
             last = await _count_once(ctx, differences)
             passes = 2
         tables = _compare(ctx, last, differences)
@@ -138,7 +139,7 @@ async def count(ctx: ReconcileContext) -> CountReport:
 
 
 async def _count_once(ctx: ReconcileContext, differences: Spill[_Tallied]) -> _Pass:
-    """Count everything once; partitions that differ go to `differences`."""
+    """Count everything once; put partitions whose counts differ into `differences`."""
     tables = len(ctx.targets)
     counted = _Pass([0] * tables, [0] * tables, [0] * tables, [0] * tables)
 
@@ -188,7 +189,7 @@ async def _count_source(ctx: ReconcileContext, counted: _Pass, tally: Tally) -> 
 
 
 def _compare(ctx: ReconcileContext, last: _Pass, differences: Spill[_Tallied]) -> tuple[TableCount, ...]:
-    """Tell partitions that differed alike in both passes from those whose rows came or went."""
+    """Return each target's counts: of partitions that differed alike in both passes, and of moving ones."""
     stable = [0] * len(ctx.targets)
     moving = [0] * len(ctx.targets)
     worst: list[list[tuple[int, str, int, int]]] = [[] for _ in ctx.targets]

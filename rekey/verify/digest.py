@@ -16,7 +16,7 @@ Rules kept here (an auditor can recompute every figure from these lines):
   "surrogatepass" does.
 * Sums of such digests find accidents and faulty writers with certainty for all practical purposes. They are
   no defence against an attacker who may choose the content of very many rows in order to deceive; the signed
-  evidence covers who could.
+  evidence covers those who could.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _KNOWN_SHAPES = 4096
 
 Plan = tuple[list[str], list[tuple[int, str, str | None]]]
 """For rows of one shape: the fields of the message, as if all properties were empty text; and for each
-property, in order, the place of its text (its type stands before it), its name and its annotation or None."""
+property, in order, the position of its text (its type is the field before), its name, and the name of its
+annotation or None."""
 
 
 def bucket_of(partition: str, row_key: str) -> int:
@@ -66,14 +67,14 @@ def content_digest(row: Row, without: Set[str] = NOTHING) -> bytes:
 
 
 def digester(table: str, without: Set[str] = NOTHING) -> Callable[[Row], bytes]:
-    """Return a function that gives the 16-byte digest of rows of `table`.
+    """Return a function that gives the 16-byte digest of a row of `table`.
 
-    Rows of one table have few shapes (tuples of field names); what depends on the shape alone is worked out
-    once. The values a service really sends take short cuts; every other goes through `rekey.core.edm`.
+    Rows of one table have few shapes (tuples of field names); the plan, which depends on the shape alone, is
+    made once. Values as the service sends them take short cuts; all others go through `rekey.core.edm`.
     """
     plans: dict[tuple[str, ...], Plan] = {}
     int32, int64, datetime, as_it_is = edm.INT32, edm.INT64, edm.DATETIME, _AS_IT_IS
-    begin_hash = blake2b(digest_size=DIGEST_BYTES).copy  # cheaper than making one
+    begin_hash = blake2b(digest_size=DIGEST_BYTES).copy  # copying a fresh hash is cheaper than making one
 
     def digest(row: Row) -> bytes:
         shape = tuple(row)

@@ -4,15 +4,16 @@ Rules kept here:
 
 * First pass: source and targets are read once; each expected and each actual row is hashed and summed into
   its bucket (`digest`, `sums`, `summing`). Equal sums everywhere: done, nothing else is read.
-* Second pass, only where sums differ: of the rows of those buckets key, content digest and source key go to
-  disk, and nothing else. They are joined on the target key; what remains unmatched is joined on the content,
-  so that a row under a wrong key is recognised when exactly one row is missing and exactly one is too many
-  with that content.
-* What comes out are candidates, not findings: tables changed while they were read. Each is looked at by point
-  reads until it is gone or stands still (`settle`).
-* The sums are additive: work can stop after any page and go on (`Partial`), and pieces made elsewhere add up.
-  The report says what was read when; what changed since was looked at again where it made a difference.
-* Nothing is left on disk, however it ends.
+* Second pass, only where sums differ: key, content digest and source key of the rows of those buckets go to
+  disk, and nothing else. They are joined on the target key; records without a match are joined on the
+  content, so that a row under a wrong key is recognised when exactly one row is missing and exactly one is
+  extra with that content.
+* The joins give candidates, not findings: tables changed while they were read. Each candidate is observed by
+  point reads until it is gone or stands still (`settle`).
+* The sums are additive: work can stop after any page and be resumed (`Partial`), and sums of parts made
+  elsewhere add up. The report says when which rows were read; rows that changed since were read again where
+  that made a difference.
+* No file is left on disk, however it ends.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ from rekey.verify.summing import Checkpoint, keep_nothing, sum_up
 from rekey.verify.sums import SOURCE, Part, Partial, told_digest
 
 Record: TypeAlias = list[Any]
-"""One row of a differing bucket, in JSON values: workers send it."""
+"""One row of a differing bucket, as JSON values because workers send it; fields from `_SIDE` on."""
 
 MAX_CLAIMS = 16
-"""Source rows looked at together when several give one target key."""
+"""The most source rows of one point when several map to one target key."""
 
 EXPECTED, ACTUAL, REFUSED = 0, 1, 2
 _SIDE, _TABLE, _PARTITION, _ROW, _CONTENT, _SOURCE_PARTITION, _SOURCE_ROW = range(7)
 
 
 class Reader(Protocol):
-    """Reads tables for a comparison elsewhere: with workers."""
+    """Reads the tables of a comparison outside this process: with workers."""
 
     async def sum_up(self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint) -> None:
-        """Read what is left of `work` and add it to its sums."""
+        """Read the rest of the parts of `work` and add the rows to its sums."""
 
     async def spill_rows(
         self,
@@ -69,17 +70,17 @@ async def full(
     repair: bool = False,
     reader: Reader | None = None,
 ) -> FullReport:
-    """Compare everything.
+    """Compare every row and every property of source and targets.
 
     Args:
         ctx: the tables and the mapping.
-        partial: sums to go on from; None begins anew, with each table in one piece.
-        checkpoint: told the sums about every `CHECKPOINT_ROWS` rows, and when the first pass is done.
-        repair: mend what was found; the report says what was done, and the caller verifies again.
+        partial: sums to resume from; None begins anew, with each table in one part.
+        checkpoint: called with the sums about every `CHECKPOINT_ROWS` rows, and when the first pass is done.
+        repair: mend stable divergences; the report says how each ended, and the caller verifies again.
         reader: reads the tables; None: this process.
 
     Raises:
-        Interrupted: `ctx.stop` said so. The last checkpoint is what can be gone on from.
+        Interrupted: `ctx.stop` raised it. The comparison can be resumed from the last checkpoint.
         MachineFailed: the disk is full.
         ServiceError: a table could not be read.
     """
@@ -130,11 +131,11 @@ async def full(
     )
 
 
-# --- the second pass: rows of sums that differ -----------------------------------------------------------
+# --- the second pass: rows of differing buckets ----------------------------------------------------------
 
 
 def by_key(record: Record) -> int:
-    """Place records of one target key together."""
+    """Return the hash that places records of one target key in one group."""
     return hash_of(f"{record[_TABLE]}\0{record[_PARTITION]}\0{record[_ROW]}")
 
 
@@ -144,12 +145,12 @@ def _by_row(found: Found) -> int:
 
 
 def by_content(record: Record) -> int:
-    """Place records of one content together."""
+    """Return the hash that places records of one table and content in one group."""
     return hash_of(f"{record[_TABLE]}\0{record[_CONTENT]}")
 
 
 def worth_reading(parts: Sequence[Part], differing: Sequence[frozenset[int]], mapper: Mapper) -> list[Part]:
-    """Return the parts that hold rows of differing buckets."""
+    """Return the parts to read again: those of the source, and of targets with differing buckets."""
     wanted = {SOURCE, *(number for number, buckets in enumerate(differing) if buckets)}
     if wanted & mapper.together:
         wanted.add(0)
@@ -189,7 +190,15 @@ def records_of(
     not_compared: Sequence[frozenset[str]],
     differing: Sequence[frozenset[int]],
 ) -> Iterator[Record]:
-    """Give the records of rows that lie in differing buckets, and of source rows that the mapping refuses."""
+    """Yield records of rows that lie in differing buckets, and of source rows that the mapping refuses.
+
+    Args:
+        table: `SOURCE`, or the number of the target that `rows` are of.
+        rows: rows as read.
+        mapper: maps source rows.
+        not_compared: by target, the properties that are not compared.
+        differing: by target, the buckets whose sums differ.
+    """
     for row in rows:
         key = key_of(row)
         if table != SOURCE:
@@ -209,11 +218,11 @@ def records_of(
 
 
 def _candidates(spilled: Spill[Record], unmatched: Spill[Record]) -> Iterator[Candidate]:
-    """Join the spilled rows and give what has to be looked at.
+    """Join the spilled records and yield the candidates to observe.
 
     Args:
         spilled: records placed `by_key`.
-        unmatched: an empty spill placed `by_content`; takes what has no counterpart.
+        unmatched: an empty spill placed `by_content`; takes records without one of the other side.
     """
     for group in spilled.groups():
         yield from _join_keys(group, unmatched)
@@ -245,7 +254,7 @@ def _join_keys(group: list[Record], unmatched: Spill[Record]) -> Iterator[Candid
 
 
 def _collisions(records: list[Record]) -> Iterator[Candidate]:
-    """Give candidates of several source rows with one target key; the first takes part in every one."""
+    """Yield candidates for several source rows with one target key; each claims the first of them, too."""
     sources = list(dict.fromkeys(_source(record) for record in records))
     first, others = sources[0], sources[1:]
     point = _point(records[0])
@@ -262,7 +271,7 @@ def _join_contents(group: list[Record]) -> Iterator[Candidate]:
     for records in alike.values():
         if len(records) == 2 and {record[_SIDE] for record in records} == {EXPECTED, ACTUAL}:
             missing, stray = sorted(records, key=lambda record: int(record[_SIDE]))
-            # The source of the missing row is asked about the stray one too: it may have moved its row there.
+            # The source row of the missing row is a claim of the stray one, too: it may map there by now.
             yield _point(missing), Point(stray[_TABLE], _key(stray), (_source(missing),))
         else:
             for record in records:

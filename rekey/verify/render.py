@@ -3,7 +3,7 @@
 Rules kept here:
 
 * At most `SHOWN` divergences are listed, the rest is counted: "and N more". `--json` has up to 1,000.
-* The last line says what it means, and what to do next when there is something to do.
+* The last line says what the result means, or what to do next when there is something to do.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _full(report: FullReport) -> list[str]:
     head = ("table", "expected", "actual", "digest expected", "digest actual", "buckets differing")
     lines = wrapped(f"full verification of {report.source}: {report.source_rows:,} source rows")
     lines += ["", *table(head, rows, right={1, 2, 5})]
-    if any(one.sitting > 1 for one in report.read):  # it was cut off and went on
+    if any(one.sitting > 1 for one in report.read):  # the verification was cut off and resumed
         sittings = [
             (f"{one.sitting}", one.table, f"{one.rows:,}", one.begun_at[:19] + "Z", one.ended_at[:19] + "Z")
             for one in report.read

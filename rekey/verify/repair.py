@@ -1,14 +1,15 @@
-"""Mending what a full verification found.
+"""Repair: mending the divergences that a full verification found.
 
 Rules kept here:
 
-* Repair has no writing rules of its own: a row is mended by `propagate`, which makes the targets equal what
-  the authority says. What the caller says afterwards is decided by verifying again, not by this module.
-* A row is deleted only when nothing maps to it: it is looked at once more, and the delete carries the ETag
-  that was seen. Afterwards its owner is asked for once more and propagated, in case a writer claimed the key,
-  found the row there and left it: a claim comes before the writer looks, so one of the two sees the other.
-* Where the main target is the authority its rows are never deleted: one that no source row gives, and whose
-  old key is not known, is named and left.
+* Repair has no writing rules of its own: a row is mended by `propagate`, which makes the replicas equal what
+  the authority says. Whether all is well afterwards is decided by verifying again, not by this module.
+* A row is deleted only when nothing maps to it: it is looked at once more, and the delete is conditional on
+  the ETag that was seen. Afterwards its owner is read once more and propagated, in case a writer claimed the
+  key, found the row there and left it: a writer claims before it reads the row, so either the writer finds
+  the row gone or the repair finds the claim.
+* Where the main target is the authority its rows are never deleted: one to which no source row maps, and
+  whose old key is not known, is reported and left.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rekey.verify.settle import Found, Point, observe, owner_of
 async def repair_all(ctx: ReconcileContext, kept: Spill[Found]) -> RepairReport:
     """Mend every divergence in `kept`.
 
-    Raises ServiceError and Interrupted as they come; what was mended until then stays mended.
+    Raises ServiceError, and Interrupted of `ctx.stop`; divergences mended until then stay mended.
     """
     counts: Counter[str] = Counter()
     listed: list[Repair] = []
@@ -47,7 +48,7 @@ async def repair_all(ctx: ReconcileContext, kept: Spill[Found]) -> RepairReport:
 
 
 async def repair(ctx: ReconcileContext, found: Found) -> Outcome:
-    """Mend one stable divergence."""
+    """Mend one stable divergence and return the outcome."""
     if found.divergence.kind in (Kind.REFUSED, Kind.COLLISION):
         return Outcome.REFUSED
     try:
@@ -63,7 +64,7 @@ async def repair(ctx: ReconcileContext, found: Found) -> Outcome:
 
 
 async def _take_away(ctx: ReconcileContext, found: Found, stray: tuple[int, EntityKey, str]) -> Outcome:
-    """Delete a row that nothing maps to, unless it is gone, changed, or claimed by now."""
+    """Delete a row to which nothing maps, unless it is gone, changed, or claimed by now."""
     table, key, etag = stray
     claims = () if found.source is None else (found.source,)
     seen = await observe(ctx, Point(table, key, claims))
@@ -78,7 +79,7 @@ async def _take_away(ctx: ReconcileContext, found: Found, stray: tuple[int, Enti
         return Outcome.GONE
     except ConditionFailed:
         return Outcome.CHANGED
-    # A source row may have taken the deleted row for its own between the last look and the delete.
+    # A writer may have claimed the key between the last look and the delete, and left the row as its own.
     owner = None if actual is None else await owner_of(ctx, table, actual)
     for source_key in dict.fromkeys((*claims, *(() if owner is None else (owner,)))):
         await ctx.propagate(source_key)

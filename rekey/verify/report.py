@@ -1,13 +1,13 @@
-"""What a verification found: divergences, counts, digests and repairs, as frozen values without keys.
+"""Reports of a verification: divergences, counts, digests and repairs, as frozen values without keys.
 
 Rules kept here:
 
 * Rows are named by safe id and properties by name; no value here holds a key or a value of a row.
-* `as_json` gives everything that is needed to judge and to repeat: what was compared, counts, digests, the
-  seed of a sample. Fields come in the order in which JSON shows them; their names and
-  the words for kinds, changes and outcomes are stable: scripts may match them.
-* `findings` decides the exit code: a difference that stood still, or a row that could not be settled, is a
-  finding; one that went away by itself is counted and is not.
+* `as_json` gives everything that is needed to judge a verification and to repeat it: the tables compared,
+  counts, digests, the seed of a sample. Fields are declared in the order in which JSON shows them; their
+  names and the words for kinds, changes and outcomes are stable: scripts may match them.
+* `findings` decides the exit code: a stable difference, or a row that could not be settled, is a finding; a
+  transient difference is counted and is no finding.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ LISTED = 1000
 
 
 class Kind(StrEnum):
-    """What is wrong with a row."""
+    """The kind of a divergence."""
 
     MISSING = "missing"
-    """A source row's target row is not there."""
+    """The target row that a source row maps to is not there."""
     EXTRA = "extra"
-    """A target row that no source row gives."""
+    """A target row to which no source row maps."""
     ALTERED = "altered"
-    """A target row whose content is not what its source row gives."""
+    """A target row whose content is not what its source row maps to."""
     WRONG_KEY = "wrong-key"
-    """A source row's target row is not there, but its content is, under another key."""
+    """The target row that a source row maps to is not there, but its content is, under another key."""
     COLLISION = "collision"
-    """Several source rows give the same target key."""
+    """Several source rows map to the same target key."""
     REFUSED = "refused"
     """A source row that the mapping cannot key."""
 
@@ -60,14 +60,14 @@ class PropertyDifference:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """One row that differs and stood still. JSON leaves empty members out.
+    """A stable difference of one row. JSON leaves empty members out.
 
     Attributes:
-        kind: what is wrong.
+        kind: what is wrong with the row.
         table: the target table (for `refused` the source table).
         row_id: safe id of the target row ("" for `refused`).
         source_id: safe id of the source row; "" when nothing maps to the row (a foreign row).
-        properties: what differs, for `altered`.
+        properties: for `altered`, the properties that differ.
         stray_id: for `wrong-key`, the safe id of the row under the wrong key.
         code: for `refused`, the refusal's stable code.
     """
@@ -82,26 +82,26 @@ class Divergence:
 
 
 class Outcome(StrEnum):
-    """What a repair did about one divergence."""
+    """The outcome of repairing one divergence."""
 
     PROPAGATED = "propagated"
-    """The rows of its source row were made equal to what the authority says."""
+    """The replicas of its source key were made equal to what the authority says."""
     MOVED = "moved"
-    """The row was written under its right key, and the one under the wrong key deleted."""
+    """The row was written under its right key, and the row under the wrong key deleted."""
     DELETED = "deleted"
     """The row, to which nothing maps, was deleted."""
     GONE = "gone"
-    """The row was mended, or went away, before the repair came to it."""
+    """The row was mended, or deleted, before the repair came to it."""
     CHANGED = "changed"
-    """The row changed under the repair and was left alone: verify again."""
+    """The row changed during the repair and was left alone: verify again."""
     REFUSED = "refused"
-    """The mapping or a collision forbids it, or it is a row of the authority that cannot be taken back: mend
-    the row, then verify again."""
+    """The mapping or a collision forbids the repair, or the row is one of the authority that cannot be taken
+    back: mend the row, then verify again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One divergence and what was done about it."""
+    """One divergence and the outcome of its repair."""
 
     divergence: Divergence = field(metadata=told(flat=True))
     outcome: Outcome
@@ -109,7 +109,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """All repairs of one run. `repairs` lists at most `LISTED` of them."""
+    """All repairs of one run: how many of each outcome. `repairs` lists at most `LISTED` of them."""
 
     counts: Mapping[str, int]
     repairs: tuple[Repair, ...]
@@ -117,15 +117,15 @@ class RepairReport:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Stable divergences by kind, and those that were not stable.
+    """Stable divergences by kind, and counts of the differences that were not stable.
 
     Attributes:
-        counts: stable divergences by kind.
+        counts: how many stable divergences there are of each kind.
         listed: the first `LISTED` of them.
         transient: differences that were gone on recheck.
         unsettled: rows that neither became equal nor stood still within the time allowed.
-        unchecked: differences not looked at: always 0, and asked for by readers of the JSON.
-        pending: differences that a later pass of capture "delta" is due to mend; not findings.
+        unchecked: differences not looked at: always 0, kept because readers of the JSON ask for it.
+        pending: differences that a later delta pass is due to mend; not findings.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict, metadata=told("by_kind"))
@@ -137,12 +137,12 @@ class Findings:
 
     @property
     def stable(self) -> int:
-        """How many divergences stood still."""
+        """The number of stable divergences."""
         return sum(self.counts.values())
 
     @property
     def any(self) -> bool:
-        """True when something is wrong or could not be settled."""
+        """True when there is a stable divergence or an unsettled row."""
         return bool(self.stable or self.unsettled)
 
     def as_json(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportBase:
-    """What the report of every mode says."""
+    """The fields that reports of all modes have."""
 
     mode: str = field(init=False)
     started_at: str
@@ -168,17 +168,17 @@ class ReportBase:
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """One target table: what the source gives and what it holds.
+    """One target table: the rows that source rows map to, and the rows it holds.
 
     Attributes:
         table: its name.
-        expected_rows, actual_rows: rows that the source's rows give; rows that are there.
+        expected_rows, actual_rows: how many rows the source rows map to; how many rows there are.
         expected_digest, actual_digest: content digests (`rekey.verify.sums`).
-        differing_buckets: buckets whose sums differ; more than 0 without a stable divergence when rows
+        differing_buckets: how many buckets' sums differ; more than 0 without a stable divergence when rows
             changed while they were being read.
-        not_compared: properties left out: copies of the source's Timestamp, after cutover.
-        row_keys_begin: of secondary rows, which stand in the main target's table, what tells them apart; ""
-            for all other rows of a table.
+        not_compared: properties left out: copies of the source's Timestamp, from cutover on.
+        row_keys_begin: of secondary rows, which are in the main target's table, the beginning of their
+            RowKeys that tells them apart; "" for all other rows of a table.
     """
 
     table: str
@@ -203,7 +203,7 @@ def label_of(table: str, row_keys_begin: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TableRead:
-    """When rows of one table were read: in one sitting, from its first page to its last."""
+    """When the rows of one table were read in one sitting, from its first page to its last."""
 
     table: str
     sitting: int
@@ -217,8 +217,8 @@ class FullReport(ReportBase):
     """A full verification: every row and every property, both directions.
 
     Attributes:
-        source_digest: content digest of the source as it is; "" when it has too few rows for one to be told.
-        read: what was read when: a verification that was cut off has more than one sitting.
+        source_digest: content digest of the source as it is; "" when it has too few rows (`told_digest`).
+        read: how many rows were read when; a verification that was cut off has more than one sitting.
     """
 
     mode: str = field(default="full", init=False)
@@ -232,12 +232,12 @@ class FullReport(ReportBase):
 
     @property
     def findings(self) -> bool:
-        """True when a row differs, or could not be settled."""
+        """True when a row has a stable divergence, or could not be settled."""
         return self.found.any
 
     @property
     def target_rows(self) -> int:
-        """Rows of all target tables together."""
+        """The number of rows of all target tables together."""
         return sum(table.actual_rows for table in self.tables)
 
     @property
@@ -248,7 +248,7 @@ class FullReport(ReportBase):
 
 @dataclass(frozen=True, slots=True)
 class PartitionDifference:
-    """One partition of a target table that holds another number of rows than the source gives."""
+    """One partition of a target table whose number of rows is not the one that source rows map to."""
 
     partition_id: str = field(metadata=told("partition"))
     expected: int
@@ -268,11 +268,12 @@ class TableCount:
     """The counts of one target table.
 
     Attributes:
-        expected, actual: rows the source gives; rows that are there.
-        partitions: partitions that either side knows.
-        differing: partitions whose counts differ and stood still over two passes.
-        moving: partitions whose counts differed in one pass only: rows came or went while counting.
-        listed: those that differ most, at most `LISTED`.
+        expected, actual: how many rows the source rows map to; how many rows there are.
+        partitions: how many partitions there are on either side.
+        differing: partitions whose counts differ, by the same numbers in both passes.
+        moving: partitions whose counts differed in one pass only, or by other numbers in each: rows came or
+            went while counting.
+        listed: the differing partitions with the largest differences, at most `LISTED`.
     """
 
     table: str
@@ -286,7 +287,7 @@ class TableCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountReport(ReportBase):
-    """Rows of both sides, per partition and in total."""
+    """A verification by count: rows of both sides, per partition and in total."""
 
     mode: str = field(default="count", init=False)
     source_rows: int
@@ -298,7 +299,7 @@ class CountReport(ReportBase):
 
     @property
     def findings(self) -> bool:
-        """True when a row was refused, or counts differ."""
+        """True when a source row was refused, or counts of a partition differ in both passes."""
         return self.refused_rows > 0 or any(table.differing for table in self.tables)
 
 
@@ -307,11 +308,11 @@ class Direction:
     """One direction of a sample: rows of one table looked up on the other side.
 
     Attributes:
-        table: where the rows were drawn.
-        population: rows the table had.
+        table: the table whose rows were drawn.
+        population: rows the table had, without drawn rows that were deleted meanwhile.
         checked: rows drawn and still there when looked at.
-        wrong: rows with a stable divergence.
-        at_most: with the given confidence, no larger share of the table's rows is wrong.
+        wrong: checked rows with a stable divergence.
+        at_most: with the report's confidence, no larger share of the table's rows is wrong, 0 to 1.
     """
 
     table: str
@@ -323,7 +324,7 @@ class Direction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleReport(ReportBase):
-    """Random rows in both directions, drawn by a seed, and the confidence they buy."""
+    """A verification by sample: random rows in both directions, and the confidence that they give."""
 
     mode: str = field(default="sample", init=False)
     seed: int
@@ -334,7 +335,7 @@ class SampleReport(ReportBase):
 
     @property
     def findings(self) -> bool:
-        """True when a row differs, or could not be settled."""
+        """True when a row has a stable divergence, or could not be settled."""
         return self.found.any
 
 
@@ -342,5 +343,5 @@ Report: TypeAlias = CountReport | SampleReport | FullReport
 
 
 def exit_code(report: Report) -> ExitCode:
-    """Return the exit code a report asks for: 0, or 1 when there are findings."""
+    """Return the exit code of the command for a report: 0, or 1 when there are findings."""
     return ExitCode.FINDINGS if report.findings else ExitCode.DONE

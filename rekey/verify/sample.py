@@ -1,16 +1,16 @@
-"""Verification by sample: random rows in both directions, and the confidence they buy.
+"""Verification by sample: random rows in both directions, and the confidence that they give.
 
 Rules kept here:
 
 * Rows are drawn by reservoir sampling (Li's algorithm L, ACM TOMS 20, 1994) over a scan that returns keys
   only. Probing random keys would be cheaper and wrong: a row after a wide gap in the keys would be drawn more
-  often than its neighbours, and then no confidence could be stated. Here every row has the same chance,
-  however keys are distributed.
+  often than its neighbours, and no confidence could be stated. With reservoir sampling every row has the same
+  chance, for any distribution of keys.
 * The same seed draws the same rows from the same table: the generator is `random.Random("<seed>:<table>")`.
-* A drawn row is looked at as a full verification looks at a difference (`recheck`): writes under way are not
+* A drawn row is looked at as a full verification looks at a difference (`recheck`): writes in flight are not
   taken for divergences. A row that was deleted meanwhile is not counted as checked.
-* Source → targets finds missing and altered rows, targets → source finds extra ones. Each table's bound is
-  stated by itself.
+* Source → targets finds missing and altered rows, targets → source finds extra ones. Each table has
+  a bound of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_ROWS = 100_000
 
 
 class Drawn(NamedTuple):
-    """Keys drawn from one table, and how many rows it had."""
+    """Keys drawn from one table, and how many rows the table had."""
 
     keys: list[EntityKey]
     population: int
@@ -47,11 +47,12 @@ async def sample(ctx: ReconcileContext, n: int, seed: int) -> SampleReport:
     Args:
         ctx: the tables and the mapping.
         n: rows to draw per table, 1 to `MAX_ROWS`; a smaller table is checked whole.
-        seed: states which rows; printed in the report.
+        seed: decides which rows are drawn; printed in the report.
 
     Raises:
         ValueError: `n` is out of range.
-        Interrupted, ServiceError: as they come; a sample changes nothing.
+        Interrupted: `ctx.stop` raised it.
+        ServiceError: a table could not be read. A sample changes nothing.
     """
     if not 1 <= n <= MAX_ROWS:
         raise ValueError(f"a sample has 1 to {MAX_ROWS:,} rows")
@@ -114,7 +115,7 @@ async def _keys(ctx: ReconcileContext, table: Table) -> AsyncIterator[EntityKey]
 
 
 async def _check(ctx: ReconcileContext, table: int, drawn: Drawn, collector: Collector) -> Direction:
-    """Look up the rows drawn from one table."""
+    """Look up the rows drawn from one table on the other side; return their figures."""
     wanted: dict[int, Candidate] = {}
 
     async def prepare(item: tuple[int, EntityKey]) -> None:

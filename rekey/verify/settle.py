@@ -1,19 +1,20 @@
-"""Telling real differences from writes that are under way: look at a key, look again, and name what stays.
+"""Telling real differences from writes in flight: observe a key, observe it again, and name what stays.
 
 Rules kept here:
 
 * The replica is read first, then the authority (ADR 0017): a difference seen in this order is either real or
-  still being mended, and looking again tells which.
-* Only the source decides what a target key should hold. Which source rows may give it comes from the scan
-  (`claims`), and when that does not explain the row, from the mapping table: a main row by its reverse row,
-  an index row by the reverse row of the main row that its pointer names.
-* A difference counts only when two observations, one delay apart, saw the same rows (by ETag), and in between
-  the journal announced no write for a source row concerned. So a write in flight is never reported.
-* In capture "delta" targets follow by passes: a difference that the next pass is due to mend is pending. It
-  is counted apart, and the final verification, when writers have stopped, knows none.
-* A row that keeps changing is looked at until it is equal or stands still. After `limit_s` it is reported as
+  still being mended, and a second observation tells which.
+* Only the source decides what a target key should hold. The source rows that may map to it come from the scan
+  (`claims`) and, when these do not explain the row, from the mapping table: for a main row from its reverse
+  row, for an index row from the reverse row of the main row that its pointer names.
+* A difference counts only when two observations, one delay apart, saw the same rows (by ETag), and the
+  journal holds no intent for a source row concerned when the second begins. So a write in flight is never
+  reported.
+* In capture "delta" targets follow by delta passes: a difference that the next pass is due to mend is
+  pending. It is counted apart; in the final verification, when writers have stopped, nothing is pending.
+* A row that keeps changing is observed until it is equal or stands still. After `limit_s` it is reported as
   unsettled: neither proved right nor called wrong.
-* Memory is bounded: at most `chunk` differences are open at a time, and at most `LISTED` divergences are kept
+* Memory is bounded: at most `chunk` candidates are open at a time, and at most `LISTED` divergences are kept
   as values; for repair all of them go to disk.
 * A missing row and an extra one with its content are one divergence, `wrong-key`, unless the mapping table
   says that the extra row belongs to another source row.
@@ -42,13 +43,13 @@ _MENDED_BY_A_PASS = frozenset({Kind.MISSING, Kind.EXTRA, Kind.ALTERED})
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One key to look at.
+    """One key to observe.
 
     Attributes:
         table: number of the target table, or `SOURCE` for a source row that the mapping refused.
         key: the target key, or the source key for `SOURCE`.
-        claims: source keys that are known to give, or to have given, a row under this key.
-        named: those of them that another point of the same key names already, if they collide.
+        claims: source keys that are known to map, or to have mapped, to this key.
+        named: claims that another point of the same key reports already, if they collide.
     """
 
     table: int
@@ -58,20 +59,21 @@ class Point:
 
 
 Candidate: TypeAlias = tuple[Point, ...]
-"""Points that are judged together. Two points are a missing row and its likely double elsewhere."""
+"""Points that are judged together: one, or several to which one source row maps. Two of a comparison are a
+missing row and its likely double under another key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong at a point, with the keys that repair needs.
+    """The difference seen at a point, with the keys that repair needs.
 
     Attributes:
         kind: what is wrong.
-        sources: the source row concerned; for `COLLISION` those whose rows do not stand there; empty when
-            nothing maps to the row.
+        sources: the key of the source row concerned; for `COLLISION` those whose rows are not the one there;
+            empty when nothing maps to the row.
         etag: the target row's ETag, "" when there is none.
-        properties: what differs, for `ALTERED`.
-        content: digest of the content that is missing (`MISSING`) or too much (`EXTRA`).
+        properties: for `ALTERED`, the properties that differ.
+        content: digest of the missing row's content (`MISSING`) or the extra row's (`EXTRA`).
         code: the refusal's code, for `REFUSED`.
     """
 
@@ -85,11 +87,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one look at a point saw. `verdict` is None when all is well.
+    """One observation of a point.
 
     Attributes:
-        signature: the ETags that were read: two observations with one signature saw the same rows.
-        involved: the source keys that were read; a write announced for one of them may explain a difference.
+        signature: the ETags and the owner read: two observations with one signature saw the same rows.
+        verdict: the difference seen; None when there is none.
+        involved: the source keys that were read; an intent for one of them may explain a difference.
     """
 
     signature: tuple[object, ...]
@@ -99,17 +102,17 @@ class Observation:
 
 @dataclass(slots=True)
 class Looked:
-    """One point, and what was seen of it so far.
+    """One point, and the state of observing it.
 
     Attributes:
-        point: what is looked at.
-        since: when it was looked at first, in seconds.
+        point: the point.
+        since: when observing it began, in seconds of the context's clock.
         before: the last observation.
-        settled: nothing more is to be learned by looking.
-        verdict: what is wrong with a settled point; None when nothing is (any more), or it is not known.
-        unsettled: it never stood still.
-        pending: a later pass is due to mend it.
-        differed: some look saw a difference.
+        settled: it is not observed any more.
+        verdict: the stable difference of a settled point; None when there is none, or it is not known.
+        unsettled: it did not stand still within the time allowed.
+        pending: a later delta pass is due to mend it.
+        differed: at least one observation saw a difference.
     """
 
     point: Point
@@ -125,7 +128,10 @@ class Looked:
 async def settle(
     ctx: ReconcileContext, candidates: Iterator[Candidate]
 ) -> AsyncGenerator[list[Looked], None]:
-    """Look at candidates until each is equal or stands still; yield the points of each as they settle."""
+    """Observe candidates until each is settled; yield the points of each candidate when all are.
+
+    A point is settled when it is equal, stands still, is pending, or did not stand still for `limit_s`.
+    """
     tracked: list[list[Looked]] = []
     while True:
         ctx.stop()
@@ -149,7 +155,7 @@ async def settle(
 
 
 async def _look(ctx: ReconcileContext, one: Looked) -> None:
-    """Observe a point once more and settle it if this observation allows."""
+    """Observe a point once more, and settle it if this observation decides."""
     before = one.before
     if before is not None and await _any(ctx.in_flight, before.involved):
         before = None
@@ -173,15 +179,19 @@ async def _any(question: Callable[[EntityKey], Awaitable[bool]], source_keys: tu
     return False
 
 
-# --- one look ----------------------------------------------------------------------------------------------
+# --- one observation ---------------------------------------------------------------------------------------
 
 
 async def observe(ctx: ReconcileContext, point: Point) -> Observation:
-    """Look at one point once."""
+    """Read a point's target row and the source rows that may map to it, and compare them.
+
+    The replica is read first, so where the target is the authority the claims are read before the target row.
+    An owner that only the mapping table knows is read last.
+    """
     if point.table == SOURCE:
         return await _observe_refused(ctx, point.key)
-    etags: dict[EntityKey, str | None] = {}  # of source rows that were read; None: gone
-    giving: dict[EntityKey, Row] = {}  # the point's row, by the source rows that give it
+    etags: dict[EntityKey, str | None] = {}  # of the source rows read; None: gone
+    giving: dict[EntityKey, Row] = {}  # the row expected at the point, by the source keys that map to it
 
     async def read_sources(keys: Iterable[EntityKey]) -> None:
         for key in keys:
@@ -192,7 +202,7 @@ async def observe(ctx: ReconcileContext, point: Point) -> Observation:
             try:
                 mapped = [] if row is None else ctx.mapper.map(row)
             except RowRefused:
-                continue  # it gives no row; the scan reports it as refused
+                continue  # it maps to no row; the scan reports it as refused
             for table, target in mapped:
                 if table == point.table and key_of(target) == point.key:
                     giving[key] = target
@@ -216,7 +226,7 @@ async def observe(ctx: ReconcileContext, point: Point) -> Observation:
 
 
 async def owner_of(ctx: ReconcileContext, table: int, actual: Row) -> EntityKey | None:
-    """Return the source key that the mapping table gives for a target row, None when it knows none."""
+    """Return the source key that owns a target row by the mapping table, None when there is none."""
     if table == 0:
         return await ctx.owner(key_of(actual))
     partition, row = actual.get(MAIN_PARTITION_KEY), actual.get(MAIN_ROW_KEY)
@@ -226,7 +236,7 @@ async def owner_of(ctx: ReconcileContext, table: int, actual: Row) -> EntityKey 
 
 
 def compare(expected: Row, actual: Row, without: Set[str] = frozenset()) -> tuple[PropertyDifference, ...]:
-    """Return how two rows' custom properties differ, by name; empty when they are equal."""
+    """Return how two rows' custom properties differ, in order of name; empty when they are equal."""
     wanted = {name: (edm, text) for name, edm, text in canonical_content(expected)}
     found = {name: (edm, text) for name, edm, text in canonical_content(actual)}
     differences = []
@@ -256,9 +266,15 @@ async def _observe_refused(ctx: ReconcileContext, source_key: EntityKey) -> Obse
 
 
 def _judge(giving: dict[EntityKey, Row], actual: Row | None, without: Set[str]) -> Verdict | None:
-    """Return what is wrong with a row, by the rows that source rows give in its place."""
+    """Return the difference between a target row and the rows that source rows map to under its key.
+
+    Args:
+        giving: by source key, the row expected there.
+        actual: the row that is there, None for none.
+        without: properties that are not compared.
+    """
     if len(giving) > 1:
-        # Named are those whose row is not what stands there; all but one if that does not tell.
+        # Reported are the source keys whose row is not the one there; all but the first if none is.
         equal = [
             key for key, row in giving.items() if actual is not None and not compare(row, actual, without)
         ]
@@ -277,7 +293,7 @@ def _judge(giving: dict[EntityKey, Row], actual: Row | None, without: Set[str]) 
 
 
 def _attributed(verdict: Verdict, owner: EntityKey | None, point: Point) -> Verdict | None:
-    """Return the verdict with the owner that the mapping table knows, and naming no source row twice."""
+    """Add the owner by the mapping table to an extra row's verdict, and drop source keys reported already."""
     if verdict.kind is Kind.EXTRA and owner is not None:
         return replace(verdict, sources=(owner,))
     if verdict.kind is Kind.COLLISION:
@@ -286,7 +302,7 @@ def _attributed(verdict: Verdict, owner: EntityKey | None, point: Point) -> Verd
     return verdict
 
 
-# --- what is found -----------------------------------------------------------------------------------------
+# --- findings ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,9 +310,9 @@ class Found:
     """A stable divergence with the keys that repair needs. Never printed: its repr shows no key.
 
     Attributes:
-        divergence: the same without keys.
-        source: the source row to propagate; None for a foreign row.
-        stray: the target row to take away as (table number, key, ETag that was seen), or None.
+        divergence: the divergence without keys.
+        source: the source key to propagate; None for a foreign row.
+        stray: the target row to delete as (table number, key, ETag that was seen), or None.
     """
 
     divergence: Divergence
@@ -306,13 +322,13 @@ class Found:
 
 @dataclass(eq=False)
 class Collector:
-    """Takes settled candidates and gives the findings.
+    """Counts settled candidates and returns the findings.
 
     Attributes:
-        ctx: what is compared.
-        keep: when a repair shall follow, where to keep every divergence.
-        suspects: every candidate was seen to differ by a scan: what is equal now is transient. Else (rows
-            drawn by lot) it is transient only if a look at it saw a difference.
+        ctx: the tables and the mapping.
+        keep: where to keep every divergence when a repair is to follow.
+        suspects: a scan saw every candidate differ, so one that is equal now is transient. Else (rows of a
+            sample) it is transient only if an observation saw a difference.
     """
 
     ctx: ReconcileContext
@@ -322,7 +338,7 @@ class Collector:
     def __post_init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._listed: list[Divergence] = []
-        self._others: Counter[str] = Counter()  # candidates that are no divergence
+        self._others: Counter[str] = Counter()  # candidates without a divergence
 
     def take(self, settled: Sequence[Looked]) -> int:
         """Count a settled candidate; return how many divergences it holds."""
@@ -341,13 +357,13 @@ class Collector:
         return len(found)
 
     def findings(self) -> Findings:
-        """Return what was found."""
+        """Return the findings so far."""
         counts = dict(sorted(self._counts.items()))
         return Findings(counts, tuple(self._listed), **self._others)
 
 
 def _divergences(ctx: ReconcileContext, settled: Sequence[Looked]) -> Iterator[Found]:
-    """Name what is wrong with a settled candidate."""
+    """Yield the divergences of a settled candidate."""
     pair = _wrong_key(ctx, *settled) if len(settled) == 2 else None
     if pair is not None:
         yield pair

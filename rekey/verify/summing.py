@@ -1,12 +1,12 @@
-"""Summing up: the first pass of a full verification, several parts of the tables at a time.
+"""Summing up: the first pass of a full verification, reading several parts of the tables at a time.
 
 Rules kept here:
 
-* Cursor and sums move together, between two awaits: what is stored of them at any moment is a state from
-  which adding goes on without counting a row twice or leaving one out.
-* Readers that have nothing to read split what others have left, as the backfill's do; the sums do not depend
-  on where a table was split.
-* What is stopped is stored first.
+* Cursor and sums move together, between two awaits: the state stored at any moment is one from which summing
+  is resumed without counting a row twice or leaving one out.
+* Idle readers split the rest of another reader's part, as those of the backfill do; the sums do not depend on
+  where a table was split.
+* When the work is interrupted, the sums are stored first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rekey.verify.digest import digester
 from rekey.verify.sums import SOURCE, Part, Partial
 
 Checkpoint = Callable[[Partial], None]
-"""Told the sums, to store them."""
+"""Called with the sums, to store them."""
 
 
 def keep_nothing(_work: Partial) -> None:
@@ -36,22 +36,22 @@ def keep_nothing(_work: Partial) -> None:
 
 
 CHECKPOINT_ROWS = 200_000
-"""Rows between two checkpoints: some seconds of work, against a state of about 0.5 MB per table."""
+"""Rows between two checkpoints: some seconds of work, for storing about 0.5 MB per table."""
 LEAST_ROWS = 50 * MAX_PAGE_ROWS
-"""Rows a part must have given since it was last split before it is split again: looking for a middle takes
-about fifteen requests. A part that gave fifty pages is likely to have as many left, which are worth them."""
+"""Rows a part must have given since it was last split before it is split again: finding a middle takes about
+fifteen requests. A part that gave fifty pages is likely to have as many left, which is worth so many."""
 
 
 async def sum_up(ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint = keep_nothing) -> None:
-    """Read what is left of `work` and add it to its sums, page by page.
+    """Read the rest of the parts of `work` and add the rows to its sums, page by page.
 
     Args:
         ctx: the tables and the mapping.
         work: the sums; its parts may be split.
-        checkpoint: told the sums about every `CHECKPOINT_ROWS` rows, when stopped, and at the end.
+        checkpoint: called with the sums about every `CHECKPOINT_ROWS` rows, when interrupted, and at the end.
 
     Raises:
-        Interrupted: `ctx.stop` said so.
+        Interrupted: `ctx.stop` raised it.
     """
     if all(part.done for part in work.parts):
         return
@@ -66,12 +66,13 @@ async def sum_up(ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint
 
 @dataclass(slots=True, eq=False)
 class _Active:
-    """A part under a reader.
+    """A part that is being read.
 
     Attributes:
+        part: the part, its cursor as of the last page read.
         fresh: rows it gave since it was begun or split.
         shrunk: its end was moved after its scan began.
-        probed: a reader is looking for a place to split it.
+        probed: another reader is looking for a key to split it at.
     """
 
     part: Part
@@ -80,7 +81,7 @@ class _Active:
     probed: bool = False
 
     def take(self, page: Page) -> tuple[list[Row], bool]:
-        """Move on by a page; return its rows within the part, and whether the part ends with it."""
+        """Move the cursor past a page; return its rows within the part, and whether the part ends there."""
         rows, cursor, ended = page.cut(self.part.within.upto if self.shrunk else None)
         self.part.cursor = cursor or self.part.cursor
         self.fresh += len(rows)
@@ -100,7 +101,7 @@ class _Summing:
         self._adding = Adding(ctx.source.name, ctx.mapper, not_compared, work)
 
     async def reader(self) -> None:
-        """Read parts until there are none."""
+        """Read parts, also ones split off others, until there is none left to begin."""
         while (active := await self._take()) is not None:
             try:
                 await self._read(active)
@@ -122,7 +123,7 @@ class _Summing:
                 await self._changed.wait()
 
     async def _divide(self, active: _Active) -> None:
-        """Look for a key in the middle of what is left of a part, and split it there."""
+        """Look for a key in the middle of the rest of a part, and split it there."""
         part = active.part
         active.probed = True
         try:
@@ -130,7 +131,8 @@ class _Summing:
         finally:
             active.probed = False
         active.fresh = 0
-        # Meanwhile its reader may have come past that key, or to its end. From here on nothing is awaited.
+        # Meanwhile its reader may have passed that key, or reached the end. From here on nothing is awaited,
+        # so the cursor stands still.
         if middle is None or active not in self._active or middle not in part.rest:
             return
         part.within, rest = part.within.split(middle)
@@ -159,11 +161,11 @@ class _Summing:
                 if ended:
                     break
                 await ctx.taken(table, page)
-                del page, rows  # the next page takes their memory
+                del page, rows  # free their memory before the next page comes
         part.done = True
 
     def _tell(self) -> None:
-        """Wake all readers that wait; each looks for itself whether it is the change it waits for."""
+        """Wake all readers that wait; each checks whether its own condition holds now."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -174,7 +176,14 @@ class Adding:
     def __init__(
         self, source: str, mapper: Mapper, not_compared: Sequence[frozenset[str]], work: Partial
     ) -> None:
-        """Take the source's name, the mapping, what has no part in the comparison, and the sums."""
+        """Create it.
+
+        Args:
+            source: name of the source table.
+            mapper: maps source rows.
+            not_compared: by target, the properties that are not compared.
+            work: the sums to add to.
+        """
         self._mapper, self._map, self._work = mapper, mapper.map, work
         self._add_source = work.source.adder(digester(source))
         digests = [digester(name, without) for name, without in zip(mapper.tables, not_compared, strict=True)]
@@ -182,7 +191,7 @@ class Adding:
         self._add_actual = [sums.adder(one) for sums, one in zip(work.actual, digests, strict=True)]
 
     def add(self, table: int, rows: list[Row]) -> None:
-        """Add rows of the source, and the rows they give, or rows of a target."""
+        """Add rows of a target or, for `SOURCE`, source rows and the rows that they map to."""
         if table == 0 and self._mapper.together:
             for row in rows:
                 self._add_actual[self._mapper.number_of(table, row)](row)

@@ -1,4 +1,4 @@
-"""Sums of row digests: what makes a comparison of two tables resumable and distributable.
+"""Sums of row digests, by which a comparison of two tables can be resumed and distributed.
 
 Rules kept here:
 
@@ -7,8 +7,8 @@ Rules kept here:
 * The content digest of a table is SHA-256 over `rekey/table/v1` ‖ 0 followed, for every bucket in order, by
   its sum (16 bytes, big-endian) and its number of rows (8 bytes, big-endian). Nothing else goes in: no time,
   no ETag. Equal digests mean equal tables.
-* What is stored to go on later (`Partial.as_state`) holds the key up to which a part was read, and belongs in
-  the state file, nowhere else. Sums themselves hold no keys.
+* The state from which a comparison is resumed (`Partial.as_state`) holds the key up to which a part was read,
+  and belongs in the state file, nowhere else. Sums themselves hold no keys.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange,
 from rekey.verify.digest import BUCKET_MASK, BUCKETS, DIGEST_BYTES
 
 SOURCE = -1
-"""The number of the source table, where targets are 0, 1, ..."""
+"""The number of the source table; targets are 0, 1, ..."""
 
 FEW = 100
-"""Of a source table with fewer rows no content digest is told."""
+"""A report has no content digest of a source table with fewer rows."""
 
 COUNT_BYTES = 8
 _STEP = DIGEST_BYTES + COUNT_BYTES
@@ -49,8 +49,8 @@ class BucketSums:
         self.counts = [0] * BUCKETS
 
     def adder(self, digest: Callable[[Row], bytes]) -> Callable[[Row], None]:
-        """Return a function that adds rows by their `digest`. Sums grow past 128 bits and are reduced when
-        they are read."""
+        """Return a function that adds a row by its `digest`. Sums grow past 128 bits and are reduced when
+        they are packed or compared."""
         sums, counts, from_bytes = self.sums, self.counts, int.from_bytes
         before: str | None = None
         begun = 0
@@ -103,7 +103,7 @@ class BucketSums:
 
     @classmethod
     def from_json(cls, text: str) -> BucketSums:
-        """Read what `as_json` wrote. Raises StateUnusable."""
+        """Return the sums that `as_json` packed. Raises StateUnusable when they cannot be read."""
         try:
             data = base64.b64decode(text, validate=True)
         except ValueError:
@@ -112,11 +112,11 @@ class BucketSums:
 
     @classmethod
     def from_packed(cls, data: bytes) -> BucketSums:
-        """Read what `packed` returned. Raises StateUnusable."""
+        """Return the sums that `packed` packed. Raises StateUnusable when the length is wrong."""
         if len(data) != BUCKETS * _STEP:
             raise _unusable()
         sums = cls()
-        # As in the form of `packed`: a sum is two words, a count one.
+        # In the form of `packed` a sum is two words of 8 bytes, a count one.
         words = struct.unpack(f">{BUCKETS * _STEP // COUNT_BYTES}Q", data)
         sums.sums[:] = [high << 64 | low for high, low in zip(words[0::3], words[1::3], strict=True)]
         sums.counts[:] = words[2::3]
@@ -124,13 +124,13 @@ class BucketSums:
 
 
 class Read(NamedTuple):
-    """Rows that were read of one table in one sitting: without a break of the command between them.
+    """The rows read of one table in one sitting, that is, without a break of the command between them.
 
     Attributes:
         table: `SOURCE`, or the number of a target.
-        sitting: counts from 1.
+        sitting: its number, from 1.
         begun_at, ended_at: when the first and the last of these pages were read, UTC.
-        rows: how many.
+        rows: how many rows.
     """
 
     table: int
@@ -147,8 +147,8 @@ class Part:
     Attributes:
         table: `SOURCE`, or the number of a target.
         within: the range.
-        cursor: everything up to and including this key is in the sums.
-        done: all of the range is.
+        cursor: everything in the range up to and including this key is in the sums; None: nothing yet.
+        done: the whole range is in the sums.
     """
 
     table: int
@@ -158,24 +158,24 @@ class Part:
 
     @property
     def rest(self) -> KeyRange:
-        """What is left to read."""
+        """The part of the range that is still to be read."""
         return self.within if self.cursor is None else self.within.behind(self.cursor)
 
 
 @dataclass(slots=True)
 class Partial:
-    """Sums made so far, and what is left to read.
+    """The sums of a comparison so far, and the key ranges still to be read.
 
     Attributes:
-        parts: the key ranges this work consists of.
-        expected: per target, the sums of the rows that the source's rows give.
-        actual: per target, the sums of the rows it holds.
-        source: the sums of the source's rows as they are.
+        parts: the key ranges of the comparison, each with its cursor.
+        expected: by target, the sums of the rows that the source rows map to.
+        actual: by target, the sums of the rows it holds.
+        source: the sums of the source rows as they are.
         source_rows: source rows read.
-        refused: source rows the mapping refused.
+        refused: source rows that the mapping refused.
         begun_at: when the first sitting began, UTC; "" before.
-        sitting: the present one.
-        reads: what was read when, by table and sitting.
+        sitting: the number of the present sitting, 0 before the first.
+        reads: the rows read and when, by sitting and table.
     """
 
     parts: list[Part] = field(repr=False)
@@ -189,29 +189,29 @@ class Partial:
     reads: dict[tuple[int, int], Read] = field(default_factory=dict)
 
     def sit_down(self, now: str) -> None:
-        """Begin a sitting."""
+        """Begin a sitting at the time `now`, UTC."""
         self.begun_at = self.begun_at or now
         self.sitting += 1
 
     def was_read(self, table: int, rows: int, now: str) -> None:
-        """Note that rows of a table were read in the present sitting."""
+        """Count rows of a table as read in the present sitting at the time `now`, UTC."""
         before = self.reads.get((self.sitting, table))
         began, rows = (before.begun_at, before.rows + rows) if before else (now, rows)
         self.reads[self.sitting, table] = Read(table, self.sitting, began, now, rows)
 
     @classmethod
     def fresh(cls, targets: int, read: Iterable[int] | None = None) -> Partial:
-        """Begin a comparison with so many target tables: each table in one piece, nothing read.
+        """Return a comparison with so many targets, nothing read, each table in one part.
 
         Args:
             targets: how many.
-            read: those that are to be read, where rows of several stand in one; None: all.
+            read: the targets to read, where rows of several are in one table; None: all.
         """
         parts = [Part(table, EVERYTHING) for table in (SOURCE, *(range(targets) if read is None else read))]
         return cls(parts, [BucketSums() for _ in range(targets)], [BucketSums() for _ in range(targets)])
 
     def as_state(self) -> dict[str, Any]:
-        """Return a JSON-able value to go on from. It holds keys: for the state file only."""
+        """Return a JSON-able value to resume from. It holds keys: for the state file only."""
         return {
             "buckets": BUCKETS,
             "parts": [
@@ -230,7 +230,7 @@ class Partial:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], *, targets: int) -> Partial:
-        """Read what `as_state` gave. Raises StateUnusable when it is not of this comparison."""
+        """Return a comparison from what `as_state` gave. Raises StateUnusable when that is of another one."""
         try:
             if state["buckets"] != BUCKETS or len(state["expected"]) != targets:
                 raise _unusable()
@@ -254,10 +254,10 @@ class Partial:
 
 
 def told_digest(sums: BucketSums) -> str:
-    """Return the content digest of a table whose keys must not be found out, "" when it has few rows.
+    """Return the content digest of a table whose keys must stay secret, "" when it has fewer than `FEW` rows.
 
-    A digest can be tried out: who knows all of a table but one e-mail address tries addresses until it fits.
-    With `FEW` unknown addresses there are more combinations than can be tried.
+    A digest allows guessing: an attacker who knows all of a table but one e-mail address can try addresses
+    until the digest fits. With `FEW` unknown addresses there are more combinations than can be tried.
     """
     return sums.content_digest() if sums.rows >= FEW else ""
 

@@ -114,17 +114,12 @@ def rekey_for_a_shell(folder: Path) -> Iterator[Path]:
     def serve() -> None:
         while True:
             asked, _ = listening.accept()
-            with asked:
-                message, descriptors, _, _ = socket.recv_fds(asked, _MOST_BYTES, 3)
-                if not message:
-                    return
-                words, cwd, environment = json.loads(message)
-                process = forked(rekey, words, cwd, environment, [_Passed(one) for one in descriptors])
-                for descriptor in descriptors:
-                    os.close(descriptor)
-                process.join()
-                code = process.exitcode or 0
-                asked.send(str(code if code >= 0 else 128 - code).encode())
+            message, descriptors, _, _ = socket.recv_fds(asked, _MOST_BYTES, 3)
+            if not message:
+                asked.close()
+                return
+            # The commands of a pipe run at the same time.
+            threading.Thread(target=_answer, args=(asked, message, descriptors)).start()
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(address)
@@ -137,6 +132,18 @@ def rekey_for_a_shell(folder: Path) -> Iterator[Path]:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as ended:
                 ended.connect(address)
             server.join()
+
+
+def _answer(asked: socket.socket, message: bytes, descriptors: list[int]) -> None:
+    """Run one command to its end, and tell its exit code as a shell does."""
+    with asked:
+        words, cwd, environment = json.loads(message)
+        process = forked(rekey, words, cwd, environment, [_Passed(one) for one in descriptors])
+        for descriptor in descriptors:
+            os.close(descriptor)
+        process.join()
+        code = process.exitcode or 0
+        asked.send(str(code if code >= 0 else 128 - code).encode())
 
 
 class _Passed:

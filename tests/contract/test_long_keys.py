@@ -6,8 +6,6 @@ service's front end has the same limit.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -67,10 +65,10 @@ async def test_pages_of_a_range_hold_exactly_its_rows(
     since = "2000-01-01T00:00:00.0000000Z" if delta else None
     pages = [page async for page in filled.scan(within, page_rows=page_rows, modified_from=since)]
     assert [key_of(row) for page in pages for row in page.rows] == [key for key in KEYS if key in within]
-    assert all(len(page.rows) <= page_rows for page in pages)
+    assert max((len(page.rows) for page in pages), default=0) <= page_rows
     cursors = [page.cursor.order for page in pages if page.cursor is not None]
-    assert all(early <= late for early, late in pairwise(cursors))
-    assert all(len(address) <= MAX_ADDRESS_BYTES for address in addresses)
+    assert cursors == sorted(cursors)
+    assert max(map(len, addresses), default=0) <= MAX_ADDRESS_BYTES  # in memory there are none
 
 
 async def test_a_partition_of_long_keys_is_resumed_split_and_looked_up(
@@ -86,4 +84,4 @@ async def test_a_partition_of_long_keys_is_resumed_split_and_looked_up(
     assert set(await read_keys(filled, [*wanted[1:], EntityKey(PARTITIONS[0], "字" * 511)])) == set(
         wanted[1:]
     )
-    assert all(len(address) <= MAX_ADDRESS_BYTES for address in addresses)
+    assert max(map(len, addresses), default=0) <= MAX_ADDRESS_BYTES  # in memory there are none

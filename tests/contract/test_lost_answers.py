@@ -31,6 +31,7 @@ from rekey.tables.base import SHARED_SERVICE_S, Operation, Verb
 from rekey.tables.credentials import SharedKey
 from rekey.tables.requests import RetryPolicy
 from rekey.tables.transport import Timeouts
+from tests.every import every
 from tests.faultproxy import Answered, Fault, FaultProxy, batch_error_answer, error_answer
 
 pytestmark = pytest.mark.azurite
@@ -190,6 +191,23 @@ async def test_a_write_that_was_turned_away_after_one_was_left_open_is_open(worl
         await world.service.shared(world.table.name).replace(row(A=2), etag=etag)
 
 
+@pytest.mark.parametrize("reading_back", [False, True])
+async def test_a_credential_that_is_refused_after_a_lost_answer_leaves_the_write_open(
+    world: World, reading_back: bool
+) -> None:
+    """The first attempt may have been applied, or may be yet: the refusal is about the second one alone."""
+    etag = await world.direct.insert(row(A=1))
+    refused = error_answer(403, "AuthenticationFailed")
+    later = [Fault(answer=refused, method="PUT")]
+    if reading_back:
+        later = [Fault(answer=error_answer(412, "UpdateConditionNotSatisfied"), method="PUT")]
+        later += [Fault(answer=refused, method="GET", times=9)]
+    world.proxy.faults = [Fault(method="PUT"), *later]
+    with pytest.raises(Ambiguous, match="AuthenticationFailed"):
+        await world.table.replace(row(A=2), etag=etag)
+    assert (world.service.last_open is None) is reading_back
+
+
 async def test_a_write_on_a_version_is_sent_again_also_where_others_write(world: World) -> None:
     """What it depends on is gone once a later attempt is answered: no earlier one can take effect any more,
     so nothing of it is remembered as open."""
@@ -255,7 +273,7 @@ async def test_the_service_is_told_to_work_on_shared_rows_for_a_short_time_only(
     shared = world.service.shared(world.table.name)
     await shared.upsert(row(A=1))
     await shared.transact([Operation(Verb.INSERT_OR_REPLACE, row(A=2))])
-    assert all(f"timeout={SHARED_SERVICE_S}" in asked.target for asked in world.proxy.asked)
+    assert every(f"timeout={SHARED_SERVICE_S}" in asked.target for asked in world.proxy.asked)
 
 
 async def test_a_row_of_another_writer_after_a_lost_answer_is_ambiguous(world: World) -> None:
@@ -415,7 +433,7 @@ async def test_a_scan_survives_failing_empty_and_malformed_pages(world: World) -
     first, *others = [asked.target for asked in world.proxy.asked]
     assert "%24filter" in first.replace("$", "%24")
     assert others
-    assert all(one == f"{first}&NextPartitionKey=1%214%21cA--" for one in others)
+    assert every(one == f"{first}&NextPartitionKey=1%214%21cA--" for one in others)
     assert pages[0].rows == []
     assert pages[0].cursor == EntityKey("p", "2")
 

@@ -14,6 +14,7 @@ from rekey.state.audit import AuditEvent
 from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
 from tests.commands import Commands
+from tests.every import every
 from tests.projects import USERS_SCRIPT, Project
 
 SCRIPT = "0001_users"
@@ -55,7 +56,7 @@ def test_every_phase_boundary_has_a_signed_checkpoint(rekey: Commands) -> None:
             *(f"`{phase}` done" for phase in ("prepare", "dual_write", "backfill", "reconcile", "cutover")),
             "`cutover` taken back",
         ]
-        assert all(note.parsed(one.note).is_by(key) for one in stored)
+        assert every(note.parsed(one.note).is_by(key) for one in stored)
         assert log.problems_of(state.audit_events(), stored) == []
         ends = {event.seq for event in state.audit_events() if event.event in ("phase-done", "phase-undone")}
         assert ends == {one.size for one in stored}
@@ -124,5 +125,5 @@ def test_commands_are_recorded_without_the_texts_that_were_typed(rekey: Commands
         "rekey lookup --old=… --reason=…",
         "rekey verify --mode=sample --rows=7 --seed=3",
     ]
-    assert all(event.host and event.actor and event.format == 2 for event in events(rekey))
+    assert every(event.host and event.actor and event.format == 2 for event in events(rekey))
     assert EMAIL not in b"".join(event.line() for event in events(rekey)).decode()

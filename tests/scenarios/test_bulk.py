@@ -7,6 +7,7 @@ import pytest
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.tables.base import Operation, Verb
 from rekey.tables.bulk import insert_absent, read_keys
+from tests.every import every
 from tests.memory import MemoryTable, MemoryTableService
 
 
@@ -28,7 +29,7 @@ async def test_what_was_there_is_returned_and_kept_and_the_rest_is_inserted(
     batch = [Operation(Verb.INSERT, row(number, "second")) for number in range(100)]
     present = await insert_absent(table, batch)
     assert {key.row for key in present} == {"00003", "00050", "00099"}
-    assert all(found["Note"] == "first" for found in present.values())
+    assert every(found["Note"] == "first" for found in present.values())
     notes = [content_of(found)["Note"] for found in memory.dump("Things")]
     assert len(notes) == 100
     assert notes.count("first") == 3
@@ -48,4 +49,4 @@ async def test_keys_are_found_however_far_apart_they_lie(table: MemoryTable, ste
     absent = EntityKey("p", "00000a")
     found = await read_keys(table, [*asked, absent])
     assert set(found) == set(asked)
-    assert all(key_of(content) == key for key, content in found.items())
+    assert every(key_of(content) == key for key, content in found.items())

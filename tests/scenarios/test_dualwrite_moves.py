@@ -257,7 +257,7 @@ def test_nothing_is_copied_before_every_client_follows_even_after_a_kill_behind_
     hang = HangingOperation(client)
     store = ControlStore(users.project.restricted, users.script_id)
     users.do(store.move(ControlPhase.SOURCE, ControlPhase.DUAL_WRITE))
-    with pytest.raises(Refused, match=r"after 120 s 1 client .* slow .* 1 operations under way"):
+    with pytest.raises(Refused, match=r"after 120 s 1 client .* slow .* 1 operations in flight"):
         users.apply()
     assert users.project.rows("UsersV2") == []
     hang.end()

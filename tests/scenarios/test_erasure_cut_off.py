@@ -122,3 +122,19 @@ def test_status_names_the_command_that_ends_what_was_cut_off(users: Commands) ->
     command = users("status", "--json").json["migrations"][0]["next"]["command"]
     users(*shlex.split(command)[1:])
     assert len(tombstones(project)) == 2
+
+
+def test_an_erasure_of_what_was_erased_before_is_told_when_it_is_cut_off(users: Commands) -> None:
+    project, named = users.project, by_id(users, subject(users))
+    users("erase", *named, *WHY)
+
+    async def kill(_call: Call) -> None:
+        if [one.event for one in erasures(project)].count("erasure-begun") == 2:
+            raise Killed
+
+    with killed_by(project, kill):
+        users("erase", *named, *WHY)
+    told = users("status", "--json").json["migrations"][0]
+    assert "an erasure that was begun on" in str(told)
+    users(*shlex.split(told["next"]["command"])[1:])
+    assert "ATTENTION" not in users("status").out

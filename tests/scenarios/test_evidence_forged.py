@@ -16,6 +16,7 @@ from rekey.state import backend
 from rekey.state.backend import SCHEMA_FOLDER
 from rekey.state.store import State
 from tests.commands import Commands
+from tests.every import every
 from tests.evidence import checked, codes, exported, forge, handed_over, relinked, restated, rows, with_key
 from tests.projects import CONFIG, USERS_SCRIPT, Project
 
@@ -179,7 +180,7 @@ def test_names_of_files_in_a_bundle_draw_no_verdict(rekey: Commands, key: Public
     assert not set("\x1b\x9b\u202e\udcff") & set(said.all)
     assert "\\x1b[2J\\x1b[H" in said.out
     lines = said.out.splitlines()
-    assert all(
+    assert every(
         line.startswith(("  about ", "  signed by ", "  key from ", "  holds ", "  WRONG "))
         for line in lines[1:]
     )

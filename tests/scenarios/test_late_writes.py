@@ -15,20 +15,21 @@ from rekey.client.reading import ClientFacts
 from rekey.client.sdk.core import ClientCore
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.concurrency import cancel
-from rekey.errors import GateClosed, Interrupted, ServiceError
+from rekey.errors import Ambiguous, GateClosed, Interrupted, Moved, ServiceError
 from rekey.mapping.rows import MAPPING_TABLE
-from rekey.migration.opening import Prepared
+from rekey.migration.opening import OpenMigration, Prepared
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
 from rekey.protocol.control import ControlStore
+from rekey.protocol.journal import JOURNAL_TABLE
 from rekey.protocol.registry import Registry, is_current, refused_at
 from rekey.protocol.rules import View
 from rekey.runner import commands
 from rekey.runner.clients import RUNNER
-from rekey.runner.run import OPEN_S, Options, StopFlag
+from rekey.runner.run import OPEN_S, WRITING_S, Options, StopFlag
 from rekey.state.store import State
-from rekey.tables.base import SIGNED_S, Operation
+from rekey.tables.base import SIGNED_S, Operation, Verb
 from tests.company import QUICK, Client, Company, application, as_application, company
 from tests.dualwriting import delete, upsert
 from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
@@ -42,6 +43,8 @@ OVER_S = 51
 FIRST = key_of(user("user000@example.com"))
 STOPPED = Options(writers_stopped=True)
 FIVE_MINUTES = 300
+DELETED_S = 45
+"""After which a deleted table's name can be used again."""
 DAY = 86_400
 
 
@@ -120,6 +123,29 @@ def test_a_repair_that_is_cut_off_leaves_an_intent_for_what_it_had_sent(users: C
     users.apply(Phase.CUTOVER)
     assert gone["ContactEmail"] not in {row["ContactEmail"] for row in users.project.rows("UsersV2")}
     users.assert_in_step()
+
+
+def test_what_could_not_be_written_while_it_was_announced_is_not_sent_and_is_said(users: Company) -> None:
+    """The runner stood still after it had announced a key."""
+    users.client()
+    users.apply()
+    gone = users.project.rows("UsersV2")[0]
+    users.do(users.project.tables.table("UsersV2").delete(key_of(gone)))
+    still = False
+
+    async def gate(call: Call) -> None:
+        nonlocal still
+        await asyncio.sleep(0)
+        if not application.get() and not still and call.table == JOURNAL_TABLE and call.writes:
+            still = True
+            users.project.clock.advance(WRITING_S + 1)
+
+    users.project.restricted.gate = gate
+    with pytest.raises(ServiceError, match="could not be written in time"):
+        users.verify(repair=True)
+    assert len(users.project.rows("UsersV2")) == 19
+    users.verify(repair=True)
+    assert len(users.project.rows("UsersV2")) == 20
 
 
 def killed_elsewhere(ours: Company) -> None:
@@ -364,15 +390,21 @@ class OfTheSdk:
             return await self.core.write(operations)
 
 
+def held_from_before_the_migration(ours: Company) -> tuple[OfTheSdk, Standing]:
+    """Return a client and its write, which began before there was a migration and stands while one begins."""
+    ours.client()
+    stopped = OfTheSdk(ours)
+    held = Standing(ours, stopped, upsert({**user(FIRST.row), "Nm": "late"}))
+    ours.live(OVER_S)
+    ours.apply()
+    return stopped, held
+
+
 def test_a_write_from_before_the_migration_that_is_answered_late_is_announced_after_all(
     users: Company,
 ) -> None:
     """When it began there was no migration, so it has no intent; it ends when its row is copied."""
-    users.client()
-    stopped = OfTheSdk(users)
-    held = Standing(users, stopped, upsert({**user(FIRST.row), "Nm": "late"}))
-    users.live(OVER_S)
-    users.apply()
+    stopped, held = held_from_before_the_migration(users)
     assert users.phase is ControlPhase.DUAL_WRITE
     held.go_on()
     with pytest.raises(ServiceError, match="may have been applied"):
@@ -383,6 +415,19 @@ def test_a_write_from_before_the_migration_that_is_answered_late_is_announced_af
     users.apply()
     assert source(users)[FIRST]["Nm"] == "late"
     users.assert_in_step()
+
+
+def test_a_write_that_was_applied_is_not_told_as_refused_by_a_migration_that_began_meanwhile(
+    users: Company,
+) -> None:
+    """The mapping is sealed with another key. A refusal says that nothing was written, and this was."""
+    _, held = held_from_before_the_migration(users)
+    moved = mock.AsyncMock(side_effect=Moved("the mapping is sealed with another key"))
+    with mock.patch.object(OpenMigration, "mapping", moved):
+        held.go_on()
+    with pytest.raises(ServiceError, match="may have been applied"):
+        held.writing.result()
+    assert source(users)[FIRST]["Nm"] == "late"
 
 
 def test_a_client_that_had_acknowledged_dual_writes_before_it_was_given_up_is_not_waited_for(
@@ -564,6 +609,32 @@ def test_what_the_last_pass_of_a_cutover_left_open_lands_before_the_target_is_th
     assert new["RowKey"] not in {row["ContactEmail"] for row in delta.project.rows("UsersV2")}
 
 
+def test_what_a_way_back_left_open_lands_before_the_source_is_the_authority_again(tmp_path: Path) -> None:
+    """A row missing in the source is put back; the first attempt was left open, the second one answered."""
+    delta = Delta(tmp_path)
+    delta.apply(Phase.CUTOVER)
+    source, target = delta.project.tables.table("Users"), delta.project.tables.table("UsersV2")
+    [row] = [one for one in delta.project.rows("UsersV2") if one["ContactEmail"] == FIRST.row]
+    asyncio.run(target.merge({**content_of(row), "Name": "new"}))
+    asyncio.run(source.delete(EntityKey("p0", FIRST.row)))
+    sent: list[Call] = []
+
+    async def gate(call: Call) -> None:
+        if not sent and call.action == "insert" and call.table == "Users":
+            sent.append(call)
+            delta.lands_after(MARGIN_S - 1, "tables", call)
+
+    delta._gates(gate)
+    delta.project.tables.faults = PlannedFaults(Planned(Fault(FaultKind.LOST_REQUEST), "insert", "Users"))
+    with delta.project.session(STOPPED) as session:
+        commands.rollback(session, delta.script_id, to=None, drop=None)
+    asyncio.run(source.delete(EntityKey("p0", FIRST.row)))
+    delta.project.clock.advance(MARGIN_S)
+    asyncio.run(delta.project.tables.server_time())
+    assert sent
+    assert FIRST.row not in {one["RowKey"] for one in delta.project.rows("Users")}
+
+
 def test_a_mapping_batch_that_lands_after_all_was_dropped_leaves_nothing(tmp_path: Path) -> None:
     delta = Delta(tmp_path)
     sent = delta.killed_at_first_batch_to(MAPPING_TABLE)
@@ -574,6 +645,38 @@ def test_a_mapping_batch_that_lands_after_all_was_dropped_leaves_nothing(tmp_pat
     assert delta.project.restricted.dump(MAPPING_TABLE) == []
     delta.apply()
     assert len(delta.project.rows("UsersV2")) == 20
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["taken back again", "applied at once"])
+def test_deletes_that_a_way_back_left_open_take_nothing_from_the_next_run(
+    tmp_path: Path, again: bool
+) -> None:
+    """The next run writes the same mapping rows."""
+    delta = Delta(tmp_path)
+    delta.apply()
+    mapping = delta.project.restricted.dump(MAPPING_TABLE)
+    sent: list[Call] = []
+
+    async def gate(call: Call) -> None:
+        if not sent and call.action == "transact" and call.table == MAPPING_TABLE:
+            sent.append(call)
+
+    delta._gates(gate)
+    delta.project.restricted.faults = PlannedFaults(
+        Planned(Fault(FaultKind.LOST_REQUEST), "transact", MAPPING_TABLE)
+    )
+    with pytest.raises(Ambiguous):
+        delta.rollback()
+    assert {one.verb for one in sent[0].operations} == {Verb.DELETE}
+    delta.project.restricted.last_open = None  # the next process knows nothing of it
+    delta.project.clock.advance(DELETED_S)
+    delta.lands_after(MARGIN_S - DELETED_S - 1, "restricted", sent[0])
+    if again:
+        delta.rollback()
+    delta.apply()
+    delta.project.clock.advance(MARGIN_S)
+    asyncio.run(delta.project.restricted.server_time())
+    assert len(delta.project.restricted.dump(MAPPING_TABLE)) == len(mapping)
 
 
 # --- wrong clocks -----------------------------------------------------------------------------------------

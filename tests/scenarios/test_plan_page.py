@@ -13,6 +13,7 @@ import pytest
 from rekey.model import Row
 from tests.browser import complaints, drawn, needs_browser, opened
 from tests.commands import Commands
+from tests.every import every
 from tests.madeup import posts, telemetry, users
 from tests.planning import fill
 from tests.projects import USERS_SCRIPT, Project
@@ -156,7 +157,7 @@ def test_two_designs_are_put_side_by_side_on_the_same_rows(rekey: Commands) -> N
         given = {problem["code"]: problem["severity"] for problem in one["problems"]}
         assert {what: values[number] for what, values in advice.items() if values[number] != "–"} == given
     assert "warning" in [values[1] for values in advice.values()], "rows by author stand alone"
-    assert all("EUR" in value for value in lines["Cost", "money, batch billed by its rows"])
+    assert every("EUR" in value for value in lines["Cost", "money, batch billed by its rows"])
     assert [one["script_id"] for one in said["plans"]] == said["designs"]
     text = rekey("plan", "--compare", first, second, "--exact").out
     assert "PostsByMonth" in text and "PostsByWriter" in text

@@ -29,6 +29,7 @@ from rekey.verify.full import full
 from rekey.verify.sample import sample
 from tests.documents import ROOT
 from tests.dualwriting import DualWorld, delete, insert, merge, replace, upsert
+from tests.every import every
 from tests.faults import Call, FaultKind, NoFaults, SeededFaults
 from tests.madeup import registrations
 from tests.memory import MemoryTableService
@@ -110,7 +111,7 @@ async def test_fifty_thousand_registrations_take_no_more_transactions_than_their
     needed = sum(-(-count // 100) for count in rows.values())
     # The table is read at several places at a time: what one leaves over may not wait for long for another.
     assert needed <= sizes.total() <= needed + len(rows)
-    assert all(-(-size // 2) * 2 == size for size in sizes), "pairs are never taken apart"
+    assert every(-(-size // 2) * 2 == size for size in sizes), "pairs are never taken apart"
 
 
 async def test_where_one_row_of_a_pair_is_there_already_propagate_decides_about_both(
@@ -307,7 +308,7 @@ async def test_in_cutover_a_secondary_row_is_part_of_its_main_rows_transaction(
         ("delete", "AGE:055_"),
         ("insert", "AGE:056_"),
     ]
-    assert all(one.etag for one in call.operations[:2])
+    assert every(one.etag for one in call.operations[:2])
     forward = await world.mapping.forward(JOHN)
     assert forward is not None
     assert TargetKey(1, "nyc", "AGE:056__01234") in forward.targets

@@ -19,6 +19,7 @@ from rekey.verify.count import count
 from rekey.verify.render import render
 from rekey.verify.report import Kind, exit_code
 from rekey.verify.sample import reservoir, sample
+from tests.every import every
 from tests.fakeclock import FakeClock
 from tests.memory import MemoryTableService
 from tests.verifying import context, filled, rows_of, source_id
@@ -72,7 +73,7 @@ async def test_count_names_the_partitions_that_differ(
     assert no_keys(text)
     assert no_keys(json.dumps(report.as_json()["tables"]))
     assert no_keys(repr(report.tables) + repr(report.largest))
-    assert all(len(line) <= WIDTH for line in text.splitlines())
+    assert every(len(line) <= WIDTH for line in text.splitlines())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -230,5 +231,7 @@ async def test_every_row_has_the_same_chance_to_be_drawn() -> None:
         assert len({key.row for key in drawn.keys}) == 5
         assert drawn.population == 40
         counts.update(key.row for key in drawn.keys)
-    # five standard deviations of a binomial count with these numbers
-    assert all(abs(counts[f"{number:02}"] - 500) < 5 * (4000 * 0.125 * 0.875) ** 0.5 for number in range(40))
+    # of a binomial count with these numbers
+    assert every(
+        abs(counts[f"{number:02}"] - 500) < 5 * (4000 * 0.125 * 0.875) ** 0.5 for number in range(40)
+    )

@@ -17,6 +17,7 @@ from rekey.present.text import WIDTH
 from rekey.verify.full import full
 from rekey.verify.render import render
 from rekey.verify.report import Change, Kind, Outcome, PropertyDifference, exit_code
+from tests.every import every
 from tests.memory import MemoryTableService
 from tests.verifying import context, filled, rows_of, source_id, target_id
 from tests.worlds import LOWERED, POSTS, USERS, World, post, user
@@ -125,7 +126,7 @@ async def check_plant(world: World, table: int, source_key: EntityKey, plant: Pl
         assert found.row_id in text
         assert "example.com" not in text
         assert "post-007" not in text
-    assert all(len(line) <= WIDTH for line in render(report).splitlines())
+    assert every(len(line) <= WIDTH for line in render(report).splitlines())
 
     repaired = (await full(ctx, repair=True)).repair
     assert repaired is not None

@@ -6,9 +6,7 @@ new seeds for SOAK_SECONDS, from SOAK_SEED on.
 
 from __future__ import annotations
 
-import functools
 import os
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -20,6 +18,7 @@ from rekey.protocol.propagate import Propagated
 from rekey.protocol.reverse import ReversePropagator
 from tests.simulation.dual_life import KINDS, Life
 from tests.simulation.judging import Found
+from tests.simulation.living import lived
 
 QUICK = (
     ("keys from keys", 2),
@@ -53,26 +52,17 @@ EVERY_KIND_OF_EVENT = {
 pytestmark = pytest.mark.xdist_group("dual lives")
 
 
-@functools.cache
-def lived(kind: str, seed: int) -> Life:
-    """Return a life of the quick ones, lived once for all tests here."""
-    with tempfile.TemporaryDirectory() as folder:
-        life = Life(Path(folder), kind, seed)
-        life.live()
-    return life
-
-
 @pytest.mark.parametrize(("kind", "seed"), QUICK)
 def test_a_life_under_writes_loses_nothing(kind: str, seed: int) -> None:
     """What clients of both views were told of each key fits one row that changes at once; replicas are what
     the authority says, the mapping accounts for them and the journal is empty: after cutover, after the way
     back, after `complete`. No verification under writes has a false alarm."""
-    assert lived(kind, seed).operations > 100
+    assert lived(Life, kind, seed).operations > 100
 
 
 def test_over_the_quick_seeds_everything_happens(tmp_path: Path) -> None:
     """A simulation in which nothing goes wrong would prove nothing. More lives are lived until all has."""
-    happened = {str(event) for quick in QUICK for event in lived(*quick).storm.happened}
+    happened = {str(event) for quick in QUICK for event in lived(Life, *quick).storm.happened}
     for seed in MORE_SEEDS:
         if happened >= EVERY_KIND_OF_EVENT:
             return
@@ -86,7 +76,7 @@ def test_over_the_quick_seeds_everything_happens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "seed"), [QUICK[2], QUICK[1]], ids=["in the clear", "sealed"])
 def test_a_seed_is_a_dual_life(tmp_path: Path, kind: str, seed: int) -> None:
     """The same seed gives the same requests in the same order: a failure can be lived again."""
-    one, other = lived(kind, seed), Life(tmp_path, kind, seed)
+    one, other = lived(Life, kind, seed), Life(tmp_path, kind, seed)
     other.live()
     assert one.storm.trace == other.storm.trace
     assert one.storm.happened == other.storm.happened

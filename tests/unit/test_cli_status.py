@@ -135,9 +135,9 @@ CASES = [
     pytest.param(
         facts(ControlPhase.FREEZE, Phase.RECONCILE, lease=LIVE),
         True,
-        "under way: writes wait",
+        "in progress: writes wait",
         "status 0001_users",
-        id="freeze under way",
+        id="freeze in progress",
     ),
     pytest.param(
         facts(ControlPhase.FREEZE, Phase.RECONCILE),

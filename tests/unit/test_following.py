@@ -68,7 +68,7 @@ def test_clients_are_named_with_what_is_known_of_them() -> None:
     said = named([replace(CURRENT, refuses="digest-moved", in_flight=3)], at(20).now)
     assert said == (
         "api (old view, host web-1, pid 4711; acknowledged epoch 2, refuses with `digest-moved`, silent,"
-        " 3 operations under way)"
+        " 3 operations in flight)"
     )
     many = named([CURRENT] * 13, at(1).now)
     assert many.count("web-1") == 10

@@ -15,6 +15,7 @@ from rekey.declaration.scripts import load_scripts
 from rekey.model import Row, key_of, property_names
 from rekey.tables.rules import stored_form
 from tests import madeup
+from tests.every import every
 from tests.oddrows import generic
 
 ALL = [madeup.users, madeup.posts, madeup.telemetry, generic]
@@ -40,7 +41,7 @@ def test_generic_rows_have_every_type_and_keys_that_need_care() -> None:
     rows = list(generic(500))
     assert {edm_type(row, name) for row in rows for name in property_names(row)} == TYPES
     keys = "".join(row["RowKey"] for row in rows)
-    assert all(sign in keys for sign in ("'", '"', " ", "%", "+", "🦊", "日", ";"))
+    assert every(sign in keys for sign in ("'", '"', " ", "%", "+", "🦊", "日", ";"))
 
 
 def test_telemetry_has_readings_that_only_the_sequence_tells_apart() -> None:

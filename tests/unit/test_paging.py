@@ -20,6 +20,7 @@ from rekey.tables.answers import Answer
 from rekey.tables.paging import FIRST_PAGE_ROWS, PAGE_BYTES, PageSize, read_range
 from rekey.tables.transport import Request
 from rekey.tables.wire import MAX_ADDRESS_BYTES, decode_rows, range_filters
+from tests.every import every
 
 
 class Pages:
@@ -200,7 +201,7 @@ async def test_where_a_continuation_is_too_long_the_query_is_made_again_behind_t
     within = KeyRange(EntityKey(partition, begin + "0"), EntityKey(partition, begin + "9"))
     read = [row["RowKey"][-1] async for one, _ in scan_range(pages, within, PageSize(0)) for row in one.rows]
     assert read[:2] == ["1", "2"]
-    assert all(len(one) <= MAX_ADDRESS_BYTES and "NextRowKey" not in one for one in pages.asked)
+    assert every(len(one) <= MAX_ADDRESS_BYTES and "NextRowKey" not in one for one in pages.asked)
     assert [quote(begin + end) in one for one, end in zip(pages.asked, "012", strict=True)] == [True] * 3
 
 

@@ -12,6 +12,7 @@ from rekey.errors import MachineFailed
 from rekey.model import EntityKey
 from rekey.plan import collisions
 from rekey.plan.collisions import CollisionSearch
+from tests.every import every
 
 TABLES = ("UsersV2", "UsersByTag")
 
@@ -35,7 +36,7 @@ def test_every_key_taken_twice_is_found_and_nothing_else(tmp_path: Path) -> None
         (3, (source(17), source(10_017), source(20_000))),
         (2, (source(4_000), source(14_000))),
     ]
-    assert all(len(row_id) == 12 for group in found.first for row_id in group.row_ids)
+    assert every(len(row_id) == 12 for group in found.first for row_id in group.row_ids)
 
 
 def test_parts_that_are_too_large_are_spread_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.journal import Journal
 from rekey.protocol.rules import SOURCE, TARGET, View
+from tests.every import every
 from tests.memory import MemoryTableService
 from tests.worlds import POSTS, USERS, World, post, user
 
@@ -275,4 +276,4 @@ def test_the_share_of_reads_is_drawn_from_a_seed(memory: MemoryTableService) -> 
     assert drawn(0.25, 1) == drawn(0.25, 1) != drawn(0.25, 2)
     assert 20 < sum(drawn(0.25, 1)) < 80
     assert not any(drawn(0.0, 1))
-    assert all(drawn(1.0, 1))
+    assert every(drawn(1.0, 1))

@@ -9,6 +9,7 @@ import pytest
 from rekey.core.limits import entity_bytes
 from rekey.stress import spread as spread_module
 from rekey.stress.spread import ONE_PARTITION, MadeUp, Spread, SpreadCount
+from tests.every import every
 
 
 def test_each_partition_gets_its_share_in_every_stretch() -> None:
@@ -30,11 +31,11 @@ def test_made_up_partitions_stand_in_the_order_in_which_real_ones_were_met() -> 
 def test_rows_are_new_and_of_the_size_of_the_targets() -> None:
     made = MadeUp(Spread("Users", (1, 1)), 2)
     batches = [made.rows(10) for _ in range(20)]
-    assert all(len({row["PartitionKey"] for row in batch}) == 1 for batch in batches)
+    assert every(len({row["PartitionKey"] for row in batch}) == 1 for batch in batches)
     keys = [(row["PartitionKey"], row["RowKey"]) for batch in batches for row in batch]
     assert len(set(keys)) == len(keys)
     assert {partition for partition, _ in keys} == {"2.0000000", "2.0000001"}
-    assert all(960 <= entity_bytes(row) <= 1024 for batch in batches for row in batch)
+    assert every(960 <= entity_bytes(row) <= 1024 for batch in batches for row in batch)
 
 
 def test_what_the_targets_allow_follows_from_the_largest_partition() -> None:

@@ -7,6 +7,7 @@ import pytest
 from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
 from rekey.tables.transport import environment_proxy
+from tests.every import every
 from tests.faultproxy import Answered, Fault, FaultProxy
 
 ENDPOINT = "https://account.table.core.windows.net"
@@ -54,5 +55,5 @@ async def test_each_request_says_who_sent_it_and_has_an_id_of_its_own(
             await service.create_table("Users")
     heads = [{name.lower(): value for name, value in asked.headers.items()} for asked in proxy.asked]
     assert len({head["x-ms-client-request-id"] for head in heads}) == len(heads) == 2
-    assert all(head["user-agent"].startswith("rekey/") for head in heads)
-    assert all(head["user-agent"].endswith(" of-ours/1") for head in heads)
+    assert every(head["user-agent"].startswith("rekey/") for head in heads)
+    assert every(head["user-agent"].endswith(" of-ours/1") for head in heads)

@@ -1,1 +1,1 @@
-"""The client as the service's SDK has it."""
+"""The client in the form of the service's SDK: its `TableClient`, synchronous and asynchronous."""

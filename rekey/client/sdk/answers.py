@@ -5,8 +5,8 @@ Rules kept here:
 * Status, headers and body are those of the table service, so that the SDK's own code makes return values and
   exceptions of them: 201 or 204 with an ETag, `odata.error` bodies with the service's codes.
 * A transaction is answered by parts; one failing operation is one part, whose message begins with its index.
-* An answer that stands for a refusal of rekey carries it, so that the client can raise that instead.
-* Two classes, one for each of azure-core's interfaces; everything they say is in `_Answer`.
+* An answer to a refusal of rekey carries the refusal, so that the client can raise it instead.
+* Two classes, one for each of azure-core's interfaces; all their content is in `_Answer`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RETRY_AFTER_S = 1
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What to answer: status, headers, body; for a transaction its parts."""
+    """An answer: status, headers, body; for a transaction its parts; the refusal that it stands for."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ def answer_of(write: Write, etags: Sequence[str | None]) -> Answer:
 
 
 def answer_in_parts(parts: Sequence[Answer]) -> Answer:
-    """Return the answer to a transaction: those to its operations."""
+    """Return the answer to a transaction, made of the answers to its operations."""
     return Answer(HTTPStatus.ACCEPTED, parts=tuple(parts))
 
 
@@ -68,7 +68,7 @@ def error_answer(
     Args:
         status, code, message: as the service words them.
         index: of the failing operation of a transaction, None when unknown.
-        refusal: set when only rekey refuses so.
+        refusal: set when rekey refuses the request, and not the service.
     """
     body = {"odata.error": {"code": code, "message": {"lang": "en-US", "value": message}}}
     headers = {"Content-Type": _JSON, "x-ms-error-code": code}
@@ -90,7 +90,7 @@ def _done(verb: Verb, row: Row, etag: str | None, prefer: str) -> Answer:
 
 
 class _Answer:
-    """What both interfaces of azure-core ask of a response; there is no connection, the body is in memory."""
+    """The common part of both responses, as azure-core wants it; without a connection, the body in memory."""
 
     is_closed = is_stream_consumed = True
     encoding: str | None = "utf-8"

@@ -2,10 +2,10 @@
 
 Rules kept here:
 
-* The request is read, never the caller's arguments: what the SDK made of types, None, conditions and modes
-  is what counts. The keys are those of the address, as for the service.
-* A row is the JSON that would have gone out, without the annotations that say what JSON says anyway
-  (`Edm.String` of a string) and without nulls, which the service does not keep.
+* The request is read, never the caller's arguments: the SDK's treatment of types, None, conditions and modes
+  applies. The keys are those of the address, as for the service.
+* A row is the JSON that would have been sent, without the annotations that only repeat the type of the JSON
+  value (`Edm.String` of a string) and without nulls, which the service does not keep.
 * A request that is not understood is an error; it is never sent on as if it were a read.
 """
 
@@ -77,7 +77,7 @@ def call_of(request: HttpRequest, table: str) -> Call:
         table: the table of the client.
 
     Raises:
-        RequestRejected: the service would refuse the request as it stands (a row without a key).
+        RequestRejected: the service would refuse the request (a row without a key).
         ValueError: the request is for another table, or of a kind no `TableClient` makes.
     """
     address = urlsplit(request.url)

@@ -1,8 +1,9 @@
-"""What both clients of the SDK have in common: how they are made, and what they own.
+"""The common part of the synchronous and the asynchronous client: how they are made, and what they own.
 
 Rules kept here:
 
-* A client is the SDK's: what is not said here (methods, arguments, types, exceptions) is the SDK's.
+* A client is a client of the SDK: all that is not defined here (methods, arguments, types, exceptions) is the
+  SDK's.
 * Nothing is connected, and no thread is started, before the first use.
 * Closing the client closes what it opened; credentials that were given stay their owner's.
 """
@@ -41,7 +42,7 @@ CredentialT = TypeVar("CredentialT", bound=AnyCredential)
 
 
 class DualWriting(ABC, Generic[CredentialT]):
-    """What makes a `TableClient`, the next class in the order of resolution, write as a migration says."""
+    """Makes a `TableClient`, the next class in the method resolution order, write as a migration says."""
 
     def __init__(
         self,
@@ -73,11 +74,11 @@ class DualWriting(ABC, Generic[CredentialT]):
             view: `old` or `new`; by default the table's.
             name: what the client is called in `rekey status`.
             shadow_reads: share of reads that are also done on the other side and compared, 0 to 1.
-            shadow_seed: of the draw which ones.
+            shadow_seed: the seed of the draw which reads these are.
             settings: times of the lease.
 
         Raises:
-            ConfigurationError, DeclarationError, SecretMissing: what is wrong with which of them.
+            ConfigurationError, DeclarationError, SecretMissing: an argument, the script or a secret is wrong.
         """
         plan = Plan(
             prepared_with(migration, secrets, wrapping_key),
@@ -114,10 +115,11 @@ class DualWriting(ABC, Generic[CredentialT]):
             script_id: the migration.
             table: the client's table; by default the source or the main target, as `view` says.
             view: `old` or `new`.
-            kwargs: `name`, `shadow_reads`, `settings` and what the SDK's client takes.
+            kwargs: `name`, `shadow_reads`, `settings` and arguments of the SDK's client.
 
         Raises:
-            ConfigurationError, DeclarationError, SecretMissing: what is wrong with which of them.
+            ConfigurationError, DeclarationError, SecretMissing: an argument, the file, the script or a secret
+                is wrong.
         """
         if table is None and view is None:
             raise ConfigurationError(
@@ -155,7 +157,7 @@ class DualWriting(ABC, Generic[CredentialT]):
     @staticmethod
     @abstractmethod
     def _identity() -> Any:
-        """Return the identity of the process."""
+        """Return a credential for the identity of the process."""
 
     @abstractmethod
     def _policy(self, hooks: CustomHookPolicy[Any, Any]) -> Any:

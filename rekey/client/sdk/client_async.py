@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* The core lives on the loop that uses the client first.
+* The core belongs to the event loop that uses the client first.
 """
 
 from __future__ import annotations
@@ -52,6 +52,6 @@ class DualWriteTableClient(DualWriting[AsyncCredential], TableClient):
 
     @staticmethod
     def _identity() -> Any:
-        from azure.identity.aio import DefaultAzureCredential  # only who needs an identity pays for it
+        from azure.identity.aio import DefaultAzureCredential  # only clients that need an identity import it
 
         return DefaultAzureCredential()

@@ -57,6 +57,6 @@ class DualWriteTableClient(DualWriting[SyncCredential], TableClient):
 
     @staticmethod
     def _identity() -> Any:
-        from azure.identity import DefaultAzureCredential  # only who needs an identity pays for importing it
+        from azure.identity import DefaultAzureCredential  # only clients that need an identity import it
 
         return DefaultAzureCredential()

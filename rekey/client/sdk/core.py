@@ -3,9 +3,9 @@
 Rules kept here:
 
 * Nothing is connected before the first use; then the client registers and looks at the control row.
-* Before a migration has begun there is no control row and nothing to follow: writes go to the table alone,
-  under a permit that says so. The writer is made when the control row is there, since the ids of the mapping
-  are in it; a writer never works under a permit of another run than the one it was made for.
+* Before a migration has begun there is no control row and no replica: writes go to the table alone, under a
+  permit that says so. The writer is made when the control row is there, since the ids of the mapping are in
+  it; a writer never works under a permit of another run than the one it was made for.
 * An index table is read in the new view, and written only once the migration is complete.
 * A table that a migration works with is not deleted through a client.
 * Closing ends shadow reads, lets the lease settle what is in flight, and closes the connections last.
@@ -22,12 +22,12 @@ from http import HTTPStatus
 
 from rekey.client.lease import ClientLease, Permit
 from rekey.client.reading import closed
-from rekey.client.route import OtherRun, Writer
+from rekey.client.route import OtherRun, Writer, took_too_long
 from rekey.client.sdk.calls import Read
 from rekey.client.sdk.plan import Plan
 from rekey.client.shadow import Shadow
 from rekey.client.work import ClientParts, Counters
-from rekey.errors import Moved, WritesRefused
+from rekey.errors import Moved, RekeyError, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.migration.opening import OpenMigration, open_migration
 from rekey.phases import ControlPhase
@@ -43,12 +43,12 @@ from rekey.tables.wire import decode_row, decode_rows
 TABLE_IN_USE = "table-in-use"
 WRAPPING_KEY_MOVED = "wrapping-key-moved"
 _REPLICAS_AT_ONCE = 8
-"""Rows of one key that are read or written at the same time."""
+"""Most replica rows of one key that are read or written at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Working:
-    """What works for one run of the migration."""
+    """The writer and the shadow reads for one run of the migration."""
 
     run_id: str
     writer: Writer
@@ -59,7 +59,7 @@ class ClientCore:
     """Writes, permits and shadow reads of one client."""
 
     def __init__(self, plan: Plan, connect: Callable[[], Accounts]) -> None:
-        """Take the plan, and what connects the accounts when they are first needed."""
+        """Create the core. `connect` makes the connections to both accounts when they are first needed."""
         self.plan, self.table = plan, plan.table
         self.counters = Counters()
         self._connect = connect
@@ -94,16 +94,16 @@ class ClientCore:
                 if lease.control is not None:
                     await self._worker(lease, lease.control)
             except BaseException:
-                await lease.close()  # else it would go on beating
+                await lease.close()  # otherwise its beats would go on
                 await accounts.close()
                 raise
             self._lease = lease
             return lease
 
     async def close(self) -> None:
-        """Settle and close. Idempotent; a client that was closed refuses."""
+        """Settle and close. Idempotent; a closed client refuses operations."""
         self._closed = True
-        async with self._opening:  # a client that is registering now would go on beating for ever
+        async with self._opening:  # otherwise a client that is registering now would beat for ever
             working, lease, migration = self._working, self._lease, self._migration
         self._migration = None
         if working is not None:
@@ -129,14 +129,14 @@ class ClientCore:
                     return etags
             else:
                 working = await self._worker(lease, lease.control)
-                with suppress(OtherRun):  # then the control row is that of another run by now
+                with suppress(OtherRun):  # the control row is of another run by now: try again
                     return await working.writer.write(operations)
 
     async def _write_alone(
         self, lease: ClientLease, operations: Sequence[Operation]
     ) -> list[str | None] | None:
         """Write to the client's table alone: an index table, or the source while there is no control row.
-        None when there is one by now."""
+        Return None, with nothing written, when there is one by now."""
         async with lease.operation(writes=True) as permit:
             if self.plan.is_index:
                 code = index_write_refused(permit.phase)
@@ -152,9 +152,12 @@ class ClientCore:
                     etags = await apply_operations(table, operations)
             self.counters.writes += len(operations)
             if not self.plan.is_index and not lease.in_time(permit):
-                await lease.look_again()
-                if lease.control is not None:
-                    working = await self._worker(lease, lease.control)
+                try:
+                    await lease.look_again()
+                    working = None if lease.control is None else await self._worker(lease, lease.control)
+                except RekeyError:  # a refusal says that nothing was written, and this was
+                    raise took_too_long(self.table, sent=True) from None
+                if working is not None:
                     await working.writer.announce_late(operations, permit)
             return etags
 
@@ -176,7 +179,7 @@ class ClientCore:
         return self._working is not None and not self.plan.is_index and self._working.shadow.drawn()
 
     def shadow(self, read: Read, status: int, body: bytes) -> None:
-        """Compare a read that was answered with the other side, some time."""
+        """Queue a comparison of an answered read with the other side."""
         if self._working is None or self._closed:
             return
         shadow = self._working.shadow
@@ -209,7 +212,7 @@ class ClientCore:
     # --- parts --------------------------------------------------------------------------------------------
 
     async def _worker(self, lease: ClientLease, control: ControlRow) -> _Working:
-        """Return what works for the run of a control row; made anew for another run."""
+        """Return the writer and shadow reads for the run of a control row; make new ones for another run."""
         if self._working is not None and self._working.run_id == control.run_id:
             return self._working
         async with self._making:

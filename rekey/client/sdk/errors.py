@@ -1,18 +1,19 @@
-"""Refusals as the caller of a client sees them: errors of rekey and of azure-core at once.
+"""Refusals as the caller of a client gets them: errors of rekey and of azure-core at once.
 
 Rules kept here:
 
-* What the service says itself (exists, missing, condition, throttled) becomes the answer from which the SDK
-  makes its own exceptions. What only rekey can refuse is a `DualWriteRefused`: it is caught as azure-core's
+* An error of the service (exists, missing, condition, throttled) becomes the answer from which the SDK makes
+  its own exceptions. A refusal of rekey is a `DualWriteRefused`: it is caught as azure-core's
   `HttpResponseError`, and says what happened, what was kept and what to do next.
 * Status 503 means "again later is right" (a freeze); 400 means that this row can never be written as it is;
   403 means that this client may not write now, and what must be done first. Never 404, 409 or 412, which
   mean something else to an application.
-* A write whose outcome is unknown is a `ServiceResponseError`, one that never left a `ServiceRequestError`:
-  the SDK's own names for the two.
+* A write whose outcome is unknown raises a `ServiceResponseError` (or an `HttpResponseError`, where the error
+  has a status, as 500 when its time was over); one that was never sent raises a `ServiceRequestError`: the
+  SDK's own names.
 * The SDK decodes every error answer into an exception of its own. Where the answer stands for a refusal of
-  rekey, the caller gets that: with its code and its text, and still an `HttpResponseError`. The SDK's methods
-  keep their signatures, and nothing else about them changes.
+  rekey, the caller gets the refusal: with its code and its text, and still an `HttpResponseError`. The SDK's
+  methods keep their signatures, and nothing else about them changes.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ _SAID_BY_THE_SERVICE = {
     "ServerBusy": "The server is busy.",
     "OperationTimedOut": "Operation could not be completed within the specified time.",
 }
-"""The service's own words: programs and people look for them."""
+"""The service's own messages, by code: programs and people look for them."""
 
 
 class DualWriteRefused(RekeyError, HttpResponseError):
@@ -85,7 +86,7 @@ class DualWriteRefused(RekeyError, HttpResponseError):
     """
 
     def __init__(self, refusal: RekeyError, response: HttpResponse | AsyncHttpResponse | None = None) -> None:
-        """Take the refusal, and the answer that the SDK was given for it."""
+        """Create the exception for a refusal and the answer that the SDK was given for it."""
         HttpResponseError.__init__(self, message=str(refusal), response=response)
         self.what, self.kept, self.hint = refusal.what, refusal.kept, refusal.hint
         self.refusal = refusal
@@ -104,7 +105,7 @@ class TransactionRefused(DualWriteRefused, TableTransactionError):
     def __init__(
         self, refusal: RekeyError, response: HttpResponse | AsyncHttpResponse | None, index: int
     ) -> None:
-        """Take the refusal, the answer, and the position of the operation."""
+        """Create the exception. `index`: the position of the operation."""
         DualWriteRefused.__init__(self, refusal, response)
         self.index = index
 
@@ -163,7 +164,7 @@ def _is_about(error: ServiceError, table: str) -> bool:
 
 
 def raising_refusals(client: type[C]) -> type[C]:
-    """Make the methods a client class inherits from the SDK raise refusals as such."""
+    """Make the methods that a client class inherits from the SDK raise refusals as `DualWriteRefused`."""
     for name in _CALLS:
         inherited = getattr(client, name)
         transaction = name == "submit_transaction"
@@ -177,7 +178,7 @@ def raising_refusals(client: type[C]) -> type[C]:
 
 
 def refusal_in(error: HttpResponseError, *, transaction: bool = False) -> DualWriteRefused | None:
-    """Return the refusal that an error of the SDK stands for, None when the service (or table) said it."""
+    """Return the refusal that an error of the SDK stands for, None for an error of the service or table."""
     response = error.response
     if not isinstance(response, SyncAnswer | AsyncAnswer) or response.answer.refusal is None:
         return None
@@ -188,7 +189,7 @@ def refusal_in(error: HttpResponseError, *, transaction: bool = False) -> DualWr
 
 @contextmanager
 def _raising(*, transaction: bool = False) -> Iterator[None]:
-    """Raise an error of the SDK that stands for a refusal as that."""
+    """Raise the refusal in place of an error of the SDK that stands for it."""
     try:
         yield
     except HttpResponseError as error:
@@ -222,7 +223,7 @@ def _listed(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Pages(Iterator[Any], AsyncIterator[Any]):
-    """One of the SDK's iterators over pages, of either client, raising refusals as such."""
+    """An iterator of the SDK over pages, of either client, that raises refusals as `DualWriteRefused`."""
 
     def __init__(self, pages: Any) -> None:
         self._pages = pages

@@ -1,20 +1,20 @@
-"""What a client is made of: checked when it is made, so that a mistake shows then and not at the first write.
+"""What a client is made of, checked when it is made: a mistake shows then and not at the first write.
 
 Rules kept here:
 
 * A client names one table of one declaration: the source (old view), the main target (new view) or an index
   table (new view, for reading). Any other table, or a view that is not the table's, is an error.
-* The declaration is loaded and its secrets are tried before anything is connected.
+* The declaration is loaded and its secrets are checked before anything is connected.
 * No credential and no secret is in a repr.
-* A credential stays its owner's: what the caller made is not closed here, and a key or signature that its
-  owner renews is used from then on. A signature in the endpoint's address counts, as it does for the SDK.
+* A credential stays its owner's: one that the caller made is not closed here, and a key or signature that its
+  owner renews is used from then on. A signature in the endpoint's address is used, as by the SDK.
 * A write that may have been applied is sent once: a second sending could take effect after another client's
-  write of the same row, and overwrite it. What stays open is settled by reading back, or by the journal.
+  write of the same row, and overwrite it. An open outcome is settled by reading back, or by the journal.
 * In the application's tables a row that holds what was written does not prove whose write it was: inserts and
   conditional writes stay open then. In the restricted store it does: only this client writes its intents and
-  beats, and a claim of the same key for the same row is as good as one's own.
-* What a client begins has taken effect within the longest operation, or never does. So the service is told
-  how long it may work on one request, and an operation sends its last request that much earlier.
+  beats, and another client's claim of the same key for the same row is as good as its own.
+* An operation has taken effect within the longest operation, or never does. So the service is told how long
+  it may work on one request, and an operation sends its last request that much earlier.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ _ON_THE_WAY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An account and what opens it."""
+    """An account: its address and its credential."""
 
     address: str
     credential: Credential = field(repr=False)
 
 
 class Plan:
-    """All that the core of a client needs to know.
+    """The checked arguments of a client, as its core needs them.
 
     Attributes:
         prepared: the migration, with its secrets and the wrapping key of its mapping.
@@ -74,7 +74,7 @@ class Plan:
         facts: what the lease compares with the control row.
         settings: the lease's times.
         shadow_reads: share of reads that are also done on the replica, 0 to 1.
-        shadow_seed: of the draw which reads these are; None for a different one each time.
+        shadow_seed: the seed of the draw which reads these are; None for a different one each time.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class Plan:
         shadow_reads: float = DEFAULT_SHADOW_READS,
         shadow_seed: int | None = None,
     ) -> None:
-        """Check what a client is made with.
+        """Check the arguments of a client.
 
         Raises:
-            ConfigurationError: the table, the view or the share of shadow reads cannot be.
+            ConfigurationError: the table, the view or the share of shadow reads is not valid.
             SecretMissing: a secret that the declaration names, or the wrapping key of a sealed mapping, is
                 absent or too short.
         """
@@ -164,13 +164,13 @@ def prepared_with(
 
 
 class _Borrowed:
-    """A token credential that the caller owns: asked, never closed."""
+    """A token credential that the caller owns: used, never closed."""
 
     def __init__(self, credential: Any) -> None:
         self._credential = credential
 
     async def get_token(self, *scopes: str, **kwargs: Any) -> AccessToken:
-        """Return a token. A synchronous credential is asked on a thread, so that no loop waits for it."""
+        """Return a token. A synchronous credential is called on a thread: it must not block the loop."""
         if asyncio.iscoroutinefunction(self._credential.get_token):
             token: AccessToken = await self._credential.get_token(*scopes, **kwargs)
             return token

@@ -5,7 +5,8 @@ Rules kept here:
 * A write never reaches the policies after this one: no retry of the SDK repeats it, no transport sends it.
   The hooks a caller gave for it (`raw_request_hook`, `raw_response_hook`) are called here.
 * A read goes on only after the lease allowed it, and counts as an operation until it is answered.
-* What decides anything is a coroutine on the loop of the core; the synchronous policy only waits.
+* Whether and how a request is carried out is decided in coroutines on the loop of the core; the synchronous
+  policy only waits.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _DECODE = ContentDecodePolicy(response_encoding="utf-8")
 
 
 class _Policy:
-    """What a request asks for, and how it is answered: the same for both clients."""
+    """The common part of both policies: what a request asks for, and how it is answered."""
 
     def __init__(self, core: ClientCore, hooks: CustomHookPolicy[Any, Any]) -> None:
         super().__init__()
@@ -39,8 +40,8 @@ class _Policy:
         self._hooks = hooks
 
     def _understood(self, request: PipelineRequest[HttpRequest]) -> Call | Answer | None:
-        """Return what a request asks for; None for one that goes on as it is; or the answer to one that the
-        service would refuse as it stands."""
+        """Return what a request asks for; None for one that goes on unchanged; or the answer to one that the
+        service would refuse."""
         try:
             call = call_of(request.http_request, self._core.table)
         except RequestRejected as refused:
@@ -50,8 +51,8 @@ class _Policy:
         return None if call in (Table.CREATE, Table.POLICY) else call
 
     async def _answer_to(self, call: Write | Table) -> Answer | None:
-        """Hand a write to the core and return the answer; for a table that is to be deleted, the answer when
-        it must not be. Raises AzureError when there is none to give."""
+        """Hand a write to the core and return the answer; for a deletion of the table, return the answer that
+        refuses it, None if it may go on. Raises AzureError when no answer can be given."""
         try:
             if isinstance(call, Table):
                 await self._core.deleting_table()

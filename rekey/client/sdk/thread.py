@@ -4,9 +4,9 @@ Rules kept here:
 
 * The synchronous client has no logic of its own: its coroutines run here, and the caller's thread waits.
 * The thread is a daemon: a program that forgets to close its client still ends. `close` ends it in order.
-* A thread does not survive a fork. A client that was made before one says so in the child, instead of
-  waiting for ever.
-* A caller that is interrupted while it waits cancels what it waited for.
+* A thread does not survive a fork. A client that was made before a fork raises an error in the child, instead
+  of waiting for ever.
+* A caller that is interrupted while it waits cancels the coroutine that it waits for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FORKED = "forked"
 
 
 class LoopThread:
-    """Runs coroutines on a loop of its own. The first use starts the thread."""
+    """A thread that runs coroutines on an event loop of its own. The first use starts it."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -59,7 +59,7 @@ class LoopThread:
 
     @contextmanager
     def holding(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator[T]:
-        """Hold an asynchronous context while the caller's thread does something; in one task of the loop."""
+        """Hold an asynchronous context, in one task of the loop, during the caller's `with` block."""
         loop = self._started()
         released = asyncio.Event()
         entered: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -85,7 +85,7 @@ class LoopThread:
         held.result()
 
     def post(self, call: Callable[..., None], *args: Any) -> None:
-        """Call a function on the loop, some time soon."""
+        """Schedule a call of a function on the loop."""
         self._started().call_soon_threadsafe(call, *args)
 
     def close(self) -> None:
@@ -121,8 +121,8 @@ class LoopThread:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop until it is stopped, then end what is left on it."""
-    # Not asyncio.Runner: its end waits for calls on threads, and `close` would with it.
+    """Run the loop until it is stopped, then cancel its remaining tasks and close it."""
+    # Not asyncio.Runner: it waits at its end for calls in executor threads, so `close` would wait too.
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()

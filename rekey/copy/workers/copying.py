@@ -3,10 +3,10 @@
 Rules kept here:
 
 * Inserts-if-absent only, mapping rows before target rows, as in one process: it is the same code.
-* The cursor of the result follows rows that are durable in this very run of the task. So a task that runs
-  twice, or after it was given up, says nothing that is not so.
-* When time is up nothing new is read; what is under way is finished. At the end of the term all that is not
-  finished is given up, and the result says that a write may still be under way.
+* The cursor of the result follows rows that this run of the task has made durable. So the result of a task
+  that runs twice, or after it was given up, is true.
+* When time is up nothing new is read; windows under way are finished. At the end of the term unfinished
+  windows are given up, and the result says that a write may still be under way.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from rekey.tables.kinds import by_number
 
 _LEAST_WINDOW_ROWS = 100
 _WINDOWS_OF_A_SLICE = 8
-"""At least, at a low rate."""
+"""At a low rate windows are so small that a slice has at least so many."""
 
 
 async def copy_slice(opened: Opened, task: Task) -> Result:
-    """Copy a range from its beginning, as far as time allows, but one window at least.
+    """Copy a range from its beginning as far as time allows: at least one window, unless the term ends first.
 
     Raises:
-        RowRefused, Collision, ServiceError: as the engine does.
+        RowRefused, Collision, ServiceError: the engine raised it.
     """
     began = rising_seconds()
     accounts, limits = opened.accounts, opened.config.limits
@@ -111,8 +111,8 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
 
 
 def window_of_task(limits: Limits, task: Task) -> WindowSize:
-    """Return when a window of a task is full: a task at a low rate has small ones, so that what is under way
-    when its time is up is finished within its term."""
+    """Return the size of a task's windows: small at a low rate, so that the windows under way when time is up
+    are finished within the term."""
     size, rate = window_of(limits), task.entities_per_second
     if not rate:
         return size

@@ -2,24 +2,24 @@
 
 Rules kept here:
 
-* A piece of work is with one worker at a time. Where it stands moves only by a result that answers the very
-  task it was given, and within the range of that task.
+* A piece of work is with one worker at a time. Its cursor moves only by a result that answers the very task
+  it was given, and within the range of that task.
 * A term is durable before a task is submitted that needs it.
-* What a worker did not finish goes back to those that wait. Pieces are split while there are fewer of them
-  than tasks at a time.
+* The part of a piece that a worker did not finish goes back to the waiting pieces. Pieces are split while
+  there are fewer of them than tasks at a time.
 * A task that is lost (its worker died, it was cancelled, it does not answer) is submitted again; so is one
-  that failed in a way that may pass. Each piece, and the executor, may fail `TRIES` times in a row without
-  progress.
+  that failed in a way that may pass. When a piece, or the executor, fails `TRIES` times in a row without
+  progress, the work ends with an error.
 * Every time a piece fails, its next term is twice as long: a worker that begins, or a machine that is busy,
   may need longer than a slice for its first rows, and would need it again.
-* A stop, and a failure that will not pass: nothing more is submitted, what is under way is waited for and
-  counts.
+* After a stop request, or a failure that will not pass, no more tasks are submitted; those under way are
+  waited for, and their results count.
 * Any `concurrent.futures.Executor` will do. Two attributes are heeded where an executor has them: `tasks`,
   how many it works on at a time, and `runs_once`, that a task runs in one place only and has ended when it
   was answered, or with the executor at the latest.
-* An executor that broke is left to itself, and another one is begun; what was submitted to it is lost, not
-  undone. Ending one may take as long as its tasks take, and must not hold the event loop up meanwhile.
-* What an executor or its library raises is named by its class only: its text may hold what was submitted.
+* An executor that broke is ended, and another one is begun; tasks submitted to it are lost, but their writes
+  stay. Ending one may take as long as its tasks take, and must not block the event loop meanwhile.
+* An exception of an executor or its library is named by its class only: its text may hold the submitted task.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LOG = logging.getLogger(__name__)
 TRIES = 3
 LEAST_GRACE_S = 5.0
 LOST_AFTER_S = 15.0
-"""Beyond the term: a task that has not answered by then is lost."""
+"""Seconds after the term; a task that has not answered by then is lost."""
 _LOOK_S = 0.5
 S = TypeVar("S")
 Factory = Callable[[], Executor]
@@ -60,8 +60,8 @@ def load_factory(text: str, folder: Path) -> Factory:
     """Return the callable that `module:callable` names.
 
     Args:
-        text: as configured, or as said on the command line.
-        folder: the project's; modules are looked for there, too.
+        text: as configured, or as given on the command line.
+        folder: the project's folder; modules are looked for there, too.
 
     Raises:
         ConfigurationError: there is no such callable, or it cannot be imported.
@@ -93,10 +93,15 @@ def load_factory(text: str, folder: Path) -> Factory:
 
 
 class Pool:
-    """Tasks at work in an executor. Use as an asynchronous context manager."""
+    """An executor to which tasks are submitted. Use as an asynchronous context manager."""
 
     def __init__(self, factory: Factory, tasks: int | None = None) -> None:
-        """Take what begins the executor, and how many tasks it is given at a time (None: as it says)."""
+        """Create the pool.
+
+        Args:
+            factory: begins an executor.
+            tasks: how many tasks it is given at a time; None: its own `tasks`, else the number of processors.
+        """
         self._factory = factory
         self._tasks = tasks
         self._executor: Executor | None = None
@@ -110,13 +115,13 @@ class Pool:
 
     @property
     def tasks(self) -> int:
-        """How many tasks it is given at a time."""
+        """How many tasks the executor is given at a time."""
         said = self._tasks or getattr(self._executor, "tasks", None) or os.cpu_count()
         return max(1, int(said or 1))
 
     @property
     def runs_once(self) -> bool:
-        """Whether a task runs in one place, and no longer than the executor; not, unless that says so."""
+        """Whether a task runs in one place, and no longer than the executor; False unless that says so."""
         return getattr(self._executor, "runs_once", False) is True
 
     async def begin(self) -> None:
@@ -125,7 +130,7 @@ class Pool:
             made = await asyncio.to_thread(self._factory)
         except RekeyError:
             raise
-        except Exception as error:  # noqa: BLE001 - a library's own; named by its class
+        except Exception as error:  # noqa: BLE001 - any error of a library; named by its class
             raise ConfigurationError(
                 f"the executor could not be begun ({type(error).__name__})",
                 kept="everything that was checkpointed",
@@ -140,33 +145,33 @@ class Pool:
         self._executor = made
 
     async def end(self) -> None:
-        """End the executor, with the tasks that it still works on."""
+        """End the executor, by its `__exit__`, in a thread: that may wait for the tasks it still works on."""
         executor, self._executor = self._executor, None
         if executor is not None:
             await asyncio.to_thread(executor.__exit__, None, None, None)
 
     def submit(self, task: Task) -> asyncio.Future[Plain]:
-        """Submit a task. Raises BrokenExecutor when the executor takes none."""
+        """Submit a task; return the future of its result. Raises BrokenExecutor when it is not taken."""
         if self._executor is None:
             raise BrokenExecutor("no executor")
         try:
             submitted: Future[Plain] = self._executor.submit(work, task.plain())
-        except RuntimeError as error:  # also BrokenExecutor, which is one
+        except RuntimeError as error:  # BrokenExecutor is one, too
             raise BrokenExecutor(type(error).__name__) from None
         return asyncio.wrap_future(submitted)
 
 
 class Job(Protocol[S]):
-    """A kind of work that consists of pieces."""
+    """Work that consists of pieces."""
 
     async def split(self, piece: S) -> tuple[S, S] | None:
-        """Split what is left of a piece; None when it cannot be."""
+        """Split the rest of a piece in two; return None when it cannot be split."""
 
     def task(self, piece: S) -> Task:
-        """Return the task for what is left of a piece; the driver adds what it may do and until when."""
+        """Return the task for the rest of a piece; the driver adds its id, rates, slice and term."""
 
     def take(self, piece: S, result: Result) -> S | None:
-        """Store what a result says durably; return what is left of the piece, None when it is done.
+        """Store a result durably; return the rest of the piece, None when it is done.
 
         Raises:
             ValueError: the result is not of that piece.
@@ -175,7 +180,7 @@ class Job(Protocol[S]):
 
 @dataclass(slots=True, eq=False)
 class _Piece(Generic[S]):
-    """A piece, and how often in a row it failed."""
+    """A piece of work, how often in a row it failed, and whether it may still be split."""
 
     work: S
     failed: int = 0
@@ -187,18 +192,19 @@ class Driver(Generic[S]):
     """Sends the pieces of a job to workers, as tasks.
 
     Attributes:
-        job: what is to be done.
+        job: the work to be done.
         pool: takes tasks.
         tables: tells the service's time.
-        term: of the migration; None for work that writes nothing.
-        clock: what waiting for the operator is asked of.
+        term: the migration's term; None for work that writes nothing.
+        clock: waits while the operator has paused the work.
         slice_s: seconds of a slice.
-        rates: asked again and again: what all tasks together may do, and whether they may do anything.
-        divides_partition: whether the rate of a partition is shared, too.
-        requests: those that tasks sent are added to it, by kind; a task that is lost tells nothing of them.
+        rates: asked again and again: the rates of all tasks together, and whether they are paused.
+        divides_partition: tells whether a partition's rate is divided among the tasks, too.
+        requests: counts the requests that tasks sent, by kind; those of a lost task are not known.
         check: called again and again; raises when the work must end at once.
-        stop_requested: tells that nothing more is to be submitted.
-        submitted, lost: tasks; of those, not answered.
+        stop_requested: tells that no more tasks are to be submitted.
+        monotonic: seconds of a monotonic clock.
+        submitted, lost: how many tasks were submitted; how many of these gave no usable answer.
         open: a write may still be under way that is not waited for.
     """
 
@@ -219,7 +225,7 @@ class Driver(Generic[S]):
         self.submitted = self.lost = self._broken = 0
         self.open = False
         self._waiting: deque[_Piece[S]] = deque()
-        # Each task with its piece, and when it is lost.
+        # By future: the piece, the task, and the monotonic time from which on it is lost.
         self._flying: dict[asyncio.Future[Plain], tuple[_Piece[S], Task, float]] = {}
         self._error: RekeyError | None = None
 
@@ -227,9 +233,9 @@ class Driver(Generic[S]):
         """Send pieces to workers until all are done; return False when stopped on request.
 
         Raises:
-            Moved: workers found another control row or runner lease than there was.
+            Moved: workers found another control row or runner lease than the tasks were made under.
             WorkersFailed: the executor or its workers fail again and again.
-            RekeyError: what a worker met that will not pass; see `Failure`.
+            RekeyError: a worker met an error that will not pass; see `Failure`.
         """
         self._waiting.extend(_Piece(one) for one in pieces)
         try:
@@ -249,7 +255,7 @@ class Driver(Generic[S]):
         return self._error is not None or self.stop_requested()
 
     async def _submit(self) -> None:
-        """Submit as many tasks as may be at work."""
+        """Submit tasks until as many are under way as the pool takes, or the work is paused or ends."""
         most = self.pool.tasks
         while self._waiting and len(self._flying) < most and not self._ends:
             if self.rates().paused:
@@ -280,14 +286,14 @@ class Driver(Generic[S]):
                 piece.may_split = False
                 return
             self._waiting.popleft()
-            # The lower half waits after the upper one: next time it is the other one's turn to be split.
+            # The upper half waits before the lower one, so of the two it is split first.
             self._waiting.extend(_Piece(half, piece.failed) for half in reversed(halves))
 
     def task(self, work: S, now: str, most: int, failed: int = 0) -> Task:
         """Return the next task of a piece of work.
 
         Args:
-            work: what is left of the piece.
+            work: the rest of the piece.
             now: the service's time.
             most: how many tasks share the rates.
             failed: how often in a row the piece failed.
@@ -306,12 +312,12 @@ class Driver(Generic[S]):
         )
 
     def _term_s(self, failed: int) -> float:
-        """Return the seconds from a task's submission on in which it may write: to be taken up by a worker,
-        for its slice, and to finish what is under way."""
+        """Return for how many seconds from its submission on a task may write: it waits for a worker, works
+        for its slice, and finishes the windows under way."""
         return (self.slice_s + max(LEAST_GRACE_S, 2 * self.slice_s)) * 2.0**failed
 
     async def _hear(self) -> None:
-        """Wait for an answer, or for a while."""
+        """Wait for answers, at most half a second, and handle those; then give up the tasks that are lost."""
         if not self._flying:
             if self._waiting and not self._ends:
                 await self.clock.sleep(_LOOK_S)  # paused
@@ -385,7 +391,7 @@ class Driver(Generic[S]):
         self._count(piece, f"it was lost ({why})")
 
     def _count(self, piece: _Piece[S], what: str) -> None:
-        """Count one more failure of a piece in a row."""
+        """Count one more failure of a piece in a row; the last of `TRIES` ends the work."""
         piece.failed += 1
         _LOG.info("a task came to nothing: %s; failure %d in a row of its range", what, piece.failed)
         if piece.failed >= TRIES:
@@ -399,7 +405,7 @@ class Driver(Generic[S]):
             )
 
     async def _begin_again(self) -> None:
-        """Begin another executor in the place of one that broke."""
+        """Begin another executor in the place of one that broke; the last of `TRIES` breaks ends the work."""
         self._broken += 1
         if self._broken >= TRIES:
             self._error = self._error or WorkersFailed(

@@ -1,15 +1,15 @@
-"""The fence: what a worker asks before each batch that it writes.
+"""The fence: the checks that a worker makes before each batch that it writes.
 
 Rules kept here:
 
-* Nothing is written after the term of the task. It is the service's time, measured from an answer of the
-  service on with this process's monotonic clock, so no two machines' clocks are compared; every attempt asks,
-  also one that is sent again after a wait (`rekey.tables.allowance`).
+* Nothing is written after the term of the task. The term is in the service's time, and is measured from an
+  answer of the service on with this process's monotonic clock, so no two machines' clocks are compared; it is
+  checked before every attempt, also of a request that is sent again after a wait (`rekey.tables.allowance`).
 * Before each batch the control row and the runner lease are read: another run, epoch, phase or runner than
-  the task was made under ends it. Batches that become ready together share one reading, which began after
-  they did.
-* The last that is heard before a batch is the service's time: a monotonic clock stands still while a machine
-  sleeps, or a virtual one is paused.
+  the task was made under ends it. Batches that become ready together share one reading, which begins after
+  they are ready.
+* The service's time is read last before a batch: a monotonic clock stands still while a machine sleeps, or a
+  virtual machine is paused.
 * A fence that is down stays down.
 """
 
@@ -30,7 +30,8 @@ from rekey.protocol.control import CONTROL_ROW_KEY, ControlRow, from_row
 from rekey.tables.base import Accounts, Operation, Page, Table, TableService
 
 SAFETY_S = 2.0
-"""Less than the term: the service may tell whole seconds only, and what is allowed is sent a moment later."""
+"""Seconds that writes end before the term: the service may tell whole seconds only, and a write that is
+allowed is sent a moment later."""
 
 
 class TermOver(Exception):
@@ -38,29 +39,33 @@ class TermOver(Exception):
 
 
 class Superseded(Exception):
-    """The control row or the runner lease is no longer what the task was made under."""
+    """The control row or the runner lease is no longer the one that the task was made under."""
 
 
 async def seconds_left(service: TableService, until: str) -> float:
-    """Return how long may be written, counted from before the question to the service; negative: no more."""
+    """Return for how many seconds more writes are allowed, 0 or less for none.
+
+    A caller that counts them down begins at a moment before this call: the answer takes time.
+    """
     now = ticks_of(await service.server_time())
     return (ticks_of(until) - now) / TICKS_PER_SECOND - SAFETY_S
 
 
 def is_of(now: ControlRow | None, basis: Basis) -> bool:
-    """Tell whether a control row is of the run, epoch and declaration that a task was made under."""
+    """Tell whether a control row has the run, epoch and declaration that a task was made under."""
     made_under = (basis.run_id, basis.epoch, basis.digest)
     return now is not None and (now.run_id, now.epoch, now.digest) == made_under
 
 
 @dataclass(eq=False)
 class Fence:
-    """Stands before the writes of one task.
+    """The checks before the writes of one task.
 
     Attributes:
-        accounts: where it reads.
-        task: under way.
-        ends: when it ends by the monotonic clock.
+        accounts: the accounts that it reads.
+        task: the task under way.
+        ends: when the term ends, by the monotonic clock, in seconds.
+        monotonic: that clock.
     """
 
     accounts: Accounts
@@ -74,7 +79,7 @@ class Fence:
         self._down: Exception | None = None
 
     def in_time(self) -> None:
-        """Raise TermOver when the term is over, else what the fence is down for."""
+        """Raise the exception that brought the fence down, if any; TermOver when the term is over now."""
         if self._down is None and self.monotonic() >= self.ends:
             self._down = TermOver()
         if self._down is not None:
@@ -85,13 +90,13 @@ class Fence:
         self.in_time()
         if self._next is None:
             self._next = asyncio.ensure_future(self._read())
-            # An error is told to those that wait; so it counts as heard even if none waits any more.
+            # The batches that wait get the error; mark it retrieved in case none waits any more.
             self._next.add_done_callback(lambda read: read.cancelled() or read.exception())
         await asyncio.shield(self._next)
         self.in_time()
 
     async def _read(self) -> None:
-        await asyncio.sleep(0)  # all that ask in the same turn share the reading
+        await asyncio.sleep(0)  # all batches that ask in the same turn of the loop share the reading
         self._next = None
         basis = self.task.basis
         try:
@@ -110,10 +115,10 @@ class Fence:
 
 
 class FencedTable(Table):
-    """A table of which every write waits for the fence."""
+    """A table whose every write passes the fence first."""
 
     def __init__(self, table: Table, fence: Fence) -> None:
-        """Take the table and what stands before it."""
+        """Create the handle: `table` takes the operations, `fence` is passed before each write."""
         self._table = table
         self._fence = fence
 
@@ -127,7 +132,7 @@ class FencedTable(Table):
         return await self._table.get(key, select=select)
 
     def encoded_size(self, operation: Operation) -> int:
-        """Return how many bytes an operation takes of a transaction."""
+        """Return how many bytes an operation takes in the body of a transaction."""
         return self._table.encoded_size(operation)
 
     def scan(self, within: KeyRange = EVERYTHING, **options: Any) -> AsyncIterator[Page]:

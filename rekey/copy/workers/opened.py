@@ -1,12 +1,13 @@
-"""A migration as a worker opens it: by its own configuration, scripts and secrets.
+"""A migration that a worker opened, by its own configuration, scripts and secrets.
 
 Rules kept here:
 
-* The worker's configuration is the file that the variable REKEY_WORKER_CONFIG names, else the one at the path
-  that the runner has it at. Nothing of it travels.
+* The worker's configuration is the file that the variable REKEY_WORKER_CONFIG names, else the file at the
+  path of the runner's configuration. The file does not travel: a task has its path, the endpoints of both
+  accounts, and rates and seconds of its own.
 * Nothing is done with accounts, a declaration, secrets or a run other than the runner's: each difference is
   an error that names it.
-* What was opened is kept for the next task; rates are those of all tasks that it works on now, together.
+* An opened migration is kept for the next task; its rates are those of all tasks at work on it now, together.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ class Opened:
     """One migration, opened by a worker.
 
     Attributes:
-        identity: what it was opened for; another task may need another opening.
+        identity: the configuration, migration and run that it was opened for (`identity_of`); a task of
+            another one needs another opening.
         keys: seals and opens the keys in tasks and results.
-        at_work: the tasks that use it now.
+        at_work: by id, the tasks that use it now.
     """
 
     identity: tuple[str, ...]
@@ -66,7 +68,7 @@ class Opened:
 
     @property
     def rates(self) -> Rates:
-        """What all tasks at work may do together."""
+        """The rates of all tasks at work together; None where a task has no limit, or there are no tasks."""
         account = [one.entities_per_second for one in self.at_work.values()]
         partition = [one.partition_entities_per_second for one in self.at_work.values()]
         return Rates(
@@ -82,7 +84,7 @@ class Opened:
         return by_number(migration.tables, migration.secondary, table)[number]
 
     def within(self, task: Task) -> KeyRange:
-        """Return the range of a task."""
+        """Return the key range of a task. Raises Moved when its keys cannot be opened."""
         try:
             return KeyRange(
                 self.keys.from_text("after", task.after or None),
@@ -97,12 +99,12 @@ class Opened:
             ) from None
 
     def cursor(self, key: EntityKey | None) -> str:
-        """Return a cursor as it travels."""
+        """Return a cursor sealed as text, "" for None."""
         return self.keys.to_text("cursor", key) or ""
 
     @contextmanager
     def working_on(self, task: Task) -> Iterator[None]:
-        """Count a task among those at work."""
+        """Count a task among those at work while the context is open."""
         self.at_work[task.id] = task
         try:
             yield
@@ -111,15 +113,15 @@ class Opened:
 
 
 def config_path(basis: Basis, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return where this worker's configuration is."""
+    """Return the path of this worker's configuration."""
     return Path(environ.get(CONFIG_VARIABLE) or basis.config)
 
 
 def identity_of(basis: Basis) -> tuple[str, ...]:
-    """Return what an opening holds for: the migration, and the configuration as it is now.
+    """Return what tells openings apart: migration, run and endpoints of a basis, path and digest of the file.
 
     Raises:
-        ConfigurationError: there is no configuration here.
+        ConfigurationError: this machine has no such file, or it cannot be read.
     """
     path = config_path(basis)
     try:
@@ -138,13 +140,13 @@ async def open_for(basis: Basis, identity: tuple[str, ...], connect: Any) -> Ope
     """Open a migration for a worker.
 
     Args:
-        basis: what the runner works on.
-        identity: what it is opened for.
+        basis: the state of the migration that the tasks were made under.
+        identity: that of the basis (`identity_of`).
         connect: connects the accounts of a configuration.
 
     Raises:
         ConfigurationError, DeclarationError, SecretMissing: the worker's project is not usable.
-        Moved: it is not the runner's project, or the run is not the present one.
+        Moved: accounts, script or secrets are not the runner's, or the control row is of another run.
         ServiceError: the restricted store could not be read.
     """
     config = load_config(config_path(basis))
@@ -179,7 +181,7 @@ async def open_for(basis: Basis, identity: tuple[str, ...], connect: Any) -> Ope
 
 
 def travel_key(mapping: MappingStore, row: ControlRow) -> bytes:
-    """Return the key that old keys are sealed with between runner and workers."""
+    """Return the key that seals old keys on their way between runner and workers."""
     return tasks_key(None if mapping.keyring is None else mapping.keyring.root, row.id_key)
 
 

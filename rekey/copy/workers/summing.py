@@ -1,10 +1,10 @@
-"""Summing up one slice, or finding its rows of differing buckets, on a worker.
+"""Summing up one slice, or finding its rows that lie in differing buckets, on a worker.
 
 Rules kept here:
 
-* Nothing is written. A slice ends at a page: when time is up, or when it holds as many rows as one answer
-  may.
-* The control row is looked at before the first row and after the last: sums of another run or epoch than the
+* Nothing is written. A slice ends at a page: when time is up, or when `MOST_RECORDS` records or more are
+  found.
+* The control row is read before the first row and after the last: sums of another run or epoch than the
   task's are not returned.
 * Rows travel back sealed, bound to the task that asked for them.
 """
@@ -36,11 +36,11 @@ from rekey.verify.summing import Adding
 from rekey.verify.sums import SOURCE, Partial
 
 MOST_RECORDS = 20_000
-"""Records of one answer; about 4 MB."""
+"""With so many records, about 4 MB, an answer ends at the page that it has come to."""
 
 
 async def sum_slice(opened: Opened, task: Task) -> Result:
-    """Sum up a range from its beginning, as far as time allows."""
+    """Sum up a range from its beginning as far as time allows, but at least one page."""
     work = Partial.fresh(len(opened.mapper.tables))
     adding = Adding(opened.table().name, opened.mapper, _not_compared(opened, task), work)
 
@@ -83,7 +83,7 @@ async def find_slice(opened: Opened, task: Task) -> Result:
 
 
 async def _read_pages(opened: Opened, task: Task, take: Callable[[list[Row]], bool]) -> Result:
-    """Hand pages of a task's range to `take` until it has enough, time is up, or there are no more."""
+    """Pass pages of a task's range to `take` until this returns False, time is up, or there are no more."""
     stop_at = time.monotonic() + task.seconds
     cursor: EntityKey | None = None
     rows, ended = 0, Ended.DONE
@@ -112,12 +112,12 @@ def _not_compared(opened: Opened, task: Task) -> list[frozenset[str]]:
 
 
 def packed_buckets(differing: Sequence[frozenset[int]]) -> tuple[bytes, ...]:
-    """Return sets of buckets as they travel: a bit for each bucket."""
+    """Pack sets of buckets for a task: by target, a bit for each bucket."""
     return tuple(sum(1 << one for one in buckets).to_bytes(BUCKETS // 8, "little") for buckets in differing)
 
 
 def unpacked_buckets(packed: Sequence[bytes]) -> list[frozenset[int]]:
-    """Return the sets of buckets that travelled."""
+    """Return the sets of buckets that `packed_buckets` packed."""
     return [
         frozenset(8 * at + bit for at, byte in enumerate(one) if byte for bit in range(8) if byte >> bit & 1)
         for one in packed
@@ -125,7 +125,7 @@ def unpacked_buckets(packed: Sequence[bytes]) -> list[frozenset[int]]:
 
 
 def sealed(keys: SealedKeys, task_id: str, records: Sequence[Record]) -> bytes:
-    """Return records as they travel, bound to the task that asked for them."""
+    """Return records compressed and sealed, bound to the task that asked for them."""
     return keys.seal(_bound(task_id), zlib.compress(b"\n".join(map(_encoded, records))))
 
 
@@ -145,7 +145,7 @@ def _bound(task_id: str) -> str:
 
 
 def _encoded(record: Record) -> bytes:
-    """Return a record as one line, without its end."""
+    """Return a record as one line of JSON, without the newline."""
     try:
         return orjson.dumps(record)
     except TypeError:  # a lone surrogate, which only the standard library writes (escaped)

@@ -1,14 +1,14 @@
-"""Tasks and results: what travels between the runner and its workers. Pure.
+"""Tasks and results: the messages between the runner and its workers. Pure.
 
 Rules kept here:
 
-* Plain data only: text, numbers, bytes. No secret, no credential, no client and no code: what carries a
-  task needs nothing of rekey.
+* Plain data only: text, numbers, bytes. No secret, no credential, no client and no code: a scheduler needs
+  nothing of rekey to carry a task.
 * No old key is readable: ranges and cursors travel sealed (`rekey.mapping.sealing`), with a key that is made
-  of what stands in the restricted store. A scheduler may write what it carries to a log or a disk.
-* A task says which program made it before anything else: another version is refused, not guessed at.
-* A result answers one task, by its random id; anything else that comes back is no progress.
-* A failure travels as words and an exit code, because exceptions of two machines need not fit together.
+  of values in the restricted store. A scheduler may write what it carries to a log or a disk.
+* The version that made a task is checked before anything else is read: a task of another version is refused.
+* A result answers one task, by its random id; any other answer is no progress.
+* A failure travels as words and an exit code, because the exception classes of two machines may differ.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from rekey.tables.sent import OPERATIONS
 from rekey.tables.sent import Kind as RequestKind
 
 Plain: TypeAlias = dict[str, Any]
-"""What travels: names to text, numbers, bytes, or mappings of those."""
+"""A message: names to text, numbers, bytes, or mappings of those."""
 
 FORM = 2
-"""Of tasks and results; one more with every change of their fields."""
+"""The form of tasks and results: a number raised with every change of their fields."""
 
 _COUNTED = frozenset({*RequestKind, OPERATIONS})
-"""What results count requests by."""
+"""The names by which results count requests."""
 
 
 class Kind(StrEnum):
-    """What a task asks for."""
+    """What a task asks for: to copy a range, to sum it up, or to find its rows in differing buckets."""
 
     COPY = "copy"
     SUM = "sum"
@@ -46,7 +46,7 @@ class Ended(StrEnum):
 
     `DONE`: the whole range is done. `MORE`: time is up; everything up to the cursor is done. `LATE`: its term
     was over before it began; nothing was done. `SUPERSEDED`: the control row or the runner lease is no longer
-    what the task was made under. `FAILED`: see the failure.
+    the one that the task was made under. `FAILED`: see the failure.
     """
 
     DONE = "done"
@@ -58,15 +58,15 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a piece of work was made under, the same for all tasks of it.
+    """The state of the migration that tasks were made under, the same for all tasks of a piece of work.
 
     Attributes:
-        version: of rekey.
+        version: the runner's version of rekey.
         config: path of the configuration on the runner's machine.
-        endpoints: both accounts; a worker that is configured for others refuses.
+        endpoints: those of both accounts; a worker that is configured for others refuses.
         script_id, digest: the migration and its declaration's digest.
-        run_id, epoch: of the control row.
-        lease_id: of the runner lease, "" for work that writes nothing.
+        run_id, epoch: those of the control row.
+        lease_id: the id of the runner lease, "" for work that writes nothing.
     """
 
     version: str
@@ -84,18 +84,18 @@ class Task:
     """A slice of work.
 
     Attributes:
-        form: `FORM` of who made it.
+        form: `FORM` of the program that made it.
         kind: what to do.
-        basis: what it was made under.
-        id: random. This, `seconds`, `until` and the rates are given to it when it is sent.
+        basis: the state of the migration that it was made under.
+        id: random. The driver sets this, `seconds`, `until` and the rates when it sends the task.
         table: -1 the source, else the number of a target.
         after, upto: sealed keys of the range, "" where it is unbounded.
-        seconds: after this long nothing new is begun; what is under way is finished.
+        seconds: after so many seconds nothing new is begun; windows under way are finished.
         until: the service's time from which on nothing may be written.
         entities_per_second: this task's share of the account's rate, 0 for no limit.
-        partition_entities_per_second: of each partition, 0 for no limit.
-        authority_is_target: of a comparison, as `ReconcileContext` has it.
-        buckets: of FIND: for each target, a bit for each bucket whose rows are wanted.
+        partition_entities_per_second: its rate for each partition, 0 for no limit.
+        authority_is_target: for a comparison, as in `ReconcileContext`.
+        buckets: for FIND: by target, a bit for each bucket whose rows are wanted.
     """
 
     kind: Kind
@@ -113,7 +113,7 @@ class Task:
     form: int = FORM
 
     def plain(self) -> Plain:
-        """Return it as it travels."""
+        """Return it as plain data, to travel."""
         return members(self)
 
 
@@ -122,9 +122,9 @@ class Failure:
     """An error that a worker met. Holds no key and no secret, as no error does.
 
     Attributes:
-        error: its class, for people.
-        what, kept, hint: as of `RekeyError`.
-        exit_code: of the command.
+        error: the name of its class, for people.
+        what, kept, hint: as in `RekeyError`.
+        exit_code: the exit code that the command would end with.
     """
 
     error: str
@@ -135,7 +135,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: errors.RekeyError) -> Failure:
-        """Return an error as it travels."""
+        """Return the failure that an error travels as."""
         return cls(type(error).__name__, error.what, error.kept, error.hint, int(error.exit_code))
 
     @property
@@ -144,7 +144,7 @@ class Failure:
         return self.exit_code == errors.ExitCode.SERVICE
 
     def raised(self) -> errors.RekeyError:
-        """Return the error to raise in the runner: of the same exit code and words."""
+        """Return the error to raise in the runner, with the same exit code and words."""
         kind = _RAISED.get(self.exit_code, errors.WorkersFailed)
         if kind is errors.WorkersFailed and not self.kept:
             return errors.ServiceError(self.what, hint=self.hint)
@@ -160,20 +160,20 @@ _RAISED: dict[int, type[errors.RekeyError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a task.
+    """The result of a task.
 
     Attributes:
-        id: the task's.
-        ended: how.
-        cursor: sealed; everything of the range up to it is done. "" for none of it.
-        rows, size: read of the table, as far as the cursor; bytes.
+        id: the task's id.
+        ended: how the work ended.
+        cursor: sealed key; everything of the range up to it is done. "": nothing of the range is.
+        rows, size: rows read of the table as far as the cursor, and their bytes.
         counters: further figures, by name.
-        open: a write may still be under way although it is not waited for any more.
+        open: a write may still be under way that the worker does not wait for any more.
         sent: the requests that the task sent, by kind.
-        sums: of SUM: packed sums by name (`rekey.verify.sums`).
-        records: of FIND: rows of the buckets, sealed.
-        failure: of FAILED.
-        form: `FORM` of who made it.
+        sums: for SUM: packed sums by name (`rekey.verify.sums`).
+        records: for FIND: rows of the buckets, sealed.
+        failure: for FAILED: the error.
+        form: `FORM` of the program that made it.
     """
 
     id: str
@@ -190,16 +190,16 @@ class Result:
     form: int = FORM
 
     def plain(self) -> Plain:
-        """Return it as it travels."""
+        """Return it as plain data, to travel."""
         return members(self)
 
 
 def read_task(plain: Mapping[str, Any], *, version: str) -> Task:
-    """Read a task as it travelled.
+    """Read a task from plain data.
 
     Args:
-        plain: what came.
-        version: of this program.
+        plain: the task as plain data.
+        version: this program's version of rekey.
 
     Raises:
         ConfigurationError: another version of rekey made it.
@@ -223,7 +223,7 @@ def read_task(plain: Mapping[str, Any], *, version: str) -> Task:
 
 
 def read_result(plain: object, task: Task) -> Result | None:
-    """Read a result as it travelled; None when it is no answer to the task."""
+    """Read a result from plain data; return None when it is not a valid answer to the task."""
     if not isinstance(plain, Mapping) or plain.get("form") != FORM or plain.get("id") != task.id:
         return None
     try:

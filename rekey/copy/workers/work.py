@@ -1,11 +1,12 @@
-"""The one function that executors call: a task in, a result out, both plain.
+"""The one function that executors call: a task in, a result out, both plain data.
 
 Rules kept here:
 
-* It never raises for what rekey knows: failures are results. What it raises is a fault, and holds no key.
+* It raises none of rekey's own errors: these become results. An exception that it raises is a fault, and
+  holds no key.
 * One process has one event loop, on a thread of its own, for all tasks that it works on, at the same time or
-  one after the other; connections live on between them. A process that was forked makes its own.
-* What was opened for a run that is over is closed when another is opened, the rest when the process ends.
+  one after the other; connections stay open between them. A process that was forked makes its own.
+* A migration opened for a run that is over is closed when another is opened, the rest when the process ends.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _CLOSING_S = 5.0
 
 
 class Host:
-    """The event loop of a worker process, and what it has opened."""
+    """The event loop of a worker process, and the migrations that it has opened."""
 
     def __init__(self, connect_to: Callable[[Config], Accounts]) -> None:
-        """Start the loop. Args: connect_to: connects the accounts of a configuration."""
+        """Start the loop. `connect_to` connects the accounts of a configuration."""
         self.process = os.getpid()
         self._connect = connect_to
         self._loop = asyncio.new_event_loop()
@@ -47,11 +48,14 @@ class Host:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for work that is done on the loop."""
+        """Run a coroutine on the loop, from another thread, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def opened(self, basis: Basis) -> Opened:
-        """Return a migration, opened now or before. Raises as `open_for`."""
+        """Return the migration of a basis, opened before or now; before opening one, close idle ones.
+
+        Raises as `open_for`.
+        """
         async with self._opening:
             wanted = identity_of(basis)
             for one in self._opened:
@@ -65,7 +69,7 @@ class Host:
             return made
 
     def close(self) -> None:
-        """Close what is open and end the loop."""
+        """Close all opened migrations and end the loop."""
         if self._loop.is_closed():
             return
 
@@ -103,7 +107,7 @@ def close_host() -> None:
 
 
 def work(plain: Mapping[str, Any]) -> Plain:
-    """Carry out a task and return its result."""
+    """Carry out a task, both it and its result as they travel. Blocks until it has ended."""
     try:
         task = read_task(plain, version=installed_version())
     except RekeyError as error:
@@ -113,7 +117,7 @@ def work(plain: Mapping[str, Any]) -> Plain:
 
 
 async def carry_out(here: Host, task: Task) -> Result:
-    """Carry out a task and return its result, with the requests that it sent."""
+    """Carry out a task and return its result, with the requests it sent. Rekey's errors become results."""
     with tallied() as sent:
         try:
             opened = await here.opened(task.basis)

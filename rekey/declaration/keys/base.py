@@ -1,5 +1,5 @@
-"""What every key expression is: frozen data that serialises, describes itself and compiles; and those that
-others are made of: a property of the row, a constant, the item of an index, and texts put together.
+"""The base of all key expressions (frozen data that serialises, describes itself and compiles), and the basic
+ones: a property of the row, a constant, the item of an index, and concatenation.
 
 Rules kept here:
 
@@ -8,12 +8,12 @@ Rules kept here:
 * It evaluates from a wire row to text and is pure: the same row gives the same text, always.
 * It is compiled once per migration into a closure `(row, item) -> text`; what can be decided before the
   first row (types, secrets, patterns) is decided then, because the closure runs for every row.
-* What it cannot key it refuses with `RowRefused`; no refusal holds a value of the row.
+* A row that it cannot evaluate it refuses with `RowRefused`; no refusal holds a value of the row.
 * `prop` yields the canonical text (`rekey.core.edm`) of a property of any EDM type: an Int64 its
   digits, a DateTime its ISO text with all 7 fractional digits, a Double its shortest text, a Boolean `true`
   or `false`. A missing property is refused; nothing is defaulted that the declaration does not default.
-* `join` and `+` are plain concatenation: whether two rows can give one text is the author's to think of, and
-  `plan --exact` shows it; `keys.opaque` and `keys.hashed` over several parts frame them with lengths instead.
+* `join` and `+` are plain concatenation: that two rows may give one text is for the author to rule out, and
+  `plan --exact` shows it; `keys.opaque` over several parts frames them with lengths instead.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class InvalidDeclaration(ValueError):
 
 @dataclass(frozen=True)
 class Scope:
-    """What an expression may know while it compiles.
+    """The context in which an expression compiles.
 
     Attributes:
         field: where in the declaration it stands, e.g. `target.row_key`; refusals name it.
@@ -93,7 +93,7 @@ class Expression(ABC):
     """
 
     op: ClassVar[str]
-    """Its name in canonical data: `class Lower(Changed, op="lower")`."""
+    """The expression's name in canonical data: `class Lower(Changed, op="lower")`."""
 
     def __init_subclass__(cls, op: str = "") -> None:
         cls.op = op
@@ -105,7 +105,8 @@ class Expression(ABC):
     def describe(self) -> str:
         """Return a short form for people, e.g. `date(yyyy-MM, Created)`; holds no row's value.
 
-        By default the operation with its fields, up to the expression it is made of.
+        By default the operation with its fields up to the first that is an expression; the operation alone
+        when there is none.
         """
         said: list[str] = []
         for name in (field.name for field in fields(self)):
@@ -120,7 +121,7 @@ class Expression(ABC):
         return {"op": self.op, **members(self)}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same, for the expression that this one is part of."""
+        """Return `canonical`: `rekey.core.plain` calls this for an expression that is part of another."""
         return self.canonical()
 
     def operands(self) -> tuple[Expression, ...]:
@@ -158,13 +159,13 @@ class Expression(ABC):
 
 
 class Changed(Expression):
-    """An expression that changes the text of another one, which is its field `of`."""
+    """An expression that changes the text of another one, its field `of`."""
 
     of: Expression
 
     @abstractmethod
     def change(self, scope: Scope) -> Callable[[str], str]:
-        """Return what is done to the text; it refuses what it cannot change with `scope.refusal`."""
+        """Return the function that changes the text; it raises `scope.refusal` for text it cannot change."""
 
     def compile(self, scope: Scope) -> Evaluator:
         """Return the closure."""
@@ -173,7 +174,7 @@ class Changed(Expression):
 
 
 def not_an_expression(field: str, value: object) -> InvalidDeclaration:
-    """Return the error for something that stands where only an expression may."""
+    """Return the error for a value that is not an expression where one is needed."""
     cure = 'write keys.prop("…") for a property'
     if isinstance(value, str):
         cure = 'write keys.literal("…") for constant text or keys.prop("…") for a property'
@@ -188,20 +189,24 @@ def need_expression(field: str, value: object) -> Expression:
 
 
 def need(field: str, value: object, kind: type, problem: str, *, cure: str) -> None:
-    """Raise InvalidDeclaration, `a KIND problem`, when a value is not of a class."""
+    """Raise InvalidDeclaration (the value's type, then `problem`) when a value is not of class `kind`."""
     if not isinstance(value, kind):
         raise InvalidDeclaration(field, f"a {type(value).__name__} {problem}", cure=cure)
 
 
 def need_list(field: str, value: object, kind: type, what: str, *, cure: str) -> tuple[Any, ...]:
-    """Return a list as a tuple. Raises InvalidDeclaration for all else, also text and one `kind` alone."""
+    """Return a list as a tuple. Raises InvalidDeclaration for anything else, also text or a bare `kind`."""
     if isinstance(value, kind | str) or not isinstance(value, Sequence):
         raise InvalidDeclaration(field, f"it is not a list of {what}", cure=cure)
     return tuple(value)
 
 
 def need_text(field: str, value: object, *, empty: bool = False) -> str:
-    """Return `value` if it is text UTF-8 can carry, not empty unless `empty`; else InvalidDeclaration."""
+    """Return `value` if it is text that UTF-8 can encode, and not empty unless `empty` allows it.
+
+    Raises:
+        InvalidDeclaration: it is not.
+    """
     if not isinstance(value, str):
         raise InvalidDeclaration(field, f"a {type(value).__name__} is not text", cure="write a string")
     if not value and not empty:
@@ -376,7 +381,7 @@ class Join(Expression, op="join"):
 
 @dataclass(frozen=True)
 class Concat(Expression, op="concat"):
-    """Texts one after the other: what `+` makes."""
+    """Texts one after the other, as `+` makes them."""
 
     parts: tuple[Expression, ...]
 

@@ -1,10 +1,10 @@
-"""The way out: a function of yours as a key expression.
+"""Custom key expressions: a function written by the operator, for keys that no other expression can make.
 
 Rules kept here:
 
 * The digest of a declaration covers the source of the function, with line ends made alike: change the
-  function and rekey sees that the declaration moved. What the function calls is not covered: keep everything
-  in it, or raise `version`.
+  function and rekey sees that the declaration moved. Other functions that it calls are not covered: keep
+  everything in it, or raise `version`.
 * A function that fails refuses the row; the refusal names the exception's type only, since its text may hold
   the row's values.
 * An expression stays data: it pickles as its reference, and the function is found again by importing it.
@@ -40,7 +40,7 @@ _FIELD = "keys.custom"
 
 @dataclass(frozen=True)
 class Custom(Expression, op="custom"):
-    """A function of yours. See `custom`."""
+    """A function written by the operator. See `custom`."""
 
     reference: str
     version: int | str
@@ -62,7 +62,7 @@ class Custom(Expression, op="custom"):
 
     @cached_property
     def function(self) -> Callable[..., Any]:
-        """The function itself, which is no part of the data."""
+        """The function itself, imported; it is no part of the expression's data."""
         module_name, _, name = self.reference.partition(":")
         try:
             found: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
@@ -96,7 +96,7 @@ class Custom(Expression, op="custom"):
         return _restore, (self.reference, self.version, self.parts, self.source_sha256)
 
     def inputs(self) -> frozenset[str]:
-        """Return what its operands read; without operands the function gets the whole row."""
+        """Return the properties that its operands read; `WHOLE_ROW` when there are no operands."""
         if not self.parts:
             return frozenset({WHOLE_ROW})
         return super().inputs()
@@ -111,7 +111,7 @@ class Custom(Expression, op="custom"):
             try:
                 made = function(*arguments)
             except Exception as error:  # noqa: BLE001 - it is raised again, as a refusal
-                # the text of what the function raises may hold the row's values: only the type goes on
+                # the text of an exception of the function may hold the row's values: only its type goes on
                 name = type(error).__name__
                 raise scope.refusal("custom-failed", f"{self.reference} raised {name}", cure=cure) from None
             if not isinstance(made, str):
@@ -128,7 +128,7 @@ class Custom(Expression, op="custom"):
 
 
 def _restore(reference: str, version: int | str, parts: tuple[Expression, ...], source_sha256: str) -> Custom:
-    """Unpickle: import the function again and make sure that it is still the same."""
+    """Unpickle: import the function again. Raises InvalidDeclaration when its source is another one."""
     found = Custom(reference, version, parts)
     if found.source_sha256 != source_sha256:
         raise InvalidDeclaration(
@@ -138,7 +138,7 @@ def _restore(reference: str, version: int | str, parts: tuple[Expression, ...], 
 
 
 def custom(reference: str, *parts: Expression | str, version: int | str) -> Expression:
-    """Return what a Python function returns.
+    """Return the text that a Python function returns for a row.
 
     Args:
         reference: `module:function`. The module lies next to the migration scripts (name it `_something.py`,

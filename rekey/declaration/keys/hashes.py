@@ -2,15 +2,15 @@
 
 Rules kept here:
 
-* Text is hashed as the UTF-8 bytes of exactly the text that is there.
-* An unkeyed hash hides nothing: who has the list of candidates (e-mail addresses, numbers) finds the
-  text again at more than a million guesses a second. Use `keys.opaque` where the old key is personal: a guess
+* Text is hashed as its exact UTF-8 bytes.
+* An unkeyed hash hides nothing: anyone with a list of candidates (e-mail addresses, numbers) finds the text
+  again at more than a million guesses a second. Use `keys.opaque` where the old key is personal: a guess
   cannot be tested without the secret.
 * An opaque id is lower-case Crockford base32 of the first 160 bits of
   HMAC-SHA-256(secret, "rekey/v1" ‖ 0 ‖ domain ‖ 0 ‖ value): 32 characters. With 1e10 rows the chance of any
   collision is 3e-29.
-* Its `value` is the UTF-8 of exactly the text that is there. With several parts it is, for each part in
-  order, the length of its UTF-8 as 4 bytes big-endian and then the UTF-8: ("ab", "c") and ("a", "bc") differ.
+* Its `value` is the UTF-8 of the exact text. With several parts it is, for each part in order, the length of
+  its UTF-8 as 4 bytes big-endian and then the UTF-8: ("ab", "c") and ("a", "bc") differ.
 * Its domain keeps ids of different kinds apart under one secret. It holds no NUL, so that nothing in a value
   can look like the end of a domain.
 """
@@ -44,7 +44,7 @@ DIGESTS: dict[str, Callable[[bytes], bytes]] = {
     "sha1": lambda data: hashlib.sha1(data, usedforsecurity=False).digest(),
     "md5": lambda data: hashlib.md5(data, usedforsecurity=False).digest(),
 }
-"""What `hashed` can compute. SHA-1 and MD5 are there for keys that other systems already made with them."""
+"""The digests of `hashed`. SHA-1 and MD5 are there for keys that other systems already made with them."""
 
 ENCODINGS: dict[str, Callable[[bytes], str]] = {"hex": bytes.hex, "crockford": encode}
 
@@ -52,7 +52,7 @@ BUCKETS: dict[str, Callable[[bytes], int]] = {
     "sha256": lambda data: int.from_bytes(hashlib.sha256(data).digest()[:8], "big"),
     "crc32": zlib.crc32,
 }
-"""Numbers `bucket` takes modulo its count: the first 8 bytes of SHA-256, big-endian, or zlib's CRC-32."""
+"""The number that `bucket` takes modulo its count: the first 8 bytes of SHA-256, big-endian, or a CRC-32."""
 
 PREFIX = b"rekey/v1\0"
 LENGTH_BYTES = 4
@@ -161,7 +161,7 @@ def bucket(count: int, algorithm: str, of: Expression | str, prefix: str = "part
         count: how many, 1 to 1,000,000. The number has at least 3 digits, more when `count` needs them.
         algorithm: `sha256` or `crc32`; see `BUCKETS`.
         of: a property's name or an expression.
-        prefix: what stands before the number.
+        prefix: text before the number.
     """
     return Bucket(count, algorithm, operand("keys.bucket", of), prefix)
 
@@ -170,9 +170,9 @@ def opaque(*parts: Expression | str, domain: str, secret: str) -> Expression:
     """Return a keyed id of 32 characters that tells nothing about the text it was made of.
 
     Args:
-        parts: what the id is made of: property names or expressions. It is the exact text: `A@x.org` and
+        parts: property names or expressions that the id is made of. Their exact text counts: `A@x.org` and
             `a@x.org` give different ids unless `keys.normalize` is put around it.
-        domain: what kind of thing the id names, e.g. `user`.
+        domain: the kind of thing that the id names, e.g. `user`.
         secret: the name of the secret, configured under `[secrets.NAME]`; at least 16 bytes. The id can only
             be computed again with the same secret.
     """

@@ -27,7 +27,7 @@ UNIX_EPOCH_SECONDS = 62_135_596_800
 """Seconds from 0001-01-01 to 1970-01-01."""
 
 FORMATS = {"yyyy": 4, "yyyy-MM": 7, "yyyy-MM-dd": 10, "yyyy-MM-dd-HH": 13}
-"""What `date` can write, and how many characters of the ISO text that is."""
+"""The formats of `date`, with the number of characters of the ISO text that each takes."""
 
 _MOMENT = re.compile(
     r"\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.(\d{1,7}))?(?:Z|\+00:00)", re.ASCII
@@ -37,9 +37,9 @@ _SECONDS_LENGTH = len("yyyy-MM-ddTHH:mm:ss")
 
 @lru_cache(maxsize=256)
 def parse_ticks(text: str) -> int | None:
-    """Return the .NET ticks of an ISO 8601 moment in UTC, or None when the text is none.
+    """Return the .NET ticks of an ISO 8601 moment in UTC, or None when the text is no such moment.
 
-    Remembered for a while, because the keys of one row and its index rows often use the same moment.
+    Cached, because the keys of one row and its index rows often use the same moment.
     """
     match = _MOMENT.fullmatch(text)
     if match is None:
@@ -52,7 +52,7 @@ def parse_ticks(text: str) -> int | None:
 
 
 def _ticks_of(of: Expression, scope: Scope) -> Callable[[str], int]:
-    """Return the function that reads a moment; it refuses text that is none."""
+    """Return the function that reads a moment; it refuses text that is no moment."""
 
     def ticks_of(text: str) -> int:
         found = parse_ticks(text)
@@ -123,7 +123,7 @@ class InvertedSeconds(Changed, op="inverted_seconds"):
         need_int("keys.inverted_seconds(max)", self.max, least=1)
 
     def change(self, scope: Scope) -> Callable[[str], str]:
-        """Return the function; it refuses moments that the width does not hold."""
+        """Return the function; it refuses moments before 1970 or after `max` seconds."""
         moment, most, width = _ticks_of(self.of, scope), self.max, len(str(self.max))
 
         def inverted(text: str) -> str:

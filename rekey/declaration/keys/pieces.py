@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* A piece that is not there is refused (`no-match`), never taken as empty.
+* A row whose text lacks the piece is refused (`no-match`): a missing piece is never taken as empty.
 * `split` gives the items of an index: stripped, without blanks, each once, in order of first appearance.
 """
 
@@ -27,7 +27,7 @@ from rekey.declaration.keys.base import (
 from rekey.model import Row
 
 ItemsOf: TypeAlias = Callable[[Row], list[str]]
-"""A compiled `Split`: wire row to items."""
+"""A compiled `Split`: function from a wire row to its items."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Split:
         return items
 
     def canonical(self) -> dict[str, Any]:
-        """Return it as JSON-able data."""
+        """Return the split as JSON-able data."""
         return {"op": "split", "of": self.of.canonical(), "separator": self.separator}
 
     def describe(self) -> str:

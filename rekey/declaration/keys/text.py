@@ -29,7 +29,7 @@ PROFILES: dict[str, Callable[[str], str]] = {
     "casefold": _casefold,
     "email": lambda text: _casefold(text.strip()),
 }
-"""What `normalize` can do, by name.
+"""The profiles of `normalize`, by name.
 
 * `nfc`: Unicode normal form C: composed characters.
 * `nfkc`: Unicode normal form KC: also full-width forms, ligatures and the like become their plain forms.
@@ -97,7 +97,7 @@ class Slug(Changed, op="slug"):
     of: Expression
 
     def change(self, scope: Scope) -> Callable[[str], str]:
-        """Return the function; it refuses text that leaves nothing."""
+        """Return the function; it refuses text of which no letter or digit is left."""
 
         def slugged(text: str) -> str:
             plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
@@ -124,7 +124,7 @@ class ZeroPad(Changed, op="zero_pad"):
         need_int("keys.zero_pad(width)", self.width, least=1, most=MAX_KEY_UNITS)
 
     def change(self, scope: Scope) -> Callable[[str], str]:
-        """Return the function; it refuses what is no number, or too long."""
+        """Return the function; it refuses text that is not decimal digits, or has more than `width`."""
         width = self.width
 
         def padded(digits: str) -> str:

@@ -1,1 +1,1 @@
-"""Advice on keys: pure rules over what was counted, one file for each family."""
+"""Advice on keys: pure rules over counted facts, one file for each family of rules."""

@@ -1,9 +1,9 @@
-"""All advice on a table and on what a migration makes of it. Pure.
+"""All advice on a table, and on the tables that a migration fills from it. Pure.
 
 Rules kept here:
 
-* On today's keys a plan only informs: they are what the migration is for. What the planned keys do not
-  have any more is said to be answered.
+* In a plan, advice on today's keys only informs: the migration is there to replace them. Where the planned
+  keys do not have the fault any more, the advice is marked as answered.
 * Advice that the script waives stays visible, with the script's reason; it blocks nothing.
 """
 

@@ -1,9 +1,9 @@
-"""What advice is judged from: a table's figures, today's or planned, and what a script asks for. Values only.
+"""The facts that advice is judged from: figures of today's and planned tables, the declaration. Values only.
 
 Rules kept here:
 
-* Rules see counts and a bounded sample of keys; what they return holds figures, never a key.
-* A figure that is a sample's comes with the number of rows it was taken from.
+* Rules see counts and a bounded sample of keys; the advice they return holds figures, never a key.
+* A figure of a sample comes with the number of rows it was taken from.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rekey.plan.result import Advice
 from rekey.project.prices import Prices
 
 HARDLY_ANY_TOGETHER = 1.02
-"""Rows for each partition met, in a sample of one row in twenty. Where partitions have one row it is 1.0,
-with two 1.03, with twenty 1.7."""
+"""Limit of rows for each partition met. In a sample of one row in twenty this ratio is 1.0 where partitions
+have one row, 1.03 where they have two, 1.7 where they have twenty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class TableFacts:
     Attributes:
         table: its name.
         counts: keys and bytes of the rows looked at.
-        rows: how many it holds or will hold, read or estimated.
-        partitions: how many; a lower bound where not every row was read.
-        largest_partition: rows of the largest, as far as it was seen.
-        partitions_exact: whether `partitions` are all there are.
-        property_names: met in rows looked at.
+        rows: rows that the table holds or will hold, read or estimated.
+        partitions: partitions; a lower bound unless `partitions_exact`.
+        largest_partition: rows of the largest partition, as far as it was seen.
+        partitions_exact: whether `partitions` is no lower bound: all of them, or an estimate of their number.
+        property_names: names of properties in the rows looked at.
         pointer_rows: rows looked at that hold a whole pointer to a main row.
         hottest_share: share of new rows that go to one partition at a time, 0.0 to 1.0.
         partition_order: where new partitions go, by Timestamps.
@@ -57,7 +57,7 @@ class TableFacts:
 
     @property
     def today(self) -> bool:
-        """Tell whether this is the source as it is."""
+        """Tell whether this is the source table."""
         return self.declared is None
 
     @property
@@ -67,14 +67,14 @@ class TableFacts:
 
     @property
     def keys(self) -> tuple[Expression, Expression]:
-        """Return what both keys are made of; those of the source are its keys as they are."""
+        """Return the expressions of both keys; for the source, the keys themselves."""
         if self.declared is None:
             return Prop(PARTITION_KEY), Prop(ROW_KEY)
         return self.declared.partition_key, self.declared.row_key
 
     @property
     def rows_per_partition(self) -> float:
-        """Return the mean size of a partition, rather too large than too small; 0.0 without rows."""
+        """Return the mean rows of a partition, too large rather than too small; 0.0 without partitions."""
         if not self.partitions:
             return 0.0
         if not self.partitions_exact and self.counts.rows_met_together < HARDLY_ANY_TOGETHER:
@@ -91,7 +91,7 @@ class TableFacts:
 
 @dataclass(frozen=True, slots=True)
 class HashInput:
-    """What an unkeyed hash is made of, over the rows looked at."""
+    """One unkeyed hash of a key expression, with its inputs in the rows looked at."""
 
     where: str
     described: str
@@ -100,16 +100,16 @@ class HashInput:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that rules see.
+    """All facts that rules see.
 
     Attributes:
         today: the source.
         planned: the tables the migration fills, main first; empty when there is no migration.
         migration: the declaration.
-        colliding: rows that share a target key with another, by table.
+        colliding: by table, rows that share a target key, in the first groups (`Collisions.first`).
         repeated: rows that were mapped twice.
-        unrepeatable: how many of them came out with other keys the second time.
-        hash_inputs: what unkeyed hashes are made of.
+        unrepeatable: how many of these got other keys the second time.
+        hash_inputs: the inputs of unkeyed hashes.
         is_cosmos: the endpoint is Cosmos DB's.
         prices: as configured.
     """
@@ -131,7 +131,7 @@ class Facts:
 
     @property
     def columns(self) -> Iterator[tuple[TableFacts, str, KeyColumn]]:
-        """Yield both keys of all tables: the table, the key's name, and what was counted of it."""
+        """Yield both keys of all tables: the table, the key's name, and the counts of the key."""
         return ((table, key, column) for table in self.tables for key, column in table.columns)
 
     @property
@@ -141,7 +141,7 @@ class Facts:
 
 
 def percent(share: float) -> str:
-    """Return a share for people, never rounded to nothing or to everything."""
+    """Return a share as text in percent, never rounded to 0 % or 100 %."""
     if 0 < share < 0.001:
         return "< 0.1 %"
     return "> 99.9 %" if 0.999 < share < 1 else f"{share * 100:.3g} %"

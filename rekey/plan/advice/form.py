@@ -3,12 +3,12 @@
 Rules kept here:
 
 * `%` and `+` in keys are decoded twice by old clients and proxies, spaces at the ends are trimmed by
-  others: a warning. What is merely escaped is a note.
+  others: a warning. Characters that only need escaping are a note.
 * Text sorts 111 before 2. Only numbers that make up a key, or a part of it between separators, are judged: in
   `green-tea-12` the number says nothing.
-* Four fifths of a limit is near it: properties grow. What is over a limit is refused by the mapping itself.
-* A key is stored in each row, and once more in every pointer and mapping row. Long keys are told with their
-  bytes, and with what those cost where `[prices]` says it.
+* Four fifths of a limit is near it: properties grow. A row over a limit is refused by the mapping itself.
+* A key is stored in each row, and once more in every pointer and mapping row. Advice on long keys gives their
+  bytes, and the cost of these bytes where `[prices]` allows it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BETWEEN = re.compile(r"[_|:;,~!]")
 
 
 def unpadded_numbers(facts: Facts) -> Iterator[Advice]:
-    """Numbers that are not zero-padded."""
+    """Yield advice on numbers that are not zero-padded."""
     reason = "keys sort as text: 111 comes before 2, so ranges and pages come in no useful order"
     cure = "write them with zeros in front: keys.zero_pad(10, …)"
     for table, key, column in facts.columns:
@@ -53,7 +53,8 @@ def unpadded_numbers(facts: Facts) -> Iterator[Advice]:
 
 
 def number_widths(column: KeyColumn) -> tuple[int, int] | None:
-    """Return the least and most digits of unpadded numbers that keys consist of, None when there are none."""
+    """Return the least and most digits of unpadded numbers in keys: numbers that make up the key (after a
+    common prefix), or a part of it between separators. None when there are none."""
     keys = [key for key in column.sample if key]
     if len(keys) < LEAST_KEYS:
         return None
@@ -83,7 +84,7 @@ def _varying(digits: Sequence[str]) -> tuple[int, int] | None:
 
 
 def escaped_characters(facts: Facts) -> Iterator[Advice]:
-    """Keys that need escaping."""
+    """Yield advice on keys that need escaping."""
     reason = "they must be escaped in addresses and filters, which is often done twice or not at all"
     cure = "use keys.slug, or keys.opaque, and carry the text as a property"
     for table, key, column in facts.columns:
@@ -100,7 +101,7 @@ def escaped_characters(facts: Facts) -> Iterator[Advice]:
 
 
 def non_ascii(facts: Facts) -> Iterator[Advice]:
-    """Characters outside ASCII."""
+    """Yield advice on characters outside ASCII."""
     reason = (
         "keys that look alike can differ (é in one character or two), each is escaped to"
         " three bytes and more, and they sort by UTF-16 unit"
@@ -116,14 +117,14 @@ def non_ascii(facts: Facts) -> Iterator[Advice]:
 
 
 def long_keys(facts: Facts) -> Iterator[Advice]:
-    """Long keys, with their bytes."""
+    """Yield advice on long keys, with their bytes."""
     reason = "keys are billed with every row, sent with every answer, and repeated in pointers"
     cure = "shorten what is repeated in every key, or use keys.opaque: 32 characters"
     for table in facts.tables:
         units = sum(column.lengths.mean for _, column in table.columns)
         row_bytes = table.counts.mean_row_bytes
         share = 2 * units / row_bytes if row_bytes else 0.0
-        # An index row is little else than keys: there only their length counts.
+        # An index row consists of little but keys: there the share says nothing, only the length does.
         mostly_keys = units >= LONG_UNITS and share >= MUCH and not isinstance(table.declared, Index)
         if units >= VERY_LONG_UNITS or mostly_keys:
             size = round(2 * units * table.rows)
@@ -139,7 +140,7 @@ def long_keys(facts: Facts) -> Iterator[Advice]:
 
 
 def row_size(facts: Facts) -> Iterator[Advice]:
-    """Rows near 1 MiB."""
+    """Yield advice on rows near 1 MiB."""
     reason = "a row over 1 MiB cannot be written; four of this size fill a batch"
     cure = "keep large values in a blob and its name in the row, or drop properties"
     for table in facts.tables:
@@ -153,7 +154,7 @@ def row_size(facts: Facts) -> Iterator[Advice]:
 
 
 def property_count(facts: Facts) -> Iterator[Advice]:
-    """Rows near 252 properties."""
+    """Yield advice on rows near 252 properties."""
     reason = "the next property cannot be added; names are stored in each row"
     cure = "put properties that belong together into one text, or into a row of their own"
     for table in facts.tables:
@@ -166,7 +167,7 @@ def property_count(facts: Facts) -> Iterator[Advice]:
 
 
 def pointer_dropped(facts: Facts) -> Iterator[Advice]:
-    """An index table whose pointer is not carried."""
+    """Yield advice on a source with pointers (an index table) whose pointers are not carried."""
     reason = "an index row without MainPartitionKey and MainRowKey leads nowhere"
     cure = "carry both properties: name them in props.keep, do not drop or rename them"
     if not facts.planned or not facts.today.pointer_rows:
@@ -181,7 +182,7 @@ def pointer_dropped(facts: Facts) -> Iterator[Advice]:
 
 
 def fan_out(facts: Facts) -> Iterator[Advice]:
-    """Many index rows for each row."""
+    """Yield advice on many index rows for each source row."""
     reason = "each write of the application becomes that many writes, none of them atomic with it"
     cure = "index what is asked for only, or keep items together in one row"
     for table in facts.planned[1:]:

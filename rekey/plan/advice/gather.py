@@ -1,11 +1,11 @@
-"""Counting what advice is judged from, while rows are mapped. Pure.
+"""Counting the facts that advice is judged from, while rows are mapped. Pure.
 
 Rules kept here:
 
 * Memory is bounded: counters, samples of keys, at most 50,000 partitions a table.
-* Of a large table every eighth row is counted here once 20,000 were: shares need no more, and `apply` tries
-  every row. What is counted exactly elsewhere (rows, partitions, collisions) is taken from there.
-* Hashes are evaluated with made-up secrets: only what goes into them is looked at.
+* Of a large table every eighth row is counted here after the first 20,000: shares need no more, and `apply`
+  tries every row. Counts made elsewhere (rows, partitions, collisions) are taken from there.
+* Hashes are evaluated with made-up secrets: only their inputs are looked at.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MADE_UP_SECRET = b"made up for counting only"
 
 
 class Tally(RowCounts):
-    """What is counted of one table's rows."""
+    """Counts of one table's rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Tally(RowCounts):
         self._stamps: dict[str, str] = {}
 
     def add(self, row: Row, stamp: str, stream: str) -> None:
-        """Count one row, written at `stamp`, that goes with others of its `stream`."""
+        """Count one row, last written at `stamp`; `stream` names the stream it belongs to."""
         partition, names = row[PARTITION_KEY], property_names(row)
         self.count(row, names)
         if len(self._partitions) < PARTITIONS:
@@ -86,7 +86,7 @@ class Tally(RowCounts):
         exact: bool,
         declared: Target | Index | None = None,
     ) -> TableFacts:
-        """Return the facts, with what was counted elsewhere."""
+        """Return the facts of the table. The arguments are figures that were counted elsewhere."""
         signs = Signs()
         signs.add_neighbours((utf16_order(name), stamp) for name, stamp in self._stamps.items())
         return TableFacts(
@@ -105,14 +105,20 @@ class Tally(RowCounts):
 
 
 class Gatherer:
-    """Takes source rows with what they are mapped to (`take`), then gives `facts`."""
+    """Takes source rows with their target rows (`take`), then gives `facts`."""
 
     def __init__(
         self, migration: Migration, map_row: MapRow, *, is_cosmos: bool = False, prices: Prices | None = None
     ) -> None:
-        """Take the declaration, what maps a row (a few are mapped twice), and what facts hold as well."""
+        """Create empty counts.
+
+        Args:
+            migration: the declaration.
+            map_row: maps a row; the first rows are mapped with it a second time.
+            is_cosmos, prices: go into the facts unchanged.
+        """
         self.tallies = [Tally() for _ in (migration.source, *migration.filled)]
-        """Of the source, then of the target tables."""
+        """One for the source, then one for each target table."""
         self._migration = migration
         self._map = map_row
         self._is_cosmos = is_cosmos
@@ -145,7 +151,7 @@ class Gatherer:
         if self._seen <= HASHED_ROWS:
             for found, evaluate, items in self._hashes:
                 for item in [""] if items is None else items(row)[:ITEMS]:
-                    # Only a branch that the row's own key does not use can be refused: the row was mapped.
+                    # The row was mapped, so only a branch that its own key does not use can be refused.
                     with suppress(RowRefused):
                         found.inputs.add(evaluate(row, item))
 
@@ -154,8 +160,8 @@ class Gatherer:
 
         Args:
             inventory: of the source.
-            fills: what each target table gets.
-            colliding: rows that share a target key with another, by table.
+            fills: rows and partitions of each target table.
+            colliding: by table, rows that share a target key, in the first groups of collisions.
         """
         source, *planned = self.tallies
         return Facts(
@@ -201,7 +207,7 @@ def facts_of_profile(profile: TableProfile, inventory: Inventory, *, is_cosmos: 
         rows=inventory.rows.rows,
         partitions=met if inventory.exact else max(met, scaled(profile.partitions.ends)),
         largest_partition=scaled(largest),
-        # Of a sample their number is an estimate of its own, not a lower bound.
+        # In a sample `partitions` is an estimate, not a lower bound.
         partitions_exact=True,
         property_names=frozenset(use.name for use in profile.schemas.properties),
         pointer_rows=0,
@@ -214,8 +220,8 @@ def facts_of_profile(profile: TableProfile, inventory: Inventory, *, is_cosmos: 
 def _hashes_of(
     one: Target | Index, secrets: Mapping[str, bytes]
 ) -> Iterator[tuple[HashInput, Evaluator, ItemsOf | None]]:
-    """Yield the unkeyed hashes in the keys of a table: where inputs are counted, what evaluates them, and
-    what gives the items of a row."""
+    """Yield for each unkeyed hash in the keys of a table: the counter of its inputs, the evaluator of its
+    input, and the function that returns the items of a row (None: the table has no items)."""
     for key, expression in ((PARTITION_KEY, one.partition_key), (ROW_KEY, one.row_key)):
         scope = Scope(f"{one.table} {key}", secrets)
         items = one.each.compile(scope) if isinstance(one, Index) and one.each is not None else None
@@ -225,7 +231,8 @@ def _hashes_of(
 
 
 def _stream_of(one: Target | Index, secrets: Mapping[str, bytes]) -> Callable[[Row], str] | None:
-    """Return what names the stream of a row: its PartitionKey without moments; None: the whole of it."""
+    """Return the function that names a row's stream: its PartitionKey without the moments. None where the
+    PartitionKey has no moment: it names the stream itself."""
     parts = parts_of(one.partition_key)
     lasting = [part for part in parts if not isinstance(part, MOMENTS)]
     if len(lasting) == len(parts):

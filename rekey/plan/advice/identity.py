@@ -2,11 +2,12 @@
 
 Rules kept here:
 
-* The chance that two of n random ids of b bits meet is 1 - exp(-pairs / 2^b) (the birthday problem). Ids meet
-  within a partition only, so pairs are counted there. Over 1 % is an error, over one in a million a warning.
-* Bits are measured: the entropy at each place of a fixed-length key. What is not evenly random at every
+* The chance that two of n random ids of b bits are equal is 1 - exp(-pairs / 2^b) (the birthday problem). Ids
+  in RowKeys need to differ within a partition only, so their pairs are counted there. From 1 % on it is an
+  error, from one in a million on a warning.
+* Bits are measured: the entropy at each place of a fixed-length key. A key that is not evenly random at every
   place is no random id and is not judged.
-* Whether a property changes cannot be read from one look at a table; names that say so are a warning.
+* Whether a property changes cannot be known from one reading of a table; names that say so are a warning.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ UNREPEATABLE = frozenset(
     {"random", "uuid1", "uuid4", "now", "utcnow", "today", "time", "time_ns", "urandom", "token_hex"}
     | {"token_bytes", "token_urlsafe", "randint", "randrange", "choice", "getrandbits", "monotonic"}
 )
-"""Names that a function calls when it does not always return the same."""
+"""Names used in functions that do not always return the same value."""
 
 
 def short_id(facts: Facts) -> Iterator[Advice]:
-    """Ids too short for the row count."""
+    """Yield advice on random ids that are too short for the number of rows."""
     reason = "two rows with one id: the second insert fails, or overwrites the first"
     cure = "use longer ids: keys.opaque has 160 bits, a GUID 122"
     rows_today = facts.today.rows
@@ -69,7 +70,7 @@ def short_id(facts: Facts) -> Iterator[Advice]:
 
 
 def merged_keys(facts: Facts) -> Iterator[Advice]:
-    """Truncation or case folding that merges."""
+    """Yield advice on truncation or folding that turns different keys into one."""
     reason = "what differs by case, or after the cut, becomes one key: only one row can have it"
     cure = "leave the folding out, keep the exact text in the key, or merge rows in the source"
     for table in facts.planned:
@@ -81,7 +82,7 @@ def merged_keys(facts: Facts) -> Iterator[Advice]:
 
 
 def time_duplicates(facts: Facts) -> Iterator[Advice]:
-    """Moments as keys, without a sequence, where moments repeat."""
+    """Yield advice on RowKeys of moments alone, where rows share a moment."""
     reason = "two rows of one moment get one key"
     cure = "add what tells them apart after the moment: a sequence number, the old RowKey"
     for table in facts.planned:
@@ -94,7 +95,7 @@ def time_duplicates(facts: Facts) -> Iterator[Advice]:
 
 
 def mutable_key(facts: Facts) -> Iterator[Advice]:
-    """A key made of a property that changes."""
+    """Yield advice on keys of the main target made of a property whose name says that it changes."""
     reason = (
         "when the property changes the row must move: a delete and an insert that are not"
         " atomic, and every pointer to it is wrong"
@@ -110,7 +111,7 @@ def mutable_key(facts: Facts) -> Iterator[Advice]:
 
 
 def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
-    """A key that is not deterministic."""
+    """Yield advice on keys that are not deterministic."""
     reason = (
         "rows are mapped again and again: after a kill, at every change, when comparing. Another"
         " key each time makes another row each time"
@@ -137,7 +138,7 @@ def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
 
 
 def random_bits(column: KeyColumn) -> float | None:
-    """Return how many random bits keys of one length hold; None when they are no random ids."""
+    """Return the random bits of keys of one length; None when they are no random ids."""
     keys = [key for key in column.sample if key]
     lengths = column.lengths
     fixed = lengths.least == lengths.most and LEAST_CHARACTERS <= lengths.most <= MOST_CHARACTERS

@@ -1,4 +1,4 @@
-"""Advice on partitions: how rows and writes are spread, and where new ones go. Pure.
+"""Advice on partitions: how rows and writes are spread, and where new rows go. Pure.
 
 Rules kept here:
 
@@ -8,7 +8,7 @@ Rules kept here:
   counts is that of the largest stream, not that of the largest partition so far.
 * PartitionKeys that only rise or fall put all inserts on one server. That matters at a load, or where every
   few rows open a new partition; a month or a day for a partition is left alone.
-* Small tables are left alone: below 1,000 rows nothing is hot by its keys.
+* Small tables get no such advice: below 1,000 rows no partition is hot because of its keys.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MANY_PARTITIONS = 100
 
 
 def one_partition(facts: Facts) -> Iterator[Advice]:
-    """One PartitionKey for everything."""
+    """Yield advice on tables whose rows are all in one partition."""
     reason = "one partition is served by one server: 2,000 entities/s at most, for ever"
     cure = "put what queries know into the PartitionKey: tenant, device, keys.date, keys.bucket"
     for table in facts.tables:
@@ -46,7 +46,7 @@ def one_partition(facts: Facts) -> Iterator[Advice]:
 
 
 def partition_load(facts: Facts) -> Iterator[Advice]:
-    """A partition over the target at the declared load."""
+    """Yield advice on a partition over (or over half of) the target at the declared load."""
     reason = f"a partition takes {PARTITION_TARGET:,} entities/s; beyond, writes are refused with 503"
     cure = "spread the busiest partition: add keys.bucket, or choose a finer PartitionKey"
     writes = facts.load.get("writes_per_second")
@@ -66,7 +66,7 @@ def partition_load(facts: Facts) -> Iterator[Advice]:
 
 
 def partition_share(facts: Facts) -> Iterator[Advice]:
-    """The largest partition's share."""
+    """Yield advice on the largest partition's share of the rows."""
     reason = "what is stored in one place is mostly read and written there, too: it gets hot first"
     cure = "divide that partition: add keys.bucket or keys.date to the PartitionKey"
     for table in facts.tables:
@@ -82,12 +82,12 @@ def partition_share(facts: Facts) -> Iterator[Advice]:
 
 
 def partition_per_row(facts: Facts) -> Iterator[Advice]:
-    """A partition per row where ranges or batches are declared."""
+    """Yield advice on a partition for each row where ranges or batches are declared."""
     if facts.migration is None:
         return
     batch = facts.load.get("rows_per_batch", 1.0)
     ranged = [one for one in facts.migration.queries if one.kind != "point"]
-    # Indexes may be made for ranges: only where none of the tables keeps rows together they are lost.
+    # An index may be made for ranges: they are badly served only where no planned table keeps rows together.
     together = any(table.rows_per_partition > ALONE for table in facts.planned)
     for table in facts.planned[:1]:
         if table.rows < FEW_ROWS or table.rows_per_partition > ALONE:
@@ -110,7 +110,7 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
 
 
 def partition_order(facts: Facts) -> Iterator[Advice]:
-    """Ascending or descending PartitionKeys."""
+    """Yield advice on ascending or descending PartitionKeys."""
     reason = "partitions next to each other are served by one server: all inserts go to that one"
     cure = "put something that spreads before the moment or number: device, tenant, keys.bucket"
     writes = facts.load.get("writes_per_second", 0.0)

@@ -2,9 +2,9 @@
 
 Rules kept here:
 
-* Keys stand in every log, address and cache between application and service; nothing in them is private.
+* Keys appear in every log, address and cache between application and service; nothing in them is private.
 * A shape is a form, not a truth: the weaker its form, the larger the share of keys that must have it.
-* An unkeyed hash of something that can be listed (addresses, telephones, numbers) is that thing itself: 1.6
+* An unkeyed hash of something that can be listed (addresses, telephone numbers, numbers) hides nothing: 1.6
   million guesses a second on one core.
 """
 
@@ -26,7 +26,7 @@ SHARES = {
     Shape.CARD: 0.2,
     Shape.NAME: 0.5,
 }
-"""From which share of keys on a shape counts. Of random digits, some pass for anything."""
+"""The share of keys from which on a shape counts: some random digits have any of these forms."""
 NOUNS = {
     Shape.EMAIL: "e-mail addresses",
     Shape.PHONE: "telephone numbers",
@@ -40,7 +40,7 @@ GUESSABLE_SHARE = 0.5
 
 
 def personal_data(facts: Facts) -> Iterator[Advice]:
-    """Personal data in keys, today and after."""
+    """Yield advice on personal data in keys, today's and planned."""
     reason = (
         "keys stand in logs, addresses, caches and metrics, and cannot be changed or"
         " erased without making another row"
@@ -56,7 +56,7 @@ def personal_data(facts: Facts) -> Iterator[Advice]:
 
 
 def secret_in_key(facts: Facts) -> Iterator[Advice]:
-    """Secrets in keys, today and after."""
+    """Yield advice on secrets in keys, today's and planned."""
     reason = "anyone who sees a log or an address of the table holds the secret"
     cure = "put keys.opaque around it, and renew the secrets: treat them as known to others"
     for table, key, column in facts.columns:
@@ -69,7 +69,7 @@ def secret_in_key(facts: Facts) -> Iterator[Advice]:
 
 
 def guessable_hash(facts: Facts) -> Iterator[Advice]:
-    """Unkeyed hash of low-entropy input."""
+    """Yield advice on unkeyed hashes of inputs that can be guessed."""
     reason = (
         "an unkeyed hash of what can be listed hides nothing: the list is hashed at a million"
         " guesses a second, once for everybody"

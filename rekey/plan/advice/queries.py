@@ -1,4 +1,4 @@
-"""Advice on declared queries: how tables answer them, and what the planned keys do not serve. Pure.
+"""Advice on declared queries: how tables answer them, and which ones the planned keys do not serve. Pure.
 
 Rules kept here:
 
@@ -6,8 +6,9 @@ Rules kept here:
   partition; whole partitions; everything. Pages hold 1,000 rows; each page is a request.
 * A query may be answered through an index table: its pointer costs one more request for each row, unless
   index rows carry the whole row.
-* What is known and not in the keys is sieved: more is read than comes back.
-* The best answer counts: that is how an application written for these keys would ask.
+* Rows are filtered by known properties that are not in the keys after they are read: more is read than
+  returned.
+* The best answer of the planned tables counts: that is how an application written for these keys would ask.
 * A query that the planned keys answer worse than today's is an error; one that is answered badly before and
   after is a warning.
 * Each query has one cause: the first that fits of random keys, time not inverted, anything else.
@@ -40,7 +41,7 @@ NEARLY_ALL = 0.95
 
 
 def rated(facts: Facts) -> tuple[Rated, ...]:
-    """Return how each declared query is answered before and after; nothing without planned tables."""
+    """Return how today's and the planned tables answer each declared query; empty without planned tables."""
     if facts.migration is None or not facts.planned:
         return ()
     found = []
@@ -52,7 +53,7 @@ def rated(facts: Facts) -> tuple[Rated, ...]:
 
 
 def key_not_computable(facts: Facts) -> Iterator[Advice]:
-    """A key that cannot be computed from what the application knows at read time."""
+    """Yield advice on point queries whose key cannot be computed from what the application knows then."""
     reason = "one row is read by both keys; without one of them rows are searched"
     cure = "make the key of what is known (and tell the application how), or add an index by it"
     for one, table in _badly_served(facts):
@@ -65,12 +66,12 @@ def key_not_computable(facts: Facts) -> Iterator[Advice]:
 
 
 def not_served(facts: Facts) -> Iterator[Advice]:
-    """Ranges and newest rows that the planned keys do not serve, by cause."""
+    """Yield advice, by cause, on queries for ranges and newest rows that the planned keys do not serve."""
     for one, table in _badly_served(facts):
         query = one.query
         if query.kind == "point":
             continue
-        # The part of the RowKey that decides the order of what is asked for.
+        # The part of the RowKey that decides the order of the rows asked for.
         parts = _after_known(table.keys[1], table, frozenset(query.known))
         part = parts[0] if parts else None
         if isinstance(part, SCRAMBLED):
@@ -94,7 +95,7 @@ def not_served(facts: Facts) -> Iterator[Advice]:
 
 
 def _badly_served(facts: Facts) -> Iterator[tuple[Rated, TableFacts]]:
-    """Yield queries that take more than a stretch of one partition, with the table that is asked."""
+    """Yield queries that take more than a row range, with the planned table that answers them best."""
     for one in rated(facts):
         if one.planned.access > Access.ROW_RANGE:
             yield one, next(table for table in facts.planned if table.table == one.planned.table)
@@ -128,14 +129,14 @@ def _found(query: Query, table: TableFacts) -> tuple[Access, int]:
         if is_known(row, of, known):
             return Access.POINT, 1
         return (Access.ROW_RANGE, 1) if len(row_parts) < len(parts_of(row)) else whole_partition
-    # What decides which stretch is read: the PartitionKey, and what stands in the RowKey before what is asked
-    # for. Where more is known than that, rows of others are read too, and sieved.
+    # The PartitionKey and the known parts at the beginning of the RowKey decide which range is read. Where
+    # more is known than that, other rows are read too, and filtered out.
     before = parts_of(row)[: len(parts_of(row)) - len(row_parts)]
     if not known <= frozenset[str]().union(*(inputs_of(key, of) for key in (partition, *before))):
         return whole_table if parts else whole_partition
     served = bool(row_parts) and keeps_order_of(row_parts[0], query.by)
     if query.kind == "latest" and row_parts:
-        # RowKeys of any origin may be inverted ticks.
+        # A RowKey that is kept unchanged may hold inverted ticks.
         counts_down = table.counts.row_keys.share(Shape.INVERTED_TICKS) >= NEARLY_ALL
         served = (served and isinstance(row_parts[0], FALLING)) or (
             row_parts[0] == Prop(ROW_KEY) and counts_down
@@ -143,7 +144,7 @@ def _found(query: Query, table: TableFacts) -> tuple[Access, int]:
     within = (Access.ROW_RANGE, pages(query.rows)) if served else whole_partition
     if not parts:
         return within
-    # The PartitionKey goes on with the property asked for, or with a moment: a stretch of partitions.
+    # The PartitionKey continues with the property asked for, or with a moment: a range of partitions.
     walked = parts[0].inputs() if query.by is None else frozenset([query.by])
     if keeps_order_of(parts[0], query.by) and is_known(partition, of, known | walked):
         partitions = max(1, round(query.rows / max(1.0, table.rows_per_partition)))
@@ -152,7 +153,7 @@ def _found(query: Query, table: TableFacts) -> tuple[Access, int]:
 
 
 def _after_known(expression: Expression, table: TableFacts, known: frozenset[str]) -> tuple[Expression, ...]:
-    """Return the parts of a key from the first one on that cannot be computed from what is known."""
+    """Return the parts of a key, beginning with the first that cannot be computed from `known`."""
     parts = parts_of(expression)
     for number, part in enumerate(parts):
         if not is_known(part, table.declared, known):

@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* A table cannot be renamed: a name that tells of today's state will be wrong.
+* A table cannot be renamed: a name that tells a passing state (old, new, tmp) will be wrong.
 * Cosmos DB for Table: RowKey of at most 255 bytes, reserved property names, results that are not sorted
   (Microsoft's pages on the Table API). Only judged when the endpoint is Cosmos's.
 """
@@ -25,7 +25,7 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
 
 def table_name(facts: Facts) -> Iterator[Advice]:
-    """A name that will be wrong one day."""
+    """Yield advice on table names that will be wrong one day."""
     reason = "a table cannot be renamed; once it is the only one, its name misleads"
     cure = "name it for what it holds, or number it: UsersV2, PostsByMonth"
     for table in facts.tables:
@@ -37,7 +37,7 @@ def table_name(facts: Facts) -> Iterator[Advice]:
 
 
 def cosmos_limits(facts: Facts) -> Iterator[Advice]:
-    """Limits of Cosmos DB for Table."""
+    """Yield advice on the limits of Cosmos DB for Table, when the endpoint is Cosmos's."""
     if not facts.is_cosmos:
         return
     reason = "Cosmos DB for Table refuses what Table storage takes, and sorts no results"

@@ -1,10 +1,10 @@
-"""What key expressions are made of: parts, moments, random parts. Pure.
+"""The structure of key expressions: parts, moments, random parts. Pure.
 
 Rules kept here:
 
 * A key sorts by its first part first. Parts are those of `join` and `+`, from left to right.
 * Only what keeps order counts as an order: a moment written as ticks or a date, a number padded with zeros, a
-  property as it is. What is hashed has none.
+  property as it is. A hash keeps none.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_moment(part: Expression) -> bool:
 
 
 def inputs_of(expression: Expression, of: Target | Index | None) -> frozenset[str]:
-    """Return the properties that a key is made of; those of `each` where it uses the item."""
+    """Return the properties that a key is made of, with those of `each` where the key uses the item."""
     inputs = expression.inputs()
     each: Split | None = of.each if isinstance(of, Index) else None
     if each is not None and any(isinstance(node, Item) for node in expression.walk()):
@@ -46,18 +46,18 @@ def inputs_of(expression: Expression, of: Target | Index | None) -> frozenset[st
 
 
 def is_known(expression: Expression, of: Target | Index | None, known: frozenset[str]) -> bool:
-    """Tell whether a key can be computed from these properties alone."""
+    """Tell whether a key can be computed from the properties `known` alone."""
     inputs = inputs_of(expression, of)
     return WHOLE_ROW not in inputs and inputs <= known
 
 
 def keeps_order_of(part: Expression, by: str | None) -> bool:
-    """Tell whether a part sorts as the property does, rising or falling; `by` None: as any moment does."""
+    """Tell whether a part sorts as property `by` does, rising or falling; None: whether it is a moment."""
     if by is None:
         return is_moment(part)
     return part == Prop(by) or (isinstance(part, (*MOMENTS, ZeroPad)) and part.of == Prop(by))
 
 
 def folds(expression: Expression) -> bool:
-    """Tell whether different texts can become one on the way."""
+    """Tell whether an expression can turn different texts into one."""
     return any(isinstance(node, FOLDING) for node in expression.walk())

@@ -1,1 +1,1 @@
-"""Erasing what the mapping knows: of persons or things on request, of months when their time is over."""
+"""Erasing from the mapping: subjects on request, months when their keeping time is over."""

@@ -1,20 +1,20 @@
-"""Erasing subjects: what the mapping knows of some source rows, and those rows themselves.
+"""Erasing subjects: the mapping rows of some source rows, and those source rows themselves.
 
 Rules kept here:
 
 * Only after `complete`, when every client has acknowledged it and the journal is empty: before that the
   protocol needs the mapping, and a client that still settles a write would bring back what is erased.
-* It is on record before anything is deleted, and once more after it. The record names source rows by safe
-  id, and nothing of their other rows: it does not bring together what the erasure has taken apart.
-* The source row goes first, by its ETag, and only if it was not written since the source was quiet (the rule
-  of `retire`). One that changed is left, and reported, and nothing else of its subject is erased. When the
-  source is retired its name may be another table's: it is not looked at.
-* A mapping row is replaced by a tombstone conditionally on the row that was read. One that changed is read
-  again, and goes only if it still names the same source key. What is done twice ends the same.
-* The forward row leads to the others and goes last. Killed anywhere, the next erasure ends what was begun:
-  the record says what that is, and forward rows that still stand lead to the rest.
-* Reverse rows that no forward row lists (left by a run that was cut off) are searched for, unless said not
-  to.
+* An erasure is recorded in the audit log before anything is deleted, and once more after it. The record names
+  source rows by safe id, and none of their target rows: it does not link again what the erasure has unlinked.
+* The source row is deleted first, by its ETag, and only if it was not written since the source was quiet (the
+  rule of `retire`). A source row that changed stays and is reported, and nothing else of its subject is
+  erased. Once the source is retired its name may be another table's: it is not read.
+* A mapping row is replaced by a tombstone on the condition of the ETag that was read. One that changed is
+  read again, and replaced only if it still names the same source key. Every step may be repeated.
+* The forward row lists the reverse rows and is replaced last. After a kill at any point the next erasure
+  finishes what was begun: the record names the subjects, and their forward rows still list the rest.
+* Reverse rows that no forward row lists (left by a run that was cut off) are searched for, unless the caller
+  says not to.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from rekey.runner.session import Session
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED, SUBJECTS, erasures
 
 MAX_ROUNDS = 20
-"""How often a row is read again that keeps changing while it is erased."""
+"""How often at most a row is read that keeps changing while it is erased."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class Asked:
     """What is to be erased.
 
     Attributes:
-        subjects: safe ids of source rows, and their keys.
-        erased: safe ids of what was erased before, and on which day.
-        unknown: safe ids of what nothing is known of.
-        told: all keys of these subjects: no reason must hold one.
+        subjects: source keys to erase, by safe id.
+        erased: the day on which a row was erased before, by safe id.
+        unknown: safe ids of rows that the mapping knows nothing of.
+        told: all keys of the subjects, and the keys that were asked for: the recorded reason must hold none.
     """
 
     subjects: dict[str, EntityKey] = field(repr=False)
@@ -78,11 +78,12 @@ class Done:
 
     Attributes:
         on: the day.
-        rows: safe ids of the subjects.
-        changed: safe ids of those whose source row was written since: nothing of them was erased.
-        source_rows, source_rows_gone: deleted now; not there any more.
-        forward_rows, reverse_rows: that are tombstones now.
-        unreadable: mapping rows that cannot be opened: it is not known whom they name.
+        rows: safe ids of the subjects that were erased.
+        changed: safe ids of the subjects whose source row was written after the source was quiet: nothing of
+            them was erased.
+        source_rows, source_rows_gone: source rows that were deleted now; that did not exist any more.
+        forward_rows, reverse_rows: mapping rows that were replaced by tombstones.
+        unreadable: mapping rows that cannot be opened: it is not known which source row they name.
     """
 
     on: str
@@ -100,10 +101,11 @@ class Done:
 
 
 async def require_complete(run: Run) -> ControlRow:
-    """Return the control row of a migration that needs its mapping no more; keys in the state file go.
+    """Return the control row of a complete migration, and remove its keys from the state file.
 
     Raises:
-        Refused: not complete, a client has not acknowledged it, or the journal holds intents.
+        Refused: not complete, a client has not acknowledged it, a client that was given up may still be
+            heard of, or the journal holds intents.
     """
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
@@ -122,7 +124,7 @@ async def require_complete(run: Run) -> ControlRow:
             kept="everything; nothing was erased",
             hint="run the same command again after that",
         )
-    if not run.is_delta and await any_intent(run):  # `complete` has removed what was only kept
+    if not run.is_delta and await any_intent(run):  # none that is only kept: `complete` has removed those
         raise Refused(
             f"the journal of {run.script_id} holds intents: not all writes are settled",
             kept="everything; nothing was erased",
@@ -147,24 +149,24 @@ def erase(
     Args:
         session: the open session.
         script_id: the migration.
-        queries: who is meant.
-        reason: why; recorded.
-        by: how they were named.
-        searched: also look for reverse rows that no forward row lists.
-        refuse: raises when the reason holds one of some keys; called before anything is recorded.
+        queries: name the subjects.
+        reason: why they are erased; recorded.
+        by: how the queries name them; recorded.
+        searched: also search for reverse rows that no forward row lists.
+        refuse: raises when the reason holds one of the given keys; called before anything is recorded.
 
     Returns:
-        What was meant, and what was erased.
+        What was to be erased, and what was erased.
 
     Raises:
-        Refused: not now; see `require_complete`.
-        SealedUnreadable: what was asked for cannot be opened.
+        Refused: see `require_complete`.
+        SealedUnreadable: a mapping row of a subject cannot be opened.
     """
     run = session.resume(script_id)
 
     async def work() -> tuple[Asked, Done]:
         now = await require_complete(run)
-        # Erasures that are on record and were cut off are ended first, however their subjects were named.
+        # Recorded erasures that were cut off are finished first, by safe id.
         for event in erasures(run.state.audit_events(script_id)).open:
             said = event.details
             if said["kind"] == SUBJECTS:
@@ -191,10 +193,10 @@ def erase(
 
 
 async def find(run: Run, queries: Sequence[Query]) -> Asked:
-    """Return whose rows some questions mean.
+    """Return the subjects that queries name.
 
     Raises:
-        SealedUnreadable: a row that is meant cannot be opened.
+        SealedUnreadable: a mapping row that a query finds cannot be opened.
     """
     store = run.mapping
     lookup = Lookup(store, run.tables)
@@ -215,7 +217,7 @@ async def find(run: Run, queries: Sequence[Query]) -> Asked:
         if on:
             before.update(dict.fromkeys(met.row_ids, on))
         if query.old is not None and (on or sources):
-            sources.add(query.old)  # nothing is left that names it, but its source row may still stand
+            sources.add(query.old)  # no mapping row names it any more, but its source row may still exist
         if not sources and not on:
             unknown += met.row_ids
         subjects.update((run.ids.short(run.source.name, key), key) for key in sources)
@@ -226,7 +228,8 @@ async def find(run: Run, queries: Sequence[Query]) -> Asked:
 
 
 async def _targets(run: Run, source: EntityKey) -> list[TargetKey]:
-    """Return the target keys that the forward row of a source key lists; none where it was erased."""
+    """Return the target keys that the forward row of a source key lists; none when that row is absent or was
+    erased."""
     try:
         forward = await run.mapping.forward(source)
     except Erased:
@@ -235,7 +238,7 @@ async def _targets(run: Run, source: EntityKey) -> list[TargetKey]:
 
 
 async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int, *, searched: bool) -> Done:
-    """Erase what was asked for, and record it."""
+    """Erase the subjects, then record the end of the erasure that the event number `begun` has begun."""
     done = Done(day_of(await run.restricted.server_time()))
     unlisted: dict[EntityKey, list[EntityKey]] = {}
     if searched and asked.subjects:
@@ -257,7 +260,7 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int, *, sea
         done.source_rows_gone += became == "gone"
         rows = run.mapping.rows
         listed = [rows.reverse_key(target.key) for target in await _targets(run, source) if target.table == 0]
-        # Counted after each wait: others count meanwhile.
+        # `x += await ...` would lose what other tasks count meanwhile: await first, then add.
         for at in dict.fromkeys([*listed, *unlisted.get(source, ())]):
             try:
                 buried = await _bury(run, at, source, done.on)
@@ -275,8 +278,11 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int, *, sea
 
 
 async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[EntityKey, list[EntityKey]]:
-    """Return where reverse rows stand that name one of some source keys; rows that cannot be opened count as
-    unreadable. Every one is opened: a run that was cut off can leave one that no forward row lists."""
+    """Return the keys of the reverse rows that name a source key of `wanted`, by source key.
+
+    Every reverse row is opened, because a run that was cut off can leave one that no forward row lists. Rows
+    that cannot be opened are counted in `done.unreadable`.
+    """
     found: dict[EntityKey, list[EntityKey]] = {}
     mapping = run.mapping
 
@@ -295,7 +301,7 @@ async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[En
                 if source in wanted:
                     found.setdefault(source, []).append(key_of(row))
             advance(len(page.rows))
-            await asyncio.sleep(0)  # a page is opened in one go; other tasks get their turn
+            await asyncio.sleep(0)  # opening a page does not await: let other tasks run in between
 
     with run.progress.task("search the mapping") as advance:
         await for_each(mapping.rows.partitions("r"), look, limit=run.config.limits.scans)
@@ -303,16 +309,17 @@ async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[En
 
 
 async def _bury(run: Run, at: EntityKey, source: EntityKey, on: str) -> bool:
-    """Put a tombstone in the place of a mapping row; False when there is nothing of that subject.
+    """Replace a mapping row by a tombstone; return False when there is no row of that subject.
 
     Args:
         run: the migration.
-        at: where the row stands.
-        source: whom it must name; a row that passed to another source key stays.
+        at: the key of the mapping row.
+        source: the source key that it must name; a row that passed to another source key stays.
         on: the day.
 
     Raises:
-        SealedUnreadable: the row cannot be opened, so it is not known whom it names.
+        SealedUnreadable: the row cannot be opened, so it is not known which source key it names.
+        Unavailable: the row kept changing for `MAX_ROUNDS` attempts.
     """
     mapping = run.mapping
     for _ in range(MAX_ROUNDS):

@@ -3,15 +3,15 @@
 Rules kept here:
 
 * Only after `complete`, when every client has acknowledged it and the journal is empty (`require_complete`):
-  nothing is sealed then, so no month is shredded that is still written under, even if a client remembers its
-  key. The root key is never shredded: ids and tombstones depend on it.
-* What is not over is shredded only when it is named, and with a reason. A mapping in the clear goes as a
-  whole, and never before its time.
-* The tombstone of a whole mapping stands before its first row goes, so that a look-up never takes what was
-  erased for unknown; it is marked as done when nothing is left.
-* It is on record before the first key goes, and once more after the last. Killed in between, the next
-  command ends it.
-* Time is the service's.
+  nothing is sealed any more then, so no data key is shredded that new rows are sealed with, even if a client
+  remembers it. The root key is never shredded: ids and tombstones depend on it.
+* A cohort whose keeping time is not over is shredded only when it is named, and with a reason. A mapping in
+  the clear is emptied as a whole, and never before its keeping time is over.
+* The tombstone of a whole mapping is written before its first row is deleted, so that a look-up never takes
+  an erased row for an unknown one; it is marked as done when no row is left.
+* It is recorded in the audit log before the first key is shredded, and once more after the last. If it is
+  killed in between, the next command finishes it.
+* All times are by the service's clock.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ OVER = "its keeping time is over"
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What was shredded.
+    """What was shredded or emptied.
 
     Attributes:
         on: the day.
-        cohorts: whose data keys are gone now.
-        deleted_rows: of a mapping in the clear.
-        kept_rows: of a mapping in the clear: written or changed too late to be over.
-        left: cohorts that are not over, the one that will be first in front.
+        cohorts: the months whose data keys were shredded; `all` for a mapping in the clear.
+        deleted_rows: how many rows of a mapping in the clear were deleted.
+        kept_rows: how many were kept: their keeping time is not over, or they changed meanwhile.
+        left: cohorts that are not erased, in the order in which their keeping time ends.
     """
 
     on: str
@@ -70,18 +70,18 @@ class Expired:
 
 
 def expire(session: Session, script_id: str, cohort: str | None = None, reason: str = "") -> Expired:
-    """Shred one cohort, or all that are over; empty a mapping in the clear that is over.
+    """Shred one cohort, or all whose keeping time is over; empty a mapping in the clear when it is over.
 
     Args:
         session: the open session.
         script_id: the migration.
-        cohort: its month; None for all that are over.
-        reason: why it is shredded before its time; "" is right for one that is over.
+        cohort: its month; None for all whose keeping time is over.
+        reason: why it is shredded before its time; may be "" when its keeping time is over.
 
     Raises:
         ConfigurationError: the mapping is in the clear and has no cohorts.
         Findings: there is no such cohort.
-        Refused: its retention is not over and no reason is given; or see `require_complete`.
+        Refused: its keeping time is not over and no reason is given; or see `require_complete`.
     """
     if cohort is not None and not session.scripts[script_id].migration.is_sealed:
         raise ConfigurationError(
@@ -117,7 +117,7 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
 
 
 async def _seen(run: Run, control: ControlRow) -> tuple[int, tuple[Cohort, ...]]:
-    """Return the service's time in ticks, and the cohorts."""
+    """Return the service's time in ticks, and the cohorts of the migration."""
     now = ticks_of(await run.restricted.server_time())
     return now, await cohorts_kept(
         run.restricted,
@@ -129,7 +129,8 @@ async def _seen(run: Run, control: ControlRow) -> tuple[int, tuple[Cohort, ...]]
 
 
 async def _erase(session: Session, run: Run, control: ControlRow, due: list[str], reason: str) -> Expired:
-    """Erase cohorts with the events around it, and those that were begun before and cut off."""
+    """Erase the cohorts `due`, and those of erasures that were begun before and cut off; record begin and end
+    of each erasure in the audit log."""
     sealed = run.declared.migration.is_sealed
     kind = COHORTS if sealed else MAPPING
     before = [e for e in erasures(run.state.audit_events(run.script_id)).open if e.details["kind"] == kind]
@@ -162,8 +163,11 @@ async def _erase(session: Session, run: Run, control: ControlRow, due: list[str]
 
 
 async def _empty(run: Run, control: ControlRow, on: str) -> dict[str, int]:
-    """Delete the rows of a mapping in the clear that are over, reverse rows first; return how many were
-    deleted, and how many were kept: those that are younger, or changed."""
+    """Delete the rows of a mapping in the clear whose keeping time is over, reverse rows first.
+
+    Returns:
+        How many rows were deleted, and how many were kept: those that are younger, or changed meanwhile.
+    """
     mapping, counts = run.mapping, {"deleted_rows": 0, "kept_rows": 0}
     completed = ticks_of(control.completed_at or control.updated_at)
     keep = round(run.config.gates.mapping_retention_s * TICKS_PER_SECOND)
@@ -195,7 +199,7 @@ async def _empty(run: Run, control: ControlRow, on: str) -> dict[str, int]:
 
 
 async def _mark(run: Run, on: str, *, done: bool) -> str:
-    """Write the tombstone of the whole mapping; return the day that it says."""
+    """Write the tombstone of the whole mapping and return its day: `on`, or that of an earlier tombstone."""
     table, tombstones = run.mapping.table, run.mapping.rows.tombstones
     at = EntityKey(key_partition(run.script_id), WHOLE)
     for _ in range(MAX_ROUNDS):

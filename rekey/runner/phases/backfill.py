@@ -1,19 +1,20 @@
-"""backfill: copy what is there, then sweep what went meanwhile.
+"""backfill: copy the source rows, then sweep the target rows whose source row was deleted meanwhile.
 
 Rules kept here:
 
 * Segments and cursors are in the state file; a run that was cut off goes on after its last checkpoint.
-* It begins with one segment, the whole table; readers that have nothing to read split what others have left.
+* It begins with one segment, the whole table; readers without a segment split the rest of another reader's.
 * Without a state file the whole table is copied again: inserts-if-absent make that safe.
 * The sweep follows the last segment; it closes the race "deleted while being copied". In capture "dual-write"
   rows that moved while they were copied are settled before it; in "delta" the passes of `reconcile` do that.
-* What was sent for the copy and not answered may arrive late: where an attempt was left open, or a run was
-  cut off, the sweep waits until nothing can arrive after it (`until_quiet`).
+* A write of the copy that was sent and not answered may take effect late: where an attempt was left open, or
+  a run was cut off, the sweep waits until no such write can take effect after it (`until_quiet`).
 * With an executor, workers copy slices; the sweep waits until none of them can write any more.
-* What a row's replicas are written by here has no intent of its own. Where an outcome stays open one is left
-  in the journal, and the row is looked at again when nothing of it can take effect any more.
-* Capture "dual-write": meanwhile the journal is swept; at its end the control row says that all is copied,
-  which opens the new view.
+* Capture "dual-write": a row that this process propagates is announced in the journal. When an outcome stays
+  open the intent is left there, and the row is propagated again when that write can take effect no more.
+  Batches of inserts-if-absent, and workers, announce nothing: their open writes are waited for, see above.
+* Capture "dual-write": the journal is swept during the backfill; at its end the control row says that all is
+  copied, which opens the new view.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ COPYING_SINCE = "copying_since"
 
 
 async def run(run: Run) -> Counters:
-    """Copy every segment that is not done, sweep, and say so."""
+    """Copy every segment that is not done and sweep; in capture "dual-write" mark the control row."""
     counters = await while_sweeping(run, SOURCE, _copy_and_sweep(run))
     if not run.is_delta:
         await run.control.mark_copied()
@@ -112,7 +113,7 @@ async def copy_rows(run: Run) -> Counters:
 
 
 async def swept_rows(run: Run) -> int:
-    """Sweep, with progress; return how many keys changed by it."""
+    """Sweep, with progress; return for how many keys that changed something."""
     with run.progress.task("sweep", total=estimated_rows(run)) as advance:
         return await sweep(
             run.propagator, concurrency=run.config.limits.concurrency, advance=advance, check=run.check
@@ -120,13 +121,14 @@ async def swept_rows(run: Run) -> int:
 
 
 def estimated_rows(run: Run) -> int | None:
-    """Return the source's rows as last counted or estimated, None when neither was done."""
+    """Return the number of source rows as last counted or estimated, None when neither was done."""
     fact = run.state.get_fact(run.script_id, ESTIMATED_ROWS)
     return int(fact) if fact else None
 
 
 async def undo(run: Run) -> None:
-    """Forget the checkpoints: a next backfill reads the whole source again. Rows stay for prepare's undo."""
+    """Remove the checkpoints: the next backfill reads the whole source again. Target rows stay: the undo of
+    `prepare` removes them."""
     run.state.clear_segments(run.script_id, PURPOSE)
     run.state.set_fact(run.script_id, COPYING_SINCE, None)
 

@@ -3,12 +3,13 @@
 Rules kept here:
 
 * Only from `cutover`, and only when the operator names the phase.
-* Nothing is copied any more: the keys of the checkpoints leave the state file.
-* What the journal holds is settled before the control row moves, while the source still follows. An intent
-  that could not be, and that the source cannot express any more, is given up after that and recorded: else
-  no command could ever end it.
+* Nothing is copied any more: the keys of the checkpoints are removed from the state file.
+* Intents in the journal are settled before the control row moves, while the source still follows. An intent
+  that could not be settled by then, and whose row the source cannot express, is given up after the move and
+  recorded: otherwise no command could ever end it.
 * Capture "dual-write": not before the last client of the old view has ended. The source is written until
-  every client has acknowledged and the journal is drained; that moment is kept, `retire` compares with it.
+  every client has acknowledged and the journal is drained; that moment is stored, and `retire` compares rows
+  with it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ QUIET_AT = "quiet_at"
 
 
 async def gate(run: Run) -> list[str]:
-    """Only a migration that is cut over can be completed."""
+    """Return why the migration cannot be completed: it is not cut over, or clients still use the old view."""
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.CUTOVER, ControlPhase.COMPLETE):
         return [f"the control row says `{now.phase if now else 'nothing'}`, not `cutover`"]
@@ -59,7 +60,7 @@ async def run(run: Run) -> Counters:
     await until_quiet(run)
     follows = not run.is_delta and run.declared.migration.reverse
     if now is not None and now.phase is ControlPhase.CUTOVER:
-        if follows:  # what can be settled now, while the source still follows, can later only be given up
+        if follows:  # after the move an intent that fails can only be given up
             reasons = await closed_by_difference(run)
             settled = await settle_stale(run, TARGET)
             if settled.failed:
@@ -72,7 +73,7 @@ async def run(run: Run) -> Counters:
     counters: Counters = {}
     if not run.is_delta:
         counters["intents_settled"] = await _drain(run) if follows else 0
-        # What is left was settled and kept, or is from before a cutover after which nothing followed.
+        # The intents that are left are settled and kept, or (without `reverse`) the source does not follow.
         await run.journal.clear()
         await forget_ended(run)
         run.state.set_fact(run.script_id, QUIET_AT, await fresh_second(run.tables.server_time, run.clock))
@@ -81,9 +82,10 @@ async def run(run: Run) -> Counters:
 
 
 async def _drain(run: Run) -> int:
-    """Finish what was announced before the end; return how many intents were settled.
+    """Settle the intents announced before the move; return how many were removed.
 
-    What the source cannot express any more is given up, and recorded: since `complete` it need not.
+    An intent whose row the source cannot express is given up and recorded: after `complete` the source need
+    not follow.
     """
 
     async def give_up(error: Findings) -> None:
@@ -94,7 +96,7 @@ async def _drain(run: Run) -> int:
 
 
 async def undo(_run: Run) -> None:
-    """Refuse: what was written after `complete` is not in the source."""
+    """Raise GateClosed: rows written after `complete` are not in the source."""
     raise GateClosed(
         "cutover",
         ["the migration is complete: the source has not been written since"],
@@ -103,11 +105,11 @@ async def undo(_run: Run) -> None:
 
 
 async def again(run: Run) -> int:
-    """Settle what is left; where nothing followed the target, it is of no use any more."""
+    """Settle the intents that are left; without `reverse` no replica follows, and they are removed."""
     if run.declared.migration.reverse:
         return await settle_again(run, side=TARGET)
     if not run.is_delta:
-        await run.journal.clear()  # a run that was cut off did not get that far
+        await run.journal.clear()  # a run of the phase that was cut off may have left them
     return 0
 
 

@@ -4,27 +4,30 @@ Rules kept here, in capture "dual-write" (ADR 0019):
 
 * The gate asks for a clean full verification that is younger than the last way back, and for clients: all
   live ones current, and at least one unless the operator says that nothing writes.
-* Both ways go through a freeze of seconds (`cross`). What may take long is done while writes go on: clients
+* Both ways go through a freeze of seconds (`cross`). Slow work is done before it, while writes go on: clients
   that went silent are waited for, old intents are settled. No table is scanned under freeze.
 * Under freeze every live client acknowledges (from then on no client begins a write), the journal is drained,
-  and only then does the row move on. The last intent is gone, so every replica says what its authority says.
-* Without a live client, or when none was there at the last verification, the journal proves nothing: then all
-  is compared under freeze. No client waits for it, or the operator has said that nothing writes.
-* A freeze that is not drained within `[gates] freeze_timeout`, or that fails in any other way, is left to
-  where it came from; nothing is lost by it, and it is said what it waited for.
-* The way back is not gone with rows that are known to differ: it would make the source's the truth.
+  and only then does the control row move on. Every intent is settled then, so every replica equals its
+  authority.
+* Without a live client, or when no client was registered at the last verification, the journal proves
+  nothing: then all is compared under freeze. In the first case no client waits meanwhile; in the second the
+  operator has said that nothing writes.
+* A freeze that is not drained within `[gates] freeze_timeout`, or that fails in any other way, goes back to
+  the phase that it came from; nothing is lost, and the error says what the freeze waited for.
+* The way back is refused while rows are known to differ: it would make the source's rows the true ones.
 
 In capture "delta" (writers stop, a last pass, a last proof):
 
 * The freeze time is a whole second of the service's clock that lies after every write made before the
   operator said that writers have stopped; the final pass begins after it. A source row newer than it is a
   stray writer: refused, back to `dual_write`, nothing lost.
-* Order under freeze: final pass, sweep, full verification, stray check, move. Each sees what the one before
-  it could have missed. Nothing that was sent and not answered is in flight when the pass begins, nor when
-  the verification does (`until_quiet`).
-* A freeze that a killed run left is no state to stay in: the next run starts the cutover again, or goes back.
-* Undo copies what was written to the target since cutover back to the source, first as a check that writes
-  nothing, then for real; nothing written after cutover is lost.
+* Order under freeze: final pass, sweep, full verification, stray check, move. Each finds what the one before
+  it could have missed. No unanswered request is in flight when the pass begins, nor when the verification
+  begins (`until_quiet`).
+* A freeze that a killed run left does not last: the next command that works on the migration leaves it, and
+  then begins the cutover again or goes back.
+* Undo copies the target rows written since cutover back to the source: first a check of every row that writes
+  nothing, then the copy. Nothing written after cutover is lost.
 """
 
 from __future__ import annotations
@@ -69,12 +72,12 @@ from rekey.tables.base import Table
 FROZEN_AT = "frozen_at"
 """Fact: the freeze time of capture "delta"; `retire` compares with it."""
 _NAMED = 20
-"""How many rows a refusal names."""
+"""How many rows an error names at most."""
 _NOT_STOPPED = "nobody has confirmed that the application's writers are stopped (--writers-stopped)"
 
 
 async def gate(run: Run) -> list[str]:
-    """Collect what keeps authority from moving to the target."""
+    """Return the reasons that keep the authority from moving to the target."""
     now = await run.control.read()
     if now is None:
         return ["the control row is gone from the restricted store"]
@@ -89,11 +92,12 @@ async def gate(run: Run) -> list[str]:
 
 
 async def run(run: Run) -> Counters:
-    """Freeze, prove or drain, move; on any failure go back to `dual_write`."""
+    """Freeze; verify (capture "delta") or drain the journal ("dual-write"); move. On failure return to
+    `dual_write`."""
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.CUTOVER:
         return {}
-    await until_quiet(run)  # while writes go on: what was cut off before lands before the last pass
+    await until_quiet(run)  # before the freeze: requests of earlier runs take effect before the last pass
     if not run.is_delta:
         return await cross(run, ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER)
     if now is not None and now.phase is ControlPhase.DUAL_WRITE:
@@ -137,9 +141,10 @@ async def _prove_under_freeze(run: Run) -> Counters:
 
 
 async def written_since(table: Table, moment: str) -> AsyncIterator[Row]:
-    """Iterate over the rows (key, ETag and Timestamp) written at or after `moment`, to the 100 ns.
+    """Iterate over the rows (key, ETag and Timestamp) written at or after `moment`, exact to 100 ns.
 
-    A service may filter more coarsely (Azurite: by the millisecond) and return rows that are a little older.
+    Filtered here again, because a service may filter more coarsely (Azurite: by the millisecond) and return
+    rows that are a little older.
     """
     async for page in table.scan(modified_from=moment, select=[PARTITION_KEY, ROW_KEY]):
         for row in page.rows:
@@ -155,14 +160,15 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
 
     Args:
         run: the migration, capture "dual-write".
-        start: where the control row is: `dual_write` or `cutover`.
-        end: where it is to be: the other one.
+        start: the control row's phase now: `dual_write` or `cutover`.
+        end: its phase afterwards: the other one.
 
     Raises:
+        Moved: the control row is gone or not in `start`.
         GateClosed: intents cannot be settled; nothing was frozen.
-        Findings: there is no client that vouches for it, and rows differ.
-        Refused: clients did not follow, or the journal was not drained; the row is in `start` again (or, if
-            clients did not follow at the very end, in `end`).
+        Findings: everything had to be compared under freeze, and rows differ.
+        Refused: clients did not follow, or the journal was not drained; the control row is in `start` again
+            (or in `end`, if clients did not follow after the last move).
     """
     side = authority(start)
     control = await run.control.read()
@@ -188,7 +194,7 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
                 raise Findings(
                     f"full verification under freeze found {wrong(report)} rows that differ",
                     kept="both tables",
-                    hint="whoever wrote them did not write through a client;"
+                    hint="they were not written through a client;"
                     f" `rekey verify {run.script_id} --mode full --repair` mends them, then verify again and"
                     " run the same command again",
                 )
@@ -215,14 +221,14 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
 
 
 async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bool:
-    """Leave a freeze the way it was entered; tell whether the row was moved.
+    """Move the control row from `freeze` back to `back_to`; return whether it was moved.
 
-    If the service fails now, the next run does it.
+    If the service fails now, the next command on the migration does it.
 
     Args:
         run: the migration.
-        back_to: where the freeze came from.
-        only: the id of the move that froze: a freeze of another runner is not ours to leave.
+        back_to: the phase that the freeze came from.
+        only: the id of the move that froze; a freeze by another move is not left. "": any freeze is left.
     """
     try:
         now = await run.control.read()
@@ -239,7 +245,12 @@ async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bo
 
 
 async def undo(run: Run) -> None:
-    """Go back to `dual_write` with everything the target has seen since cutover."""
+    """Go back to `dual_write`, with everything that was written to the target since cutover.
+
+    Raises:
+        GateClosed: the declaration has no way back, writers are not confirmed to be stopped (capture
+            "delta"), rows cannot go back, or rows are known to differ.
+    """
     now = await run.control.read()
     if now is None or now.phase is ControlPhase.DUAL_WRITE:
         return
@@ -251,7 +262,7 @@ async def undo(run: Run) -> None:
         )
     if run.is_delta:
         if not run.options.writers_stopped:
-            hint = "stop whatever writes to the target, then `rekey rollback --writers-stopped`"
+            hint = "stop all writers of the target, then `rekey rollback --writers-stopped`"
             raise GateClosed("dual_write", [_NOT_STOPPED], hint=hint)
         await _copy_back(run, now)
         return
@@ -259,15 +270,15 @@ async def undo(run: Run) -> None:
     if reasons:
         hint = f"when nothing differs any more: `rekey rollback {run.script_id}` again"
         raise GateClosed("dual_write", reasons, hint=hint)
-    # Before anything moves: what was verified until now says nothing about what comes back.
+    # Set before the control row moves: verifications up to now do not open the gate of a later cutover.
     run.state.set_fact(run.script_id, RETURNED_AFTER, str(last_number(run)))
     await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
 
 
 async def _copy_back(run: Run, now: ControlRow) -> None:
-    """Copy back what was written to the target since cutover, then move."""
-    # Before the application's first write to the target. The freeze time is of the same account's clock; the
-    # control row's is of the restricted account's.
+    """Copy the target rows written since cutover back to the source, verify, then move the control row."""
+    # A time before the application's first write to the target. The freeze time is preferred: it is by the
+    # clock of the tables' account, the control row's times are by the restricted account's.
     frozen_at = run.state.get_fact(run.script_id, FROZEN_AT)
     since = earlier(frozen_at or now.cutover_at or now.updated_at, run.config.gates.margin_s)
     back, limit = BackPropagator(run.propagator), run.config.limits.concurrency
@@ -281,7 +292,7 @@ async def _copy_back(run: Run, now: ControlRow) -> None:
 
     async def settle(source_key: EntityKey) -> None:
         if await back.propagate(source_key):
-            # The index tables follow the source again.
+            # The index tables follow the source again: bring them up to date.
             await run.propagator.propagate(source_key)
 
     async def bring(row: Row) -> None:
@@ -317,11 +328,15 @@ async def _copy_back(run: Run, now: ControlRow) -> None:
 
 
 async def _prove_the_way_back(run: Run) -> None:
-    """Compare everything; index tables, which the application kept itself, follow the source again."""
+    """Compare everything; mend the index tables, which the application wrote itself since cutover.
+
+    Raises:
+        Findings: rows differ that are not only index rows, or that repair did not mend.
+    """
     await until_quiet(run)
     report = await verify_full(run)
     listed, indexes = report.found.listed, run.mapper.labels[1:]
-    # A difference in the main target is never mended: it is the authority.
+    # A difference in the main target is never mended: the main target is the authority.
     in_indexes = len(listed) == wrong(report) and all(one.table in indexes for one in listed)
     if report.findings and in_indexes:
         await verify_full(run, repair=True)
@@ -336,7 +351,7 @@ async def _prove_the_way_back(run: Run) -> None:
 
 
 async def again(run: Run) -> int:
-    """Settle what is left, as long as the source follows."""
+    """Settle the intents that are left, if the source follows (`reverse`)."""
     return await settle_again(run, side=TARGET) if run.declared.migration.reverse else 0
 
 

@@ -1,12 +1,12 @@
-"""dual_write: from here on what changes in the source reaches the targets.
+"""dual_write: from here on changes of the source reach the targets.
 
 Rules kept here:
 
 * Capture "delta": the watermark is read from the service's clock and stored before the first row is copied,
-  so that what changes after it is seen again by a pass.
+  so that a delta pass sees every change after it.
 * Only then does the control row move: a later phase never begins without a watermark.
-* Capture "dual-write": the row moves together with the clients; when the phase is done, all of them announce
-  and propagate what they write.
+* Capture "dual-write": the control row moves together with the clients; when the phase is done, all of them
+  announce and propagate their writes.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from rekey.status.facts import LATE_UNTIL
 
 
 async def gate(run: Run) -> list[str]:
-    """Collect the clients that would refuse to write from here on."""
+    """Return as a reason the clients that would refuse to write from here on; none in capture "delta"."""
     return [] if run.is_delta else (await look(run)).closed_by_refusing()
 
 
 async def begin_watermark(run: Run) -> None:
-    """Store the first watermark if there is none: before the backfill reads its first row."""
+    """Store the first watermark if there is none. Call before the backfill reads its first row."""
     if run.state.get_fact(run.script_id, WATERMARK) is None:
         run.state.set_fact(run.script_id, WATERMARK, await run.tables.server_time())
 
 
 async def run(run: Run) -> Counters:
-    """Store the first watermark, then move the control row."""
+    """Store the first watermark (capture "delta"), then move the control row to `dual_write`."""
     if run.is_delta:
         await begin_watermark(run)
     now = await run.control.read()
@@ -43,21 +43,21 @@ async def run(run: Run) -> Counters:
         await move(run, ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
     if run.is_delta:
         return {}
-    # What clients that were given up wrote before had no intent: only a verification that begins when they
-    # can be heard of no more finds it.
+    # Earlier writes of clients that were given up had no intents: only a verification that begins after such
+    # clients can be heard of no more finds them.
     until = await heard_of_until(run, await run.control.read())
     run.state.set_fact(run.script_id, LATE_UNTIL, None if until is None else format_ticks(until))
     clients = len((await look(run)).live)
     if not clients:
         run.progress.note(
             f"{run.script_id}: no client of the application is registered; what is written to"
-            f" {run.source.name} now is followed by nobody, and verification will find it"
+            f" {run.source.name} now is not followed, and verification will find it"
         )
     return {"clients": clients}
 
 
 async def undo(run: Run) -> None:
-    """Stop following: the control row goes back to `source`, the watermark is forgotten."""
+    """Move the control row back to `source` and remove the watermark."""
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.DUAL_WRITE:
         await move(run, ControlPhase.DUAL_WRITE, ControlPhase.SOURCE)

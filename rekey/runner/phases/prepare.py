@@ -2,10 +2,11 @@
 
 Rules kept here:
 
-* A target table must be new or empty, unless this migration itself filled it: rows of others would be taken
+* A target table must be new or empty, unless this migration itself filled it: foreign rows would be taken
   for copies.
-* Undo drops the targets and everything the restricted store knows of the migration, or keeps both, as the
-  operator chose; half of it would leave rows that nothing accounts for.
+* Undo drops the targets and the migration's rows in the mapping and the journal, or keeps all of them, as the
+  operator chose: dropping only some would leave rows that nothing accounts for. (Control row and data keys
+  are deleted after it, by `rekey.runner.commands.rollback`.)
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from rekey.tables.kinds import whole
 
 
 async def gate(run: Run) -> list[str]:
-    """Check that the source exists and that no target holds rows of others."""
+    """Return the targets that hold rows which this migration did not write, as reasons.
+
+    Raises:
+        ConfigurationError: the source does not exist.
+    """
     if not await run.tables.table_exists(run.source.name):
         raise ConfigurationError(
             f"the source table {run.source.name} does not exist in this account",
@@ -36,7 +41,7 @@ async def gate(run: Run) -> list[str]:
         async for page in target.scan(page_rows=1):
             if not page.rows:
                 continue
-            # The first row tells: the targets of a run that was cut off are all ours or all foreign.
+            # One row suffices: after a run that was cut off, a target's rows are all ours or all foreign.
             if not await run.mapping.owns(run.mapper.number_of(table, page.rows[0]), page.rows[0]):
                 reasons.append(f"target table {target.name} holds rows that this migration did not write")
             break
@@ -44,8 +49,8 @@ async def gate(run: Run) -> list[str]:
 
 
 async def run(run: Run) -> Counters:
-    """Create what is missing; everything here may be there already."""
-    await until_quiet(run)  # of a run before this one, which was taken back
+    """Create the mapping table, the journal table and the targets, those that are missing."""
+    await until_quiet(run)  # an earlier run that was rolled back may have requests in flight
     for name in (MAPPING_TABLE, JOURNAL_TABLE):
         await run.restricted.create_table(name)
     made = 0
@@ -63,13 +68,16 @@ async def run(run: Run) -> Counters:
 
 
 async def undo(run: Run) -> None:
-    """Drop the targets, the mapping and the journal, or keep all."""
+    """Drop the targets and delete the mapping and the journal of the migration, or keep all of them.
+
+    The caller has waited until nothing is in flight: a batch that takes effect later would leave rows that
+    nothing accounts for.
+    """
     if not run.options.drop_targets:
         return
-    await until_quiet(run)  # a batch that lands later would leave rows that nothing accounts for
     for name in run.declared.migration.table_names:
         await run.tables.delete_table(name)
-    with suppress(TableMissing):  # cut off before there was one
+    with suppress(TableMissing):  # the run was cut off before it made the mapping table
         for direction in ("f", "r"):
             async for page in run.mapping.scan(direction):  # a page is of one partition
                 writes = [Write(Verb.DELETE, row, "*") for row in page.rows]

@@ -2,11 +2,11 @@
 
 Rules kept here:
 
-* The phase is done only when a full verification found no stable divergence; otherwise it stays open and
-  the command says which rows differ, by safe id.
-* Capture "delta": passes are repeated until one finds little to do, and at most `MAX_PASSES` times: a source
+* The phase is done only when a full verification found no row that differs, stable or unsettled; otherwise it
+  stays open and the error says how many rows differ (`rekey verify` names them, by safe id).
+* Capture "delta": passes are repeated until one finds few changes, and at most `MAX_PASSES` times: a source
   that changes faster than it can be followed is not followed for ever. The watermark moves only after a whole
-  pass. What was deleted only the sweep after them shows.
+  pass. Only the sweep after the passes finds deleted rows.
 * Capture "dual-write": there is nothing to catch up with; the journal is swept before and during the
   comparison.
 """
@@ -25,11 +25,11 @@ from rekey.state.models import WATERMARK
 
 MAX_PASSES = 5
 _LITTLE = 100
-"""Changed rows of a pass after which another pass is not worth its scan."""
+"""A pass that changed at most this many rows is the last: another would not be worth its scan."""
 
 
 async def catch_up(run: Run, *, max_passes: int = MAX_PASSES) -> Counters:
-    """Make delta passes until one changes little, then sweep."""
+    """Make delta passes until one changes few rows, then sweep."""
     changed = 0
     for number in range(1, max_passes + 1):
         watermark = run.state.get_fact(run.script_id, WATERMARK)
@@ -62,7 +62,7 @@ async def catch_up(run: Run, *, max_passes: int = MAX_PASSES) -> Counters:
 
 
 async def run(run: Run) -> Counters:
-    """Catch up, verify; raises Findings when rows differ."""
+    """Catch up (capture "delta") or settle intents, then verify. Raises Findings when rows differ."""
     if run.is_delta:
         counters = await catch_up(run)
     else:
@@ -79,7 +79,7 @@ async def run(run: Run) -> Counters:
 
 
 async def again(run: Run) -> int:
-    """Catch up with what was written since, or settle it."""
+    """Catch up with later changes (capture "delta") or settle intents; return how many rows or intents."""
     if not run.is_delta:
         return await settle_again(run, side=SOURCE)
     caught = await catch_up(run)
@@ -87,7 +87,7 @@ async def again(run: Run) -> int:
 
 
 async def undo(_run: Run) -> None:
-    """Nothing to undo: the phase wrote only what the source says."""
+    """Do nothing: the phase only made the targets equal to the source."""
 
 
 RECONCILE = Operation(Phase.RECONCILE, gate=open_gate, run=run, undo=undo, again=again)

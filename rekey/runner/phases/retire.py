@@ -6,8 +6,8 @@ Rules kept here:
   (`rekey.status.facts`), and with the table's name typed.
 * A row that changed after the freeze is never deleted: if there is one, the others are deleted one by one
   with their ETags and the changed ones are reported; only an unchanged table is dropped whole.
-* Capture "dual-write" writes the source until `complete`: there it is compared with the moment from which on
-  the source was quiet, or with the latest that this can have been when that was not kept.
+* In capture "dual-write" the source is written until `complete`: there rows are compared with the moment from
+  which on the source was quiet, or, when that moment was not stored, with the latest that it can have been.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAMED = 20
 
 
 async def gate(run: Run) -> list[str]:
-    """Collect what keeps the source from being deleted."""
+    """Return the reasons that keep the source from being deleted."""
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
         return [f"the control row says `{now.phase if now else 'nothing'}`, not `complete`"]
@@ -55,7 +55,11 @@ async def gate(run: Run) -> list[str]:
 
 
 async def run(run: Run) -> Counters:
-    """Delete the whole source if nothing in it changed since the freeze, else all rows that did not."""
+    """Delete the source if no row of it changed after `quiet_at`; otherwise delete the unchanged rows.
+
+    Raises:
+        Findings: rows changed; they were not deleted.
+    """
     now = await run.control.read()
     if now is None or now.phase is ControlPhase.RETIRED:
         return {}
@@ -81,19 +85,25 @@ async def run(run: Run) -> Counters:
 
 
 def quiet_at(run: Run, now: ControlRow) -> str:
-    """Return the moment after which nothing was to write to the source."""
+    """Return the moment from which on no write to the source is expected, by the service's clock."""
     if run.is_delta:
-        # Without the state file the freeze's beginning stands in: it is earlier, so fewer rows are deleted.
+        # Without the fact (the state file was lost) the beginning of the freeze is used: it is earlier, so
+        # fewer rows are deleted.
         return run.state.get_fact(run.script_id, FROZEN_AT) or now.frozen_at or now.updated_at
     kept = run.state.get_fact(run.script_id, QUIET_AT)
-    # A run that was cut off kept none. Every client has acknowledged by now, and none had longer than this.
+    # A run that was cut off stored no such fact. Every client has acknowledged by now, and none could take
+    # longer than this.
     settings = LeaseSettings()
     longest = settings.lease_s + settings.longest_operation_s + SAFETY_S
     return kept or later(now.completed_at or now.updated_at, longest)
 
 
 async def delete_unchanged(run: Run, row: Row, moment: str) -> Literal["deleted", "gone", "changed"]:
-    """Delete a row of the source, by its ETag, unless it was written at or after `moment`."""
+    """Delete a row of the source, by its ETag, unless it was written at or after `moment`.
+
+    Returns:
+        "deleted"; "gone": the row did not exist any more; "changed": it was written, and stays.
+    """
     if ticks_of(row[TIMESTAMP]) >= ticks_of(moment):
         return "changed"
     try:
@@ -106,7 +116,7 @@ async def delete_unchanged(run: Run, row: Row, moment: str) -> Literal["deleted"
 
 
 async def _delete_all_unchanged(run: Run, moment: str, counters: Counters) -> list[str]:
-    """Delete all rows that are older than `moment`; return the safe ids of the others."""
+    """Delete all source rows that are older than `moment`; return the safe ids of the others."""
     changed: list[str] = []
 
     async def remove(row: Row) -> None:
