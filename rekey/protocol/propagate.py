@@ -12,7 +12,8 @@ Rules kept here (ADR 0017; each was found by searching all interleavings):
   passed to another owner.
 * A target key is claimed in the mapping before a row is written under it, and after a claim the round starts
   again, because the replicas must be read before the authority.
-* Main and secondary rows of one partition are written in one transaction (`replicas`).
+* Main and secondary rows of one partition are written in one transaction (`replicas`). If a secondary row
+  still goes with the main row that had its key before, that row's transaction is sent first.
 * Only rows that the source key owns are touched: a main row by its reverse row, an index row by its pointer.
 * A caller without an intent of its own for the key (the runner) announces the key before the first write, and
   ends the announcement only when no outcome stayed open: a propagate that was cut off, or whose writes are
@@ -146,8 +147,13 @@ class Propagator:
         """Return the tally of one propagate of a key."""
         return Tally(source_key, self.announce)
 
-    async def propagate(self, source_key: EntityKey) -> Propagated:
+    async def propagate(self, source_key: EntityKey, room_for: Sequence[TargetKey] = ()) -> Propagated:
         """Make all replicas of `source_key` equal what the authority says now.
+
+        Args:
+            source_key: the old key.
+            room_for: secondary keys that other rows wait for, the newest last: only the transaction of its
+                partition is sent, and only on the condition of a main row that was read.
 
         Raises:
             Collision: a target key it maps to belongs to another source row.
@@ -170,9 +176,14 @@ class Propagator:
             if unlisted:
                 await self.mapping.claim(source_key, forward, unlisted, self.still_owns)
                 continue
-            found = await self._owned(source_key, expected, found, listed)
+            found = await self._owned(source_key, expected, found, listed, room_for)
             main = self._main_of(expected, found, authority)
             writes = with_main(difference(expected, found, self.ignoring), main, self.mapper.together)
+            if room_for:
+                # The caller announced another key, not this one: what may land late must be harmless here.
+                writes = [one for one in writes if one[0].partition == room_for[-1].partition]
+                if not any(place.table == 0 and operation.etag for place, operation in writes):
+                    return await tally.result()
             if await self.apply_all(writes, tally) and await self._is_last(source_key, writes, authority):
                 return await tally.result()
         raise self.too_busy(source_key)
@@ -318,7 +329,12 @@ class Propagator:
         return unlisted
 
     async def _owned(
-        self, source_key: EntityKey, expected: Rows, found: Rows, listed: frozenset[TargetKey]
+        self,
+        source_key: EntityKey,
+        expected: Rows,
+        found: Rows,
+        listed: frozenset[TargetKey],
+        room_for: Sequence[TargetKey],
     ) -> Rows:
         """Return `found` without the rows that belong to another source row by now."""
         own = dict(found)
@@ -336,6 +352,10 @@ class Propagator:
                 elif not mine and target in expected:
                     await self.yield_or_collide(source_key, target, row)
                     mine = True
+                    owner = await self.owner_of(pointer_of(row))
+                    if owner is not None and target.table in self.mapper.together and target not in room_for:
+                        # Its main row may stand as it was: the two change together, before the key passes on.
+                        await self.propagate(owner, [*room_for, target])
             if not mine:
                 del own[target]
         return own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from rekey import Index, keys, props
 from rekey.copy.checkpoint import copy_segments
 from rekey.copy.scan import WindowSize
 from rekey.copy.sweep import settle_moved, sweep
 from rekey.declaration.scripts import load_script
-from rekey.errors import RekeyError, RequestRejected, WritesRefused
+from rekey.errors import Collision, RekeyError, RequestRejected, WritesRefused
 from rekey.mapping.rows import MAPPING_TABLE, TargetKey
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
@@ -222,6 +224,59 @@ async def test_a_pair_that_comes_while_it_is_read_is_not_taken_for_a_row_left_ov
     await world.propagator.propagate(JOHN)
     assert reads > 2
     assert seen == memory.dump("RacesByKey") == []
+
+
+# --- secondary keys that pass from one row to another -------------------------------------------------------
+
+LANES = dataclasses.replace(
+    RACES,
+    indexes=[
+        Index(
+            "RacesByKey",
+            partition_key=keys.prop("PartitionKey"),
+            row_key=keys.literal("LANE:") + keys.prop("Lane"),
+            properties=[props.keep_all()],
+        )
+    ],
+)
+"""The secondary row does not name its main row: another row may have its key later."""
+
+
+async def test_a_secondary_key_passes_on_with_both_pairs_whole(memory: MemoryTableService) -> None:
+    """The former owner's pair still stands as it was when the new owner is propagated."""
+    world = await World(memory, LANES).prepare([racer("1", Lane="a"), racer("2", Lane="b")])
+    await world.copier.copy(memory.dump("Races"))
+    world.assert_in_step()
+    seen, _ = watch(world)
+    await world.source.replace(racer("1", Lane="c"))
+    await world.source.replace(racer("2", Lane="a"))
+    await world.propagator.propagate(EntityKey("nyc", "2"))
+    assert seen == []
+    world.assert_in_step()
+
+
+async def test_two_rows_that_exchange_their_secondary_keys_get_there(memory: MemoryTableService) -> None:
+    """No order of two transactions keeps both pairs whole; it does not go on for ever."""
+    world = await World(memory, LANES).prepare([racer("1", Lane="a"), racer("2", Lane="b")])
+    await world.copier.copy(memory.dump("Races"))
+    await world.source.replace(racer("1", Lane="b"))
+    await world.source.replace(racer("2", Lane="a"))
+    for bib in "121":
+        await world.propagator.propagate(EntityKey("nyc", bib))
+    world.assert_in_step()
+
+
+@pytest.mark.parametrize("verb", [insert, upsert], ids=lambda verb: verb.__name__)
+async def test_in_cutover_a_secondary_key_of_another_row_is_refused_before_anything_is_written(
+    memory: MemoryTableService, verb: Callable[[Row], Operation]
+) -> None:
+    world = await DualWorld(memory, LANES).prepare([racer("1", Lane="a")])
+    world.permits.move(ControlPhase.CUTOVER)
+    seen, writes = watch(world)
+    with pytest.raises(Collision):
+        await world.writer(View.NEW).write([verb(new_row(world, racer("2", Lane="a")))])
+    assert seen == writes == []
+    await world.assert_quiet()
 
 
 # --- clients ------------------------------------------------------------------------------------------------
