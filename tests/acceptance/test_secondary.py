@@ -60,6 +60,7 @@ KEYS_FROM_KEYS = KEYS_FROM_CONTENT.replace(
 ).replace('keys.zero_pad(3, "Age")', 'keys.prop("RowKey")')
 LONG = (pytest.mark.soak, pytest.mark.timeout(0))
 RACE = "r0"
+_LONGEST_END_S = 300.0
 SETTINGS = LeaseSettings(poll_s=0.3, lease_s=3.0, longest_operation_s=2.0, freeze_wait_s=20.0)
 
 
@@ -135,7 +136,9 @@ def applications(project: Project, views: list[str], draw: random.Random) -> Ite
     finally:
         ends.set()
         for one in running:
-            one.join(30)
+            # One that is killed before a cutover keeps its gate closed for a quarter of an hour: it may take
+            # its time to end, as it does on a busy machine.
+            one.join(_LONGEST_END_S)
             one.kill()
             one.join()
 
