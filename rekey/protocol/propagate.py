@@ -352,8 +352,8 @@ class Propagator:
                 elif not mine and target in expected:
                     await self.yield_or_collide(source_key, target, row)
                     mine = True
-                    owner = await self.owner_of(pointer_of(row))
-                    if owner is not None and target.table in self.mapper.together and target not in room_for:
+                    passes_on = target.table in self.mapper.together and target not in room_for
+                    if passes_on and (owner := await self.owner_of(pointer_of(row))) is not None:
                         # Its main row may stand as it was: the two change together, before the key passes on.
                         await self.propagate(owner, [*room_for, target])
             if not mine:
