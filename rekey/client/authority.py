@@ -235,7 +235,7 @@ class Authority(ABC):
         return all(await side_by_side(checks))
 
     async def same_list(self, work: Work) -> bool:
-        """Tell whether the forward row is as it is known."""
+        """Tell whether the forward row is as it is known when it has been read: this write may extend it."""
         return _version(await self.mapping.forward(work.old_key)) == _version(work.forward)
 
     def bare(self, source_key: EntityKey) -> frozenset[TargetKey]:

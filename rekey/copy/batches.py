@@ -97,6 +97,7 @@ class BatchBuffer:
         self.table = table
         self.numbers = numbers
         self.together = len(numbers) > 1
+        self.unit = attrgetter("source" if self.together else "key")
         self._windows = windows
         self._held: dict[str, list[Write]] = {}
 
@@ -106,12 +107,9 @@ class BatchBuffer:
         twice: list[Write] = []
         if held:
             known = {write.row[ROW_KEY] for write in held}
-            twice = [write for write in members if write.row[ROW_KEY] in known]
-            if self.together and twice:
-                sources = {write.source for write in twice}
-                twice = [write for write in members if write.source in sources]
-            given_back = set(map(id, twice))
-            members = [write for write in members if id(write) not in given_back]
+            met = {self.unit(write) for write in members if write.row[ROW_KEY] in known}
+            twice = [write for write in members if met and self.unit(write) in met]
+            members = [write for write in members if not met or self.unit(write) not in met]
         if self.together:
             units = sorted(_by_source(members), key=lambda unit: utf16_order(unit[0].row[ROW_KEY]))
             full = list(cut_units(_by_source(held) + units, self.table.encoded_size))

@@ -28,7 +28,6 @@ from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from operator import attrgetter
 
 from rekey.copy.batches import BatchBuffer, Partitions, sort_out
 from rekey.copy.map import TURN_ROWS, Copied, CopyWindow, Write, map_window, mapping_writes, target_writes
@@ -292,8 +291,7 @@ class BatchWriter:
             async with self._slots:
                 batch[0].window.copied.requests += 1
                 with taken:
-                    unit = attrgetter("source" if held.together else "key")
-                    present = await insert_absent(held.table, batch, unit)
+                    present = await insert_absent(held.table, batch, held.unit)
             await self._judge(held, batch, present)
         except asyncio.CancelledError:
             raise

@@ -91,8 +91,7 @@ class Mapper:
         self.reversible = migration.reverse
         self.content_derived = bool(migration.key_inputs - {PARTITION_KEY, ROW_KEY})
         self.together = frozenset({0, *migration.secondary} if migration.secondary else ())
-        self._kinds = {prefix: number for number, prefix in migration.secondary.items()}
-        self._prefixes = tuple(self._kinds)
+        self._kinds = tuple(migration.secondary.items())
         self.timestamp_copies = tuple(one.property_mapping.from_timestamp for one in migration.filled)
         self.needs_timestamp = any(self.timestamp_copies) or TIMESTAMP in migration.key_inputs
         self._main_scope = Scope("target.properties", secrets)
@@ -118,9 +117,7 @@ class Mapper:
 
     def kind_of(self, row_key: str) -> int:
         """Return the table number of a row of the main target's table: 0, or a kind of secondary rows."""
-        if not row_key.startswith(self._prefixes):
-            return 0
-        return next(number for prefix, number in self._kinds.items() if row_key.startswith(prefix))
+        return next((number for number, prefix in self._kinds if row_key.startswith(prefix)), 0)
 
     @property
     def read_once(self) -> list[int]:

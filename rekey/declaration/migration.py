@@ -350,7 +350,9 @@ class Migration:
                 raise InvalidDeclaration(
                     place,
                     f"{table} is also the {earlier} (table names are the same whatever their case)",
-                    cure="give the new table a new name: keys cannot be changed in place",
+                    cure=f"spell it {self.target.table} if its rows are to be secondary rows of that table"
+                    if earlier == "target.table"
+                    else "give the new table a new name: keys cannot be changed in place",
                 )
             seen[table.lower()] = place
 

@@ -295,25 +295,26 @@ def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
             strict=True,
         )
     ):
-        rows = survey.scaled(met, inventory.rows.rows)
-        fill = TableFill(
-            table=name,
-            rows=rows,
-            batches=0,
-            partitions=tally.partitions,
-            partitions_exact=inventory.exact and tally.exact,
-            largest_partition=tally.largest,
-            hottest_seconds=0.0,
-            stored_bytes=round(rows * counts.mean_row_bytes),
-            fills=dict(sends.fills),
-            secondary_rows=survey.scaled(
-                sum(survey.target_rows[one] for one in secondary if number == 0), inventory.rows.rows
-            ),
-            with_main=number in secondary,
+        rows, with_main = survey.scaled(met, inventory.rows.rows), number in secondary
+        others = sum(survey.target_rows[one] for one in secondary) if number == 0 else 0
+        others = survey.scaled(others, inventory.rows.rows)
+        written = 0 if with_main else rows + others
+        hottest = sends.hottest * (written / sends.given if sends.given else 0.0)
+        fills.append(
+            TableFill(
+                table=name,
+                rows=rows,
+                batches=Batches.of(written, sends.fills).requests,
+                partitions=tally.partitions,
+                partitions_exact=inventory.exact and tally.exact,
+                largest_partition=tally.largest,
+                hottest_seconds=hottest / PARTITION_TARGET,
+                stored_bytes=round(rows * counts.mean_row_bytes),
+                fills=dict(sends.fills),
+                secondary_rows=others,
+                with_main=with_main,
+            )
         )
-        hottest = sends.hottest * (fill.table_rows / sends.given if sends.given else 0.0)
-        batches = Batches.of(fill.table_rows, sends.fills).requests
-        fills.append(replace(fill, batches=batches, hottest_seconds=hottest / PARTITION_TARGET))
     return tuple(fills)
 
 

@@ -56,18 +56,12 @@ async def in_turns(calls: Sequence[Callable[[], Awaitable[T]]], width: int) -> l
     return results
 
 
-async def apply_for_etag(table: Table, operation: Operation) -> tuple[Outcome, str | None]:
-    """Apply one conditional operation; return its outcome and the row's new ETag (None if deleted or
-    not done).
+async def apply_for_etags(table: Table, operations: Sequence[Operation]) -> tuple[Outcome, list[str | None]]:
+    """Apply conditional operations, several as one transaction; return the outcome, which is one for all, and
+    the rows' new ETags (None if deleted or not done).
 
     Raises every error of the table that is not one of the three outcomes.
     """
-    outcome, [etag] = await apply_for_etags(table, [operation])
-    return outcome, etag
-
-
-async def apply_for_etags(table: Table, operations: Sequence[Operation]) -> tuple[Outcome, list[str | None]]:
-    """Apply conditional operations, several as a transaction, which has one outcome. As `apply_for_etag`."""
     try:
         return Outcome.DONE, await apply_operations(table, operations)
     except (RowExists, RowMissing, ConditionFailed):

@@ -54,7 +54,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str, str]] = {
     "reserved table": (lambda: target("tables"), "target.table", "letter"),
     "target is source": (lambda: migration(target=target("OLD")), "target.table", "new name"),
     "index is source": (lambda: migration(indexes=[index("old")]), "index[old].table", "new name"),
-    "index is target": (lambda: migration(indexes=[index("NEW")]), "index[NEW].table", "new name"),
+    "index is target": (lambda: migration(indexes=[index("NEW")]), "index[NEW].table", "spell it New"),
     "index twice": (lambda: migration(indexes=[index("Aaa"), index("aaa")]), "index[aaa].table", "new name"),
     "secondary rows, main rows without a beginning": (
         lambda: migration(indexes=[secondary()]),
