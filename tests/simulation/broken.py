@@ -75,7 +75,7 @@ class AnyOwner(Propagator):
     """Takes every row under its old target keys for its own, whoever owns them now."""
 
     async def _owned(
-        self, _key: EntityKey, _expected: Any, found: dict[TargetKey, Row], _known: Any
+        self, _key: EntityKey, _expected: Any, found: dict[TargetKey, Row], *_known: Any
     ) -> dict[TargetKey, Row]:
         return found
 
