@@ -56,9 +56,9 @@ def facts(rows: Sequence[Row], what: Migration, *, scale: int = 1, is_cosmos: bo
     )
     colliding = {
         table: sum(times for times in met.values() if times > 1)
-        for table, met in zip(what.tables, targets, strict=True)
+        for table, met in zip(what.labels, targets, strict=True)
     }
-    fills = [_fill(table, met, scale) for table, met in zip(what.tables, targets, strict=True)]
+    fills = [_fill(table, met, scale) for table, met in zip(what.labels, targets, strict=True)]
     return gatherer.facts(inventory, fills, colliding)
 
 

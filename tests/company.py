@@ -37,6 +37,7 @@ from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
 from rekey.tables.base import Operation, Verb
+from rekey.tables.kinds import by_number
 from tests.declared import under_writes
 from tests.evidence import prove
 from tests.faults import Call
@@ -297,7 +298,7 @@ class Client:
         mapping = await project.mapping(self.company.script_id)
         propagator = Propagator(
             project.tables.table(mapper.migration.source),
-            [project.tables.table(name) for name in mapper.tables],
+            by_number(mapper.tables, mapper.migration.secondary, project.tables.table),
             mapper,
             mapping,
         )

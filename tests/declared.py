@@ -46,6 +46,55 @@ migration = Migration(
 '''
 """Keys from content, and an index table."""
 
+SECONDARY = '''\
+"""Registrations by bib, and in the same table by age, by team and by name."""
+from rekey import Index, Migration, Target, keys, props
+
+migration = Migration(
+    source="SOURCE",
+    target=Target(
+        "TARGET",
+        partition_key=keys.join("__", keys.prop("PartitionKey"), keys.prop("Club")),
+        row_key=keys.join("__", keys.literal("BIB:") + keys.prop("RowKey"), keys.prop("Name")),
+        properties=[props.copy("RowKey", to="Bib"), props.copy("PartitionKey", to="Race")],
+    ),
+    indexes=[
+        Index("TARGET", partition_key=keys.join("__", keys.prop("PartitionKey"), keys.prop("Club")),
+              row_key=keys.join("__", keys.literal("AGE:") + keys.zero_pad(3, "Age"), keys.prop("RowKey")),
+              properties=[props.keep_all()]),
+        Index("TARGET", each=keys.split("Teams", ","),
+              partition_key=keys.join("__", keys.prop("PartitionKey"), keys.prop("Club")),
+              row_key=keys.join("__", keys.literal("TEAM:") + keys.item(), keys.prop("RowKey"))),
+        Index("TARGET", partition_key=keys.literal("all"),
+              row_key=keys.join("__", keys.literal("NAME:") + keys.prop("Name"), keys.prop("RowKey")),
+              properties=[props.keep("Age")]),
+    ],
+    capture="delta",
+)
+'''
+"""Keys from content; secondary rows of three kinds: one for each row, some, and one in another partition."""
+
+SECONDARY_FROM_KEYS = '''\
+"""Registrations by bib, and in the same table a second time for the announcer."""
+from rekey import Index, Migration, Target, keys, props
+
+migration = Migration(
+    source="SOURCE",
+    target=Target(
+        "TARGET",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.literal("BIB:") + keys.prop("RowKey"),
+        properties=[props.copy("RowKey", to="Bib"), props.copy("PartitionKey", to="Race")],
+    ),
+    indexes=[
+        Index("TARGET", partition_key=keys.prop("PartitionKey"),
+              row_key=keys.literal("CALL:") + keys.prop("RowKey"), properties=[props.keep_all()]),
+    ],
+    capture="delta",
+)
+'''
+"""Keys from keys alone; a secondary row of each row, with all of it."""
+
 
 def named(script: str, source: str, target: str, index: str = "") -> str:
     """Return a script with the names of tables in the places of SOURCE, TARGET and INDEX."""

@@ -94,7 +94,7 @@ class DualWorld(World):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.propagator = Propagator(self.source, self.targets, self.mapper, self.mapping, width=8)
+        self.propagator = Propagator(self.source, self.propagator.targets, self.mapper, self.mapping, width=8)
         self.journal = Journal(self.service.table(JOURNAL_TABLE), SCRIPT)
         self.counters = Counters()
         self.sweeper = Sweeper(self.journal, ReversePropagator(self.propagator))
@@ -149,10 +149,14 @@ class DualWorld(World):
         """Return the ETag of a row."""
         return next(row["odata.etag"] for row in self.service.dump(table) if key_of(row) == key)
 
-    async def assert_quiet(self) -> None:
-        """Everything in the background has ended, nothing is left, all tables are in step."""
+    async def close(self) -> None:
+        """End what the writers do in the background."""
         for writer in self._writers:
             await writer.close()
+
+    async def assert_quiet(self) -> None:
+        """Everything in the background has ended, nothing is left, all tables are in step."""
+        await self.close()
         assert self.intents == 0
         assert self.permits.in_use == 0
         self.assert_in_step()

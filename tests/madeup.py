@@ -61,8 +61,32 @@ def telemetry(count: int, *, seed: int = 0, devices: int = 50) -> Iterator[Row]:
         }
 
 
+def registrations(count: int, *, seed: int = 0, races: int = 4) -> Iterator[Row]:
+    """Yield rows of the table `Registrations`: a race in the PartitionKey, a random id in the RowKey.
+
+    A bib is worn once in a race.
+    """
+    for number in range(count):
+        lot = _lot(seed, number)
+        yield {
+            PARTITION_KEY: f"{2011 + number % races} New York City Marathon",
+            ROW_KEY: str(uuid.UUID(int=lot.getrandbits(128), version=4)),
+            "Distance": lot.choice(("Full", "Half")),
+            "Bib": number // races,
+            "Name": _name(lot).capitalize(),
+            "Gender": lot.choice("FMX"),
+            "Age": lot.randrange(16, 95),
+            "Email": f"{_name(lot)}{number}@mail.example",
+        }
+
+
 Generator = Callable[..., Iterator[Row]]
-GENERATORS: dict[str, Generator] = {"Users": users, "Posts": posts, "Telemetry": telemetry}
+GENERATORS: dict[str, Generator] = {
+    "Users": users,
+    "Posts": posts,
+    "Telemetry": telemetry,
+    "Registrations": registrations,
+}
 """Generators by the source table of the worked example they suit."""
 
 

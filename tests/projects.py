@@ -21,7 +21,7 @@ from rekey.protocol.journal import Journal
 from rekey.runner.run import Options, StopFlag
 from rekey.runner.session import Session
 from rekey.tables.base import Accounts
-from tests.declared import POSTS, USERS, named
+from tests.declared import POSTS, SECONDARY, SECONDARY_FROM_KEYS, USERS, named
 from tests.fakeclock import FakeClock
 from tests.memory import MemoryTableService
 
@@ -46,6 +46,8 @@ WRAPPING_KEY = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
 
 USERS_SCRIPT = named(USERS, "Users", "UsersV2")
 POSTS_SCRIPT = named(POSTS, "Posts", "PostsV2", "PostsByTag")
+SECONDARY_SCRIPT = named(SECONDARY, "Races", "RacesV2")
+SECONDARY_FROM_KEYS_SCRIPT = named(SECONDARY_FROM_KEYS, "Races", "RacesV2")
 
 
 @dataclass

@@ -31,7 +31,7 @@ def context(world: World, folder: Path, **more: Any) -> ReconcileContext:
     return ReconcileContext(
         **{
             "source": world.source,
-            "targets": world.targets,
+            "targets": world.propagator.targets,
             "mapper": world.mapper,
             "ids": world.mapping.rows.ids,
             "owner": owner,

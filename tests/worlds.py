@@ -14,6 +14,7 @@ from rekey.mapping.rows import MAPPING_TABLE, MappingRows
 from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.protocol.propagate import Propagator
+from rekey.tables.kinds import by_number
 from tests.memory import MemoryTable, MemoryTableService
 
 SCRIPT = "0001_users"
@@ -66,6 +67,47 @@ LOWERED = Migration(
 """Two source keys may map to one target key."""
 
 
+RACES = Migration(
+    source="Races",
+    target=Target(
+        "RacesByKey",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.join("__", keys.literal("BIB:") + keys.prop("RowKey"), keys.prop("Name")),
+        properties=[props.copy("RowKey", to="Bib")],
+    ),
+    indexes=[
+        Index(
+            "RacesByKey",
+            partition_key=keys.prop("PartitionKey"),
+            row_key=keys.join("__", keys.literal("AGE:") + keys.zero_pad(3, "Age"), keys.prop("RowKey")),
+            properties=[props.keep_all()],
+        )
+    ],
+    capture="delta",
+)
+"""A secondary row next to each main row; keys derived from content."""
+
+
+def racer(bib: str, age: int = 55, name: str = "John", race: str = "nyc", **more: object) -> Row:
+    """A source row of RACES."""
+    return {"PartitionKey": race, "RowKey": bib, "Name": name, "Age": age, **more}
+
+
+def halves(mapper: Mapper, rows: Iterable[Row]) -> list[EntityKey]:
+    """Return the rows that stand without the row that they go with: a secondary row without its main row, or
+    a main row without a secondary row of each kind."""
+    found = list(rows)
+    main = {key_of(row) for row in found if mapper.kind_of(row["RowKey"]) == 0}
+    pointed: dict[int, set[EntityKey]] = {number: set() for number in mapper.together - {0}}
+    alone = []
+    for row in found:
+        if number := mapper.kind_of(row["RowKey"]):
+            pointer = EntityKey(row["MainPartitionKey"], row["MainRowKey"])
+            pointed[number].add(pointer)
+            alone += [key_of(row)] if pointer not in main else []
+    return alone + [key for keys_of_kind in pointed.values() for key in sorted(main - keys_of_kind)]
+
+
 def user(email: str, partition: str = "eu", **more: object) -> Row:
     """A source row of USERS."""
     return {"PartitionKey": partition, "RowKey": email, "Nm": email.split("@")[0], "Ssn": "x-1", **more}
@@ -113,7 +155,8 @@ class World:
         self.targets = [self.service.table(name) for name in self.mapper.tables]
         rows = MappingRows(SCRIPT, self.migration.source, self.mapper.tables, SafeIds(bytes(32)))
         self.mapping = MappingStore(self.service.table(MAPPING_TABLE), rows)
-        self.propagator = Propagator(self.source, self.targets, self.mapper, self.mapping)
+        by_kind = by_number(self.mapper.tables, self.migration.secondary, self.service.table)
+        self.propagator = Propagator(self.source, by_kind, self.mapper, self.mapping)
         self.copier = Copier(self.propagator, concurrency=4)
 
     async def prepare(self, rows: Iterable[Row] = ()) -> World:
@@ -141,7 +184,8 @@ class World:
         """Main target rows without a reverse mapping row."""
         known = {key_of(row) for row in self.service.dump(MAPPING_TABLE)}
         rows = self.mapping.rows
-        return [key for key in self.actual()[self.mapper.tables[0]] if rows.reverse_key(key) not in known]
+        main = [key for key in self.actual()[self.mapper.tables[0]] if self.mapper.kind_of(key.row) == 0]
+        return [key for key in main if rows.reverse_key(key) not in known]
 
     def assert_in_step(self) -> None:
         """Targets hold exactly what the source says, and the mapping accounts for every row."""

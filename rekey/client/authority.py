@@ -34,6 +34,9 @@ Where the main target is the authority:
   create one in between, and none begins while the reservation lasts. It is given up when the authority has
   answered; after an open outcome it ends by time. Every other write is sent on the condition that its row is
   there.
+* Secondary rows in the partition of the main row are listed in the forward row first, then written in its
+  transaction. Every write of that transaction is conditional on the row that was read, the main row's too,
+  even if the caller asks for no condition: the secondary rows follow from the rows that were read.
 * A target key passes to another old key only when both its row and the former owner's source row are gone.
 """
 
@@ -49,14 +52,14 @@ from rekey.client.lease import Permit
 from rekey.client.work import ROW_TOO_BUSY, ClientParts, State, Work, found
 from rekey.errors import RekeyError, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of
-from rekey.model import TIMESTAMP, EntityKey, Row, key_of
+from rekey.model import TIMESTAMP, EntityKey, Row, etag_of, key_of
 from rekey.protocol.effects import apply_operations, side_by_side
-from rekey.protocol.operations import CREATES, FULL, MERGES, as_sent, may_travel, row_after
+from rekey.protocol.operations import CREATES, FULL, MERGES, as_sent, is_conditional, may_travel, row_after
 from rekey.protocol.propagate import MAX_ROUNDS, Propagator, version_of
 from rekey.protocol.replicas import SOURCE_TABLE, STAND_IN, Rows, source_place
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import SOURCE, TARGET, Side
-from rekey.tables.base import Operation, Verb, rejected
+from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb, rejected
 
 V = TypeVar("V")
 
@@ -112,6 +115,14 @@ async def send(flow: Flow) -> bool:
     """
     sent = [(work, operation) for work in flow.works for operation in work.sent]
     check_one_partition({operation.key.partition for _, operation in sent})
+    sent += [(work, operation) for work in flow.works for _, operation in work.along]
+    if len(sent) > MAX_BATCH_OPERATIONS:
+        raise rejected(
+            "InvalidInput",
+            f"a transaction has at most {MAX_BATCH_OPERATIONS} operations, and each row counts with its"
+            " secondary rows",
+            hint="while the migration runs, write fewer rows in one transaction",
+        )
     flow.client.permits.check(flow.permit)
     flow.sent = True
     try:
@@ -129,8 +140,10 @@ async def send(flow: Flow) -> bool:
         if error.index is not None:
             error.index = work.index if len(flow.works) > 1 else None
         raise
-    for (work, _), etag in zip(sent, etags, strict=True):
-        work.etag, work.state = etag, State.DECIDED
+    along = {id(operation) for work in flow.works for _, operation in work.along}
+    for (work, operation), etag in zip(sent, etags, strict=True):
+        if id(operation) not in along:
+            work.etag, work.state = etag, State.DECIDED
     return True
 
 
@@ -193,6 +206,9 @@ class Authority(ABC):
     async def release(self, work: Work) -> None:  # noqa: B027 - the source needs no reservations
         """Give up the write's reservation: no request to the authority can take effect any more."""
 
+    async def take_along(self, work: Work) -> None:  # noqa: B027 - what follows the source is written after it
+        """Work out which secondary rows are written in the authority's transaction."""
+
     # --- what is the same -------------------------------------------------------------------------------
 
     async def while_writing(self, work: Work) -> None:
@@ -215,12 +231,9 @@ class Authority(ABC):
         async def same_row() -> bool:
             return version_of(await self.table.get(key)) == work.etag
 
-        async def same_list() -> bool:
-            return _version(await self.mapping.forward(source_key)) == _version(work.forward)
-
         checks = [same_row()]
         if self.mapper.content_derived:
-            checks.append(same_list())
+            checks.append(self.same_list(work))
         mains = self.given_up(work)
         if main is not None and (work.given.verb in CREATES or self.mapper.content_derived):
             mains.add(main)
@@ -237,6 +250,10 @@ class Authority(ABC):
             for target in deleted
             if target.table != SOURCE_TABLE and (row := rows[target]) is not None
         }
+
+    async def same_list(self, work: Work) -> bool:
+        """Tell whether the forward row is as it is known when it has been read: this write may extend it."""
+        return _version(await self.mapping.forward(work.old_key)) == _version(work.forward)
 
     def bare(self, source_key: EntityKey) -> frozenset[TargetKey]:
         """Return the target keys that follow from the old key alone; empty where they depend on content."""
@@ -260,6 +277,9 @@ class Authority(ABC):
             except ServiceError:
                 work.slow = True
 
+        if self.mapper.together:  # as `propagate` reads them
+            await side_by_side(read_one(place) for place in missing if place.table == 0)
+            missing = [place for place in missing if place.table]
         await side_by_side(read_one(place) for place in missing)
 
     async def read_before(self, work: Work) -> None:
@@ -442,6 +462,9 @@ class TargetAuthority(Authority):
             work.expected = {}  # a row without an owner has no replicas
             work.owner, _ = await side_by_side([self.replicas.owner_of(work.key), self.read_before(work)])
             work.source_key = work.owner
+            if self.mapper.together and work.owner is not None:
+                await self.find_forward(work)
+                await self.take_along(work)
         else:
             await self.read_before(work)
             work.sent = [as_sent(operation, work.before)]
@@ -462,6 +485,39 @@ class TargetAuthority(Authority):
             await self._reserve(work, target)
         else:
             await self._list(work, target)
+
+    async def take_along(self, work: Work) -> None:
+        together, partition = self.mapper.together, work.sent[0].key.partition
+        if not together:
+            return
+        places = await self._read_secondary(work, partition)
+        if work.sent[0] is work.given and not is_conditional(work.given):
+            row_after(work.given, work.before)  # a row that is not there is the caller's answer
+            work.sent = [as_sent(work.given, work.before)]
+        for place in sorted(places):
+            present, wanted = work.early[place], (work.expected or {}).get(place)
+            if present is not None and pointer_of(present) in work.main_keys:
+                work.ours.add(place)
+            if wanted is not None and present is None:
+                work.along.append((place, Operation(Verb.INSERT, wanted)))
+            elif present is not None and place in work.ours:
+                verb = Verb.DELETE if wanted is None else Verb.REPLACE
+                work.along.append((place, Operation(verb, wanted or present, etag_of(present))))
+
+    async def _read_secondary(self, work: Work, partition: str) -> set[TargetKey]:
+        """Read the secondary rows of a key in a partition, before the authority is written; return where.
+        Raises Unavailable."""
+        listed = {*work.known, *(work.expected or ()), *self.bare(work.old_key), *self.given_before(work)}
+        beside = {one for one in listed if one.table in self.mapper.together - {0}}
+        places = {one for one in beside if one.partition == partition}
+        await self.read(work, places, early=True)
+        if not places <= work.early.keys():
+            raise Unavailable(
+                "the secondary rows of the row could not be read; nothing was written",
+                status=503,
+                hint="repeat the operation when the service is back",
+            )
+        return places
 
     async def read_late(self, work: Work) -> None:
         if work.source_key is None:
@@ -514,6 +570,8 @@ class TargetAuthority(Authority):
         await side_by_side(reads)
         self.expect(work, row)
         work.ours.add(source_place(source_key))
+        if self.mapper.together:
+            await self._read_secondary(work, work.key.partition)
         if self.mapper.content_derived and work.given.verb in (Verb.INSERT, Verb.INSERT_OR_REPLACE):
             # Raises RowExists for an insert over a row. Only a reserved key may get a new row: so an upsert
             # is sent as an insert or as a replace.
@@ -527,6 +585,7 @@ class TargetAuthority(Authority):
                 if other is not None and await self.replicas.is_owner(source_key, target.key):
                     raise self.key_taken(work.key)
         await self.claim(work)
+        await self.take_along(work)
 
     async def _find_forward(self, work: Work, targets: set[TargetKey]) -> None:
         """Read the forward row; if the write may create a row, try at the same time to insert it."""
@@ -547,11 +606,15 @@ class TargetAuthority(Authority):
     async def _list(self, work: Work, target: TargetKey) -> None:
         """List a main target key in the forward row before a row is written under it. Raises Unavailable."""
         for _ in range(MAX_ROUNDS):
-            if target in work.known:
+            if self._listed_first(work, target) <= work.known:
                 return
             after = await self.mapping.extend(work.old_key, work.forward, self.listed(work))
             work.forward = after or await self.mapping.forward(work.old_key)
         raise self.replicas.too_busy(work.old_key)
+
+    def _listed_first(self, work: Work, target: TargetKey) -> set[TargetKey]:
+        """Return what must be listed before the authority is written: what stands in its table."""
+        return {target, *(one for one in self.listed(work) if one.table in self.mapper.together)}
 
     # --- reservations -----------------------------------------------------------------------------------
 
@@ -590,7 +653,7 @@ class TargetAuthority(Authority):
         of the old key were looked for. Raises Unavailable while another key is reserved by another write."""
         reserved = None if work.forward is None else work.forward.reserved
         mine = reserved if reserved is not None and reserved.key == target.key else None
-        if mine is not None and work.word in mine.writers and target in work.known:
+        if mine is not None and work.word in mine.writers and self._listed_first(work, target) <= work.known:
             return
         if reserved is not None and mine is None and not self._is_over(work, reserved):
             raise Unavailable(

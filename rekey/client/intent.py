@@ -133,6 +133,8 @@ class SameView(Flow):
         return not any(work.outdated for work in self.works)
 
     def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:
+        if any(sent is operation for _, operation in work.along):
+            return isinstance(error, _LOST_RACES)
         if error.index is None and len(self.works) > 1:
             # The service did not say which operation failed: it may be one whose condition is ours.
             return any(is_lost_race(error, one.given, one.sent[0]) for one in self.works)
@@ -219,6 +221,8 @@ class CrossView(Flow):
             work.expected = {}
             work.sent = [Operation(Verb.DELETE, work.before, etag_of(work.before))]
             work.authority_key = key_of(work.before)
+        if work.sent:
+            await self.authority.take_along(work)
         return True
 
 

@@ -12,11 +12,10 @@ from functools import partial
 from rekey.client.authority import Flow
 from rekey.client.work import WIDTH, State, Work
 from rekey.errors import Ambiguous, ServiceError
-from rekey.mapping.rows import TargetKey
-from rekey.protocol.effects import Outcome, apply_for_etag, in_turns, side_by_side
+from rekey.protocol.effects import Outcome, apply_for_etags, in_turns, side_by_side
 from rekey.protocol.operations import may_travel
+from rekey.protocol.replicas import Writes, lacks_main, transactions
 from rekey.protocol.replicas import follow as following_writes
-from rekey.tables.base import Operation
 
 
 async def follow(flow: Flow) -> None:
@@ -59,24 +58,37 @@ async def _write_conditionally(flow: Flow, work: Work) -> bool:
     """Write the replicas on the condition of the rows as read; return False when propagate is needed."""
     if work.slow or work.expected is None:
         return False
-    following = following_writes(work.expected, work.early, work.late, work.previous, work.ours)
+    expected, early, late = dict(work.expected), dict(work.early), dict(work.late)
+    for place, _ in work.along:
+        for rows in (expected, early, late):
+            rows.pop(place, None)
+    following = following_writes(expected, early, late, work.previous, work.ours)
     if following is None:
         return False
     writes, look_again = following
     unread = flow.authority.followers(work) - work.early.keys() - work.late.keys()
     work.look_again = look_again or bool(unread)
 
-    async def write(place: TargetKey, operation: Operation) -> Outcome:
+    async def write(group: Writes) -> Outcome:
+        table = flow.authority.replicas.table(group[0][0].table)
         try:
-            outcome, etag = await apply_for_etag(flow.authority.replicas.table(place.table), operation)
+            outcome, etags = await apply_for_etags(table, [operation for _, operation in group])
         except ServiceError as error:
             work.open = work.open or may_travel(error)
             raise
-        if place == work.place:
-            work.view_etag = etag
+        for (place, _), etag in zip(group, etags, strict=True):
+            if place == work.place:
+                work.view_etag = etag
         return outcome
 
-    outcomes = await side_by_side(write(*one) for one in writes)
+    together = flow.authority.mapper.together
+    if together and (unread or not await flow.authority.same_list(work)):
+        return False  # a secondary row that is not known may stand there
+    groups = transactions(writes, together)
+    seen = {**late, **early}
+    if any(lacks_main(group, seen, together) for group in groups):
+        return False  # it came after what was read: a main row that was not there may be there now
+    outcomes = await side_by_side(write(group) for group in groups)
     if Outcome.OPEN in outcomes:
         raise Ambiguous("a replica's write may yet happen")
     return all(outcomes)

@@ -31,7 +31,7 @@ from rekey.errors import ServiceError, Unavailable
 from rekey.phases import FOLLOWED
 from rekey.protocol.effects import apply_operations
 from rekey.protocol.reverse import ReversePropagator
-from rekey.protocol.rules import SOURCE, Route, View, authority, refusal, refusal_code, route
+from rekey.protocol.rules import SECONDARY_ROW, SOURCE, Route, View, authority, refusal, refusal_code, route
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Operation
 
@@ -87,6 +87,13 @@ class Writer:
         taken = route(permit.phase, client.view, copied=permit.copied, reverse=reverse)
         if taken in (Route.REFUSED, Route.WAIT):
             raise refusal(refusal_code(client.view, taken, copied=permit.copied), client.table.name)
+        kind_of = client.propagator.mapper.kind_of
+        if (
+            taken is not Route.PLAIN
+            and client.view is View.NEW
+            and any(kind_of(one.key.row) for one in operations)
+        ):
+            raise refusal(SECONDARY_ROW, client.table.name)
         deadline = asyncio.get_running_loop().time() + client.longest_operation_s
         with while_allowed(partial(client.permits.check, permit)):
             if taken is Route.PLAIN:

@@ -83,7 +83,8 @@ class Shadow:
             row: as read; None when there was none.
             whole: whether all properties were read; otherwise the row is read once more.
         """
-        if self._comparable() is None:
+        is_secondary = self.client.view is View.NEW and self._mapper.kind_of(key.row) > 0
+        if is_secondary or self._comparable() is None:
             return
         try:
             self._queue.put_nowait(_Seen(key, row, whole))

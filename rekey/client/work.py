@@ -20,7 +20,7 @@ from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row
 from rekey.protocol.journal import Journal
 from rekey.protocol.propagate import Propagator
-from rekey.protocol.replicas import Rows
+from rekey.protocol.replicas import Rows, Writes
 from rekey.protocol.rules import Side, View
 from rekey.tables.base import Operation, Table
 
@@ -131,6 +131,7 @@ class Work:
         word: names this write in reservations, the same in all attempts.
         source_key: the old key of the row, as soon as it is known.
         sent: the operations that are sent to the authority: the given one, or what stands for it there.
+        along: secondary rows that are written in the authority's transaction: their places and operations.
         before: the authority's row as read before the write; None if there is none, or it was not read.
         owner: the old key that owns the main target key, as read or as claimed.
         forward: the forward row as read, or as extended.
@@ -159,6 +160,7 @@ class Work:
     word: str
     source_key: EntityKey | None = None
     sent: Sequence[Operation] = ()
+    along: Writes = field(default_factory=list)
     before: Row | None = None
     owner: EntityKey | None = None
     forward: Forward | None = None
@@ -182,6 +184,7 @@ class Work:
     def begin_again(self) -> None:
         """Forget what was read: another writer came in between."""
         self.sent, self.before, self.forward, self.expected = (), None, None, None
+        self.along = []
         self.early, self.late, self.previous, self.ours = {}, {}, {}, set()
         self.owner, self.authority_key, self.slow, self.look_again = None, None, False, False
         self.outdated, self.others = False, None

@@ -23,7 +23,7 @@ from rekey.core.concurrency import for_each
 from rekey.errors import RowRefused, Unavailable
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
-from rekey.protocol.effects import apply_for_etag
+from rekey.protocol.effects import apply_for_etags
 from rekey.protocol.propagate import MAX_ROUNDS, Propagator
 from rekey.protocol.replicas import inverse, same_content, stands_for
 from rekey.protocol.reverse import ReversePropagator
@@ -122,7 +122,7 @@ class BackPropagator:
             write = self._write(source_key, replica, authority)
             if write is None:
                 return changed
-            applied, _ = await apply_for_etag(self.source, write)
+            applied, _ = await apply_for_etags(self.source, [write])
             changed = changed or bool(applied)
             if applied and write.verb is not Verb.INSERT:
                 return True

@@ -8,13 +8,16 @@ Rules kept here:
   close together and a conflict can be looked up with one range query.
 * Writes that fill no batch are held back for a few windows, then written in a smaller batch: a rare partition
   must not keep checkpoints waiting for ever. Memory holds the held writes of those windows, no more.
+* Rows of one source row that share table and partition, main and secondary ones, are in one batch.
 * Packing does not judge two rows that want one key: the later one is returned, and propagate decides.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
 from typing import TypeVar
 
 from rekey.copy.map import Write
@@ -53,17 +56,28 @@ def in_order(members: list[Op]) -> list[Op]:
 
 def cut(members: Iterable[Op], size_of: SizeOf) -> Iterator[list[Op]]:
     """Yield operations of one partition, in the order given, in batches; the last one may be small."""
+    return cut_units(([operation] for operation in members), size_of)
+
+
+def cut_units(units: Iterable[list[Op]], size_of: SizeOf) -> Iterator[list[Op]]:
+    """Yield operations of one partition in batches; those of a unit, which fits into one, stay together."""
     batch: list[Op] = []
     size = 0
-    for operation in members:
-        bytes_more = size_of(operation)
-        if batch and (len(batch) == MAX_BATCH_OPERATIONS or size + bytes_more > MAX_BATCH_BYTES):
+    for unit in units:
+        bytes_more = sum([size_of(operation) for operation in unit])
+        full = len(batch) + len(unit) > MAX_BATCH_OPERATIONS or size + bytes_more > MAX_BATCH_BYTES
+        if batch and full:
             yield batch
             batch, size = [], 0
-        batch.append(operation)
+        batch += unit
         size += bytes_more
     if batch:
         yield batch
+
+
+def _by_source(writes: Iterable[Write]) -> list[list[Write]]:
+    """Return the writes of each source row, which come one after the other."""
+    return [list(unit) for _, unit in groupby(writes, attrgetter("source"))]
 
 
 Partitions = defaultdict[str, list[Write]]
@@ -75,10 +89,15 @@ class BatchBuffer:
     Args:
         table: where they will be written.
         windows: for how many windows a write is held at most.
+        numbers: the target tables whose rows are written to it. If several, the rows of one source row are
+            written in one batch, or none of them is.
     """
 
-    def __init__(self, table: Table, windows: int) -> None:
+    def __init__(self, table: Table, windows: int, numbers: Collection[int] = ()) -> None:
         self.table = table
+        self.numbers = numbers
+        self.together = len(numbers) > 1
+        self.unit = attrgetter("source" if self.together else "key")
         self._windows = windows
         self._held: dict[str, list[Write]] = {}
 
@@ -88,9 +107,14 @@ class BatchBuffer:
         twice: list[Write] = []
         if held:
             known = {write.row[ROW_KEY] for write in held}
-            twice = [write for write in members if write.row[ROW_KEY] in known]
-            members = [write for write in members if write.row[ROW_KEY] not in known]
-        full = list(cut(held + in_order(members), self.table.encoded_size))
+            met = {self.unit(write) for write in members if write.row[ROW_KEY] in known}
+            twice = [write for write in members if met and self.unit(write) in met]
+            members = [write for write in members if not met or self.unit(write) not in met]
+        if self.together:
+            units = sorted(_by_source(members), key=lambda unit: utf16_order(unit[0].row[ROW_KEY]))
+            full = list(cut_units(_by_source(held) + units, self.table.encoded_size))
+        else:
+            full = list(cut(held + in_order(members), self.table.encoded_size))
         if len(full[-1]) < MAX_BATCH_OPERATIONS:
             self._held[partition] = full.pop()
         return full, twice

@@ -12,7 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
 from rekey.errors import RowRefused
@@ -131,12 +131,13 @@ def mapping_writes(rows: MappingRows, window: CopyWindow) -> Iterator[Write]:
                 yield Write(Verb.INSERT, row, source=source_key, window=window)
 
 
-def target_writes(window: CopyWindow, table: int) -> Iterator[Write]:
-    """Yield the inserts of a window for one target table, without unsettled source keys."""
+def target_writes(window: CopyWindow, tables: Collection[int]) -> Iterator[Write]:
+    """Yield the inserts of a window for target tables, given by number, without unsettled source keys; those
+    of one source row follow each other."""
     insert, unsettled = Verb.INSERT, window.unsettled
     for source_key, targets in window.expected.items():
         if unsettled and source_key in unsettled:
             continue
         for target, row in targets.items():
-            if target.table == table:
+            if target.table in tables:
                 yield Write(insert, row, source=source_key, window=window)

@@ -8,6 +8,7 @@ Rules kept here:
   those.
 * Only inserts-if-absent: a row that is there already is never overwritten from a scan, because the row
   scanned may be older than the row there.
+* Main and secondary rows of one source row are inserted together, or left to propagate(k) together.
 * Where an insert finds a row, that row decides: the same content under the same owner is done already;
   anything else is handed to propagate(k).
 * Writes that fill no batch wait for a few of the next windows (`rekey.copy.batches`).
@@ -38,6 +39,7 @@ from rekey.protocol.propagate import Propagator
 from rekey.protocol.replicas import same_content
 from rekey.tables.base import Table
 from rekey.tables.bulk import insert_absent, read_keys
+from rekey.tables.kinds import whole
 
 MAPPING_WINDOWS = 2
 TARGET_WINDOWS = 5
@@ -133,7 +135,12 @@ class BatchWriter:
         self._copier = copier
         propagator = copier.propagator
         self._mapping = BatchBuffer(propagator.mapping.table, MAPPING_WINDOWS)
-        self._targets = [BatchBuffer(table, TARGET_WINDOWS) for table in copier.targets]
+        together = propagator.mapper.together
+        apart = [{number} for number in range(len(copier.targets)) if number not in together]
+        self._targets = [
+            BatchBuffer(whole(copier.targets[min(numbers)]), TARGET_WINDOWS, numbers)
+            for numbers in [*([together] if together else []), *apart]
+        ]
         self._slots = asyncio.Semaphore(copier.concurrency)
         self._begun = 0
         self._newest = 0  # the newest window whose mapping rows were handed over
@@ -205,8 +212,8 @@ class BatchWriter:
             await self._durable(durable)
             durable = window.begin()
             async with self._packing:
-                for number, held in enumerate(self._targets):
-                    await self._hand_over(window, held, target_writes(window, number))
+                for held in self._targets:
+                    await self._hand_over(window, held, target_writes(window, held.numbers))
                 window.expected.clear()
                 self._packed(window)
             await self._durable(durable)
@@ -284,7 +291,7 @@ class BatchWriter:
             async with self._slots:
                 batch[0].window.copied.requests += 1
                 with taken:
-                    present = await insert_absent(held.table, batch)
+                    present = await insert_absent(held.table, batch, held.unit)
             await self._judge(held, batch, present)
         except asyncio.CancelledError:
             raise
@@ -306,8 +313,11 @@ class BatchWriter:
         rows, is_mapping = self._copier.rows, held is self._mapping
         if present and is_mapping:
             await self._copier.propagator.mapping.learn(present.values())
+        met = {write.source for write in batch if write.key in present} if held.together else set()
         for write in batch if present else ():
             if (found := present.get(write.key)) is None:
+                if write.source in met:
+                    write.window.unsettled.add(write.source)  # not inserted, because of the row it goes with
                 continue
             if is_mapping:
                 is_right = rows.read_listing(found) == rows.read_listing(write.row)
@@ -317,7 +327,9 @@ class BatchWriter:
             if not is_right:
                 write.window.unsettled.add(write.source)
         if not is_mapping:
-            inserted = [write for write in batch if write.key not in present] if present else batch
+            inserted = batch
+            if present:
+                inserted = [one for one in batch if one.key not in present and one.source not in met]
             for window, count in _by_window(inserted):
                 window.copied.inserted += count
 

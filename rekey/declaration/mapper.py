@@ -6,21 +6,32 @@ Rules kept here:
   same rows. New rows hold key and properties only: no ETag, no Timestamp.
 * Rows that the service would refuse (for keys, size, number of properties) are refused here, before anything
   is written.
+* A source row whose main and secondary rows share table and partition is refused if one transaction could not
+  delete all that were there and write all that are to be there.
 * Everything that does not depend on the row is computed once, in the constructor: `map` is the hot path.
 * Refusals name the place in the declaration, never a value of the row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+import orjson
 
 from rekey.core.edm import STRING, edm_type
 from rekey.core.limits import check_key, check_row
 from rekey.declaration.keys.base import Evaluator, Expression, Literal, Scope
 from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.keys.pieces import ItemsOf
-from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY, Index, Migration, Target
+from rekey.declaration.migration import (
+    MAIN_PARTITION_KEY,
+    MAIN_ROW_KEY,
+    POINTER,
+    Index,
+    Migration,
+    Target,
+)
 from rekey.declaration.property_mapping import Step
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row
@@ -30,6 +41,13 @@ _OLD_KEY_CURE = (
     " in the old view"
 )
 
+
+MOST_SECONDARY = 49
+"""Secondary rows in the partition of their main row: with it, as many taken away and as many written are the
+100 operations of a transaction."""
+MOST_TOGETHER_BYTES = 3 * 1024 * 1024
+"""What these rows and the main row may take as JSON: the keys and headers of 100 operations fit into what is
+left of the 4 MiB of a transaction."""
 
 _make = tuple.__new__
 
@@ -51,6 +69,9 @@ class Mapper:
             write can change target keys.
         needs_timestamp: whether `map` needs rows that carry the service's Timestamp, i.e. rows that were
             read.
+        labels: what they are called where people read.
+        together: numbers of the tables whose rows stand in the main target's: 0 and those of secondary rows;
+            empty where there are none.
         timestamp_copies: for each table, the properties that hold the source's Timestamp. Once the target is
             the authority, writing back gives the source row another one: do not compare these then.
     """
@@ -66,9 +87,11 @@ class Mapper:
             SecretMissing: a secret is absent or shorter than 16 bytes.
         """
         self.migration = migration
-        self.tables = migration.tables
+        self.tables, self.labels = migration.tables, migration.labels
         self.reversible = migration.reverse
         self.content_derived = bool(migration.key_inputs - {PARTITION_KEY, ROW_KEY})
+        self.together = frozenset({0, *migration.secondary} if migration.secondary else ())
+        self._kinds = tuple(migration.secondary.items())
         self.timestamp_copies = tuple(one.property_mapping.from_timestamp for one in migration.filled)
         self.needs_timestamp = any(self.timestamp_copies) or TIMESTAMP in migration.key_inputs
         self._main_scope = Scope("target.properties", secrets)
@@ -88,7 +111,22 @@ class Mapper:
         made = [_make(TargetRow, (0, main))]  # without the cost of a constructor, as in `rekey.model.key_of`
         for number, index in self._indexes:
             made.extend([TargetRow(number, made_row) for made_row in index.make_all(row, main)])
+        if self.together:
+            self._check_together(made)
         return made
+
+    def kind_of(self, row_key: str) -> int:
+        """Return the table number of a row of the main target's table: 0, or a kind of secondary rows."""
+        return next((number for number, prefix in self._kinds if row_key.startswith(prefix)), 0)
+
+    @property
+    def read_once(self) -> list[int]:
+        """The numbers of tables to be read to see all rows once: those of secondary rows are read with 0."""
+        return [number for number in range(len(self.tables)) if number not in self.together - {0}]
+
+    def number_of(self, table: int, row: Row) -> int:
+        """Return the table number of a row that was read with all rows of the table with a number."""
+        return table if table or not self.together else self.kind_of(row[ROW_KEY])
 
     def target_keys(self, source_key: EntityKey) -> list[tuple[int, EntityKey]] | None:
         """Return the table and key of every row that a source key gives, without its row.
@@ -142,6 +180,23 @@ class Mapper:
         mapping = self.migration.target.property_mapping
         return mapping.undo(target_row, old_key, source_row, self._main.fill, self._main_scope)
 
+    def _check_together(self, made: Sequence[TargetRow]) -> None:
+        """Raise RowRefused where main and secondary rows could not be changed in one transaction."""
+        partition = made[0].row[PARTITION_KEY]
+        beside = [one for one in made if one.table in self.together and one.row[PARTITION_KEY] == partition]
+        problem = ""
+        if len(beside) > MOST_SECONDARY + 1:
+            problem = f"the row has more than {MOST_SECONDARY} secondary rows in its partition"
+        elif sum(len(orjson.dumps(one.row)) for one in beside) > MOST_TOGETHER_BYTES:
+            problem = f"the row and its secondary rows are larger than {MOST_TOGETHER_BYTES} bytes"
+        if problem:
+            raise RowRefused(
+                "row-too-large",
+                self.migration.indexes[beside[-1].table - 1].where,
+                f"{problem}, and could not be changed in one transaction",
+                cure="carry less (props.keep instead of keep_all), or give the index a table of its own",
+            )
+
     def _old_key(self, target_row: Row, holder: str | None, key: str) -> str:
         value = None if holder is None else target_row.get(holder)
         field = f"target.properties({holder})" if holder else "target.properties"
@@ -182,6 +237,8 @@ class _IndexMaker(_RowMaker):
 
     def __init__(self, index: Index, secrets: Mapping[str, bytes]) -> None:
         super().__init__(index, index.where, secrets)
+        carries = index.property_mapping.carries
+        self._hidden = [name for name in sorted(POINTER) if carries(name)]
         self._items: ItemsOf | None = None
         if index.each is not None:
             self._items = index.each.compile(Scope(f"{index.where}.each", secrets))
@@ -194,7 +251,15 @@ class _IndexMaker(_RowMaker):
         return list(dict.fromkeys(found))
 
     def make_all(self, row: Row, main: Row) -> list[Row]:
-        """Return the index rows of one source row, each key once."""
+        """Return the index rows of one source row, each key once. Raises RowRefused."""
+        for name in self._hidden:
+            if row.get(name) is not None:
+                raise RowRefused(
+                    "bad-property-name",
+                    f"{self._where}.properties",
+                    f"the row has a property {name}, which is the pointer to the main row in an index row",
+                    cure=f'drop or rename it there: props.drop("{name}")',
+                )
         pointer = {MAIN_PARTITION_KEY: main[PARTITION_KEY], MAIN_ROW_KEY: main[ROW_KEY]}
         if self._items is None:
             return [self.make(row, "", pointer)]

@@ -8,6 +8,8 @@ Rules kept here:
 * Everything that can be wrong without looking at a row is refused here, with field and cure.
 * `reverse=True` (the default) promises a way back after cutover; it is refused when old keys could not be
   found again from a target row alone, or when an operation has no inverse that the way back needs.
+* Rows of several kinds are in one table only if it is proved that each kind's RowKeys have a constant
+  beginning of their own: then the RowKey alone says which kind a row is.
 * With an opaque key the mapping is sealed unless the script says `mapping="plain"`. The canonical form names
   the mapping only when it is sealed.
 """
@@ -28,6 +30,7 @@ from rekey.declaration.keys.base import (
     InvalidDeclaration,
     Item,
     Prop,
+    constant_prefix,
     need,
     need_expression,
     need_list,
@@ -141,18 +144,22 @@ class Target(_Filled):
 
 @dataclass(frozen=True)
 class Index(_Filled):
-    """A further table, filled from the same source rows; its rows point to the main row.
+    """Further rows made of the same source rows, in a table of their own or next to the main rows; they point
+    to the main row.
 
-    Every row holds `MainPartitionKey` and `MainRowKey`, and the properties that `properties` makes.
+    Every row holds `MainPartitionKey` and `MainRowKey`, and the properties that `properties` makes. In the
+    main target's table its rows are secondary rows: written in one transaction with their main row where that
+    has the same PartitionKey.
 
     Args:
-        table: its name.
+        table: its name; that of the main target if the RowKeys of both begin with constant text that tells
+            them apart, e.g. `keys.literal("AGE:") + …`.
         each: `keys.split(…)`: one index row for each item; `keys.item()` is that item in the keys. Without
             `each`, one index row for each source row.
         partition_key: PartitionKey of the index row.
         row_key: RowKey of the index row.
-        properties: property operations that give the row more than the pointer: `props.keep`, `copy`,
-            `rename`, `set`, `cast`.
+        properties: property operations that give the row more than the pointer: `props.keep`, `keep_all`,
+            `copy`, `rename`, `set`, `cast`.
         allow_empty: whether an empty key is meant.
     """
 
@@ -192,8 +199,9 @@ class Index(_Filled):
 
     @property
     def where(self) -> str:
-        """The name of this index in errors: `index[UsersByTag]`."""
-        return f"index[{self.table}]"
+        """The name of this index in errors: `index[UsersByTag]`, with what its RowKeys begin with if that is
+        constant: `index[Races AGE:]`."""
+        return f"index[{f'{self.table} {constant_prefix(self.row_key)}'.rstrip()}]"
 
     def canonical(self) -> dict[str, Any]:
         """Return the index as JSON-able data."""
@@ -248,13 +256,39 @@ class Migration:
         object.__setattr__(self, "load", checked_load(self.load))
         object.__setattr__(self, "waive", checked_waive(self.waive))
         self._check_tables()
+        self._check_kinds()
         if self.reverse:
             self._check_way_back()
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The tables the migration fills: the main target first, then the indexes as declared."""
+        """The tables the migration fills, by number: the main target first, then the indexes as declared. An
+        index of secondary rows repeats the main target's."""
         return tuple(one.table for one in self.filled)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the tables are called where people read, by number: kinds of rows in one table are told apart,
+        `Races` and `Races AGE:`."""
+        return tuple(
+            f"{name} {self.secondary[number]}" if number in self.secondary else name
+            for number, name in enumerate(self.tables)
+        )
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The names of the tables the migration fills, each once."""
+        return tuple(dict.fromkeys(self.tables))
+
+    @cached_property
+    def secondary(self) -> Mapping[int, str]:
+        """What the RowKeys of secondary rows begin with, by table number; all other rows of the main target's
+        table are main rows. Empty where no index shares that table."""
+        return {
+            number: constant_prefix(index.row_key)
+            for number, index in enumerate(self.indexes, start=1)
+            if index.table == self.target.table
+        }
 
     @property
     def filled(self) -> tuple[Target | Index, ...]:
@@ -309,14 +343,37 @@ class Migration:
         seen = {self.source.lower(): "source"}
         for one in self.filled:
             place, table = f"{one.where}.table", one.table
+            if isinstance(one, Index) and table == self.target.table:
+                continue
             earlier = seen.get(table.lower())
             if earlier is not None:
                 raise InvalidDeclaration(
                     place,
                     f"{table} is also the {earlier} (table names are the same whatever their case)",
-                    cure="give the new table a new name: keys cannot be changed in place",
+                    cure=f"spell it {self.target.table} if its rows are to be secondary rows of that table"
+                    if earlier == "target.table"
+                    else "give the new table a new name: keys cannot be changed in place",
                 )
             seen[table.lower()] = place
+
+    def _check_kinds(self) -> None:
+        """Refuse rows of several kinds in one table that their RowKeys do not tell apart."""
+        kinds = [
+            (one.where, constant_prefix(one.row_key)) for one in self.filled if one.table == self.target.table
+        ]
+        for number, (where, prefix) in enumerate(kinds):
+            for _, other in kinds[:number]:
+                if prefix.startswith(other) or other.startswith(prefix):
+                    problem = f"{prefix!r} and {other!r} do not tell them apart"
+                    if not (prefix and other):
+                        problem = f"of {where if other else kinds[0][0]} they begin with no constant text"
+                    raise InvalidDeclaration(
+                        f"{where}.row_key",
+                        f"the RowKeys of rows that share {self.target.table} must say which kind they are,"
+                        f" and {problem}",
+                        cure='begin each with constant text of its own, keys.literal("AGE:") + …, or give the'
+                        " index a table of its own",
+                    )
 
     def _check_way_back(self) -> None:
         holders = self.target.old_key_fields()

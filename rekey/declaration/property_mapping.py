@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from rekey.core.edm import DATETIME, canonical, canonical_content, edm_type
 from rekey.declaration.casts import ANNOTATED, Lossy, cast_value
 from rekey.declaration.keys.base import InvalidDeclaration, Scope, need
-from rekey.declaration.props import Cast, Copy, Drop, Keep, Operation, Rename, Set
+from rekey.declaration.props import Cast, Copy, Drop, Keep, KeepAll, Operation, Rename, Set
 from rekey.errors import RowRefused
 from rekey.model import (
     PARTITION_KEY,
@@ -217,6 +217,13 @@ def property_mapping_of(field: str, operations: Sequence[Operation], *, everythi
     dropped = [name for operation in operations if isinstance(operation, Drop) for name in operation.names]
     if len(keeps) > 1:
         raise InvalidDeclaration(field, "props.keep stands there twice", cure="write one props.keep")
+    if any(isinstance(operation, KeepAll) for operation in operations):
+        if keeps:
+            raise InvalidDeclaration(field, "props.keep and props.keep_all contradict", cure="leave one out")
+        if everything:
+            problem = "props.keep_all has nothing to do: a main target carries everything unasked"
+            raise InvalidDeclaration(field, problem, cure="leave props.keep_all out")
+        everything = True
     if dropped and (keeps or not everything):
         reason = (
             "props.keep already leaves everything else out"

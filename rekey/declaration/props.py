@@ -6,7 +6,7 @@ Rules kept here:
   makes in the new one, so their order does not matter. `cast` names the property as it is called in the new
   row.
 * A main target carries every property that no operation takes away; an index row only what operations give
-  it.
+  it, which `keep_all` makes the same.
 * An operation on a property that a row lacks does nothing for that row. One that would overwrite a property
   the row carries is refused, except `set`, whose meaning that is.
 * The way back undoes a rename, a copy, and a cast that declares what the type was; all else that operations
@@ -66,6 +66,15 @@ class Keep(Operation, op="keep"):
     def describe(self) -> str:
         """Return `keep(A, B)`."""
         return f"keep({', '.join(self.names)})"
+
+
+@dataclass(frozen=True)
+class KeepAll(Operation, op="keep_all"):
+    """An index row carries every source property that no other operation takes away."""
+
+    def describe(self) -> str:
+        """Return `keep_all()`."""
+        return "keep_all()"
 
 
 @dataclass(frozen=True)
@@ -160,6 +169,12 @@ def edm_name(field: str, name: object) -> str:
 def keep(*names: str) -> Operation:
     """Carry only these source properties (what other operations make is carried too). No inverse."""
     return Keep(_names("props.keep", names))
+
+
+def keep_all() -> Operation:
+    """Carry the whole source row into an index row, but for what `drop` and `rename` take away. A main target
+    does that without being told."""
+    return KeepAll()
 
 
 def drop(*names: str) -> Operation:
@@ -294,4 +309,4 @@ def _constant(field: str, value: object) -> tuple[str, str]:
     )
 
 
-__all__ = ["Operation", "cast", "copy", "drop", "keep", "rename", "set"]
+__all__ = ["Operation", "cast", "copy", "drop", "keep", "keep_all", "rename", "set"]

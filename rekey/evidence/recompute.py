@@ -23,9 +23,13 @@ from rekey.declaration.mapper import Mapper
 from rekey.errors import Findings, RowRefused, TableBeingDeleted, TableMissing
 from rekey.evidence import contents
 from rekey.model import Row
-from rekey.tables.base import TableService
+from rekey.tables.base import Table, TableService
+from rekey.tables.kinds import by_number
 from rekey.verify.digest import digester
+from rekey.verify.report import label_of
 from rekey.verify.sums import BucketSums
+
+BEGIN = "row_keys_begin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +106,22 @@ async def recompute(
                     adders[number](target)
 
     name = recorded["source"]
-    source = await _read(service, name, digester(name, frozenset()), progress, map_again)
+    source = await _read(service.table(name), name, digester(name, frozenset()), progress, map_again)
     found = [_compared(name, "source", recorded["source_digest"], recorded["source_rows"], source)]
-    for one, digest, sums in zip(tables, digests, expected, strict=True):
-        name = one["table"]
+    secondary = {number: one[BEGIN] for number, one in enumerate(tables) if BEGIN in one}
+    targets = by_number([one["table"] for one in tables], secondary, service.table)
+    for one, target, digest, sums in zip(tables, targets, digests, expected, strict=True):
+        name = label_of(one["table"], one.get(BEGIN, ""))
         if mapper is not None:
             given = None if source is None else sums
             found.append(_compared(name, "expected", one["expected_digest"], one["expected_rows"], given))
-        actual = await _read(service, name, digest, progress)
+        actual = await _read(target, name, digest, progress)
         found.append(_compared(name, "target", one["actual_digest"], one["actual_rows"], actual))
     return found
 
 
 async def _read(
-    service: TableService,
+    table: Table,
     name: str,
     digest: Callable[[Row], bytes],
     progress: Progress,
@@ -126,7 +132,7 @@ async def _read(
     add = sums.adder(digest)
     try:
         with progress.task(f"read {name}") as advance:
-            async for page in service.table(name).scan():
+            async for page in table.scan():
                 for row in page.rows:
                     add(row)
                     if see is not None:

@@ -18,6 +18,7 @@ from rekey.evidence import contents, note
 from rekey.present.page import page
 from rekey.present.plots import Pair, Span, pairs, timeline
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED
+from rekey.verify.report import label_of
 
 _ERASED = (
     *("forward_rows", "reverse_rows", "source_rows", "source_rows_gone"),
@@ -44,7 +45,10 @@ def render(files: Mapping[str, bytes]) -> str:
         for run in runs
     ]
     compared = full[-1]["tables"] if full else []
-    amounts = [Pair(one["table"], one["expected_rows"], one["actual_rows"]) for one in compared]
+    amounts = [
+        Pair(label_of(one["table"], one.get("row_keys_begin", "")), one["expected_rows"], one["actual_rows"])
+        for one in compared
+    ]
     names = ("rows that the source gives", "rows that are there")
     return page(
         "evidence.html",

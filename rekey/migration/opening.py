@@ -34,6 +34,7 @@ from rekey.protocol.propagate import Propagator
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts, Table
 from rekey.tables.credentials import Credential, SharedKey
+from rekey.tables.kinds import by_number
 
 
 @dataclass
@@ -153,7 +154,7 @@ class OpenMigration:
             width: how many rows of one key are read or written at a time.
         """
         migration = self.declared.migration
-        targets = [table(name) for name in migration.tables]
+        targets = by_number(migration.tables, migration.secondary, table)
         return Propagator(table(migration.source), targets, self.mapper, mapping, width)
 
 

@@ -138,6 +138,11 @@ class Workload:
     mapping_bytes: int = 0
 
     @property
+    def tables(self) -> list[tuple[TableFill, int]]:
+        """Return the target tables, each with all its rows."""
+        return [(fill, fill.table_rows) for fill in self.fills if not fill.with_main]
+
+    @property
     def target_rows(self) -> int:
         """Return the rows of all target tables."""
         return sum(fill.rows for fill in self.fills)
@@ -156,7 +161,7 @@ class Workload:
     @property
     def compared_pages(self) -> int:
         """Return the requests of a full verification."""
-        return self.source_pages + sum(pages(fill.rows) for fill in self.fills)
+        return self.source_pages + sum(pages(rows) for _, rows in self.tables)
 
     @property
     def filtered_pages(self) -> int:
@@ -179,7 +184,7 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     """
     if work.tries_rows:
         yield Requests(PREPARE, "try every row: read the source", Kind.SCAN, work.source_pages)
-    tables = len(work.fills)
+    tables = len(work.tables)
     yield Requests(PREPARE, "look at target tables", Kind.SCAN, 2 * tables)
     yield Requests(PREPARE, "make target tables", Kind.TABLE, tables)
     yield from _control(PREPARE, work)
@@ -188,8 +193,8 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     split = SPLIT_REQUESTS if copied >= SPLIT_PAGES else 0
     yield Requests(BACKFILL, "copy: read the source", Kind.SCAN, copied + split)
     yield from _writes("the mapping", work.mapping)
-    for fill in work.fills:
-        yield from _writes(fill.table, Batches.of(fill.rows, fill.fills))
+    for fill, rows in work.tables:
+        yield from _writes(fill.table, Batches.of(rows, fill.fills))
     yield Requests(BACKFILL, "sweep: read source and mapping", Kind.SCAN, work.swept_pages)
     if not work.follows:
         yield Requests(BACKFILL, "rows that moved: read the source", Kind.SCAN, work.filtered_pages)

@@ -16,7 +16,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from types import SimpleNamespace
@@ -58,11 +58,16 @@ class Sends:
         hottest: sum over windows of the rows of the window's largest partition.
     """
 
-    def __init__(self, windows: int) -> None:
-        """Create an empty count. `windows`: how many windows rows may wait for others of their partition."""
+    def __init__(self, windows: int, numbers: Collection[int] = ()) -> None:
+        """Create an empty count.
+
+        Args:
+            windows: how many windows rows may wait for others of their partition.
+            numbers: the target tables whose rows are counted.
+        """
         self.rows = self.given = self.hottest = 0
         self.fills: Counter[int] = Counter()
-        self._held = BatchBuffer(cast(Any, _SIZES), windows)
+        self._held = BatchBuffer(cast(Any, _SIZES), windows, numbers)
 
     def add(self, writes: Sequence[Write]) -> None:
         """Pack the writes of one window; rows that fill no batch are held."""
@@ -87,14 +92,17 @@ class Sends:
 class Packing:
     """Takes the rows of windows (`target` and `mapping` for each, then `page`) and counts batches."""
 
-    def __init__(self, tables: int, window: WindowSize) -> None:
-        """Create empty counts for so many target tables; `window` says when a window is full."""
+    def __init__(self, tables: int, window: WindowSize, together: Collection[int] = ()) -> None:
+        """Create empty counts for so many targets; `window` says when a window is full, `together` which
+        targets share the main target's table."""
         self.page_rows = min(window.rows, MAX_PAGE_ROWS)
         self.mapping_sends = Sends(MAPPING_WINDOWS)
-        self.sends = [Sends(TARGET_WINDOWS) for _ in range(tables)]
+        self.sends = [Sends(TARGET_WINDOWS, () if number else together) for number in range(tables)]
+        """For each target table; what is one table is sent with the first."""
         self.open = True
         """Whether rows are still taken."""
         self._size = window
+        self._together = together
         self._waiting: list[list[list[Write]]] = []
         """Target rows of earlier windows, by target table: sent after the mapping rows of their window."""
         self._number = 0
@@ -112,9 +120,10 @@ class Packing:
         """Tell whether enough windows were packed to be typical of the rest of the table."""
         return self._number > STEADY_WINDOWS
 
-    def target(self, table: int, key: EntityKey, size: int) -> None:
-        """Take one row of a target table; `size`: the bytes it takes in a batch."""
-        self._targets[table].append(self._write(key.partition, key.row, size))
+    def target(self, table: int, key: EntityKey, size: int, source: EntityKey = _NO_SOURCE) -> None:
+        """Take one row of a target, the bytes it takes in a batch, and the source key it comes from."""
+        number = 0 if table in self._together else table
+        self._targets[number].append(self._write(key.partition, key.row, size, source))
 
     def mapping(self, digest: bytes, *, reverse: bool) -> None:
         """Take one mapping row, by the raw safe id that is its key."""
@@ -157,6 +166,6 @@ class Packing:
             self._waiting = []
         self._waiting.append(self._targets)
 
-    def _write(self, partition: str, row: str, size: int) -> Write:
+    def _write(self, partition: str, row: str, size: int, source: EntityKey = _NO_SOURCE) -> Write:
         place: Row = {PARTITION_KEY: partition, ROW_KEY: row}
-        return _Sized(Verb.INSERT, place, source=_NO_SOURCE, window=self._window, size=size)
+        return _Sized(Verb.INSERT, place, source=source, window=self._window, size=size)

@@ -130,12 +130,16 @@ async def _plan(
 
 async def _target_states(subject: Subject, tables: TableService) -> tuple[TableState, ...]:
     states = []
-    for number, name in enumerate(subject.declared.migration.tables):
+    migration = subject.declared.migration
+    for table, name in enumerate(migration.tables):
+        if table in migration.secondary:
+            continue
         exists = await tables.table_exists(name)
         first = await _first_row(tables.table(name)) if exists else None
         if first is None or subject.owns_row is None:
             foreign = first is not None and subject.started is None
         else:
+            number = table if subject.mapper is None else subject.mapper.number_of(table, first)
             foreign = not await subject.owns_row(number, first)
         states.append(TableState(name, exists, holds_rows=foreign))
     return tuple(states)
@@ -280,27 +284,35 @@ def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
     Partitions are not scaled: it is not known whether unread rows share the partitions met so far.
     """
     fills = []
-    for name, met, sends, tally, counts in zip(
-        survey.tables,
-        survey.target_rows,
-        survey.packing.sends,
-        survey.portrayer.partitions[1:],
-        survey.gatherer.tallies[1:],
-        strict=True,
+    secondary = survey.together - {0}
+    for number, (name, met, sends, tally, counts) in enumerate(
+        zip(
+            survey.labels,
+            survey.target_rows,
+            survey.packing.sends,
+            survey.portrayer.partitions[1:],
+            survey.gatherer.tallies[1:],
+            strict=True,
+        )
     ):
-        rows = survey.scaled(met, inventory.rows.rows)
-        hottest = sends.hottest * (rows / sends.given if sends.given else 0.0)
+        rows, with_main = survey.scaled(met, inventory.rows.rows), number in secondary
+        others = sum(survey.target_rows[one] for one in secondary) if number == 0 else 0
+        others = survey.scaled(others, inventory.rows.rows)
+        written = 0 if with_main else rows + others
+        hottest = sends.hottest * (written / sends.given if sends.given else 0.0)
         fills.append(
             TableFill(
                 table=name,
                 rows=rows,
-                batches=Batches.of(rows, sends.fills).requests,
+                batches=Batches.of(written, sends.fills).requests,
                 partitions=tally.partitions,
                 partitions_exact=inventory.exact and tally.exact,
                 largest_partition=tally.largest,
                 hottest_seconds=hottest / PARTITION_TARGET,
                 stored_bytes=round(rows * counts.mean_row_bytes),
                 fills=dict(sends.fills),
+                secondary_rows=others,
+                with_main=with_main,
             )
         )
     return tuple(fills)

@@ -41,6 +41,7 @@ class Portrayer:
     def __init__(self, migration: Migration) -> None:
         """Create empty counts for the source and the targets of a migration."""
         self._tables = (migration.source, *migration.tables)
+        self._labels = (migration.source, *migration.labels)
         self.partitions = [PartitionTally() for _ in self._tables]
         """One for the source, then one for each target table."""
         self._sizes = [PartitionSizes() for _ in self._tables]
@@ -79,7 +80,7 @@ class Portrayer:
         """
         return tuple(
             Portrait(
-                table=table,
+                table=self._labels[number],
                 today=not number,
                 rows=self.rows,
                 sizes=self._sizes[number].by_class,

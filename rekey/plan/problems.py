@@ -89,6 +89,13 @@ def declaration_problems(
             )
             cure = "accept them, or copy a time that the application writes itself"
             yield _note("timestamp-copies", message, cure)
+    for index in migration.indexes:
+        if index.table == migration.target.table and index.partition_key != migration.target.partition_key:
+            message = (
+                f"rows of {index.where} need not have the PartitionKey of their main rows, and no transaction"
+                " spans partitions: where they differ, a reader may find one without the other for a moment"
+            )
+            yield _warning("rows-apart", message, "give both the same partition_key=, or accept that")
     if not migration.reverse:
         message = "reverse=False: after cutover there is no rollback"
         cure = "copy the old key into a property (props.copy) and leave reverse=False out"
@@ -175,14 +182,15 @@ def row_problems(
         cure = "see keys instead of ids: `rekey plan --show-keys`"
         yield _note("ids-not-kept", message, cure)
     for fill in fills:
-        if fill.rows < WORTH_BATCHING_ROWS or fill.rows_per_batch >= FEW_ROWS_PER_BATCH:
+        few = fill.table_rows < WORTH_BATCHING_ROWS
+        if few or fill.rows_per_batch >= FEW_ROWS_PER_BATCH:
             continue
         alone = fill.rows_per_batch < 1.05
         yield _warning(
             "batches-of-one" if alone else "thin-batches",
             f"{fill.table} is written in batches of"
             f" {'one' if alone else f'{fill.rows_per_batch:.1f} rows'}: {fill.batches:,} requests instead of"
-            f" {-(-fill.rows // 100):,}, as"
+            f" {-(-fill.table_rows // 100):,}, as"
             + (" nearly every row has a partition of its own" if alone else " few rows share a partition"),
             "put rows that are written or read together into one partition, e.g. keys.bucket, keys.date;"
             " or accept the requests: each is billed, and rows of different partitions are never atomic",

@@ -95,6 +95,8 @@ def _requests(migration: MigrationPlan, estimate: Estimate) -> Iterator[str]:
     batches = []
     for fill in migration.fills:
         written = (fill.table, f"{fill.rows:,}", f"{fill.batches:,}", f"{fill.rows_per_batch:.1f}")
+        if fill.with_main:
+            written = (fill.table, f"{fill.rows:,}", "with main rows", "")
         at_least = "" if fill.partitions_exact else ">= "
         partitions = (f"{at_least}{fill.partitions:,}", f"{at_least}{fill.largest_partition:,}")
         batches.append((*written, *partitions))

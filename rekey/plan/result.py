@@ -208,7 +208,8 @@ class TableFill:
     Attributes:
         table: its name.
         rows: rows to be written.
-        batches: requests to write them with; a single insert counts as one.
+        batches: requests to write them with; a single insert counts as one. Those of secondary rows count
+            with their main rows.
         partitions: partitions met.
         partitions_exact: whether these are all; otherwise `partitions` and `largest_partition` are lower
             bounds.
@@ -216,6 +217,8 @@ class TableFill:
         hottest_seconds: seconds its hottest partitions take, window after window, at 2,000 entities/s.
         stored_bytes: the bytes that the service will bill for these rows.
         fills: the batches that were packed: their number by the rows in a batch.
+        secondary_rows: of the main target: the rows of other kinds that go in the same batches.
+        with_main: they are secondary rows, and their batches count with the main target's.
     """
 
     table: str
@@ -227,11 +230,18 @@ class TableFill:
     hottest_seconds: float = field(metadata=UNTOLD)
     stored_bytes: int = 0
     fills: Mapping[int, int] = field(default_factory=dict, metadata=UNTOLD)
+    secondary_rows: int = field(default=0, metadata=told(if_any=True))
+    with_main: bool = field(default=False, metadata=told(if_any=True))
+
+    @property
+    def table_rows(self) -> int:
+        """Return the rows of all kinds; 0 where they count with the main target's."""
+        return 0 if self.with_main else self.rows + self.secondary_rows
 
     @property
     def rows_per_batch(self) -> float:
         """Return the mean rows of a batch, 1 to 100; 0.0 without rows."""
-        return self.rows / self.batches if self.batches else 0.0
+        return self.table_rows / self.batches if self.batches else 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""

@@ -40,7 +40,8 @@ class Survey:
     """Takes source rows page by page (`take`) and keeps a plan's figures about them. A context manager.
 
     Attributes:
-        tables: the target tables, main first.
+        labels: what the target tables are called, main first.
+        together: the numbers of those that are one table; empty where there is no such.
         rows: source rows taken.
         refused_rows: rows taken that the mapping refuses.
         target_rows: rows for each target table.
@@ -55,14 +56,14 @@ class Survey:
         Raises MachineFailed when there is no place for temporary files.
         """
         migration = subject.declared.migration
-        self.tables = mapper.tables
+        self.labels = mapper.labels
         self.rows = 0
         self.refused_rows = 0
         self.target_rows = [0] * len(mapper.tables)
-        self.packing = Packing(len(mapper.tables), window_of(options.limits))
+        self.packing = Packing(len(mapper.tables), window_of(options.limits), mapper.together)
         self.gatherer = Gatherer(migration, mapper.map, is_cosmos=options.is_cosmos, prices=options.prices)
         self.portrayer = Portrayer(migration)
-        self._mapper = mapper
+        self._mapper, self.together = mapper, mapper.together
         self._ids = subject.ids
         self._source = migration.source
         self._show_keys = options.show_keys
@@ -118,12 +119,12 @@ class Survey:
             self.target_rows[number] += 1
             if self.packing.open:
                 size = self._size_of[number](Operation(Verb.INSERT, target))
-                self.packing.target(number, target_key, size)
+                self.packing.target(number, target_key, size, key)
         if self._measured < MEASURED_ROWS:
             self._measure(key, targets)
         if self.packing.open:
             self.packing.mapping(raw, reverse=False)
-            self.packing.mapping(self._ids.raw(self.tables[0], targets[0][1]), reverse=True)
+            self.packing.mapping(self._ids.raw(self._mapper.tables[0], targets[0][1]), reverse=True)
         # The rows of lowest rank, a hash of the safe id: an even draw that needs no count beforehand and can
         # be repeated. Ranks are inverted because `heapreplace` removes the lowest.
         rank = bytes(255 - byte for byte in hashlib.blake2b(raw, digest_size=8).digest())
@@ -145,7 +146,7 @@ class Survey:
     def finish(self, *, exact: bool) -> Collisions:
         """Return the collisions of all rows taken; `exact`: every row of the source was taken."""
         self.packing.end(whole=exact)
-        return self._search.finish(self.tables, exact=exact)
+        return self._search.finish(self.labels, exact=exact)
 
     def scaled(self, counted: int, rows: int) -> int:
         """Return a count over the rows taken, scaled to `rows` rows; 0 without rows taken."""
@@ -181,8 +182,8 @@ class Survey:
                 row_id=self._ids.short(self._source, key),
                 new_keys=tuple(
                     NewKey(
-                        table=self.tables[number],
-                        row_id=self._ids.short(self.tables[number], target),
+                        table=self.labels[number],
+                        row_id=self._ids.short(self._mapper.tables[number], target),
                         partition_units=utf16_units(target.partition),
                         row_units=utf16_units(target.row),
                         new_key=target if self._show_keys else None,

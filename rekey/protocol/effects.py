@@ -56,22 +56,23 @@ async def in_turns(calls: Sequence[Callable[[], Awaitable[T]]], width: int) -> l
     return results
 
 
-async def apply_for_etag(table: Table, operation: Operation) -> tuple[Outcome, str | None]:
-    """Apply one conditional operation; return its outcome and the row's new ETag (None if deleted or
-    not done).
+async def apply_for_etags(table: Table, operations: Sequence[Operation]) -> tuple[Outcome, list[str | None]]:
+    """Apply conditional operations, several as one transaction; return the outcome, which is one for all, and
+    the rows' new ETags (None if deleted or not done).
 
     Raises every error of the table that is not one of the three outcomes.
     """
     try:
-        return Outcome.DONE, await apply_operation(table, operation)
+        return Outcome.DONE, await apply_operations(table, operations)
     except (RowExists, RowMissing, ConditionFailed):
-        return Outcome.STALE, None
+        outcome = Outcome.STALE
     except Ambiguous:
-        return Outcome.OPEN, None
+        outcome = Outcome.OPEN
     except Unavailable as error:
-        if may_be_applied(error):
-            return Outcome.OPEN, None
-        raise
+        if not may_be_applied(error):
+            raise
+        outcome = Outcome.OPEN
+    return outcome, [None] * len(operations)
 
 
 async def apply_operation(table: Table, operation: Operation) -> str | None:

@@ -100,10 +100,12 @@ def row_after(operation: Operation, before: Row | None) -> Row | None:
 
 
 def as_sent(operation: Operation, before: Row | None) -> Operation:
-    """Return a merge or an upsert as it is sent: on the condition of the row read, or as an insert where
-    there was none."""
+    """Return an operation as it is sent on the condition of the row read, or as an insert where there was
+    none."""
     if before is None:
         return Operation(Verb.INSERT, operation.row)
+    if operation.verb is Verb.DELETE:
+        return Operation(Verb.DELETE, operation.row, etag_of(before))
     verb = Verb.MERGE if operation.verb in MERGES else Verb.REPLACE
     return Operation(verb, operation.row, etag_of(before))
 

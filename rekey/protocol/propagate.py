@@ -12,6 +12,8 @@ Rules kept here (ADR 0017; each was found by searching all interleavings):
   passed to another owner.
 * A target key is claimed in the mapping before a row is written under it, and after a claim the round starts
   again, because the replicas must be read before the authority.
+* Main and secondary rows of one partition are written in one transaction (`replicas`). If a secondary row
+  still goes with the main row that had its key before, that row's transaction is sent first.
 * Only rows that the source key owns are touched: a main row by its reverse row, an index row by its pointer.
 * Where a main key has passed to another source row, that row is propagated as well: it may have found an
   index row of the former owner equal to its own and left it alone, before a delete for the former owner took
@@ -31,11 +33,20 @@ from typing import ClassVar, Protocol
 
 from rekey.declaration.mapper import Mapper
 from rekey.errors import Ambiguous, Collision, RowRefused, ServiceError, Unavailable
-from rekey.mapping.rows import TargetKey, pointer_of
+from rekey.mapping.rows import Forward, TargetKey, pointer_of
 from rekey.mapping.store import MappingStore
 from rekey.model import ETAG, EntityKey, Row, key_of
-from rekey.protocol.effects import Outcome, apply_for_etag, in_turns
-from rekey.protocol.replicas import SOURCE_TABLE, Rows, difference, source_place
+from rekey.protocol.effects import Outcome, apply_for_etags, in_turns
+from rekey.protocol.replicas import (
+    SOURCE_TABLE,
+    Rows,
+    Writes,
+    difference,
+    pointed,
+    source_place,
+    transactions,
+    with_main,
+)
 from rekey.tables.allowance import while_also
 from rekey.tables.base import Operation, Table, Verb
 
@@ -158,25 +169,42 @@ class Propagator:
                     await self._propagate(owner, tally)
         return await tally.result()
 
-    async def _propagate(self, source_key: EntityKey, tally: Tally) -> set[EntityKey]:
-        """Propagate one source key alone; return the main target keys that it lists and has no row under."""
+    async def _propagate(
+        self, source_key: EntityKey, tally: Tally, room_for: Sequence[TargetKey] = ()
+    ) -> set[EntityKey]:
+        """Propagate one source key alone; return the main target keys that it lists and has no row under.
+
+        Args:
+            source_key: the old key.
+            tally: counts the writes; its key is the announced one.
+            room_for: secondary keys that other rows wait for, the newest last: only the transaction of its
+                partition is sent, and only on the condition of a main row that was read.
+        """
         for _ in range(MAX_ROUNDS):
             forward = await self.mapping.forward(source_key)
             if forward is None and not self.lists_keys:
                 return set()
             listed = forward.targets if forward else frozenset[TargetKey]()
             found = await self._read_replicas(source_key, listed)
+            if self.mapper.together and not await self._is_listed_as(source_key, forward):
+                continue
             authority = await self._authority(source_key)
             expected = self.expected_of(source_key, authority, found.get(source_place(source_key)))
             unlisted = await self._unlisted(source_key, expected, listed)
             if unlisted:
                 await self.mapping.claim(source_key, forward, unlisted, self.still_owns)
                 continue
-            found = await self._owned(source_key, expected, found, listed)
-            writes = difference(expected, found, self.ignoring)
+            found = await self._owned(source_key, expected, found, listed, tally, room_for)
+            main = self._main_of(expected, found, authority)
+            writes = with_main(difference(expected, found, self.ignoring), main, self.mapper.together)
+            if room_for:
+                # Another key is announced, not this one: what may land late must be harmless here.
+                writes = [one for one in writes if one[0].partition == room_for[-1].partition]
+                if not any(place.table == 0 and operation.etag for place, operation in writes):
+                    return set()
             if await self.apply_all(writes, tally) and await self._is_last(source_key, writes, authority):
-                mains = {target.key for target in listed if target.table == 0}
-                return mains - self._mains(authority, expected)
+                now = set() if main is None else {key_of(main)}
+                return {target.key for target in listed - expected.keys() if target.table == 0} - now
         raise self.too_busy(source_key)
 
     def expected_of(
@@ -223,19 +251,22 @@ class Propagator:
         rows = await in_turns(gets, self.width)
         return dict(zip(targets, rows, strict=True))
 
-    async def apply_all(self, writes: Sequence[tuple[int, Operation]], tally: Tally) -> bool:
-        """Send conditional writes, `width` at a time; True when all are done. Raises ServiceError."""
+    async def apply_all(self, writes: Writes, tally: Tally) -> bool:
+        """Send conditional writes, `width` requests at a time; True if all are done. Raises ServiceError."""
 
-        async def apply(number: int, operation: Operation) -> bool:
-            outcome, _ = await apply_for_etag(self.table(number), operation)
-            tally.add(operation, outcome)
+        async def apply(group: Writes) -> bool:
+            operations = [operation for _, operation in group]
+            outcome, _ = await apply_for_etags(self.table(group[0][0].table), operations)
+            for operation in operations:
+                tally.add(operation, outcome)
             return bool(outcome)
 
         if writes:
             await tally.begin()
+        groups = transactions(writes, self.mapper.together)
         try:
             with while_also(tally.check):
-                return all(await in_turns([partial(apply, *write) for write in writes], self.width))
+                return all(await in_turns([partial(apply, group) for group in groups], self.width))
         except ServiceError as error:
             if not tally.open:
                 raise
@@ -268,13 +299,11 @@ class Propagator:
     async def _authority(self, source_key: EntityKey) -> Row | None:
         return await self.source.get(source_key)
 
-    def _mains(self, _authority: Row | None, expected: Rows) -> set[EntityKey]:
-        """Return the main target keys under which the row stands, as the authority says."""
-        return {target.key for target in expected if target.table == 0}
+    def _main_of(self, expected: Rows, found: Rows, _authority: Row | None) -> Row | None:
+        """Return the main target row as it was read; None if there is none, or another one is expected."""
+        return next((row for place, row in found.items() if place.table == 0 and place in expected), None)
 
-    async def _is_last(
-        self, source_key: EntityKey, writes: Sequence[tuple[int, Operation]], authority: Row | None
-    ) -> bool:
+    async def _is_last(self, source_key: EntityKey, writes: Writes, authority: Row | None) -> bool:
         """Tell whether a round whose writes are all done is the last: it wrote nothing, or it inserted
         nothing and the authority is still `authority`."""
         if not writes:
@@ -286,8 +315,26 @@ class Propagator:
 
     async def _read_replicas(self, _source_key: EntityKey, listed: frozenset[TargetKey]) -> Rows:
         """Return the rows found where replicas of a key may be; `listed`: what its forward row lists."""
-        rows = await self.read(sorted(listed))
+        secondary = {one for one in listed if one.table in self.mapper.together and one.table > 0}
+        for _ in range(MAX_ROUNDS):
+            # Main rows first: while the ETag of one holds, what goes with it is what is read after it.
+            rows = await self.read(sorted(listed - secondary)) | await self.read(sorted(secondary))
+            alone = {
+                TargetKey(0, *main)
+                for place in secondary
+                for main in pointed([rows[place]], place.partition)
+                if TargetKey(0, *main) in listed and rows[TargetKey(0, *main)] is None
+            }
+            # A main row that is still not there is gone, and what points to it is left over, or gone as well.
+            if not any((await self.read(sorted(alone))).values()):
+                break
         return {target: row for target, row in rows.items() if row is not None}
+
+    async def _is_listed_as(self, source_key: EntityKey, forward: Forward | None) -> bool:
+        """Tell whether the forward row is as it was read: else a main row that was read after it may have a
+        secondary row that it did not list."""
+        now = await self.mapping.forward(source_key)
+        return (now and now.etag) == (forward and forward.etag)
 
     async def _unlisted(
         self, source_key: EntityKey, expected: Rows, listed: frozenset[TargetKey]
@@ -301,7 +348,13 @@ class Propagator:
         return unlisted
 
     async def _owned(
-        self, source_key: EntityKey, expected: Rows, found: Rows, listed: frozenset[TargetKey]
+        self,
+        source_key: EntityKey,
+        expected: Rows,
+        found: Rows,
+        listed: frozenset[TargetKey],
+        tally: Tally,
+        room_for: Sequence[TargetKey],
     ) -> Rows:
         """Return `found` without the rows that belong to another source row by now."""
         own = dict(found)
@@ -317,6 +370,10 @@ class Propagator:
                 if not mine and target in expected:
                     await self.yield_or_collide(source_key, target, row)
                     mine = True
+                    passes_on = target.table in self.mapper.together and target not in room_for
+                    if passes_on and (owner := await self.owner_of(pointer_of(row))) is not None:
+                        # Its main row may stand as it was: the two change together, before the key passes on.
+                        await self._propagate(owner, tally, [*room_for, target])
             if not mine:
                 del own[target]
         return own

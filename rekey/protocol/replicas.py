@@ -10,6 +10,9 @@ Rules kept here:
   expected before the write.
 * Right after a write of the authority even a replica row that is as it should be is written: its new ETag
   stops a writer that read it before and would overwrite it.
+* Main and secondary rows of one partition are written in one transaction, and never a secondary row without
+  its main row. A main row that is as it should be is written again on the condition of its ETag: so its ETag
+  is the version of all of them. Hence main rows are read before their secondary rows.
 * Where nothing is written because no row was found, that place has to be read once more.
 * A target row is expressed in the source only if mapping the source row forward again gives exactly this
   target row, key and content. A row that would lose anything is refused. Properties that hold the source's
@@ -19,14 +22,16 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 
 from rekey.core.edm import canonical_content
 from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import MAIN_ROW_KEY
 from rekey.errors import RowRefused
-from rekey.mapping.rows import TargetKey
-from rekey.model import TIMESTAMP, EntityKey, Row, etag_of, key_of
-from rekey.tables.base import Operation, Verb
+from rekey.mapping.rows import TargetKey, pointer_of
+from rekey.model import TIMESTAMP, EntityKey, Row, content_of, etag_of, key_of
+from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb
 
 SOURCE_TABLE = -1
 """The table number of the source, where it is a replica."""
@@ -39,6 +44,8 @@ CURE = (
 )
 
 Rows = dict[TargetKey, Row]
+Writes = list[tuple[TargetKey, Operation]]
+"""Conditional writes of replicas, each with its place."""
 Seen = Mapping[TargetKey, Row | None]
 """Replica rows as read; None where there was no row."""
 
@@ -50,7 +57,7 @@ def source_place(source_key: EntityKey) -> TargetKey:
 
 def follow(
     expected: Rows, early: Seen, late: Seen, before: Rows, ours: Collection[TargetKey]
-) -> tuple[list[tuple[TargetKey, Operation]], bool] | None:
+) -> tuple[Writes, bool] | None:
     """Return the writes of the replicas that follow a write of the authority, and whether to read again: a
     row was absent, or not ours, and nothing is written in its place. None when only propagate can decide.
 
@@ -61,7 +68,7 @@ def follow(
         before: the rows as they should have been before the write, as far as known.
         ours: rows of `early` and `late` that belong to this key. Others are left alone.
     """
-    writes: list[tuple[TargetKey, Operation]] = []
+    writes: Writes = []
     look_again = False
     for target, row in expected.items():
         if target not in early and target not in late:
@@ -99,27 +106,70 @@ def same_content(one: Row, other: Row, ignoring: frozenset[str] = frozenset()) -
     return all(name in ignoring for name, *_ in set(ours) ^ set(theirs))
 
 
-def difference(
-    expected: Rows, found: Rows, ignoring: Mapping[int, frozenset[str]]
-) -> list[tuple[int, Operation]]:
-    """Return the conditional writes, each with its table, that turn `found` into `expected`.
+def difference(expected: Rows, found: Rows, ignoring: Mapping[int, frozenset[str]]) -> Writes:
+    """Return the conditional writes that turn `found` into `expected`.
 
     Args:
         expected: the rows as they should be.
         found: the rows as they were read.
         ignoring: by table number, the properties that are not compared.
     """
-    writes: list[tuple[int, Operation]] = []
+    writes: Writes = []
     for target, row in expected.items():
         present = found.get(target)
         if present is None:
-            writes.append((target.table, Operation(Verb.INSERT, row)))
+            writes.append((target, Operation(Verb.INSERT, row)))
         elif not same_content(row, present, ignoring.get(target.table, frozenset())):
-            writes.append((target.table, Operation(Verb.REPLACE, row, etag_of(present))))
+            writes.append((target, Operation(Verb.REPLACE, row, etag_of(present))))
     for target, present in found.items():
         if target not in expected:
-            writes.append((target.table, Operation(Verb.DELETE, present, etag_of(present))))
+            writes.append((target, Operation(Verb.DELETE, present, etag_of(present))))
     return writes
+
+
+def with_main(writes: Writes, main: Row | None, together: Collection[int]) -> Writes:
+    """Return writes, with one of the main row as it is where they change secondary rows of its partition.
+
+    Args:
+        writes: of one source key.
+        main: its main target row as read, None when there is none.
+        together: numbers of the tables whose rows stand in the main target's.
+    """
+    if main is None:
+        return writes
+    place = TargetKey(0, *key_of(main))
+    beside = [one for one, _ in writes if one.table in together and one.partition == place.partition]
+    if not beside or place in beside:
+        return writes
+    return [(place, Operation(Verb.REPLACE, content_of(main), etag_of(main))), *writes]
+
+
+def lacks_main(group: Writes, seen: Seen, together: Collection[int]) -> bool:
+    """Tell whether a transaction writes a secondary row without a main row of its partition that it points
+    to, as it was read or as it will be."""
+    written = {place for place, _ in group}
+    rows = [
+        row
+        for place, operation in group
+        if place.table in together and place.table > 0
+        for row in (operation.row, seen.get(place))
+    ]
+    return any(TargetKey(0, *main) not in written for main in pointed(rows, group[0][0].partition))
+
+
+def pointed(rows: Iterable[Row | None], partition: str) -> set[EntityKey]:
+    """Return the main keys of a partition that secondary rows point to."""
+    pointers = {pointer_of(row) for row in rows if row is not None and MAIN_ROW_KEY in row}
+    return {one for one in pointers if one.partition == partition}
+
+
+def transactions(writes: Writes, together: Collection[int]) -> list[Writes]:
+    """Return writes as they are sent: main and secondary rows of one partition together, all others alone."""
+    groups: defaultdict[object, Writes] = defaultdict(list)
+    for place, operation in writes:
+        groups[place.partition if place.table in together else place].append((place, operation))
+    most = MAX_BATCH_OPERATIONS  # more only where rows were left over that no single change leaves
+    return [group[at : at + most] for group in groups.values() for at in range(0, len(group), most)]
 
 
 def inverse(

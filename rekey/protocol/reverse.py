@@ -102,12 +102,12 @@ class ReversePropagator(Propagator):
             return authority is not None and key_of(authority) == target.key
         return target in self.expected_of(source_key, authority, await self.source.get(source_key))
 
+    def _main_of(self, _expected: Rows, _found: Rows, authority: Row | None) -> Row | None:
+        return authority
+
     async def _authority(self, source_key: EntityKey) -> Row | None:
         """Return the main target row of a source key, of those keys that its forward row lists now."""
         return await self.authority(await self.mapping.forward(source_key))
-
-    def _mains(self, authority: Row | None, _expected: Rows) -> set[EntityKey]:
-        return set() if authority is None else {key_of(authority)}
 
     async def _read_replicas(self, source_key: EntityKey, listed: frozenset[TargetKey]) -> Rows:
         indexes = (one for one in listed if one.table > 0)

@@ -62,6 +62,7 @@ NEW_VIEW_READS_ONLY = "new-view-reads-only"
 OLD_VIEW_OVER = "old-view-over"
 FROZEN = "frozen"
 INDEX_TABLE = "index-table"
+SECONDARY_ROW = "secondary-row"
 
 
 def authority(phase: ControlPhase | None) -> Side | None:
@@ -132,6 +133,10 @@ _REFUSALS = {
     INDEX_TABLE: (
         "{table} is an index table: until `complete` it follows its main table and is not written by itself",
         "write the main row: its index rows follow",
+    ),
+    SECONDARY_ROW: (
+        "secondary rows of {table} follow their main rows and are not written by themselves until `complete`",
+        "write the main row: its secondary rows follow in the same transaction",
     ),
     FROZEN: (
         "writes to {table} wait while the migration moves the authority",

@@ -99,7 +99,7 @@ def rehearse(
     return RehearsalReport(
         script_id=project.declared.script_id,
         source=mapper.migration.source,
-        targets=mapper.tables,
+        targets=mapper.migration.table_names,
         rows=stock.loaded,
         data=stock.described,
         assumptions=stock.assumptions,
@@ -176,7 +176,7 @@ def _own_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
 def _keep_tables(witness: Witness, folder: Path) -> None:
     """Write every table as JSON Lines, which `--data` reads: Azurite's memory ends with it."""
     folder.mkdir()
-    for name in (witness.source_name, *witness.mapper.tables):
+    for name in (witness.source_name, *witness.mapper.migration.table_names):
         if witness.exists(name):
             with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
                 for row in witness.rows(name):

@@ -369,7 +369,7 @@ class Life:
         return NotAsItMustBe("\n".join([what, f"$ {result.line}", *printed]))
 
     def _named_targets(self) -> str:
-        return ", ".join(self._migration.tables)
+        return ", ".join(self._migration.table_names)
 
 
 class LifeUnderWrites(Life):

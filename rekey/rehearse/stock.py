@@ -208,7 +208,7 @@ def _apart(mapper: Mapper, rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _from_declaration(migration: Migration, count: int, seed: int) -> Iterator[Row]:
-    kinds, separators = _kinds(migration), _separators(migration)
+    kinds, separators, widths = _kinds(migration), _separators(migration), _widths(migration)
     for number in range(count):
         lot = random.Random(f"{seed}/{number}")  # noqa: S311 - made-up data, to be made again
         row: Row = {}
@@ -223,7 +223,7 @@ def _from_declaration(migration: Migration, count: int, seed: int) -> Iterator[R
                 text = f"text {lot.randrange(10_000)}"
             row[name] = {
                 DATETIME: format_ticks(_START + n * 977 * TICKS_PER_SECOND + n % TICKS_PER_SECOND),
-                INT64: str(n),
+                INT64: str(n % 10 ** widths.get(name, _COUNTING_WIDTH)),
                 INT32: n,
                 BOOLEAN: lot.random() < 0.5,
                 DOUBLE: n + 0.5,
@@ -259,6 +259,16 @@ def _kinds(migration: Migration) -> dict[str, str]:
     for name in (PARTITION_KEY, ROW_KEY, "Note"):
         kinds.setdefault(name, STRING)
     return {name: edm for name, edm in kinds.items() if name not in (TIMESTAMP, WHOLE_ROW)}
+
+
+def _widths(migration: Migration) -> dict[str, int]:
+    """Return how many digits properties may have that are padded with zeros."""
+    found: dict[str, int] = {}
+    for _, expression in migration.key_expressions():
+        for node in expression.walk():
+            if isinstance(node, ZeroPad):
+                found |= {name: min(node.width, found.get(name, node.width)) for name in node.inputs()}
+    return found
 
 
 def _separators(migration: Migration) -> dict[str, str]:

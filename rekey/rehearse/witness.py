@@ -206,9 +206,11 @@ class Witness:
         """
         wrong: list[_Wrong] = []
         read = met = lingering = 0
-        for table, name in enumerate(self.mapper.tables):
+        for number in self.mapper.read_once:
+            name = self.mapper.tables[number]
             for row in self.rows(name):
                 read += 1
+                table = self.mapper.number_of(number, row)
                 place = (table, key_of(row))
                 digest = expected.get(place)
                 met += digest is not None

@@ -279,8 +279,9 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
         goal = ControlPhase.DUAL_WRITE if from_cutover else ControlPhase.SOURCE
     downto = Phase.RECONCILE if goal is ControlPhase.DUAL_WRITE else None
     if goal is ControlPhase.SOURCE and Phase.COMPLETE not in applied and drop is None:
+        named = ", ".join(run.declared.migration.table_names)
         raise ConfigurationError(
-            f"rolling {script_id} back to `source`: say what happens to {', '.join(run.mapper.tables)}",
+            f"rolling {script_id} back to `source`: say what happens to {named}",
             hint="add --drop-targets or --keep-targets",
         )
     undone = session.ledger.rollback(script_id, downto)

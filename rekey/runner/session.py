@@ -48,6 +48,7 @@ from rekey.state.store import State
 from rekey.tables.allowance import while_allowed
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
+from rekey.tables.kinds import by_number
 from rekey.tables.sent import since
 
 T = TypeVar("T")
@@ -190,7 +191,7 @@ class Session:
             run_id=secrets.token_hex(16),
             digest=declared.digest,
             source=declared.migration.source,
-            targets=declared.migration.tables,
+            targets=declared.migration.table_names,
             fingerprints=prepared.fingerprints,
             id_key=new_key(),
         )
@@ -229,7 +230,7 @@ class Session:
                 propagator,
                 self.config.limits.concurrency,
                 self._throttle(),
-                targets=[tables.table(name) for name in declared.migration.tables],
+                targets=by_number(declared.migration.tables, declared.migration.secondary, tables.table),
             ),
             options=self.options,
             progress=self.progress,

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from rekey.copy.workers.driver import Driver, Job, Pool
 from rekey.copy.workers.opened import travel_key
-from rekey.copy.workers.summing import packed_buckets, unsealed
+from rekey.copy.workers.summing import actual_sums, packed_buckets, unsealed
 from rekey.copy.workers.tasks import Basis, Ended, Kind, Result, Task
 from rekey.core.distribution import installed_version
 from rekey.core.progress import Advance
@@ -174,7 +174,7 @@ class Workers:
             ctx.advance(result.rows)
 
         job = _Reading(self, ctx, Kind.FIND, received, buckets=packed_buckets(differing))
-        again = [Part(part.table, part.within) for part in worth_reading(parts, differing)]
+        again = [Part(part.table, part.within) for part in worth_reading(parts, differing, ctx.mapper)]
         if not await self._compare(job, again):
             ctx.stop()
 
@@ -312,18 +312,18 @@ def _add_sums(ctx: ReconcileContext, work: Partial, piece: Part, result: Result)
         raise ValueError("not sums") from None
     if not sums:
         return
-    names = {"actual"}
     if piece.table == SOURCE:
-        names = {"source", *(f"expected{number}" for number in range(len(work.expected)))}
-    if set(sums) != names:
+        into = {f"expected{number}": expected for number, expected in enumerate(work.expected)}
+        into["source"] = work.source
+    else:
+        names = actual_sums(ctx.mapper, piece.table)
+        into = {name: work.actual[number] for name, number in names.items()}
+    if sums.keys() != into.keys():
         raise ValueError("other sums")
+    for name, known in into.items():
+        known.merge(sums[name])
     if piece.table == SOURCE:
-        work.source.merge(sums["source"])
-        for number, expected in enumerate(work.expected):
-            expected.merge(sums[f"expected{number}"])
         work.source_rows += result.rows
         work.refused += result.counters.get("refused", 0)
-    else:
-        work.actual[piece.table].merge(sums["actual"])
     work.was_read(piece.table, result.rows, ctx.now())
     ctx.advance(result.rows)

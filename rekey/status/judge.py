@@ -127,7 +127,7 @@ class Status:
         return {
             "script_id": facts.script_id,
             "source": facts.source,
-            "targets": list(facts.declared.migration.tables),
+            "targets": list(facts.declared.migration.table_names),
             "capture": facts.declared.migration.capture,
             "stage": self.stage,
             "phases": plain(facts.phases),

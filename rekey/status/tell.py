@@ -56,7 +56,7 @@ def told(status: Status, command: Callable[[str], str]) -> list[str]:
 
 def _stage(status: Status) -> _Fields:
     migration, control = status.facts.declared.migration, status.facts.control
-    yield "tables", f"{migration.source} -> {', '.join(migration.tables)} (capture {migration.capture})"
+    yield "tables", f"{migration.source} -> {', '.join(migration.table_names)} (capture {migration.capture})"
     yield "stage", status.stage
     if control is not None:
         yield "control row", f"`{control.phase}`, epoch {control.epoch}"

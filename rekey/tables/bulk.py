@@ -9,19 +9,25 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import TypeVar
 
 from rekey.core.concurrency import for_each
 from rekey.errors import Ambiguous, RowExists
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import Operation, Table
 
+Op = TypeVar("Op", bound=Operation)
+
 _POINT_READS_AT_ONCE = 8
 _LEAST_USEFUL_SHARE = 0.05
 """Share of wanted rows in a page of a range query below which point reads are cheaper."""
 
 
-async def insert_absent(table: Table, batch: Sequence[Operation]) -> dict[EntityKey, Row]:
+async def insert_absent(
+    table: Table, batch: Sequence[Op], unit: Callable[[Op], object] = attrgetter("key")
+) -> dict[EntityKey, Row]:
     """Insert the rows of one partition that are absent; return those that were there already.
 
     After an ambiguous attempt, the rows that it inserted may be among those returned.
@@ -29,6 +35,8 @@ async def insert_absent(table: Table, batch: Sequence[Operation]) -> dict[Entity
     Args:
         table: where to insert.
         batch: INSERT operations of one partition, each key once, within the limits of one transaction.
+        unit: what rows have in common that are inserted together or not at all: where one of them is there,
+            the others are left out, too.
 
     Raises:
         ServiceError: what the table raised, other than RowExists.
@@ -48,7 +56,8 @@ async def insert_absent(table: Table, batch: Sequence[Operation]) -> dict[Entity
             # A row may be deleted between the conflict and the reading: then nothing is found and the
             # batch is tried again.
             present.update(found)
-            remaining = [operation for operation in remaining if operation.key not in found]
+            met = {unit(operation) for operation in remaining if operation.key in found}
+            remaining = [operation for operation in remaining if unit(operation) not in met]
     return present
 
 

@@ -19,6 +19,7 @@ from contextlib import aclosing
 
 from rekey.model import LAST_ROW, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, key_of
 from rekey.tables.base import Table
+from rekey.tables.kinds import whole
 
 HIGH = "\ufffd"
 """Sorts after every character but U+FFFE and U+FFFF."""
@@ -45,6 +46,8 @@ async def find_middle(source: Table, rest: KeyRange, cursor: EntityKey | None = 
     Raises:
         ServiceError: the table could not be read.
     """
+
+    source = whole(source)  # rows of other kinds are passed as well: no page is empty for them
 
     async def first(within: KeyRange) -> EntityKey | None:
         async with aclosing(source.scan(within, select=[PARTITION_KEY, ROW_KEY], page_rows=1)) as pages:  # type: ignore[type-var]

@@ -20,6 +20,7 @@ from rekey.declaration.mapper import Mapper
 from rekey.mapping.ids import SafeIds
 from rekey.model import PARTITION_KEY, EntityKey, Row
 from rekey.tables.base import Page, Table
+from rekey.tables.kinds import whole
 from rekey.verify.sums import SOURCE
 
 
@@ -109,6 +110,14 @@ class ReconcileContext:
     def table(self, number: int) -> Table:
         """Return the source (`SOURCE`) or, by its number, a target."""
         return self.source if number == SOURCE else self.targets[number]
+
+    def whole(self, number: int) -> Table:
+        """Return the source or a target to read all its rows: also those of other kinds that stand in it."""
+        return whole(self.table(number))
+
+    def label(self, number: int) -> str:
+        """Return what the source (`SOURCE`) or a target is called in a report."""
+        return self.source.name if number == SOURCE else self.mapper.labels[number]
 
     def not_compared(self, table: int) -> frozenset[str]:
         """Return the properties of target `table` that have no part in the comparison."""

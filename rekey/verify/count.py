@@ -147,14 +147,14 @@ async def _count_once(ctx: ReconcileContext, differences: Spill[_Tallied]) -> _P
         if table == SOURCE:
             await _count_source(ctx, counted, tally)
             return
-        async for page in ctx.targets[table].scan(select=(PARTITION_KEY,)):
+        async for page in ctx.whole(table).scan(select=(PARTITION_KEY,)):
             ctx.stop()
             for row in page.rows:
-                tally.add(table, row[PARTITION_KEY], actual=1)
+                tally.add(ctx.mapper.number_of(table, row), row[PARTITION_KEY], actual=1)
             ctx.advance(len(page.rows))
 
     with Tally(ctx.folder) as tally:
-        await for_each((SOURCE, *range(tables)), read, limit=ctx.concurrency)
+        await for_each((SOURCE, *ctx.mapper.read_once), read, limit=ctx.concurrency)
         for table, partition, expected, actual in tally.totals():
             counted.expected[table] += expected
             counted.actual[table] += actual
@@ -208,7 +208,7 @@ def _compare(ctx: ReconcileContext, last: _Pass, differences: Spill[_Tallied]) -
                 heapq.heappop(worst[table])
     return tuple(
         TableCount(
-            table=target.name,
+            table=ctx.label(number),
             expected=last.expected[number],
             actual=last.actual[number],
             partitions=last.partitions[number],

@@ -84,7 +84,7 @@ async def full(
         MachineFailed: the disk is full.
         ServiceError: a table could not be read.
     """
-    work = partial or Partial.fresh(len(ctx.targets))
+    work = partial or Partial.fresh(len(ctx.targets), ctx.mapper.read_once)
     work.sit_down(ctx.now())
     with patient_collector():
         await (sum_up if reader is None else reader.sum_up)(ctx, work, checkpoint=checkpoint)
@@ -120,6 +120,7 @@ async def full(
                 actual_digest=actual.content_digest(),
                 differing_buckets=len(differing[number]),
                 not_compared=tuple(sorted(ctx.not_compared(number))),
+                row_keys_begin=ctx.mapper.migration.secondary.get(number, ""),
             )
             for number, (target, (expected, actual)) in enumerate(zip(ctx.targets, sides, strict=True))
         ),
@@ -148,9 +149,12 @@ def by_content(record: Record) -> int:
     return hash_of(f"{record[_TABLE]}\0{record[_CONTENT]}")
 
 
-def worth_reading(parts: Sequence[Part], differing: Sequence[frozenset[int]]) -> list[Part]:
+def worth_reading(parts: Sequence[Part], differing: Sequence[frozenset[int]], mapper: Mapper) -> list[Part]:
     """Return the parts to read again: those of the source, and of targets with differing buckets."""
-    return [part for part in parts if part.table == SOURCE or differing[part.table]]
+    wanted = {SOURCE, *(number for number, buckets in enumerate(differing) if buckets)}
+    if wanted & mapper.together:
+        wanted.add(0)
+    return [part for part in parts if part.table in wanted]
 
 
 async def spill_rows(
@@ -164,11 +168,11 @@ async def spill_rows(
         differing: per target table, the buckets whose sums differ.
         spill: takes the records, by key.
     """
-    wanted = worth_reading(parts, differing)
+    wanted = worth_reading(parts, differing, ctx.mapper)
     not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
 
     async def read(part: Part) -> None:
-        table = ctx.table(part.table)
+        table = ctx.whole(part.table)
         async for page in table.scan(part.within):
             ctx.stop()
             for record in records_of(part.table, page.rows, ctx.mapper, not_compared, differing):
@@ -198,8 +202,9 @@ def records_of(
     for row in rows:
         key = key_of(row)
         if table != SOURCE:
-            if bucket_of(*key) in differing[table]:
-                yield [ACTUAL, table, *key, content_digest(row, not_compared[table]).hex()]
+            number = mapper.number_of(table, row)
+            if bucket_of(*key) in differing[number]:
+                yield [ACTUAL, number, *key, content_digest(row, not_compared[number]).hex()]
             continue
         try:
             mapped = mapper.map(row)

@@ -31,7 +31,7 @@ def render(report: CountReport | SampleReport | FullReport) -> str:
 def _full(report: FullReport) -> list[str]:
     rows = [
         (
-            *(one.table, f"{one.expected_rows:,}", f"{one.actual_rows:,}"),
+            *(one.label, f"{one.expected_rows:,}", f"{one.actual_rows:,}"),
             *(one.expected_digest[:_DIGEST_SHOWN], one.actual_digest[:_DIGEST_SHOWN]),
             f"{one.differing_buckets:,}",
         )
@@ -54,7 +54,7 @@ def _full(report: FullReport) -> list[str]:
         lines.append("Next: `rekey verify --mode full --repair`, then verify again; runbooks/divergences.md.")
     else:
         rest = "other row and" if report.found.pending else "row and every"
-        tables = counted(len(report.tables), "table")
+        tables = counted(len({one.table for one in report.tables}), "table")
         lines.append(f"Every {rest} property of {tables} is as the source says.")
     return lines
 

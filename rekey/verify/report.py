@@ -177,6 +177,8 @@ class TableComparison:
         differing_buckets: how many buckets' sums differ; more than 0 without a stable divergence when rows
             changed while they were being read.
         not_compared: properties left out: copies of the source's Timestamp, from cutover on.
+        row_keys_begin: of secondary rows, which are in the main target's table, the beginning of their
+            RowKeys that tells them apart; "" for all other rows of a table.
     """
 
     table: str
@@ -186,6 +188,17 @@ class TableComparison:
     actual_digest: str
     differing_buckets: int
     not_compared: tuple[str, ...]
+    row_keys_begin: str = field(default="", metadata=told(if_any=True))
+
+    @property
+    def label(self) -> str:
+        """What the rows are called where people read."""
+        return label_of(self.table, self.row_keys_begin)
+
+
+def label_of(table: str, row_keys_begin: str) -> str:
+    """Return what rows of a table are called where people read, as `Migration.labels`."""
+    return f"{table} {row_keys_begin}" if row_keys_begin else table
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ async def sample(ctx: ReconcileContext, n: int, seed: int) -> SampleReport:
 
     async def draw_from(table: int) -> None:
         handle = ctx.table(table)
-        generator = random.Random(f"{seed}:{handle.name}")  # noqa: S311 repeatable on purpose, guards no secret
+        generator = random.Random(f"{seed}:{ctx.label(table)}")  # noqa: S311 repeatable on purpose, guards no secret
         drawn[table] = await reservoir(_keys(ctx, handle), n, generator)
 
     await for_each(tables, draw_from, limit=ctx.concurrency)
@@ -139,4 +139,4 @@ async def _check(ctx: ReconcileContext, table: int, drawn: Drawn, collector: Col
         wrong += collector.take(settled) > 0
     checked, population = len(wanted), drawn.population - (len(drawn.keys) - len(wanted))
     at_most = upper_bound(wrong, checked, population=population)
-    return Direction(ctx.table(table).name, population, checked, wrong, at_most)
+    return Direction(ctx.label(table), population, checked, wrong, at_most)

@@ -376,7 +376,7 @@ def _divergences(ctx: ReconcileContext, settled: Sequence[Looked]) -> Iterator[F
             name, source_id = ctx.source.name, ctx.source_id(point.key)
             yield Found(Divergence(Kind.REFUSED, name, "", source_id, code=verdict.code), point.key)
             continue
-        table = ctx.targets[point.table].name
+        table = ctx.label(point.table)
         row_id = ctx.target_id(point.table, point.key)
         stray = (point.table, point.key, verdict.etag) if verdict.kind is Kind.EXTRA else None
         for source in verdict.sources or (None,):
@@ -394,7 +394,7 @@ def _wrong_key(ctx: ReconcileContext, one: Looked, other: Looked) -> Found | Non
     source, table = missing.sources[0], one.point.table
     divergence = Divergence(
         Kind.WRONG_KEY,
-        ctx.targets[table].name,
+        ctx.label(table),
         ctx.target_id(table, one.point.key),
         ctx.source_id(source),
         stray_id=ctx.target_id(table, other.point.key),

@@ -144,7 +144,7 @@ class _Summing:
 
     async def _read(self, active: _Active) -> None:
         ctx, part = self._ctx, active.part
-        table = ctx.table(part.table)
+        table = ctx.whole(part.table)
         async with aclosing(table.scan(part.rest)) as pages:  # type: ignore[type-var]  # all scans are generators
             async for page in pages:
                 ctx.stop()
@@ -184,7 +184,7 @@ class Adding:
             not_compared: by target, the properties that are not compared.
             work: the sums to add to.
         """
-        self._map, self._work = mapper.map, work
+        self._mapper, self._map, self._work = mapper, mapper.map, work
         self._add_source = work.source.adder(digester(source))
         digests = [digester(name, without) for name, without in zip(mapper.tables, not_compared, strict=True)]
         self._add_expected = [sums.adder(one) for sums, one in zip(work.expected, digests, strict=True)]
@@ -192,6 +192,10 @@ class Adding:
 
     def add(self, table: int, rows: list[Row]) -> None:
         """Add rows of a target or, for `SOURCE`, source rows and the rows that they map to."""
+        if table == 0 and self._mapper.together:
+            for row in rows:
+                self._add_actual[self._mapper.number_of(table, row)](row)
+            return
         if table != SOURCE:
             add = self._add_actual[table]
             for row in rows:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import or_
@@ -200,9 +200,14 @@ class Partial:
         self.reads[self.sitting, table] = Read(table, self.sitting, began, now, rows)
 
     @classmethod
-    def fresh(cls, targets: int) -> Partial:
-        """Return a comparison with so many target tables, nothing read, each table in one part."""
-        parts = [Part(table, EVERYTHING) for table in (SOURCE, *range(targets))]
+    def fresh(cls, targets: int, read: Iterable[int] | None = None) -> Partial:
+        """Return a comparison with so many targets, nothing read, each table in one part.
+
+        Args:
+            targets: how many.
+            read: the targets to read, where rows of several are in one table; None: all.
+        """
+        parts = [Part(table, EVERYTHING) for table in (SOURCE, *(range(targets) if read is None else read))]
         return cls(parts, [BucketSums() for _ in range(targets)], [BucketSums() for _ in range(targets)])
 
     def as_state(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rekey.phases import Phase
 from rekey.state.store import State
 from rekey.tables.sent import Kind
 from tests.commands import Commands
-from tests.madeup import posts, telemetry, users
+from tests.madeup import posts, registrations, telemetry, users
 from tests.planning import fill
 from tests.projects import Project
 
@@ -25,6 +25,7 @@ EXAMPLES = [
     pytest.param("0001_users_opaque_ids", "Users", users, id="users"),
     pytest.param("0002_posts_by_month", "Posts", posts, id="posts"),
     pytest.param("0003_telemetry_by_device_day", "Telemetry", telemetry, id="telemetry"),
+    pytest.param("0004_race_registrations", "Registrations", registrations, id="registrations"),
 ]
 Make = Callable[[int], Iterable[Row]]
 

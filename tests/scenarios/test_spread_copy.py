@@ -32,9 +32,10 @@ from rekey.runner.run import Options, StopFlag
 from tests.company import company
 from tests.dualwriting import delete
 from tests.faults import Call
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.projects import POSTS_SCRIPT, SECONDARY_SCRIPT, USERS_SCRIPT, Project
+from tests.simulation.judging import PairsWatch
 from tests.spreading import NAME, Inline, Plain, inline
-from tests.worlds import SECRET, contents, mapped, post, user
+from tests.worlds import SECRET, contents, mapped, post, racer, user
 
 ROWS = 400
 EXECUTOR = '\n[executor]\nslice = "2s"\n'
@@ -127,6 +128,19 @@ def test_keys_of_content_and_index_tables_are_copied_too(project: Project) -> No
     with inline(project):
         apply(project, script_id)
     assert_in_step(project, script_id)
+
+
+def test_main_and_secondary_rows_are_copied_together_in_one_table(project: Project) -> None:
+    script_id = project.script(SECONDARY_SCRIPT)
+    rows = [racer(f"{n:04}", 20 + n % 50, race=f"r{n % 3}", Club="c", Teams="x,y") for n in range(ROWS)]
+    _fill(project, "Races", rows)
+    pairs = PairsWatch(Mapper(project.scripts[script_id].migration, {}))
+    with pairs.watching(), inline(project) as executor:
+        apply(project, script_id)
+    assert_in_step(project, script_id)
+    assert len([one for one in executor.given if one["kind"] == "copy"]) >= 3
+    assert pairs.looks > 10
+    assert pairs.wrong == []
 
 
 def test_tasks_and_answers_hold_no_old_key_no_secret_and_nothing_but_plain_data(ready: Ready) -> None:

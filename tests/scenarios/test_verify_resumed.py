@@ -14,7 +14,7 @@ from rekey.copy.workers import summing as slices
 from rekey.copy.workers.work import work
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import Interrupted, RekeyError
-from rekey.model import Row, content_of, key_of
+from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.runner import commands, steering, verification
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag
@@ -22,9 +22,9 @@ from rekey.verify import summing
 from rekey.verify.render import render
 from rekey.verify.report import FullReport
 from tests.faults import Call
-from tests.projects import USERS_SCRIPT, Project
+from tests.projects import SECONDARY_SCRIPT, USERS_SCRIPT, Project
 from tests.spreading import NAME, Inline, Plain, inline
-from tests.worlds import user
+from tests.worlds import racer, user
 
 ROWS = 450
 
@@ -126,6 +126,38 @@ def test_it_keeps_to_the_rates_that_the_operator_said_in_this_process_and_by_wor
     with inline(project) as executor:
         verify(project, executor=NAME)
         assert {one["entities_per_second"] for one in executor.given} == {100_000}
+
+
+def test_workers_tell_the_kinds_of_rows_in_one_table_apart(tmp_path: Path) -> None:
+    """The table is read once; a difference of either kind is found by its own sums, and mended."""
+    project = Project(tmp_path)
+    script_id = project.script(SECONDARY_SCRIPT)
+
+    def verified(executor: str, *, repair: bool = False) -> FullReport:
+        with project.session(Options(executor=executor)) as session:
+            report = commands.verify(session, script_id, mode=Mode.FULL, repair=repair)
+        assert isinstance(report, FullReport)
+        return report
+
+    with project.session() as session:
+        rows = [racer(f"{n:04}", 20 + n % 50, Club="c", Teams="x,y") for n in range(60)]
+        session.do(project.fill("Races", rows))
+        commands.apply(session, script_id)
+    with inline(project) as executor:
+        alone, spread = verified(""), verified(NAME)
+        assert digests(spread) == digests(alone)
+        assert [one.actual_rows for one in spread.tables] == [60, 60, 120, 60]
+        assert {one["table"] for one in executor.given if one["kind"] == "sum"} == {-1, 0}
+        table = project.tables.table("RacesV2")
+        with project.session() as session:
+            session.do(table.delete(EntityKey("nyc__c", "TEAM:x__0007")))
+            session.do(table.merge({"PartitionKey": "nyc__c", "RowKey": "BIB:0009__John", "Age": 99}))
+        found = verified(NAME, repair=True).found.listed
+        assert {(one.table, one.kind) for one in found} == {
+            ("RacesV2", "altered"),
+            ("RacesV2 TEAM:", "missing"),
+        }
+        assert not verified(NAME).findings
 
 
 # --- going on ---------------------------------------------------------------------------------------------

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 
 from rekey.declaration.mapper import Mapper
 from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.tables.base import Operation, Verb
 from tests.memory import MemoryTable
-from tests.worlds import post, user
+from tests.simulation.judging import standing_together
+from tests.worlds import post, racer, user
 
 
 @dataclass
@@ -65,18 +67,29 @@ class Application(ABC):
         self.written += 1
         if self.rows and self.random.random() < 0.7:
             key = self.random.choice(sorted(self.rows))
+            before = self.rows.pop(key)
             if self.random.random() < 0.3:
-                await table.delete(key)
-                del self.rows[key]
+                await self.write_all(table, before, None)
                 return
-            row = self.changed(self.rows[key])
-            await table.replace(row)
-            self.rows[key] = row
+            row = self.changed(before)
+            await self.write_all(table, before, row)
+            self.rows[key_of(row)] = row
             return
         row = self.made_in_target()
         if key_of(row) not in self.rows and self.old_key_is_free(row):
-            await table.insert(row)
+            await self.write_all(table, None, row)
             self.rows[key_of(row)] = row
+
+    async def write_all(self, table: MemoryTable, before: Row | None, after: Row | None) -> None:
+        """Write a main target row and the secondary rows of its partition in one transaction."""
+        old, new = ({} if row is None else self.in_table(row) for row in (before, after))
+        writes = [Operation(Verb.DELETE, old[key]) for key in old.keys() - new.keys()]
+        writes += [Operation(Verb.REPLACE if key in old else Verb.INSERT, new[key]) for key in new]
+        await (table.transact(writes) if len(writes) > 1 else table.write(writes[0]))
+
+    def in_table(self, target_row: Row) -> dict[EntityKey, Row]:
+        """Return what the application writes for a main target row."""
+        return {key_of(target_row): target_row}
 
     @abstractmethod
     def changed(self, target_row: Row) -> Row:
@@ -147,3 +160,25 @@ class Names(Application):
 
     def changed(self, target_row: Row) -> Row:
         return {**target_row, "Age": self.written}
+
+
+@dataclass
+class Races(Application):
+    """Secondary rows in the table of the main rows, which the application writes together."""
+
+    def fresh(self) -> Row:
+        number, draw = self.random.randrange(20), self.random
+        row = racer(f"{number:02}", draw.randint(20, 22), draw.choice(("Ann", "Bob")), f"r{number % 2}")
+        return {**row, "Club": "c", "Teams": ",".join(draw.sample("xyz", draw.randrange(3))) or "w"}
+
+    def in_table(self, target_row: Row) -> dict[EntityKey, Row]:
+        return standing_together(self.mapper, target_row)
+
+    def changed(self, target_row: Row) -> Row:
+        draw = self.random
+        return {
+            **target_row,
+            "Age": draw.randint(20, 24),
+            "Teams": draw.choice(("x", "y,z")),
+            "No": self.written,
+        }

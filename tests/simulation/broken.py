@@ -19,7 +19,8 @@ from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row
 from rekey.protocol import propagate
 from rekey.protocol.propagate import Propagator
-from rekey.tables.base import Operation, Table
+from rekey.protocol.replicas import Writes
+from rekey.tables.base import Table
 from rekey.tables.bulk import insert_absent
 
 
@@ -74,7 +75,7 @@ class AnyOwner(Propagator):
     """Takes every row under its old target keys for its own, whoever owns them now."""
 
     async def _owned(
-        self, _key: EntityKey, _expected: Any, found: dict[TargetKey, Row], _known: Any
+        self, _key: EntityKey, _expected: Any, found: dict[TargetKey, Row], *_known: Any
     ) -> dict[TargetKey, Row]:
         return found
 
@@ -82,10 +83,10 @@ class AnyOwner(Propagator):
 def unconditional() -> Any:
     """Replace and delete whatever is there, not what was read."""
 
-    def difference(*given: Any) -> list[tuple[int, Operation]]:
+    def difference(*given: Any) -> Writes:
         return [
-            (table, write if write.etag is None else replace(write, etag="*"))
-            for table, write in _difference(*given)
+            (place, write if write.etag is None else replace(write, etag="*"))
+            for place, write in _difference(*given)
         ]
 
     return mock.patch.object(propagate, "difference", difference)
@@ -140,8 +141,8 @@ class _TargetsFirst(BatchWriter):
     async def _hand_over(self, window: Any, held: Any, writes: Any) -> None:
         if held is self._mapping:
             self._put_off = list(writes)
-            for number, target in enumerate(self._targets):
-                await super()._hand_over(window, target, target_writes(window, number))
+            for target in self._targets:
+                await super()._hand_over(window, target, target_writes(window, target.numbers))
                 for batch in target.release_all():
                     self._start(target, batch)
         elif held is self._targets[0]:

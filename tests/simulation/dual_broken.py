@@ -61,12 +61,11 @@ class ForgetsOpenWrites(Writer):
 def unconditional() -> Any:
     """Replace and delete replica rows whatever is there."""
 
-    async def apply_for_etag(table: Table, operation: Operation) -> Any:
-        if operation.verb is not Verb.INSERT:
-            operation = replace(operation, etag="*")
-        return await _apply_for_etag(table, operation)
+    async def apply_for_etags(table: Table, operations: Sequence[Operation]) -> Any:
+        freed = [one if one.verb is Verb.INSERT else replace(one, etag="*") for one in operations]
+        return await _apply_for_etags(table, freed)
 
-    return _in((propagate, replicas), "apply_for_etag", apply_for_etag)
+    return _in((propagate, replicas), "apply_for_etags", apply_for_etags)
 
 
 def no_last_look() -> Any:
@@ -199,7 +198,7 @@ def _in(modules: Sequence[Any], name: str, thing: Callable[..., Any] | Awaitable
             setattr(module, name, was)
 
 
-_apply_for_etag = effects.apply_for_etag
+_apply_for_etags = effects.apply_for_etags
 _propagate_back = ReversePropagator.propagate
 _read = Authority.read
 _wait_for_clients = clients.wait_for_clients

@@ -3,10 +3,10 @@
 Rules kept here:
 
 * A name says it all: "users, dual_write: old replace | new delete-if". Before the colon: whether target keys
-  depend on keys alone (`users`) or on content, with an index table (`posts`), or may pass from one row to
-  another one (`folded`), and the phase; `absent` where
-  there is no row at the beginning, `tagged before` where it was copied with other tags at first. Then what
-  each client does, in which view.
+  depend on keys alone (`users`) or on content, with an index table (`posts`) or secondary rows (`races`), or
+  may pass from one row to another one (`folded`), and the phase; `absent` where there is no row at the
+  beginning, `tagged before` where it was copied with other tags at first. Then what each client does, in
+  which view.
 * Users have no property that the mapping drops: what becomes of it is judged by the tests of the mapping.
 """
 
@@ -41,7 +41,7 @@ from tests.simulation.witness import (
     Do,
     Step,
 )
-from tests.worlds import LOWERED, POSTS, USERS, post, user
+from tests.worlds import LOWERED, POSTS, RACES, USERS, post, racer, user
 
 MOST_STATES = 400_000
 
@@ -93,6 +93,20 @@ def folded_steps(version: int) -> dict[str, Step]:
     }
 
 
+def race_steps(version: int) -> dict[str, Step]:
+    """Return what a client can do to a registration, by name: its secondary row moves, or both rows do."""
+    row = racer("1", 20, Time=version)
+    older = racer("1", 19 + version, Time=version)
+    return {
+        **_steps(row),
+        "move": (Do(REPLACE, older),),
+        "move-if": (Do(REPLACE, older, conditional=True),),
+        "rename": (Do(REPLACE, racer("1", 20, f"Jack{version}", Time=version)),),
+        "upsert elsewhere": (Do(UPSERT, racer("1", 20, f"Jack{version}")),),
+        "batch": (Do(REPLACE, older), Do(UPSERT, racer("2", 30))),
+    }
+
+
 def _steps(row: Row) -> dict[str, Step]:
     return {
         "read": (Do(READ, row),),
@@ -119,6 +133,7 @@ KINDS: dict[str, tuple[Migration, Row, Callable[[int], dict[str, Step]]]] = {
     "users": (USERS, ann(1), user_steps),
     "posts": (POSTS, hello(1), post_steps),
     "folded": (FOLDED, ann(1, "Ann@example.com"), folded_steps),
+    "races": (RACES, racer("1", 20, Time=1), race_steps),
 }
 
 

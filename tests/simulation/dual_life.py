@@ -59,7 +59,14 @@ from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Accounts, Session
 from tests.declared import under_writes
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY, Project
+from tests.projects import (
+    POSTS_SCRIPT,
+    SECONDARY_FROM_KEYS_SCRIPT,
+    SECONDARY_SCRIPT,
+    USERS_SCRIPT,
+    WRAPPING_KEY,
+    Project,
+)
 from tests.simulation.driving import Driver
 from tests.simulation.dual_people import (
     Application,
@@ -67,14 +74,17 @@ from tests.simulation.dual_people import (
     KeyWitness,
     Notes,
     Posts,
+    Races,
     Standing,
     Users,
     plan_for,
 )
 from tests.simulation.judging import (
     Found,
+    PairsWatch,
     draw_limits,
     left_of_other_runs,
+    main_rows,
     rows_of,
     wrong_mapping,
     wrong_targets,
@@ -112,6 +122,8 @@ KINDS: dict[str, tuple[str, type[Application]]] = {
     "keys from keys": (under_writes(USERS_SCRIPT), Users),
     "keys from keys, indexed": (under_writes(_INDEXED_SCRIPT), Users),
     "keys from content": (under_writes(POSTS_SCRIPT), Posts),
+    "keys from keys, secondary rows": (under_writes(SECONDARY_FROM_KEYS_SCRIPT), Races),
+    "keys from content, secondary rows": (under_writes(SECONDARY_SCRIPT), Races),
 }
 
 
@@ -149,6 +161,7 @@ class Life:
         self.declared = self.project.scripts[SCRIPT]
         self.mapper = Mapper(self.declared.migration, {"users": SECRET})
         self.application = application(self.mapper)
+        self.pairs = PairsWatch(self.mapper)
         self.settings = self.random.choice(
             (
                 LeaseSettings(poll_s=1.0, lease_s=4.0, longest_operation_s=9.0, freeze_wait_s=5.0),
@@ -167,7 +180,7 @@ class Life:
 
     def live(self) -> None:
         """Live it whole. Raises Found."""
-        with self.made_repeatable(), self.loop, self._all_ending():
+        with self.made_repeatable(), self.pairs.watching(), self.loop, self._all_ending():
             self._begin()
             self._apply()
             if self.random.random() < 0.15:
@@ -269,15 +282,16 @@ class Life:
                 client.close()
         self._start_client(View.NEW)
         self._pause("before complete")
-        rows = self._contents(self.main)
+        rows = main_rows(self.mapper, self._contents(self.main))
         old = {self.mapper.source_key(row): row for row in rows.values()}
         self.application.fixed = {
-            key: {name: row[name] for name in ("Month",) if name in row}
+            key: {name: row[name] for name in self.application.in_keys}
             for key in self.application.keys
             for row in [old.get(key) or self.mapper.map(self.application.row(self.random, key))[0].row]
         }
         self.notes = Notes(self.mapper, plain=True)
         self.before = rows
+        self.pairs.paused = True
         self._until_done("complete", lambda one: commands.apply(one, SCRIPT, to=Phase.COMPLETE))
         self._expect_phase(ControlPhase.COMPLETE)
         self._work(10)
@@ -361,6 +375,7 @@ class Life:
         self._raise_faults()
 
     def _raise_faults(self) -> None:
+        self.require(not self.pairs.wrong, "; ".join(self.pairs.wrong[:1]))
         for client in self.clients:
             if client.faults:
                 raise Found(f"{self}: a client fell over") from client.faults[0]
@@ -525,7 +540,8 @@ class Life:
 
     def _judge_told(self, when: str) -> None:
         """What clients were told of each key fits one row that changes at once."""
-        after = self._contents(self.main if self.notes.plain else self.source)
+        plain = self.notes.plain
+        after = main_rows(self.mapper, self._contents(self.main)) if plain else self._contents(self.source)
         for key in sorted(self.before.keys() | after.keys() | self.notes.by_key.keys()):
             witness = self.notes.by_key.get(key) or KeyWitness(self.mapper, [key])
             self.operations += len(witness.noted)

@@ -64,7 +64,7 @@ from tests.simulation.witness import (
     Witness,
     frozen,
 )
-from tests.worlds import post, user
+from tests.worlds import post, racer, user
 
 VERBS = (READ, READ, INSERT, INSERT, REPLACE, REPLACE, MERGE, UPSERT, UPSERT, UPSERT_MERGE, DELETE, DELETE)
 _WORDS = {RowExists: EXISTS, RowMissing: MISSING, ConditionFailed: CONDITION}
@@ -84,12 +84,14 @@ class Application:
 
     Attributes:
         fixed: properties that new-view rows have from now on, by old key.
+        in_keys: properties that main target keys are made of.
     """
 
     mapper: Mapper
     written: int = 0
     fixed: dict[EntityKey, Row] = field(default_factory=dict)
     keys: ClassVar[tuple[EntityKey, ...]] = ()
+    in_keys: ClassVar[tuple[str, ...]] = ()
 
     def row(self, _draw: random.Random, _key: EntityKey) -> Row:
         """Return content for a source row."""
@@ -149,11 +151,27 @@ class Posts(Application):
     """Keys from content, which changes, and an index table by tag."""
 
     keys = tuple(EntityKey("blog", f"p{number:02}") for number in range(9))
+    in_keys = ("Month",)
 
     def row(self, draw: random.Random, key: EntityKey) -> Row:
         tags = draw.sample("abc", draw.randrange(4))
         row = post(key.row, f"2024-{draw.randint(1, 2):02}", ",".join(tags) or "none")
         return {**row, "Title": f"t{self.written}"}
+
+
+@dataclass
+class Races(Application):
+    """Secondary rows in the table of the main rows; both may move to another partition."""
+
+    keys = tuple(EntityKey("nyc", f"{number:02}") for number in range(9))
+    in_keys = ("Club", "Name")
+
+    def row(self, draw: random.Random, key: EntityKey) -> Row:
+        row = racer(
+            key.row, draw.randint(20, 21), draw.choice(("Ann", "Bob")), key.partition, No=self.written
+        )
+        teams = draw.sample("xyz", draw.randrange(3))
+        return {**row, "Club": draw.choice("cd"), "Teams": ",".join(teams) or "w"}
 
 
 class KeyWitness(Witness):

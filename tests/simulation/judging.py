@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration
@@ -18,8 +21,10 @@ from rekey.mapping.rows import MAPPING_TABLE, REVERSE, MappingRows, TargetKey
 from rekey.mapping.sealing import ROOT, LocalWrappingKey, Sealer, ids_key, key_partition, read_data_key
 from rekey.model import EntityKey, Row, key_of
 from rekey.protocol.control import ControlRow
+from rekey.protocol.replicas import inverse
+from tests.memory import MemoryTable
 from tests.projects import WRAPPING_KEY
-from tests.worlds import mapped
+from tests.worlds import contents, mapped
 
 
 class Found(AssertionError):
@@ -47,6 +52,66 @@ def wrong_targets(
             yield f"{name} lacks {sorted(missing)}"
         if altered := [key for key in actual.keys() & rows.keys() if actual[key] != rows[key]]:
             yield f"{name} has other content in {altered}"
+
+
+def main_rows(mapper: Mapper, rows: Mapping[EntityKey, Row]) -> dict[EntityKey, Row]:
+    """Return those rows of the main target's table that are main rows."""
+    return {key: row for key, row in rows.items() if not mapper.kind_of(key.row)}
+
+
+def standing_together(mapper: Mapper, target_row: Row) -> dict[EntityKey, Row]:
+    """Return a main target row with the secondary rows of its partition that it gives, by their keys."""
+    source = inverse(mapper, mapper.source_key(target_row), target_row, None)
+    rows = [one.row for one in mapper.map(source) if one.table in mapper.together]
+    return {key_of(row): row for row in rows if row["PartitionKey"] == target_row["PartitionKey"]} | {
+        key_of(target_row): target_row
+    }
+
+
+class PairsWatch:
+    """Looks at the table of main and secondary rows after every request that takes effect there.
+
+    Attributes:
+        wrong: what was found, in words: the rows of a partition that are not those which its main rows give.
+        looks: how many times it looked.
+        paused: the application writes both kinds itself now, in steps of its own.
+    """
+
+    def __init__(self, mapper: Mapper) -> None:
+        self.wrong: list[str] = []
+        self.looks = 0
+        self.paused = False
+        self._mapper = mapper
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look from now on, if the migration has secondary rows."""
+        apply = MemoryTable._apply
+        name = self._mapper.tables[0].lower()
+
+        def applied(table: MemoryTable, action: str, operations: Any, prepared: Any) -> Any:
+            etags = apply(table, action, operations, prepared)
+            if table.name.lower() == name and not self.paused:
+                self._look(table, f"{action} of {[(one.verb, *one.key) for one in operations]}")
+            return etags
+
+        with mock.patch.object(MemoryTable, "_apply", applied) if self._mapper.together else nullcontext():
+            yield
+
+    def _look(self, table: MemoryTable, what: str) -> None:
+        self.looks += 1
+        rows = contents(table._service.dump(table.name))
+        there = {
+            key for key, row in rows.items() if row.get("MainPartitionKey", key.partition) == key.partition
+        }
+        expected: dict[EntityKey, Row] = {}
+        for row in main_rows(self._mapper, rows).values():
+            expected |= standing_together(self._mapper, row)
+        if expected != {key: rows[key] for key in there}:
+            differing = [key for key in expected.keys() | there if expected.get(key) != rows.get(key)]
+            self.wrong.append(
+                f"after {what} these rows are not what their main rows say: {sorted(differing)}"
+            )
 
 
 def rows_of(control: ControlRow, migration: Migration, mapping: Iterable[Row]) -> MappingRows:

@@ -33,13 +33,15 @@ from rekey.runner import commands, session
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.projects import POSTS_SCRIPT, SECONDARY_FROM_KEYS_SCRIPT, SECONDARY_SCRIPT, USERS_SCRIPT, Project
 from tests.simulation.adversary import LONGEST_REQUEST_S, Adversary, Connected
-from tests.simulation.applications import Application, Names, Posts, Users
+from tests.simulation.applications import Application, Names, Posts, Races, Users
 from tests.simulation.judging import (
     Found,
+    PairsWatch,
     draw_limits,
     left_of_other_runs,
+    main_rows,
     rows_of,
     wrong_mapping,
     wrong_targets,
@@ -69,6 +71,8 @@ KINDS: dict[str, tuple[str, type[Application]]] = {
     "keys from keys": (USERS_SCRIPT, Users),
     "keys from content": (POSTS_SCRIPT, Posts),
     "keys that pass": (NAMES_SCRIPT, Names),
+    "keys from keys, secondary rows": (SECONDARY_FROM_KEYS_SCRIPT, Races),
+    "keys from content, secondary rows": (SECONDARY_SCRIPT, Races),
 }
 
 
@@ -102,6 +106,7 @@ class Life:
         self.adversary.own(self.project.tables)
         self.adversary.own(self.project.restricted)
         self.application = application(self.random, self.mapper)
+        self.pairs = PairsWatch(self.mapper)
         self.source = self.project.tables.table(self.mapper.migration.source)
         self.main = self.project.tables.table(self.mapper.tables[0])
 
@@ -116,6 +121,7 @@ class Life:
             stack.enter_context(mock.patch.object(session, "new_key", lambda: self.random.randbytes(32)))
             stack.enter_context(mock.patch.object(subject, "new_key", lambda: self.random.randbytes(32)))
             stack.enter_context(mock.patch.object(lease, "_PROCESS", ""))
+            stack.enter_context(self.pairs.watching())
             self._begin()
             self._copy_under_writes()
             if self.random.random() < 0.25:
@@ -165,7 +171,7 @@ class Life:
         self._judge("after cutover")
 
     def _work_on_the_target(self) -> None:
-        self.application.rows = self._contents(self.main.name)
+        self.application.rows = main_rows(self.mapper, self._contents(self.main.name))
         for _ in range(self.random.randrange(25)):
             self.project.clock.advance(self.random.random())
             self.adversary.quietly(lambda: self.application.write_target(self.main))
@@ -179,7 +185,8 @@ class Life:
         self._until_done("rollback", roll_back, Options(writers_stopped=True))
         self._expect_phase(ControlPhase.DUAL_WRITE)
         wanted = self.application.rows
-        self._require(self._contents(self.main.name) == wanted, "rollback changed the target")
+        after = main_rows(self.mapper, self._contents(self.main.name))
+        self._require(after == wanted, "rollback changed the target")
         self._judge("after rollback")
         self.application.rows = self._contents(self.source.name)
 
@@ -252,6 +259,7 @@ class Life:
         self._require(self._contents(self.source.name) == self.application.rows, "the source was changed")
 
     def _judge(self, when: str) -> None:
+        self._require(not self.pairs.wrong, "; ".join(self.pairs.wrong[:1]))
         for wrong in wrong_targets(self.mapper, self._rows(self.source.name), self._contents):
             raise Found(f"{self}: {when} {wrong}")
         control = self.adversary.quietly(lambda: ControlStore(self.project.restricted, SCRIPT).read())

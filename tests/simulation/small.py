@@ -34,6 +34,7 @@ from rekey.model import TIMESTAMP, EntityKey, Row, key_of
 from rekey.protocol.propagate import Propagator
 from rekey.state.models import Segment
 from rekey.tables.base import Table
+from rekey.tables.kinds import by_number
 from rekey.verify.context import ReconcileContext
 from rekey.verify.full import full
 from rekey.verify.report import FullReport
@@ -41,7 +42,7 @@ from tests.fakeclock import FakeClock
 from tests.faults import Call
 from tests.simulation.explore import Scenario
 from tests.simulation.scheduler import HeldService, Scheduler
-from tests.worlds import SCRIPT, SECRET, contents, go_on, mapped, never, nothing
+from tests.worlds import SCRIPT, SECRET, contents, go_on, halves, mapped, never, nothing
 
 SIZE = WindowSize(rows=100, bytes=1_000_000)
 
@@ -167,7 +168,8 @@ class SmallWorld(Scenario):
 
     def propagator(self) -> Propagator:
         """Return a propagator of one's own, as each process has."""
-        return self.parts.propagator(self.source, self.targets, self.mapper, self.mapping)
+        targets = by_number(self.mapper.tables, self.mapper.migration.secondary, self.others.table)
+        return self.parts.propagator(self.source, targets, self.mapper, self.mapping)
 
     def ticking(self, call: Call) -> bool:
         return call.writes and call.table == self.source.name
@@ -176,10 +178,14 @@ class SmallWorld(Scenario):
         return (self.sources.content(), self.others.content())
 
     def broken(self) -> str:
-        """A target row exists that the mapping does not account for."""
+        """A target row exists that the mapping does not account for, or half a pair."""
         known = {key_of(row) for row in self.others.dump(MAPPING_TABLE)}
-        rows = self.mapping.rows
-        for row in self.others.dump(self.mapper.tables[0]):
+        rows, there = self.mapping.rows, self.others.dump(self.mapper.tables[0])
+        if self.mapper.together and halves(self.mapper, there):
+            return "a row stands without the row that it goes with"
+        for row in there:
+            if self.mapper.kind_of(row["RowKey"]):
+                continue
             if rows.reverse_key(key_of(row)) not in known:
                 return "a target row has no mapping row"
         return ""
@@ -283,7 +289,7 @@ class DeltaWorld(SmallWorld):
             return None if found is None else found.source
 
         context = ReconcileContext(
-            source=self.source, targets=self.targets, mapper=self.mapper, ids=self.mapping.rows.ids,
+            source=self.source, targets=propagator.targets, mapper=self.mapper, ids=self.mapping.rows.ids,
             owner=owner, propagate=propagator.propagate,
             folder=Path(tempfile.gettempdir()), clock=self.scheduler.clock,
         )  # fmt: skip

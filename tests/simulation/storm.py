@@ -495,11 +495,13 @@ class StormService(MemoryTableService):
             raise
         return done
 
-    async def enter(self, action: str, table: str, operations: tuple[Operation, ...] = ()) -> Fault | None:
+    async def enter(
+        self, action: str, table: str, operations: tuple[Operation, ...] = (), read: str | None = None
+    ) -> Fault | None:
         process: Process | None = OWNER.get()
         if process is None:
             return None
-        fault = await self.storm.wait(process, Call(action, table, operations, 0))
+        fault = await self.storm.wait(process, Call(action, table, operations, 0, read))
         if fault is not None and not fault.applied:
             self.leave(fault)
         return fault

@@ -49,6 +49,11 @@ def visited(name: str, found: Searched, *, at_least: int) -> None:
         "users, cutover: old upsert",
         "posts, dual_write: old move",
         "posts, cutover: new move",
+        "races, dual_write: old move",
+        "races, dual_write: new move",
+        "races, cutover: new move",
+        "races, cutover: old rename",
+        "races, cutover: new delete",
     ],
 )
 def test_one_client_loses_nothing_whatever_happens_to_it(name: str, faults: str) -> None:
@@ -74,12 +79,16 @@ TWO_CLIENTS = [
     ("folded, dual_write: old delete | old insert the other", "no faults", 1),
     ("folded, dual_write: new delete | old upsert the other", "an open outcome", 0),
     ("folded, cutover: new delete | old upsert the other", "no faults", 1),
+    ("races, dual_write: old move | old rename", "no faults", 0),
+    ("races, cutover: new move | old delete", "no faults", 0),
+    ("races, cutover, absent: new insert | old upsert elsewhere", "no faults", 0),
 ]
 BESIDE_A_BACKFILL = [
     ("users, dual_write: old delete", "a crash, late requests", 1),
     ("users, dual_write: old replace", "no faults", 2),
     ("users, dual_write, absent: old insert", "no faults", 2),
     ("posts, dual_write: old move", "no faults", 0),
+    ("races, dual_write: old move", "no faults", 0),
 ]
 """Worlds with the preemptions that take seconds; `make soak` searches each with four: up to half an hour."""
 

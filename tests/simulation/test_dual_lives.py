@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 
+from rekey.protocol import propagate
 from rekey.protocol.propagate import Propagated
 from rekey.protocol.reverse import ReversePropagator
 from tests.simulation.dual_life import KINDS, Life
@@ -25,6 +26,8 @@ QUICK = (
     ("keys from keys, indexed", 1),
     ("keys from content", 3),
     ("keys from content", 4),
+    ("keys from keys, secondary rows", 2),
+    ("keys from content, secondary rows", 2),
 )
 MORE_SEEDS = (5, 6)
 EVERY_KIND_OF_EVENT = {
@@ -56,8 +59,11 @@ pytestmark = pytest.mark.xdist_group("dual lives")
 def test_a_life_under_writes_loses_nothing(kind: str, seed: int) -> None:
     """What clients of both views were told of each key fits one row that changes at once; replicas are what
     the authority says, the mapping accounts for them and the journal is empty: after cutover, after the way
-    back, after `complete`. No verification under writes has a false alarm."""
-    assert lived(Life, kind, seed).operations > 100
+    back, after `complete`. No verification under writes has a false alarm. After every single request
+    secondary rows are those that their main rows give, until the application writes them itself."""
+    life = lived(Life, kind, seed)
+    assert life.operations > 100
+    assert bool(life.pairs.looks) == bool(life.mapper.together)
 
 
 def test_over_the_quick_seeds_everything_happens(tmp_path: Path) -> None:
@@ -94,6 +100,15 @@ def test_without_settling_what_intents_announce_a_life_finds_the_loss(tmp_path: 
     ):
         for seed in range(3, 20):
             Life(tmp_path / str(seed), "keys from keys", seed).live()
+
+
+def test_without_transactions_a_life_finds_half_a_pair(tmp_path: Path) -> None:
+    """Main and secondary rows are written one by one, at the same time."""
+    kind = "keys from keys, secondary rows"
+    alone = mock.patch.object(propagate, "transactions", lambda writes, _together: [[one] for one in writes])
+    with alone, pytest.raises(Found, match="are not what their main rows say"):
+        for seed in range(20):
+            Life(tmp_path / str(seed), kind, seed).live()
 
 
 @pytest.mark.soak

@@ -24,8 +24,11 @@ pytestmark = pytest.mark.xdist_group("lives")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_life_loses_nothing(kind: str, seed: int) -> None:
     """Writers at work, kills, lost answers, late requests, failures, odd pages: targets equal the mapping of
-    the source after every cutover, and the source is what the target was after every way back."""
-    assert lived(Life, kind, seed).adversary.happened["write"] > 0
+    the source after every cutover, and the source is what the target was after every way back. After every
+    single request secondary rows are those that their main rows give."""
+    life = lived(Life, kind, seed)
+    assert life.adversary.happened["write"] > 0
+    assert bool(life.pairs.looks) == bool(life.mapper.together)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ from rekey.declaration.scripts import load_script
 from rekey.plan.advice.queries import rated
 from tests.advising import facts, migration
 from tests.documents import ROOT
-from tests.madeup import posts, telemetry
+from tests.madeup import posts, registrations, telemetry
 from tests.unit.test_advice import at, hidden, rows
 
 POSTS = load_script(ROOT / "migrations/0002_posts_by_month.py").migration
 TELEMETRY = load_script(ROOT / "migrations/0003_telemetry_by_device_day.py").migration
+REGISTRATIONS = load_script(ROOT / "migrations/0004_race_registrations.py").migration
 OLD_PARTITION = ["PartitionKey"]
 DEVICE_FIRST = keys.join("_", keys.prop("DeviceId"), keys.ticks("Moment"), keys.prop("RowKey"))
 
@@ -62,6 +63,15 @@ def test_the_readings_of_the_worked_example() -> None:
     today, planned = answers(list(telemetry(3_000)), TELEMETRY, asked)
     assert today == "table scan, 3 requests"
     assert planned.startswith("row range, ")
+
+
+def test_the_registrations_of_the_worked_example_are_found_by_bib_and_by_age() -> None:
+    """Each by a stretch of one partition; the secondary row carries the whole row, so no main row is read."""
+    found = rated(facts(list(registrations(3_000)), REGISTRATIONS))
+    assert [(one.query.known, one.query.by, one.planned.describe()) for one in found] == [
+        (("Bib", "Distance", "PartitionKey"), None, "row range, 1 request"),
+        (("Distance", "PartitionKey"), "Age", "row range, 1 request"),
+    ]
 
 
 @pytest.mark.parametrize(

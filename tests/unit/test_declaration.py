@@ -13,6 +13,7 @@ import pytest
 
 from rekey import Index, Migration, Target, keys, props
 from rekey.declaration.keys import InvalidDeclaration
+from rekey.declaration.keys.base import Scope, constant_prefix
 from rekey.declaration.migration import required_secrets
 
 PARTITION, ROW = keys.prop("PartitionKey"), keys.prop("RowKey")
@@ -32,6 +33,16 @@ def index(table: str = "Further", **changes: Any) -> Index:
     return Index(table, **{"partition_key": ROW, "row_key": PARTITION, **changes})
 
 
+def secondary(begins: str = "AGE:", **changes: Any) -> Index:
+    """An index of secondary rows in the table of `target()`."""
+    return index("New", **{"partition_key": PARTITION, "row_key": keys.literal(begins) + ROW, **changes})
+
+
+def shared(*indexes: Index, main: str = "BIB:") -> Migration:
+    old_key = props.copy("RowKey", to="OldRowKey")
+    return migration(target=target(row_key=keys.literal(main) + ROW, properties=[old_key]), indexes=indexes)
+
+
 def properties(*operations: Any) -> Migration:
     return migration(target=target(properties=operations))
 
@@ -43,8 +54,43 @@ WRONG: dict[str, tuple[Callable[[], Any], str, str]] = {
     "reserved table": (lambda: target("tables"), "target.table", "letter"),
     "target is source": (lambda: migration(target=target("OLD")), "target.table", "new name"),
     "index is source": (lambda: migration(indexes=[index("old")]), "index[old].table", "new name"),
-    "index is target": (lambda: migration(indexes=[index("NEW")]), "index[NEW].table", "new name"),
+    "index is target": (lambda: migration(indexes=[index("NEW")]), "index[NEW].table", "spell it New"),
     "index twice": (lambda: migration(indexes=[index("Aaa"), index("aaa")]), "index[aaa].table", "new name"),
+    "secondary rows, main rows without a beginning": (
+        lambda: migration(indexes=[secondary()]),
+        "index[New AGE:].row_key",
+        "constant text of its own",
+    ),
+    "secondary rows without a beginning": (
+        lambda: shared(secondary("")),
+        "index[New].row_key",
+        "constant text of its own",
+    ),
+    "secondary rows with the main rows' beginning": (
+        lambda: shared(secondary("BIB:")),
+        "index[New BIB:].row_key",
+        "give the index a table of its own",
+    ),
+    "a beginning that begins another": (
+        lambda: shared(secondary("BIB")),
+        "index[New BIB].row_key",
+        "constant text of its own",
+    ),
+    "two kinds of secondary rows with one beginning": (
+        lambda: shared(secondary("AGE:"), secondary("AGE:1")),
+        "index[New AGE:1].row_key",
+        "constant text of its own",
+    ),
+    "keep_all and keep": (
+        lambda: secondary(properties=[props.keep_all(), props.keep("A")]),
+        "index[New AGE:].properties",
+        "leave one out",
+    ),
+    "keep_all in a main target": (
+        lambda: properties(props.keep_all()),
+        "target.properties",
+        "leave props.keep_all out",
+    ),
     "unknown capture": (lambda: migration(capture="snapshot"), "capture", "dual-write"),
     "unknown mapping": (lambda: migration(mapping="open"), "mapping", 'write mapping="plain"'),
     "reverse not bool": (lambda: migration(reverse="no"), "reverse", "True or"),
@@ -354,3 +400,51 @@ def test_equal_declarations_are_equal_and_pickle() -> None:
 )
 def test_every_change_changes_the_digest(changes: dict[str, Any]) -> None:
     assert migration(**changes).digest() != migration().digest()
+
+
+@pytest.mark.parametrize(
+    ("indexes", "main", "said"),
+    [
+        ([secondary()], "", "of target they begin with no constant text"),
+        ([secondary("")], "BIB:", "of index[New] they begin with no constant text"),
+        ([secondary("BIB")], "BIB:", "'BIB' and 'BIB:' do not tell them apart"),
+    ],
+)
+def test_the_refusal_says_which_beginnings_do_not_tell_rows_apart(
+    indexes: list[Index], main: str, said: str
+) -> None:
+    with pytest.raises(InvalidDeclaration, match="RowKeys of rows that share New") as caught:
+        shared(*indexes, main=main)
+    assert said in caught.value.problem
+
+
+def test_an_index_shares_the_main_table_where_beginnings_tell_its_rows_apart() -> None:
+    made = shared(secondary("AGE:"), index("Further"), secondary("CITY:"))
+    assert made.tables == ("New", "New", "Further", "New")
+    assert made.secondary == {1: "AGE:", 3: "CITY:"}
+    assert migration(indexes=[index("Further")]).secondary == {}
+
+
+@pytest.mark.parametrize(
+    ("expression", "begins"),
+    [
+        (ROW, ""),
+        (keys.literal("A"), "A"),
+        (keys.literal("A") + ROW, "A"),
+        (keys.join("__", keys.literal("A"), ROW), "A__"),
+        (
+            keys.join("__", keys.literal("A") + keys.literal(":"), keys.literal("B"), ROW, keys.literal("C")),
+            "A:__B__",
+        ),
+        (keys.join("__", keys.literal("A:") + ROW, keys.literal("B")), "A:"),
+        (keys.join("__", ROW, keys.literal("A")), ""),
+        (keys.upper(keys.literal("a")), ""),
+    ],
+)
+def test_the_constant_beginning_of_an_expression_is_what_every_row_gives(
+    expression: keys.Expression, begins: str
+) -> None:
+    assert constant_prefix(expression) == begins
+    evaluate = expression.compile(Scope("target.row_key", {}))
+    for text in ("", "x", "__"):
+        assert evaluate({"PartitionKey": "p", "RowKey": text}, "").startswith(begins)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -289,6 +290,73 @@ def test_a_row_without_the_property_of_each_is_refused_unless_it_has_a_default()
     assert (found.code, found.field) == ("missing-property", "index[ByTag].each")
     assert 'default=""' in found.hint
     assert len(mapper(indexes=(by_tag(default=""),)).map(read())) == 1
+
+
+def secondary(*operations: Operation, **more: Any) -> Index:
+    return Index(
+        "New",
+        **{
+            "partition_key": PARTITION,
+            "row_key": keys.literal("AT:") + keys.prop("RowKey"),
+            "properties": operations,
+            **more,
+        },
+    )
+
+
+def test_a_secondary_row_carries_the_whole_row_if_asked_to() -> None:
+    whole = secondary(props.keep_all(), props.drop("Int64"), props.rename("Text", "Said"))
+    made = mapper(row_key=keys.literal("ID:") + ROW, indexes=(whole,))
+    [_, (table, row)] = made.map(read(Text="x", Int64="1", Other=2))
+    assert (table, row) == (
+        1,
+        {
+            "PartitionKey": "p",
+            "RowKey": "AT:Alice@Example.com",
+            "MainPartitionKey": "p",
+            "MainRowKey": "ID:Alice@Example.com",
+            "Said": "x",
+            "Other": 2,
+        },
+    )
+    assert made.together == {0, 1}
+    assert [made.kind_of(key) for key in ("ID:a", "AT:a", "AT", "stray")] == [0, 1, 0, 0]
+
+
+def test_a_property_that_would_hide_the_pointer_of_a_whole_secondary_row_is_refused() -> None:
+    made = mapper(row_key=keys.literal("ID:") + ROW, indexes=(secondary(props.keep_all()),))
+    found = refusal(made, read(MainRowKey="x"))
+    assert (found.code, found.field) == ("bad-property-name", "index[New AT:].properties")
+    assert 'props.drop("MainRowKey")' in found.hint
+    dropping = mapper(
+        row_key=keys.literal("ID:") + ROW, indexes=(secondary(props.keep_all(), props.drop("MainRowKey")),)
+    )
+    assert dropping.map(read(MainRowKey="x"))[1].row["MainRowKey"] == "ID:Alice@Example.com"
+
+
+def test_more_secondary_rows_than_one_transaction_can_change_are_refused() -> None:
+    by_tag = secondary(each=keys.split("Tags", ","), row_key=keys.literal("TAG:") + keys.item())
+    made = mapper(row_key=keys.literal("ID:") + ROW, indexes=(by_tag,))
+    tags = [f"{number}" for number in range(50)]
+    assert len(made.map(read(Tags=",".join(tags[:49])))) == 50
+    found = refusal(made, read(Tags=",".join(tags)))
+    assert (found.code, found.field) == ("row-too-large", "index[New TAG:]")
+    assert "one transaction" in str(found)
+    spread = replace(by_tag, partition_key=keys.item())
+    assert (
+        len(mapper(row_key=keys.literal("ID:") + ROW, indexes=(spread,)).map(read(Tags=",".join(tags)))) == 51
+    )
+
+
+def test_secondary_rows_too_large_for_one_transaction_are_refused() -> None:
+    def with_secondary(kinds: int) -> Mapper:
+        whole = [secondary(props.keep_all(), row_key=keys.literal(f"{n}:") + ROW) for n in range(kinds)]
+        return mapper(row_key=keys.literal("ID:") + ROW, indexes=tuple(whole))
+
+    large = read(**{f"P{number}": "x" * 30_000 for number in range(15)})
+    assert len(with_secondary(5).map(large)) == 6
+    found = refusal(with_secondary(6), large)
+    assert (found.code, found.field) == ("row-too-large", "index[New 5:]")
 
 
 def test_index_refusals_name_the_index() -> None:

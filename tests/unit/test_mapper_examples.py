@@ -23,6 +23,7 @@ DIGESTS = {
     "0001_users_opaque_ids": "dae2e9d1cb32e8f13f8a0efc00bd751c19aff3a84860126f3521478a0df8d300",
     "0002_posts_by_month": "5e5f1c12ae75338f674715097cb2f195c96168ede549fbdde5ae9fbefd5a0067",
     "0003_telemetry_by_device_day": "6f0bf210f167b837a87a566ff3ec206a31928a95363883ec7836950c352d4ab1",
+    "0004_race_registrations": "ec127c857d9449bafb684b3a5b0d2df5241d0c9d4b4fc10db63616e0bb1c6ba5",
 }
 """A change here means that an example was edited, or that old declarations would no longer be recognised."""
 
@@ -201,3 +202,30 @@ def test_a_negative_sequence_number_is_refused(scripts: dict[str, Declared]) -> 
     with pytest.raises(RowRefused) as caught:
         mapper(scripts, "0003_telemetry_by_device_day").map(reading("2024-03-05T10:20:30Z", -1))
     assert caught.value.code == "not-a-number"
+
+
+def test_race_registrations_stand_under_bib_and_age(scripts: dict[str, Declared]) -> None:
+    made = mapper(scripts, "0004_race_registrations")
+    row = {
+        "PartitionKey": "2011 New York City Marathon",
+        "RowKey": "r-1",
+        "Distance": "Full",
+        "Bib": 1234,
+        "Name": "John",
+        "Gender": "M",
+        "Age": 55,
+    }
+    race = "2011 New York City Marathon__Full"
+    main, by_age = made.map(row)
+    assert key_of(main.row) == (race, "BIB:01234__John__M__55")
+    assert key_of(by_age.row) == (race, "AGE:055__1234__John__M")
+    carried = {name: row[name] for name in ("Distance", "Bib", "Name", "Gender", "Age")}
+    pointer = {"MainPartitionKey": race, "MainRowKey": "BIB:01234__John__M__55"}
+    assert by_age.row == {
+        **dict(zip(("PartitionKey", "RowKey"), key_of(by_age.row), strict=True)),
+        **pointer,
+        **carried,
+    }
+    comes_back(made, row)
+    with pytest.raises(RowRefused, match="more than 3 digits"):
+        made.map({**row, "Age": 1000})

@@ -12,7 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
 from rekey.copy.checkpoint import copy_segments
@@ -29,6 +29,8 @@ from rekey.project.config import Limits
 from rekey.protocol.propagate import Propagator
 from rekey.state.models import Segment
 from rekey.tables.allowance import while_allowed
+from rekey.tables.base import Table
+from rekey.tables.kinds import by_number
 
 _LEAST_WINDOW_ROWS = 100
 _WINDOWS_OF_A_SLICE = 8
@@ -51,10 +53,13 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
     within = opened.within(task)
     reached = Segment(1, task.basis.script_id, "slice", after=within.after, upto=within.upto)
     copied, begun = Copied(), False
-    store, source, names = opened.mapping, opened.table(), opened.mapper.tables
+    store, source, filled = opened.mapping, opened.table(), opened.mapper.migration
     mapping = MappingStore(FencedTable(store.table, fence), store.rows, store.keyring)
-    shared = [FencedTable(accounts.tables.shared(name), fence) for name in names]
-    targets = [FencedTable(accounts.tables.table(name), fence) for name in names]
+
+    def targets_of(table: Callable[[str], Table]) -> list[Table]:
+        return by_number(filled.tables, filled.secondary, lambda name: FencedTable(table(name), fence))
+
+    shared, targets = targets_of(accounts.tables.shared), targets_of(accounts.tables.table)
     propagator = Propagator(source, shared, opened.mapper, mapping)
     copier = Copier(propagator, limits.concurrency, opened.throttle, targets=targets)
 

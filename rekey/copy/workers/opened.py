@@ -33,6 +33,7 @@ from rekey.project.config import Config, load_config
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts, Table
+from rekey.tables.kinds import by_number
 from rekey.verify.sums import SOURCE
 
 CONFIG_VARIABLE = "REKEY_WORKER_CONFIG"
@@ -77,8 +78,10 @@ class Opened:
 
     def table(self, number: int = SOURCE) -> Table:
         """Return the source or, by its number, a target."""
-        migration = self.mapper.migration
-        return self.accounts.tables.table(migration.source if number == SOURCE else migration.tables[number])
+        migration, table = self.mapper.migration, self.accounts.tables.table
+        if number == SOURCE:
+            return table(migration.source)
+        return by_number(migration.tables, migration.secondary, table)[number]
 
     def within(self, task: Task) -> KeyRange:
         """Return the key range of a task. Raises Moved when its keys cannot be opened."""

@@ -24,8 +24,10 @@ from rekey.copy.workers.fence import is_of
 from rekey.copy.workers.opened import Opened
 from rekey.copy.workers.tasks import Ended, Result, Task
 from rekey.core.collector import patient_collector
+from rekey.declaration.mapper import Mapper
 from rekey.mapping.sealing import SealedKeys
 from rekey.model import EntityKey, Row
+from rekey.tables.kinds import whole
 from rekey.tables.wire import loads
 from rekey.verify.context import partition_of
 from rekey.verify.digest import BUCKETS
@@ -53,8 +55,15 @@ async def sum_slice(opened: Opened, task: Task) -> Result:
         sums = {"source": work.source.packed()}
         sums |= {f"expected{number}": one.packed() for number, one in enumerate(work.expected)}
     else:
-        sums = {"actual": work.actual[task.table].packed()}
+        numbers = actual_sums(opened.mapper, task.table)
+        sums = {name: work.actual[number].packed() for name, number in numbers.items()}
     return replace(result, counters={"refused": work.refused}, sums=sums)
+
+
+def actual_sums(mapper: Mapper, table: int) -> dict[str, int]:
+    """Return the sums that a slice of a target gives: their names, and the number of their table."""
+    secondary = sorted(mapper.together - {0}) if table == 0 else []
+    return {"actual": table} | {f"actual{number}": number for number in secondary}
 
 
 async def find_slice(opened: Opened, task: Task) -> Result:
@@ -80,7 +89,7 @@ async def _read_pages(opened: Opened, task: Task, take: Callable[[list[Row]], bo
     rows, ended = 0, Ended.DONE
     if not is_of(await opened.control.read(), task.basis):
         return Result(task.id, Ended.SUPERSEDED)
-    table = opened.table(task.table)
+    table = whole(opened.table(task.table))
     with patient_collector():
         async with aclosing(table.scan(opened.within(task))) as pages:  # type: ignore[type-var]
             async for page in pages:

@@ -405,3 +405,27 @@ def _joined(separator: str, of: tuple[Expression, ...], scope: Scope) -> Evaluat
 def join(separator: str, *parts: Expression) -> Expression:
     """Return the parts with `separator` between them."""
     return Join(separator, tuple(parts))
+
+
+def constant_prefix(expression: Expression) -> str:
+    """Return the text that every result of an expression begins with, as far as the expression proves it.
+
+    `""` where it proves nothing: the text of a property can be anything.
+    """
+    return _beginning(expression)[0]
+
+
+def _beginning(expression: Expression) -> tuple[str, bool]:
+    """Return the constant beginning of an expression, and whether that is all of it."""
+    if isinstance(expression, Literal):
+        return expression.text, True
+    if not isinstance(expression, Join | Concat):
+        return "", False
+    separator = expression.separator if isinstance(expression, Join) else ""
+    text = ""
+    for number, part in enumerate(expression.parts):
+        begins, whole = _beginning(part)
+        text += (separator if number else "") + begins
+        if not whole:
+            return text, False
+    return text, True

@@ -4,7 +4,8 @@ Rules kept here:
 
 * The four ways to find rows are those of the service's design guide: both keys known; a stretch of one
   partition; whole partitions; everything. Pages hold 1,000 rows; each page is a request.
-* A query may be answered through an index table: its pointer costs one more request for each row.
+* A query may be answered through an index table: its pointer costs one more request for each row, unless
+  index rows carry the whole row.
 * Rows are filtered by known properties that are not in the keys after they are read: more is read than
   returned.
 * The best answer of the planned tables counts: that is how an application written for these keys would ask.
@@ -110,7 +111,7 @@ def _evidence(one: Rated) -> str:
 
 def _answer(query: Query, table: TableFacts) -> Answer:
     access, requests = _found(query, table)
-    through_index = isinstance(table.declared, Index)
+    through_index = isinstance(table.declared, Index) and table.declared.property_mapping.kept is not None
     if through_index and access is not Access.TABLE_SCAN:
         requests += query.rows
     return Answer(access, requests, table.table, through_index)

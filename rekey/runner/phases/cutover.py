@@ -335,7 +335,7 @@ async def _prove_the_way_back(run: Run) -> None:
     """
     await until_quiet(run)
     report = await verify_full(run)
-    listed, indexes = report.found.listed, {table.name for table in run.targets[1:]}
+    listed, indexes = report.found.listed, run.mapper.labels[1:]
     # A difference in the main target is never mended: the main target is the authority.
     in_indexes = len(listed) == wrong(report) and all(one.table in indexes for one in listed)
     if report.findings and in_indexes:

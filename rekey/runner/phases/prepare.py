@@ -19,6 +19,7 @@ from rekey.phases import Phase
 from rekey.runner.run import Counters, Operation, Run, until_quiet
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Verb
 from rekey.tables.base import Operation as Write
+from rekey.tables.kinds import whole
 
 
 async def gate(run: Run) -> list[str]:
@@ -33,14 +34,15 @@ async def gate(run: Run) -> list[str]:
             hint=f"check [tables] endpoint, and `source=` in {run.declared.path.name}",
         )
     reasons = []
-    for number, target in enumerate(run.targets):
+    for table in run.mapper.read_once:
+        target = whole(run.targets[table])
         if not await run.tables.table_exists(target.name):
             continue
         async for page in target.scan(page_rows=1):
             if not page.rows:
                 continue
             # One row suffices: after a run that was cut off, a target's rows are all ours or all foreign.
-            if not await run.mapping.owns(number, page.rows[0]):
+            if not await run.mapping.owns(run.mapper.number_of(table, page.rows[0]), page.rows[0]):
                 reasons.append(f"target table {target.name} holds rows that this migration did not write")
             break
     return reasons
@@ -52,12 +54,12 @@ async def run(run: Run) -> Counters:
     for name in (MAPPING_TABLE, JOURNAL_TABLE):
         await run.restricted.create_table(name)
     made = 0
-    for target in run.targets:
+    for name in run.declared.migration.table_names:
         try:
-            made += await run.tables.create_table(target.name)
+            made += await run.tables.create_table(name)
         except TableBeingDeleted:
             raise TableBeingDeleted(
-                f"target table {target.name} is still being deleted by the service",
+                f"target table {name} is still being deleted by the service",
                 code="TableBeingDeleted",
                 status=409,
                 hint="a deleted table's name is taken for 40 seconds and more; run the same command later",
@@ -73,8 +75,8 @@ async def undo(run: Run) -> None:
     """
     if not run.options.drop_targets:
         return
-    for target in run.targets:
-        await run.tables.delete_table(target.name)
+    for name in run.declared.migration.table_names:
+        await run.tables.delete_table(name)
     with suppress(TableMissing):  # the run was cut off before it made the mapping table
         for direction in ("f", "r"):
             async for page in run.mapping.scan(direction):  # a page is of one partition

@@ -1,0 +1,221 @@
+"""Secondary rows on real tables: a reader with the plain SDK who reads all the time never finds half a pair,
+while the runner and, after cutover, clients are killed at random moments; and nothing is lost in the end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event as MadeEvent
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+from azure.core.credentials import AzureNamedKeyCredential
+from azure.core.exceptions import AzureError, HttpResponseError
+from azure.data.tables import TableClient
+
+from rekey import DualWriteTableClient
+from rekey.client.lease import LeaseSettings
+from rekey.declaration.mapper import Mapper
+from rekey.declaration.scripts import load_script
+from rekey.errors import RekeyError
+from rekey.model import Row, key_of
+from rekey.rehearse.azurite import Azurite
+from tests.acceptance.support import Project
+from tests.declared import under_writes
+from tests.worlds import contents, racer
+
+pytestmark = pytest.mark.azurite
+
+KEYS_FROM_CONTENT = under_writes("""\
+from rekey import Index, Migration, Target, keys, props
+migration = Migration(
+    source="SOURCE",
+    target=Target(
+        "TARGET",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.join("__", keys.literal("BIB:") + keys.prop("RowKey"), keys.prop("Name")),
+        properties=[props.copy("RowKey", to="Bib")],
+    ),
+    indexes=[
+        Index(
+            "TARGET",
+            partition_key=keys.prop("PartitionKey"),
+            row_key=keys.join("__", keys.literal("AGE:") + keys.zero_pad(3, "Age"), keys.prop("RowKey")),
+            properties=[props.keep_all()],
+        )
+    ],
+    capture="delta",
+)
+""")
+KEYS_FROM_KEYS = KEYS_FROM_CONTENT.replace(
+    'keys.join("__", keys.literal("BIB:") + keys.prop("RowKey"), keys.prop("Name"))',
+    'keys.literal("BIB:") + keys.prop("RowKey")',
+).replace('keys.zero_pad(3, "Age")', 'keys.prop("RowKey")')
+LONG = (pytest.mark.soak, pytest.mark.timeout(0))
+RACE = "r0"
+_LONGEST_END_S = 300.0
+SETTINGS = LeaseSettings(poll_s=0.3, lease_s=3.0, longest_operation_s=2.0, freeze_wait_s=20.0)
+
+
+def application(
+    config: str,
+    script_id: str,
+    view: str,
+    number: int,
+    seed: int,
+    environment: dict[str, str],
+    ends: MadeEvent,
+) -> None:
+    """Write rows of one's own through a client until told to end, or killed; what is refused is left."""
+    os.environ.update(environment)
+    draw = random.Random(seed)
+    mapper = Mapper(load_script(Path(config).parent / "migrations" / f"{script_id}.py").migration, {})
+    with DualWriteTableClient.from_config(config, script_id, view=view, settings=SETTINGS) as client:
+        while not ends.is_set():
+            bib, age = f"{number:02}{draw.randrange(6):02}", 20 + draw.randrange(4)
+            row = racer(bib, age, draw.choice(("John", "Jack")), RACE, Time=draw.randrange(1000))
+            row = mapper.map(row)[0].row if view == "new" else row
+            with suppress(AzureError, RekeyError, HttpResponseError):
+                if draw.random() < 0.25:
+                    client.delete_entity(row["PartitionKey"], row["RowKey"])
+                else:
+                    client.upsert_entity(row, mode=draw.choice(("replace", "merge")))
+
+
+class Reader(Thread):
+    """Reads the partition in one request, again and again, and notes rows without the row they go with."""
+
+    def __init__(self, project: Project) -> None:
+        super().__init__(daemon=True)
+        account = project.azurite.tables
+        credential = AzureNamedKeyCredential(account.name, account.key)
+        self._table = TableClient(account.endpoint, project.target, credential=credential)
+        self._ended = Event()
+        self.halves: list[tuple[str, str]] = []
+        self.looks = self.most = 0
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                rows = list(self._table.query_entities(f"PartitionKey eq '{RACE}'", results_per_page=1000))
+            except HttpResponseError:  # the table is not there yet
+                time.sleep(0.05)
+                continue
+            mains = {one["RowKey"] for one in rows if one["RowKey"].startswith("BIB:")}
+            pointers = Counter(one["MainRowKey"] for one in rows if one["RowKey"].startswith("AGE:"))
+            self.halves += [("alone", one) for one in pointers.keys() - mains]
+            self.halves += [("without", one) for one in mains - pointers.keys()]
+            self.halves += [("twice", one) for one, count in pointers.items() if count > 1]
+            self.looks, self.most = self.looks + 1, max(self.most, len(rows))
+
+    def end(self) -> None:
+        """Stop reading."""
+        self._ended.set()
+        self.join()
+
+
+@contextmanager
+def applications(project: Project, views: list[str], draw: random.Random) -> Iterator[list[BaseProcess]]:
+    """Run an application in each view, in a process of its own; those that were not killed end in order."""
+    context = multiprocessing.get_context("spawn")
+    given = str(project.folder / "rekey.toml"), project.script_id
+    running, ends = list[BaseProcess](), context.Event()
+    for number, view in enumerate(views):
+        words = (*given, view, number, draw.randrange(2**32), project.environment, ends)
+        running.append(context.Process(target=application, args=words, daemon=True))
+        running[-1].start()
+    try:
+        yield running
+    finally:
+        ends.set()
+        for one in running:
+            # One that is killed before a cutover keeps its gate closed for a quarter of an hour: it may take
+            # its time to end, as it does on a busy machine.
+            one.join(_LONGEST_END_S)
+            one.kill()
+            one.join()
+
+
+@pytest.mark.parametrize(
+    ("script", "lives"),
+    [
+        pytest.param(KEYS_FROM_CONTENT, 1, id="keys from content"),
+        pytest.param(KEYS_FROM_KEYS, 1, id="keys from keys", marks=pytest.mark.soak),
+        pytest.param(KEYS_FROM_CONTENT, 10, id="keys from content, ten lives", marks=LONG),
+        pytest.param(KEYS_FROM_KEYS, 10, id="keys from keys, ten lives", marks=LONG),
+    ],
+)
+def test_a_reader_who_reads_all_the_time_never_finds_half_a_pair(
+    tmp_path: Path, azurite: Azurite, script: str, lives: int
+) -> None:
+    seed = int(os.environ.get("REKEY_SEED", random.SystemRandom().randrange(2**32)))
+    for life in range(lives):
+        one_life(Project(tmp_path / f"{life}", azurite), script, seed + life)
+
+
+def one_life(project: Project, script: str, seed: int) -> None:
+    """Copy under writes with kills, cut over, go back and cut over again, clients dying on the way."""
+    draw, told = random.Random(seed), f"seed {seed}"
+    project.script(script)
+    project.configure(window_rows=20)
+    others: list[Row] = [racer(f"9{n:03}", 20 + n % 60, race=RACE) for n in range(200)]
+    project.fill(others)
+    reader = Reader(project)
+    reader.start()
+    try:
+        # A client that is killed before a cutover keeps its gate closed for a quarter of an hour: only the
+        # runner is killed there.
+        with applications(project, ["old", "old", "old"], draw):
+            _killed(project, draw, 3, "apply")
+            _until_done(project, "apply")
+        with applications(project, ["old", "new", "new"], draw):
+            time.sleep(2)
+            _killed(project, draw, 1, "apply", "--to", "cutover")
+            _until_done(project, "apply", "--to", "cutover")
+            time.sleep(2)
+            _killed(project, draw, 1, "rollback")
+            if project.run("status", "--json").document["migrations"][0]["control"]["phase"] != "dual_write":
+                _until_done(project, "rollback", "--to", "dual_write")
+            _until_done(project, "verify", "--mode", "full")
+            _until_done(project, "apply", "--to", "cutover")
+        with applications(project, ["old", "new", "new"], draw) as running:
+            time.sleep(draw.uniform(3, 5))
+            for one in running:
+                one.kill()
+        _until_done(project, "verify", "--mode", "full")
+    finally:
+        reader.end()
+    print(f"{told}: {reader.looks} looks, {reader.most} rows at most")
+    assert not reader.halves, (told, reader.halves[:5])
+    assert reader.looks > 50
+    mapper = Mapper(load_script(project.migrations / f"{project.script_id}.py").migration, {})
+    source = project.wire.rows(project.source)
+    expected = {key_of(one.row): one.row for row in source for one in mapper.map(row)}
+    assert contents(project.wire.rows(project.target)) == expected, told
+    assert {row["RowKey"] for row in others} <= {row["RowKey"] for row in source}, told
+
+
+def _killed(project: Project, draw: random.Random, times: int, *words: str) -> None:
+    """Run a command and kill it, so many times."""
+    for _ in range(times):
+        running = project.start(*words)
+        running.until_it_works()
+        time.sleep(draw.uniform(0, 1))
+        running.kill()
+
+
+def _until_done(project: Project, *words: str) -> None:
+    """Run a command until it is done: clients that died keep gates closed until their time is over."""
+    for _ in range(60):
+        ran = project.run(*words)
+        if ran.code == 0:
+            return
+        time.sleep(1)
+    ran.ended(0)
