@@ -2,9 +2,9 @@
 
 Rules kept here:
 
-* What was done is told also when something stops it on its way.
+* What was done is reported also when an error ends the command.
 * Without SCRIPT all migrations are brought to their next gate; one that waits for another is no failure.
-* A plan file is held against what is there before the first write.
+* A plan file is compared with script, secrets and tables before the first write.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Result:
         }
 
     def told(self, shell: Shell) -> str:
-        """Return what is told of it, and an empty line."""
+        """Return the text about this migration, followed by an empty line."""
         title = self.declared.doc.partition("\n")[0]
         lines = wrapped(self.declared.script_id + (f": {title}" if title else ""))
         for run in self.runs:
@@ -162,7 +162,12 @@ def apply(
 
 
 def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> None:
-    """Refuse when what is there is not what was planned. Only migrations that are not begun are asked."""
+    """Compare a plan file with script, secrets and tables of the migrations that have not begun.
+
+    Raises:
+        Findings: the plan lists errors.
+        Moved, ConfigurationError: see `check_plan`.
+    """
     file: PlanFile = read_plan(path)
     if file.errors:
         raise Findings(

@@ -3,8 +3,8 @@
 Rules kept here:
 
 * It is a rehearsal and nothing else: same engine, same checks, but the commands are shown with their output,
-  and each is followed by the reason why it is there.
-* It needs no configuration, leaves nothing behind, and its exit code tells whether all was as it must be.
+  and each is followed by the reason why it is run.
+* It needs no configuration, leaves nothing behind, and its exit code tells whether every check held.
 """
 
 from __future__ import annotations

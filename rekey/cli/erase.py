@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* A reason is asked for, as for a look-up. Answers name rows by safe id; no key is shown.
+* A reason is required, as for a look-up. Answers name rows by safe id; no key is shown.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def erase(shell: Shell, script: str | None, named: Named, reason: str, listed_on
 
 
 def _found(declared: Declared, asked: Asked, done: Done) -> Findings:
-    """Return the error for what was not erased; the first of these decides what to do next."""
+    """Return the error for what was not erased; its hint is that of the first problem."""
     said, hints = [], []
     if done.changed:
         said.append(

@@ -4,10 +4,11 @@ Rules kept here:
 
 * `verify` and `keygen` need no project: an auditor has none. With a project, a verification of a bundle that
   this project exported is recorded in its audit log, where the gate before `retire` looks.
-* The key to check with is never taken from the bundle. It is named by the caller (`--key`), or it is that of
-  the project here, when its own audit log says that it exported this very statement. No state file is made or
-  changed for that. The verdict says which key signed, in full, and where it was had from.
-* A project that lies in the bundle is not looked at: neither its key, nor its state file, nor its scripts.
+* The public key for the check is never taken from the bundle. It is named by the caller (`--key`), or it is
+  the key of the configured project if that project's audit log says that it exported this very statement. No
+  state file is created or changed for that. The verdict has the id of the key that signed, in full, and where
+  that key came from.
+* A project inside the bundle is not used: neither its key, nor its state file, nor its scripts.
 * Exit code 1 when anything is wrong with a bundle.
 """
 
@@ -182,7 +183,7 @@ def verify(
     if recorded:
         lines.append("  recorded    in the audit log of this project")
     document = {"folder": str(folder), **verdict.as_json(), "recorded": recorded}
-    # A file's name may hold what looks like a line of this.
+    # A file's name may hold text that looks like a line of this output.
     return shell.emit(document, "\n".join(map(one_line, lines)), code)
 
 
@@ -252,7 +253,11 @@ def recompute(
 
 
 def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
-    """Return the mapping of the script that the bundle is about."""
+    """Return the mapper of the script that the bundle is about.
+
+    Raises:
+        Moved: this project's script of that id has another declaration.
+    """
     project = open_project(shell)
     declared = project.choose(verdict.predicate["script_id"])
     if declared.digest != verdict.predicate["declaration_sha256"]:
@@ -265,7 +270,7 @@ def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
 
 
 def _record(shell: Shell, folder: Path, verdict: Verdict) -> bool:
-    """Record in the project's audit log that its own bundle was verified; tell whether it was."""
+    """Record in the project's audit log that its own bundle was verified; tell whether it was recorded."""
     if not shell.has_project:
         return False
     try:
@@ -283,10 +288,11 @@ def _record(shell: Shell, folder: Path, verdict: Verdict) -> bool:
 
 
 def _keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicKey]:
-    """Return the given keys, else that of the project that exported the bundle.
+    """Return the given keys, else the key of the configured project if it exported the bundle.
 
     Raises:
-        ConfigurationError: no key is given, and no project here exported this.
+        ConfigurationError: no key is given, and there is no project, or it did not export the bundle or has
+            no key.
     """
     if files:
         return [read_public(path) for path in files]
@@ -308,9 +314,10 @@ def _keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicK
 
 
 def _exporter(shell: Shell, folder: Path) -> Config | None:
-    """Return the configuration of the project here if its audit log says that it exported a bundle.
+    """Return the project's configuration if its audit log says that it exported this bundle, else None.
 
-    The state file is read, and neither made nor changed. Raises ConfigurationError, and what opening raises.
+    The state file is read, and neither created nor changed. Raises ConfigurationError, and the errors of
+    `State.open`.
     """
     sha256 = statement_sha256(folder)
     _refuse_within(shell, folder)
@@ -320,7 +327,7 @@ def _exporter(shell: Shell, folder: Path) -> Config | None:
 
 
 def _refuse_within(shell: Shell, folder: Path) -> None:
-    """Refuse a project that lies in a bundle: it comes from the maker of the bundle."""
+    """Raise ConfigurationError for a project inside the bundle: it comes from the maker of the bundle."""
     path = shell.config_path
     places = (path.parent.resolve() / path.name, path.resolve())
     if any(place.is_relative_to(folder.resolve()) for place in places):

@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* The migration's id is typed where months go because they are over. A month is a name that is not typed by
-  mistake; before its time it goes with a reason only.
+* To erase all months whose retention is over, the migration's id is typed. To erase one month its name is
+  enough: it is not typed by mistake. Before its retention is over that needs a reason.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* Nothing that is there is overwritten; `.gitignore` gets the lines that it lacks.
-* The wrapping key is made with the configuration that names it, for its owner only, and never repeated.
+* No existing file is overwritten; `.gitignore` gets the lines that it lacks.
+* The wrapping key is made together with the configuration that names it, for its owner only, and never shown.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def init(shell: Shell, folder: Path) -> ExitCode:
 
 
 def _write_new(path: Path, text: str, *, private: bool = False) -> bool:
-    """Write a file, for its owner only if it is private; False when there is one already."""
+    """Write a new file, for its owner only if it is private; return False when there is one already."""
     try:
         if private:
             write_private(path, text.encode("utf-8"))
@@ -76,7 +76,7 @@ def _write_new(path: Path, text: str, *, private: bool = False) -> bool:
 
 
 def _ignore(path: Path) -> bool:
-    """Add our entries to .gitignore; False when it has them already."""
+    """Add the entries of `IGNORED` to .gitignore; return False when it has them already."""
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     there = {line.strip() for line in before.splitlines()}
     missing = [entry for entry in IGNORED if entry not in there]

@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* It reads only; neither scripts nor state are looked at.
+* It reads only; neither scripts nor state are read.
 * Keys are shown only when asked for.
 * Advice refuses nothing here and does not change the exit code.
 """

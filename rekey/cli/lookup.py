@@ -2,13 +2,15 @@
 
 Rules kept here:
 
-* The look-up is recorded before a mapping row is opened: rows by their safe ids, the reason as given.
-  A reason that holds a key that was asked for, or an address, is refused.
-* What is sealed is not opened without a record: where the state file cannot be written, there is no answer.
-  A mapping in the clear can be read in the restricted store without rekey, too: there the
-  answer is given, and it is said that the record is missing.
-* Look-ups of a minute are counted in the audit log, over all processes. A file counts as one, is bounded by
-  itself, and is recorded by how many keys it asks for and by a digest of their safe ids.
+* The look-up is recorded before a sealed mapping row is opened, and before an answer is given: rows by their
+  safe ids, the reason as given. A reason that holds a key that was asked for, or an address, is refused; with
+  a mapping in the clear, also one that holds a key of the answer (but for files).
+* A sealed mapping is not opened without a record: when the state file cannot be written, there is no answer.
+  A mapping in the clear can be read in the restricted store without rekey, too: there the answer is given,
+  with a warning that the record is missing.
+* Look-ups per minute are limited; they are counted in the audit log, over all processes. A file counts as
+  one. It has a limit of its own, and its record is the number of keys it asks for and a digest of their safe
+  ids.
 """
 
 from __future__ import annotations
@@ -95,9 +97,15 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
 async def _look(
     shell: Shell, project: Project, declared: Declared, queries: Sequence[Query], reason: str, bulk: bool
 ) -> list[tuple[Met, list[Found | Gone]]]:
-    """Return what the questions mean and what was found; recorded before a row is opened."""
+    """Return, for each query, its mapping rows and the answers; record the look-up before.
+
+    Raises:
+        SecretMissing: a secret or the wrapping key is missing.
+        Refused: the migration has not begun; see also `_record`.
+        click.UsageError: the reason holds a key of the answer.
+    """
     prepared = Prepared.of(project.config, declared)
-    _ = prepared.wrapping  # absent, it is told before anything is asked
+    _ = prepared.wrapping  # a missing wrapping key is reported before any request is sent
     async with shell.connect(project.config) as accounts:
         migration = open_migration(prepared, accounts)
         control = await migration.control.read()
@@ -112,7 +120,7 @@ async def _look(
             found = await looking.tell(met[0])
             shown = [one for one in found if isinstance(one, Found)]
             check_reason(reason, [key for one in shown for key in (one.old, *(new for _, new in one.new))])
-        # What is recorded holds no key, and no hash of one without a key.
+        # The record holds no key of a row, and no unkeyed hash of one.
         known = sum(bool(one.rows) for one in met)
         if bulk:
             asked = "\n".join(digest for one in met for digest in one.digests)
@@ -127,7 +135,7 @@ async def _look(
 
 
 def _record(shell: Shell, project: Project, declared: Declared, details: dict[str, Any]) -> Erasures:
-    """Add the look-up to the audit log; return what that says was erased.
+    """Add the look-up to the audit log; return the erasures that the log records.
 
     Raises:
         Refused: there were too many in the last minute.
@@ -153,7 +161,7 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
 
 
 def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone]) -> Findings:
-    """Return the error for rows that nothing is known of, or nothing any more."""
+    """Return the error for rows that are unknown or were erased."""
     returned = [one for one in erased if one.returned]
     said = [f"row {one.row_id} was erased on {one.on}" for one in erased if not one.returned]
     said += [f"row {one.row_id} was erased on {one.on}, and stands there again" for one in returned]

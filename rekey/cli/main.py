@@ -1,12 +1,12 @@
-"""The command `rekey`: its commands, and what is told when one fails.
+"""The command `rekey`: its commands, and the report of a failure.
 
 Rules kept here:
 
 * The exit code says what happened (`rekey.errors.ExitCode`), also where no text is read.
-* With `--json` a failure is one JSON document on standard output, too; people find it on standard error.
-* Every failure is told as a `RekeyError`: what happened, what was kept, what to do next, and an exit code.
-* An exception that was not foreseen is a fault of rekey. Its type and place are shown, its text never: it may
-  quote keys. `--debug` adds the places it came through, without source lines and values.
+* With `--json` a failure, too, is one JSON document on standard output; for people it is on standard error.
+* Every failure is reported as a `RekeyError`: what happened, what was kept, what to do next, an exit code.
+* An unforeseen exception is a fault of rekey. Its type and place are shown, its text never: it may quote
+  keys. `--debug` adds the stack, without source lines and values.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
-    """Imports a command when it is run: `--help` waits for none of them, and each for itself only."""
+    """Group that imports a command when it is needed: `rekey --help` imports none, a command only itself."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of a migration."""
@@ -75,7 +75,7 @@ class _Commands(click.Group):
 
 
 class FaultOfRekey(RekeyError):
-    """The program did something its authors did not foresee."""
+    """An exception that rekey does not foresee ended the command."""
 
     exit_code = ExitCode.SERVICE
 
@@ -106,7 +106,7 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
 
     Args:
         arguments: the words after `rekey`; those of the process by default.
-        surroundings: what a test puts in the place of accounts, clock and terminal.
+        surroundings: replacements of accounts, clock and terminal, for tests.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     shell = Shell(surroundings or Surroundings())
@@ -115,7 +115,7 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
         redirect_stderr(shell.err),
         logs.configured(),
         signals.interrupting(),
-        # A sixth of the time that it takes to begin would be looking for cycles in what is imported.
+        # Otherwise a sixth of the start-up time would go into looking for reference cycles in imports.
         patient_collector(),
     ):
         try:
@@ -130,7 +130,7 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
 
 
 def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> int:
-    """Tell what is wrong with the command line."""
+    """Report an error of the command line; return the exit code."""
     if "--json" not in words:
         error.show(shell.err)
         return ExitCode.USAGE
@@ -142,7 +142,7 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
 
 
 def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
-    """Tell what ended the command."""
+    """Report the exception that ended the command; return the exit code."""
     told: RekeyError = as_rekey_error(KeyboardInterrupt() if isinstance(error, click.Abort) else error)
     if shell.json or "--json" in words:
         shell.json = True
@@ -157,13 +157,13 @@ def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
 
 
 def as_rekey_error(error: BaseException) -> RekeyError:
-    """Return what is told of any exception that ended a command."""
+    """Return the RekeyError by which any exception that ended a command is reported."""
     known = error.subgroup(RekeyError) if isinstance(error, BaseExceptionGroup) else error
     while isinstance(known, BaseExceptionGroup):
         known = known.exceptions[0]
     if isinstance(known, RekeyError):
         if isinstance(known, ServiceError) and not known.kept:
-            # The tables layer knows of one request only; what the command keeps is the same for all of them.
+            # The tables layer knows one request only; what the command keeps is the same for all requests.
             known.kept = "everything up to the last checkpoint; nothing is half done"
         return known
     if isinstance(error, KeyboardInterrupt):
@@ -196,7 +196,7 @@ def as_rekey_error(error: BaseException) -> RekeyError:
 
 
 def places(error: BaseException) -> str:
-    """Return where an exception, and what caused it, came through: types, files, lines and functions."""
+    """Return the stacks of an exception and of its causes: types, files, lines and functions."""
     return "\n".join(_places(error, set()))
 
 

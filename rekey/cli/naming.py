@@ -1,9 +1,9 @@
-"""The rows that `lookup` and `erase` are about, and the reason that both ask for.
+"""The options by which `lookup` and `erase` name rows, and the reason that both require.
 
 Rules kept here:
 
-* Exactly one of the four ways to name rows.
-* A reason is recorded, so it is refused where it is empty, or holds a part of a key or an address.
+* Exactly one of the four ways to name rows is used.
+* A reason is recorded, so it is refused when it is empty, or holds a part of a key or an address.
 * The content of a file is never repeated in a message.
 """
 
@@ -26,9 +26,9 @@ from rekey.model import EntityKey
 from rekey.project.config import Config
 
 MOST_LISTED = 20
-"""So many safe ids are listed for people; `--json` has them all."""
+"""How many safe ids are listed for people; `--json` has them all."""
 _TELLING = 6
-"""A part of a key that is at least so long must not be in a reason."""
+"""A PartitionKey or RowKey of at least this many characters must not be in a reason."""
 _ADDRESS = re.compile(r"[^\s@]+@[^\s@]+")
 _COLUMNS = {
     ("old_partition_key", "old_row_key"): "old",
@@ -51,7 +51,7 @@ _OPTIONS = (
 
 
 class Named(NamedTuple):
-    """The rows as typed; one of the four is given."""
+    """The rows as named on the command line; exactly one of the four is not None."""
 
     old: tuple[str, str] | None
     new: tuple[str, str] | None
@@ -59,7 +59,7 @@ class Named(NamedTuple):
     bulk: Path | None
 
     def queries(self, config: Config, reason: str) -> list[Query]:
-        """Return what is asked for.
+        """Return the queries for these rows.
 
         Raises:
             click.UsageError: the reason holds a part of a key that is asked for, or an address.
@@ -77,7 +77,7 @@ class Named(NamedTuple):
 
 
 def _read_bulk(path: Path, most: int) -> tuple[str, list[list[str]]]:
-    """Return which way a file names rows, as a field of `Query`, and its lines."""
+    """Return the field of `Query` by which a file names rows, and its lines. Raises ConfigurationError."""
     try:
         rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline=""), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -126,5 +126,5 @@ def check_reason(reason: str, keys: Sequence[EntityKey] = ()) -> None:
 
 
 def some(texts: Sequence[str], between: str = ", ") -> str:
-    """Return the first of many texts."""
+    """Return the first `MOST_LISTED` texts, joined, with … for any others."""
     return between.join(texts[:MOST_LISTED]) + (f"{between}…" if len(texts) > MOST_LISTED else "")

@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* The number is the next one; the template is a valid declaration as it is.
-* A script that would contradict another one is taken away again.
+* The number is the next one; the template is a valid declaration without any change.
+* A new script that contradicts another one is removed again.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def new(
         if error.script == script_id:
             path.unlink()
             raise
-        # Another script is wrong; that was so before, and `plan` says it.
+        # Another script is wrong: it was so before, and `plan` reports it.
     following = shell.command(f"plan {script_id}")
     return shell.emit(
         {"script_id": script_id, "path": str(path), "next": following},

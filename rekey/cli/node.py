@@ -1,6 +1,6 @@
-"""`python -m rekey.cli.node`: finds or installs Node.js and Azurite, for the Makefile.
+"""`python -m rekey.cli.node`: finds Node.js, and finds or installs Azurite, for the Makefile.
 
-With `--check-node` it only tells, by its exit code, whether a usable Node.js is there.
+With `--check-node` it only tells whether there is a usable Node.js with npm, also by its exit code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rekey.rehearse.azurite import find_azurite, find_node, pinned_version
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Find or install Node.js and Azurite, say where, and return the exit code.
+    """Find Node.js, find or install Azurite, print where they are, and return the exit code.
 
     With `--check-node`: 0 when there is a usable Node.js with npm, else 1; nothing is installed.
     """

@@ -2,9 +2,9 @@
 
 Rules kept here:
 
-* It reads only: no lock, no lease, no table and no state is written. The plan file and the page, when asked
-  for, are all.
-* Of a migration that was begun it uses the safe ids, so that a plan and an error name a row alike.
+* It reads only: no lock, no lease, no table and no state is written. Written are only the plan file and the
+  page, when asked for.
+* For a migration that has begun it uses that migration's safe ids, so that plan and errors name a row alike.
 * Keys are shown only when asked for, and never written to the plan file or the page.
 """
 
@@ -95,7 +95,7 @@ def plan(
 
 
 def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any) -> ExitCode:
-    """Put two designs side by side. They need not lie in the folder of migrations."""
+    """Compare the designs of two scripts, which need not be in the folder of migrations."""
     if len(scripts) != 2:
         raise click.UsageError("--compare takes two scripts")
     config = load_config(shell.config_path)

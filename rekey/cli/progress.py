@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* Bars and notes go to standard error only. Bars draw past the edge (`rekey.cli.shell.Edge`): what they show
-  of others is spelled out here.
+* Bars and notes go to standard error only. Bars bypass the `Edge` of `rekey.cli.shell`: labels and notes are
+  escaped here.
 * Without a terminal no bar is drawn; `-v` then logs each task when it begins and when it ends.
 """
 
@@ -23,7 +23,7 @@ Note = Callable[[str], None]
 
 
 class Logged:
-    """Says in the log what begins and what has ended."""
+    """Progress as log records of the beginning and the end of each task."""
 
     def __init__(self, note: Note) -> None:
         self._note = note
@@ -48,7 +48,7 @@ class Logged:
 
 
 class Bars:
-    """Draws rows, rate and expected end."""
+    """Progress as bars with rows, rate and expected end."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,9 +1,9 @@
-"""The project a command works on: configuration, scripts, and which of them are meant.
+"""The project a command works on: configuration, scripts, and the choice of scripts by name.
 
 Rules kept here:
 
 * A script is named by its id, a beginning of it that fits no other, or the path of its file.
-* Where a name may be left out, it is taken from what is there only when one script can be meant.
+* Where the name may be left out, a script is chosen only when it is the only one that can be meant.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Project:
     scripts: dict[str, Declared]
 
     def choose(self, name: str) -> Declared:
-        """Return the script that a name means. Raises click.UsageError."""
+        """Return the script of a name. Raises click.UsageError when none fits, or several."""
         if name in self.scripts:
             return self.scripts[name]
         if name.endswith(".py") or os.sep in name:
@@ -60,19 +60,19 @@ class Project:
         return found[0]
 
     def choose_all(self, names: Sequence[str]) -> list[Declared]:
-        """Return the scripts that names mean, in the order in which they are applied."""
+        """Return the scripts of these names, in the order in which they are applied; see `choose`."""
         wanted = {self.choose(name).script_id for name in names}
         return [one for script_id, one in self.scripts.items() if script_id in wanted]
 
     def the_one(self, name: str | None, candidate: Callable[[Sequence[Phase]], bool]) -> Declared:
-        """Return the script that is meant: the named one, or the only one that can be.
+        """Return the named script; without a name the only script, or the only candidate.
 
         Args:
             name: as given, None when it was left out.
             candidate: tells from the applied phases whether the command can mean such a script.
 
         Raises:
-            click.UsageError: no name was given and several can be meant.
+            click.UsageError: no script fits the name, or several; without a name, no candidate, or several.
         """
         if name is not None:
             return self.choose(name)
@@ -101,7 +101,7 @@ def _listed(scripts: Iterable[Declared]) -> str:
 
 
 def open_project(shell: Shell) -> Project:
-    """Read configuration and scripts; doubts about the configuration are said on standard error.
+    """Read configuration and scripts; warnings about the configuration go to standard error.
 
     Raises:
         ConfigurationError: see `load_config`; or there is no script.
@@ -121,7 +121,7 @@ def open_project(shell: Shell) -> Project:
 
 @contextmanager
 def open_session(shell: Shell, project: Project, options: Options | None = None) -> Iterator[Session]:
-    """Open a session that the signals stop at a checkpoint."""
+    """Open a session that SIGINT and SIGTERM stop at a checkpoint."""
     from rekey.runner.run import StopFlag
     from rekey.runner.session import Session
 
@@ -142,7 +142,7 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
 
 
 def status_of(session: Session, declared: Declared) -> Status:
-    """Return where a migration stands, read in an open session."""
+    """Return the status of a migration, read in an open session."""
     restricted, state = session.accounts.restricted, session.state
     look = look_at(declared, session.scripts, session.config, state, restricted, session.clock)
     return judge(session.do(look))

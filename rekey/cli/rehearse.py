@@ -3,7 +3,7 @@
 Rules kept here:
 
 * A script given as a path needs no configuration, so that CI can rehearse what is checked in.
-* A rehearsal that did not pass is a finding (exit code 1); an error means that none came about.
+* A rehearsal that did not pass is a finding (exit code 1); an error means that none took place.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Rules kept here:
 
-* The source's name is typed, as an option or as the answer to a question; nothing else stands for it.
-* What was an option here and is a command now is answered with that command, without the keys and the reason
-  that were typed; nothing is done.
+* The source's name is typed, as an option or as the answer to a question; nothing else replaces it.
+* For an option that has become a command the error names that command, without the keys and the reason that
+  were typed; nothing is done.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HIDDEN = {"--old": ("PK", "RK"), "--new": ("PK", "RK"), "--reason": ("TEXT",)}
 
 
 class _Retire(click.Command):
-    """Knows the options of versions before 0.2."""
+    """Command that recognises the options of versions before 0.2."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse an option that has become a command. Raises click.UsageError."""
@@ -38,7 +38,7 @@ class _Retire(click.Command):
 
 
 def _instead(moved: str, words: Sequence[str]) -> str:
-    """Return the command line that does what an old one did."""
+    """Return the present command line for an old one, with placeholders for keys and reason."""
     line, rest = ["rekey", _MOVED[moved]], iter(words)
     for word in rest:
         if word in _HIDDEN:

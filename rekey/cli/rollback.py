@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* Nothing that was written since is lost on any way back; where that cannot be, it is refused.
-* What happens to the target tables on the way to `source` is said by the operator, never assumed.
+* Nothing that was written since is lost on any way back; a way back that would lose something is refused.
+* What happens to the target tables on the way to `source` is decided by the operator, never assumed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""What every command shares: its options, its output, and what tests put in the place of the world.
+"""What all commands share: options, output, and the replacements that tests use for accounts and clock.
 
 Rules kept here:
 
 * With `--json` standard output holds one JSON document and nothing else. What a script or a library prints
   while a command runs goes to standard error.
 * Results for people go to standard output; progress, notes and errors go to standard error.
-* All that is printed passes an `Edge`, which spells controls out: a name cannot redraw what was said. Only a
-  progress bar draws past it, with labels that are spelled out.
-* A reader that went away (a closed pipe) does not change what the command did, nor its exit code.
-* What only some commands need (azure, sqlalchemy, yoyo) is imported when they are: `rekey --help` is quick.
+* All that is printed passes an `Edge`, which escapes control characters: a name cannot overwrite earlier
+  output. Only progress bars bypass it; their labels are escaped.
+* A closed pipe (the reader has ended) changes neither what the command does nor its exit code.
+* What only some commands need (azure, sqlalchemy, yoyo) is imported with them, so that `rekey --help` is
+  quick.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 flag = functools.partial(click.option, is_flag=True)
 """An option without a value."""
 file_option = functools.partial(click.option, metavar="FILE", type=FILE)
-"""An option that takes a path of a file."""
+"""An option that takes the path of a file."""
 CONFIG_VARIABLE = "REKEY_CONFIG"
 DEFAULT_CONFIG_PATH = "rekey.toml"
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The world a command works in; tests give tables in memory and a clock of their own.
+    """What a command gets from outside; tests give tables in memory and a clock of their own.
 
     Attributes:
         connect: connects the accounts of a configuration; None: `rekey.migration.opening.connect`.
-        clock: the machine's clock when None.
-        is_terminal: whether a question can be answered; None: whether standard input is a terminal.
+        clock: the clock; None: the machine's.
+        is_terminal: whether a user can answer questions; None: whether standard input is a terminal.
         ask: sends the single requests of `rekey doctor`; None: `rekey.tables.probe.ask`.
     """
 
@@ -67,18 +68,18 @@ class Surroundings:
 
 @dataclass
 class Shell:
-    """One call of `rekey`: its common options and where its words go.
+    """One call of `rekey`: its common options and its output streams.
 
     Attributes:
         surroundings: see `Surroundings`.
-        stdout, stderr: as they were when the call began; only their edges write to them.
-        out, err: the same, with an edge: what is printed goes here.
+        stdout, stderr: the streams as they were when the call began; only their edges write to them.
+        out, err: the edges of these streams; all printing goes here.
         config_path: `--config`.
-        config_said: the path was given on the command line, so that commands we name must give it, too.
+        config_said: the path was given on the command line: commands named in messages must give it, too.
         json: `--json`.
         bars: draw progress bars when standard error is a terminal.
         debug: `--debug`.
-        so_far: what the JSON document holds also when the command fails on its way.
+        so_far: members of the JSON document that are printed also when the command fails.
     """
 
     surroundings: Surroundings = field(default_factory=Surroundings)
@@ -114,7 +115,7 @@ class Shell:
             _print(self.out, text)
 
     def tell_before_error(self, document: dict[str, Any], text: str) -> None:
-        """Tell what was done, before an error is raised about the rest; arguments as of `emit`."""
+        """Report what was done, before an error about the rest is raised; arguments as for `emit`."""
         self.so_far.update(document)
         if text:
             self.say(text)
@@ -125,19 +126,19 @@ class Shell:
 
     @property
     def is_terminal(self) -> bool:
-        """Tell whether a question can be answered."""
+        """Whether a user can answer questions."""
         if self.surroundings.is_terminal is not None:
             return self.surroundings.is_terminal
         return sys.stdin is not None and sys.stdin.isatty()
 
     @property
     def has_project(self) -> bool:
-        """Tell whether there is a configuration; one that was named on the command line must be there."""
+        """Whether there is a configuration; one that is named on the command line counts, existing or not."""
         return self.config_said or self.config_path.exists()
 
     @property
     def clock(self) -> Clock:
-        """The clock to work with."""
+        """The clock of the surroundings, by default the machine's."""
         from rekey.core.clock import SystemClock
 
         return self.surroundings.clock or SystemClock()
@@ -150,39 +151,39 @@ class Shell:
 
     @property
     def ask(self) -> Ask:
-        """What sends a single request to an account."""
+        """The function that sends a single request to an account."""
         from rekey.tables.probe import ask
 
         return self.surroundings.ask or functools.partial(ask, clock=self.clock)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end and return its result."""
-        import asyncio  # not for `--help`: a tenth of the time that a command takes to start
+        import asyncio  # not imported for `--help`: it takes a tenth of a command's start-up time
 
         return asyncio.run(work)
 
     def progress(self) -> Progress:
-        """Return what shows how far the work is: bars on a terminal, else log records."""
+        """Return the display of progress: bars on a terminal, else log records."""
         from rekey.cli.progress import Bars, Logged
 
         drawn = self.bars and not self.json and self.stderr.isatty()
         return Bars(self.stderr) if drawn else Logged(self.note)
 
     def command(self, words: str) -> str:
-        """Return a command of rekey as the operator has to type it here."""
+        """Return a command line of rekey as it is to be typed here, with `--config` if this call has it."""
         said = f" --config {shlex.quote(str(self.config_path))}" if self.config_said else ""
         return f"rekey {words}{said}"
 
 
 class Edge:
-    """A stream that people read: controls in what is written are spelled out, and what it cannot show."""
+    """A stream for people that escapes control characters and characters that its encoding lacks."""
 
     def __init__(self, stream: TextIO) -> None:
-        """Take where the text goes."""
+        """Create the edge of a stream."""
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write text."""
+        """Write text; a closed pipe is no error."""
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         shown = visible(text).encode(encoding, "backslashreplace").decode(encoding)
         try:
@@ -203,7 +204,7 @@ class Edge:
             _silence(self._stream)
 
     def __getattr__(self, name: str) -> Any:
-        """Answer for the stream, but for its bytes: those would go past the edge."""
+        """Return an attribute of the stream, except `buffer`: bytes written there would bypass the edge."""
         if name == "buffer":
             raise AttributeError(name)
         return getattr(self._stream, name)
@@ -215,7 +216,7 @@ def _print(edge: TextIO, text: str) -> None:
 
 
 def _silence(stream: TextIO) -> None:
-    """Send what is still buffered, and what comes, to nowhere: it has no reader any more."""
+    """Redirect a stream that has no reader any more to the null device, buffered text included."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(devnull, stream.fileno())
@@ -280,8 +281,8 @@ EXECUTOR = click.option(
 
 
 def recorded(context: click.Context) -> str:
-    """Return the command as the audit log records it: which options were typed, and those of their values
-    that are one of a list, a number or a flag. Texts may hold keys and are left out."""
+    """Return the command as the audit log records it: the options that were typed, with a value only where it
+    is one of a list or a number. Texts may hold keys and are left out."""
     words = [context.command_path]
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
@@ -306,9 +307,9 @@ def command(
     The function takes the `Shell` first and returns the exit code.
 
     Args:
-        name: of the command.
+        name: the command's name.
         example: command lines, shown at the end of `--help`.
-        cls: what click makes of it.
+        cls: click's class for it.
     """
 
     def decorate(function: Callable[..., ExitCode]) -> click.Command:
@@ -333,7 +334,7 @@ def command(
 
 
 def no_such_table(name: str, config: Config) -> ConfigurationError:
-    """Return the error for a table that the account of the application has not got."""
+    """Return the error for a table that is missing in the account of the application's tables."""
     return ConfigurationError(
         f"there is no table {name} in account {config.tables.name}",
         hint="check the name, and [tables] endpoint in rekey.toml",

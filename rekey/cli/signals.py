@@ -3,9 +3,9 @@
 Rules kept here:
 
 * A handler only sets a flag; the work looks at it between windows and pages.
-* Ending at once is what SIGKILL would do, and any moment of a migration survives that. The exit code is 130
-  either way.
-* Commands without checkpoints are ended by the first signal, SIGTERM like SIGINT.
+* Ending at once does what SIGKILL would do, which a migration survives at any moment. The exit code is 130
+  in both cases.
+* Commands without checkpoints are ended by the first signal, SIGINT or SIGTERM.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Rules kept here:
 
-* It works while another process applies, and when the service cannot be reached (exit code 4 then): the
-  state file still has its say.
-* The last two lines of each migration are what an operator on call needs: is it safe, what now.
+* It works while another process applies, and when the service cannot be reached (exit code 4 then): it shows
+  what the state file says.
+* The last two lines of each migration are what an operator on call needs: is it safe, what to do now.
 """
 
 from __future__ import annotations

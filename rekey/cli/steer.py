@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* They ask neither the service nor the state file, take no lock, and work while another process applies.
-* What is said counts within a second, for everything that is copied with this state file, and stays said.
+* They use neither the service nor the state file, take no lock, and work while another process applies.
+* A setting takes effect within a second, for all copying with this state file, and stays in force.
 """
 
 from __future__ import annotations

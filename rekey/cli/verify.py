@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-* Exit code 1 when anything differed, also when it was mended just now: the next run proves that it was.
+* Exit code 1 when anything differed, also when it was repaired just now: the next run proves that it was.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`rekey doctor`: what can be checked before a migration, without owning the accounts.
+"""`rekey doctor`: checks that can be made before a migration, without owning the accounts.
 
-`observe.py` looks and returns values (`observed.py`); `judge.py` makes findings and facts of these, with the
-texts of `findings.toml`; `report.py` tells them.
+`observe.py` makes observations and returns them as values (`observed.py`); `judge.py` derives findings and
+facts from these, with the texts of `findings.toml`; `report.py` renders them.
 """

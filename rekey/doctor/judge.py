@@ -1,21 +1,22 @@
-"""Judging what was observed: a generator of findings and facts for each family of checks. Pure.
+"""Judging the observations: one generator of findings and facts for each family of checks. Pure.
 
 Rules kept here:
 
 * What only the control plane knows (roles, whether shared keys are allowed) is never claimed from answers of
-  the data plane, but for one: a service that refuses a key because keys are switched off says so.
-* A refusal of the list of tables is no fault with a token: a role on single tables has no right to it.
-* Only what was tried is claimed. A test that could not be made is told as not made.
+  the data plane, with one exception: a service that refuses a key because keys are switched off says so.
+* With a token, a refused list of tables is no fault: a role on single tables has no right to the list.
+* Only what was tried is claimed. A test that could not be made is reported as not made.
 * The credential of `[tables]` must open nothing of the restricted account. One account for both sections
-  protects the old keys from no one; on Azurite it costs nothing and is a note.
-* Of a file's mode only what lets in others than the owner is said. Root reads everything and is never
+  protects the old keys from no one; on Azurite this does no harm and is a note.
+* Of a file's mode only the access of others than the owner is reported. Root reads everything and is never
   mentioned.
-* A secret that a script needs is judged with the scripts; with the configuration those that no script names.
-* What is wanted of packages comes from the installed distribution itself, so that it is said once.
+* A secret that cannot be read is reported with the scripts that name it; with the configuration only when no
+  script names it.
+* The required versions of packages come from the installed distribution's metadata: they are stated once.
 * The state file holds source keys (cursors) and the record of what was done: others must not read or change
-  it. A lock that is held is no fault: another command works.
-* Of the restricted store numbers only: no key, no name of a client's rows. Whether a migration is safe and
-  what comes next is said by `rekey status`, what a script declares is judged by `rekey plan`.
+  it. A lock that is held is no fault: another command is at work.
+* Of the restricted store only numbers are reported: no key, no name of a client's rows. `rekey status` says
+  whether a migration is safe and what comes next, `rekey plan` judges what a script declares.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from rekey.tables.wire import API_VERSION
 
 
 def examine(observed: Observed) -> Report:
-    """Return what all checks say, by family, in the order in which one would mend what is found."""
+    """Return the findings and facts of all checks, by family, in the order in which to mend findings."""
     families: dict[str, Callable[[Observed], Iterator[Told]]] = {
         "configuration": _configuration,
         "accounts": _accounts,
@@ -61,7 +62,7 @@ def examine(observed: Observed) -> Report:
 
 
 def _unusable(code: str, about: str, error: RekeyError, **values: object) -> Finding:
-    """Return the finding for what failed with an error, whose hint is the remedy."""
+    """Return the finding for something that failed with an error; the error's hint is the remedy."""
     return found(code, about, seen=error.what, do=error.hint, **values)
 
 
@@ -134,10 +135,10 @@ def _open_file(file: FileSeen | None, about: str, harm: str, kind: str = "file")
     """Judge a file that only its owner may read.
 
     Args:
-        file: None: there is none to judge.
-        about: what it is.
-        harm: why it matters who reads it.
-        kind: begins the codes of findings.
+        file: the file; None: there is nothing to judge.
+        about: what the finding is about.
+        harm: why access by others matters.
+        kind: prefix of the findings' codes, `file` or `state`.
     """
     if file is None or file.mode is None:
         return
@@ -159,7 +160,7 @@ _DAY_TICKS = 86_400 * TICKS_PER_SECOND
 
 
 def _accounts(observed: Observed) -> Iterator[Told]:
-    """Judge accounts: reachable, encrypted, whose service it is, which credentials they take."""
+    """Judge accounts: whether they can be reached, encryption, credentials, kind of service, roles."""
     for account in observed.accounts:
         for judge in (_reached, _connection, _credential, _kind, _roles):
             yield from judge(account, f"[{account.section}]")
@@ -290,10 +291,10 @@ ERROR_S = 600.0
 
 
 def ahead_s(heard: Heard) -> float | None:
-    """Return how many seconds this machine is ahead of the service, 0.0 when both can be right.
+    """Return by how many seconds at least this machine's clock is ahead of the service's; None when unknown.
 
-    Negative when it is slow. The service's clock stood in [date, date + 1 s) at some moment
-    between sending and receiving.
+    Negative when it is behind, 0.0 when both can be right. The header `Date` has whole seconds: the service's
+    clock was in [date, date + 1 s) at some moment between sending and receiving.
     """
     if heard.date is None or not heard.answered:
         return None
@@ -325,7 +326,10 @@ _SHOWN = ("azure-data-tables", "azure-core", "aiohttp", "yoyo-migrations", "sqla
 
 
 def is_unmet(requirement: Requirement, packages: Mapping[str, str]) -> bool:
-    """Tell whether an installed package is outside what is wanted. A requirement of an extra never counts."""
+    """Tell whether an installed package does not meet a requirement.
+
+    False for a package that is not installed, and for the requirement of an extra.
+    """
     have = packages.get(requirement.name.lower())
     if have is None or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
         return False

@@ -1,17 +1,17 @@
-"""Observing everything that the checks judge, in an order that asks nothing in vain. The edge.
+"""Observing everything that the checks judge, in an order that sends no request in vain. The I/O of doctor.
 
 Rules kept here:
 
-* What cannot be looked at is told as the error it gave; nothing here ends the command. An account that cannot
-  be asked leaves its observations out; the other one is looked at all the same. A service that does not
-  answer one request is not asked the next ones: each would wait in vain.
-* The two accounts are connected one by one, so that a missing key of one does not hide the other.
+* What cannot be observed is returned as the error that it gave; nothing here ends the command. Observations
+  of an account that cannot be asked are left out; the other account is still observed. A service that does
+  not answer one request is not sent the next ones: each would wait in vain.
+* The two accounts are connected one by one, so that a missing key of one does not hide the other account.
 * On this machine nothing is written. Of a secret only its length and the number of its different bytes leave
-  this module. The lock is looked at, not taken.
+  this module. The state file's lock is not taken, only tested: by a shared lock that is released at once.
 * To the account of the application's tables nothing is ever written. To the restricted account one row is
-  written and removed, in `rekeycontrol` or, while there is none, in a table made and deleted for it; with
-  `writes=False` not even that.
-* The row's PartitionKey has a dot, which no script id has: it is never taken for one of a migration.
+  written and removed, in `rekeycontrol` or, while that table does not exist, in a table that is created and
+  deleted for it; with `writes=False` nothing is written.
+* The row's PartitionKey has a dot, as no script id has: the row is never taken for a migration's.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ _SIBLINGS = ("-wal", "-shm", ".lock")
 _MOUNTS = Path("/proc/self/mountinfo")
 
 Ask: TypeAlias = Callable[[str, str, Credential | None], Awaitable[Heard]]
-"""Sends one GET request: endpoint, path below it, credential or None (`rekey.tables.probe.ask`)."""
+"""Function that sends one GET request: endpoint, path below it, credential or None; see
+`rekey.tables.probe.ask`."""
 
 
 async def observe(
@@ -88,7 +89,7 @@ async def observe(
 
     Args:
         config: the configuration.
-        connect: connects accounts.
+        connect: connects the accounts of a configuration.
         ask: sends one request.
         writes: also try to write to the restricted account.
     """
@@ -98,7 +99,7 @@ async def observe(
     restricted = await see_account("restricted", config.restricted, ask)
     sources: dict[str, Reading] = {}
     if tables.is_usable:
-        # One account alone, so that the other cannot be what fails.
+        # Connected without the other account, so that only this one can fail.
         async with connect(replace(config, restricted=config.tables)) as accounts:
             for script in migrations.scripts:
                 sources[script.source] = await _read_table(accounts.tables, script.source)
@@ -135,7 +136,7 @@ async def observe(
 
 
 def _tried(call: Callable[[], T]) -> tuple[T | None, RekeyError | None]:
-    """Return what a call gives, or why it gives nothing."""
+    """Return the result of a call and None, or None and the RekeyError that it raised."""
     try:
         return call(), None
     except RekeyError as error:
@@ -146,7 +147,7 @@ def _tried(call: Callable[[], T]) -> tuple[T | None, RekeyError | None]:
 
 
 def see_configuration(config: Config) -> ConfigurationSeen:
-    """Look at the configuration file, its secrets and the key of evidence. May ask Key Vault."""
+    """Observe the configuration file, its secrets, wrapping key and evidence key. May ask Key Vault."""
     tables_key, restricted_key = (
         _tried(partial(account_key, account))[0] for account in (config.tables, config.restricted)
     )
@@ -178,7 +179,7 @@ def _see_secret(name: str, source: SecretSource, read: Callable[[], bytes]) -> S
 
 
 def see_file(path: Path) -> FileSeen | None:
-    """Return who may do what with a file or folder, None when there is none (or it cannot be looked at)."""
+    """Return a file's or folder's mode, owner and group; None when it is missing or cannot be looked up."""
     try:
         status = path.stat()
     except OSError:
@@ -205,7 +206,7 @@ def see_file(path: Path) -> FileSeen | None:
 
 
 def see_state(path: Path) -> StateSeen:
-    """Look at the state file and its surroundings, and read it as it is at this moment."""
+    """Observe the state file, its folder, disk and lock, and read a copy of its present content."""
     existing = next(one for one in (path.parent, *path.parents, Path(path.anchor)) if one.exists())
     siblings = (see_file(path.with_name(path.name + suffix)) for suffix in _SIBLINGS)
     free: int | None = None
@@ -229,10 +230,10 @@ def see_state(path: Path) -> StateSeen:
 
 
 def file_system_of(path: Path, mounts: str | None = None) -> str:
-    """Return the type of the file system that a path is on, "" where that is not told.
+    """Return the type of the file system that a path is on, "" where the system does not say.
 
     Args:
-        path: it exists.
+        path: an existing path.
         mounts: the system's table of mounts (`/proc/self/mountinfo`, see proc(5)), read when None.
     """
     if mounts is None:
@@ -247,7 +248,7 @@ def file_system_of(path: Path, mounts: str | None = None) -> str:
         words = fields.split(" ")
         if len(words) < 5 or not rest:
             continue
-        # the table writes a space as \040, and so on
+        # The table escapes spaces and some other characters in octal: \040.
         point = words[4].encode("latin-1", "replace").decode("unicode_escape", "replace")
         if (where == point or where.startswith(point.rstrip("/") + "/")) and len(point) >= longest:
             found, longest = rest.split(" ")[0], len(point)
@@ -255,17 +256,17 @@ def file_system_of(path: Path, mounts: str | None = None) -> str:
 
 
 def _held_by(lock: Path) -> str:
-    """Return who holds the lock file, "" when it is free, or when that cannot be told without taking it.
+    """Return the holder of the lock file as text; "" when the lock is free, or this is unknown from here.
 
-    Only while the process that signed it still runs is it asked of the system whether it is held, by a shared
-    lock that is given back at once.
+    Only if the process that the file names still exists is the lock tested, by a shared lock that is released
+    at once.
     """
     try:
         holder = json.loads(lock.read_text("utf-8"))
         pid, host, since = int(holder["pid"]), str(holder["host"]), str(holder["since"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-    # A lock of another machine does not reach this one, or cannot be told from here.
+    # A lock that another machine holds is not visible here, or cannot be tested from here.
     if sys.platform == "win32" or host != socket.gethostname() or not process_exists(pid):
         return ""
     import fcntl  # not there on Windows
@@ -284,7 +285,7 @@ def _held_by(lock: Path) -> str:
 
 
 def see_versions() -> VersionsSeen:
-    """Look at what is installed."""
+    """Return the installed versions, and the requirements that rekey's own distribution states."""
     try:
         wanted = tuple(requires(DISTRIBUTION) or ())
     except PackageNotFoundError:
@@ -300,11 +301,11 @@ def see_versions() -> VersionsSeen:
 
 
 def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> MigrationsSeen:
-    """Load the scripts and look at their secrets. Executes scripts, as every command does.
+    """Load the scripts and try the secrets that they need. Executes the scripts, as other commands do.
 
     Args:
         config: the configuration.
-        configured: its secrets, as looked at; none is read again.
+        configured: its secrets as observed; none of them is read again.
     """
     folder = see_file(config.migrations)
     paths = sorted(config.migrations.glob("*.py")) if folder is not None else ()
@@ -322,7 +323,7 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
             for script_id in named:
                 shredded[script_id] = frozenset(erasures(state.audit_events(script_id)).cohorts)
     except RekeyError:
-        shredded = {}  # what is wrong with the state file is told by `see_state`
+        shredded = {}  # `see_state` reports what is wrong with the state file
     scripts = [
         ScriptSeen(
             one.script_id,
@@ -345,7 +346,8 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
 
 
 async def see_account(section: str, account: Account, ask: Ask) -> AccountSeen:
-    """Ask an account without a credential, with its own and, where a token is used, with a made-up key."""
+    """Ask an account for its tables: without a credential, then with its own; with a made-up key, too, when
+    its own is a token and the service is Azure Storage."""
     seen = AccountSeen(section, account, anonymous=await ask(account.endpoint, _LIST, None))
     try:
         account_key(account)
@@ -374,7 +376,7 @@ async def _own_credential(account: Account) -> AsyncIterator[Credential]:
 async def _try_crossing(tables: AccountSeen, restricted: AccountSeen, ask: Ask) -> Crossing:
     """Try to read the restricted account with the credential of the application's tables.
 
-    A key is tried under both accounts' names: names are no secret.
+    A shared key is tried under the names of both accounts: names are no secret.
     """
     if tables.trouble is not None or not restricted.anonymous.answered:
         return Crossing()
@@ -399,7 +401,7 @@ async def _try_crossing(tables: AccountSeen, restricted: AccountSeen, ask: Ask) 
 
 
 async def _read_table(service: TableService, name: str) -> Reading:
-    """Try to read a table."""
+    """Try to read a table, and return how that went."""
     try:
         return Reading.READ if await service.table_exists(name) else Reading.MISSING
     except CredentialRefused:
@@ -411,7 +413,7 @@ async def _read_table(service: TableService, name: str) -> Reading:
 async def see_migration(
     service: TableService, script: ScriptSeen, *, gates: Gates, has_journal: bool = True
 ) -> MigrationSeen:
-    """Look at a migration in the restricted store, in numbers."""
+    """Return what the restricted store holds of one migration, in numbers."""
     script_id = script.script_id
     try:
         control = await ControlStore(service, script_id).read()
@@ -419,7 +421,7 @@ async def see_migration(
         now = ticks_of(await service.server_time())
         intents = 0
         if has_journal:
-            # Counted by their PartitionKeys; nothing else of an intent is asked for.
+            # Intents are counted by their PartitionKeys; no other property is asked for.
             pages = service.table(JOURNAL_TABLE).scan(intents_of(script_id), select=[PARTITION_KEY])
             intents = sum([len(page.rows) async for page in pages])
         ended_at = None if control is None else control.ended_at
@@ -447,7 +449,7 @@ async def see_migration(
 
 
 async def _try_writing(service: TableService, *, has_control: bool) -> Writing:
-    """Write a row to the restricted account and remove it."""
+    """Write a row to the restricted account, remove it, and return how that went."""
     if has_control:
         return await _try_row(service, CONTROL_TABLE)
     name = f"rekeydoctor{secrets.token_hex(8)}"
@@ -458,7 +460,7 @@ async def _try_writing(service: TableService, *, has_control: bool) -> Writing:
     writing = Writing(name)
     try:
         tried = await _try_row(service, name)
-        writing = replace(tried, left="")  # what is left of the row goes with its table
+        writing = replace(tried, left="")  # a row that was not removed goes with its table
     finally:
         try:
             await service.delete_table(name)

@@ -1,9 +1,9 @@
-"""What was observed, as values: the checks' only input. Pure.
+"""The observations as values: the checks' only input. Pure.
 
 Rules kept here:
 
-* No value holds a key, a secret or anything that one can be computed from: of a secret its length and how
-  many different bytes it has; of two keys whether they are the same.
+* No value holds a key, a secret or anything from which one can be computed. Kept are: of a secret, its length
+  and the number of its different bytes; of two keys, whether they are equal.
 * What could not be observed is None or the error that says why, never a value that looks like an observation.
 """
 
@@ -21,7 +21,7 @@ from rekey.tables.probe import NO_TOKEN, Heard
 
 KEYS_OFF = "KeyBasedAuthenticationNotPermitted"
 _NO_ROLE = frozenset({"AuthorizationPermissionMismatch", "InsufficientAccountPermissions"})
-"""Codes of a 403 with which the service knows who asks, and that this identity may not do it."""
+"""Codes of a 403 by which the service says that it knows the identity, which has no right to the request."""
 
 
 # --- files ----------------------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ class FileSeen:
         path: as configured.
         mode: permission bits, None where the system has none of this kind.
         owner, group: their names, or numbers when they have no names.
-        ours: it belongs to the user who asks, or to root.
+        ours: it belongs to this process's user, or to root.
     """
 
     path: str
@@ -46,22 +46,22 @@ class FileSeen:
 
     @property
     def readers(self) -> list[str]:
-        """Who besides the owner may read: `group staff`, `everybody`."""
+        """Others than the owner who may read: `group staff`, `everybody`."""
         return self._others(stat.S_IRGRP, stat.S_IROTH)
 
     @property
     def writers(self) -> list[str]:
-        """Who besides the owner may write."""
+        """Others than the owner who may write."""
         return self._others(stat.S_IWGRP, stat.S_IWOTH)
 
     def _others(self, group: int, everybody: int) -> list[str]:
-        # With an access control list the group's bits are its mask: a list that lets others in shows.
+        # With an access control list the group's bits are the list's mask: access that it grants shows there.
         mode = self.mode or 0
         return [f"group {self.group}"] * bool(mode & group) + ["everybody"] * bool(mode & everybody)
 
     @property
     def described(self) -> str:
-        """Mode and owner as one looks at them: `mode 0640, of alice:staff`."""
+        """Mode, owner and group as text: `mode 0640, of alice:staff`."""
         return f"mode {self.mode or 0:04o}, of {self.owner}:{self.group}"
 
 
@@ -70,12 +70,12 @@ class FileSeen:
 
 @dataclass(frozen=True, slots=True)
 class SecretSeen:
-    """One `[secrets.NAME]`.
+    """One secret of the configuration: `[secrets.NAME]`, or the wrapping key of `[sealing]`.
 
     Attributes:
-        name: the name.
+        name: NAME; `sealing` for the wrapping key.
         file: the file it is in, None when it is elsewhere or cannot be looked at.
-        length, distinct: its bytes, and how many of them differ; 0 when it could not be read.
+        length, distinct: the number of its bytes, and of its different bytes; 0 when it could not be read.
         trouble: why it could not be read.
     """
 
@@ -88,17 +88,17 @@ class SecretSeen:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationSeen:
-    """`rekey.toml` and what it points to.
+    """`rekey.toml`, and the secrets and keys that it names.
 
     Attributes:
         file: the configuration file.
-        same_account: both sections name one account.
-        same_key: both accounts have one shared key.
-        secrets: by order of name.
+        same_account: `[tables]` and `[restricted]` name one account.
+        same_key: both accounts have the same shared key.
+        secrets: the secrets, ordered by name.
         wrapping: the wrapping key of sealed mappings, None when none is configured, or it stays in Key Vault.
         evidence_file: the key file that signs evidence, None when there is none.
         evidence_configured: a key is configured, in a file or in Key Vault.
-        evidence_trouble: why it cannot be used.
+        evidence_trouble: why that key cannot be used.
     """
 
     file: FileSeen
@@ -115,7 +115,7 @@ class ConfigurationSeen:
 
 
 class Kind(StrEnum):
-    """A service that speaks the protocol of tables."""
+    """The kind of service that answers at an account's endpoint."""
 
     STORAGE = "Azure Table Storage"
     AZURITE = "Azurite"
@@ -126,15 +126,15 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AccountSeen:
-    """One account of the configuration, and what it answered.
+    """One account of the configuration, and its answers to requests for the list of tables.
 
     Attributes:
         section: `tables` or `restricted`.
         account: as configured.
-        anonymous: what it answered to a request without a credential.
+        anonymous: the answer to a request without a credential.
         trouble: why there is no credential for it.
-        listing: what it answered when asked for all tables with its credential; None when not asked.
-        made_up: what it answered to a request signed with a key made up for it; None when not asked.
+        listing: the answer to a request with its own credential; None when none was sent.
+        made_up: the answer to a request signed with a random key; None when none was sent.
     """
 
     section: str
@@ -146,22 +146,22 @@ class AccountSeen:
 
     @property
     def has_published_key(self) -> bool:
-        """Tell whether its key is the one that every Azurite has."""
+        """Whether its key is the published one that every Azurite has."""
         account = self.account
         return account.key_env is None and not account.is_https and account.name == AZURITE_ACCOUNT
 
     @property
     def uses_token(self) -> bool:
-        """Tell whether it is asked in the name of the user who runs the command."""
+        """Whether requests to it carry a token of this process's identity instead of a shared key."""
         return self.account.is_https and self.account.key_env is None
 
     @property
     def kind(self) -> Kind:
-        """Which service it is.
+        """The kind of service that answered.
 
-        Azurite and Azure Storage say who they are in the header `Server` of every answer, refusals included.
-        Cosmos DB for Table is told by its host, which no other service has. What says nothing known is
-        unknown: something in between, or something that imitates one of them.
+        Azurite and Azure Storage name themselves in the header `Server` of every answer, refusals included.
+        Cosmos DB for Table is recognised by its host name, which no other service has. An answer with any
+        other `Server` is of an unknown service: of a proxy in between, or of an imitation.
         """
         server = self.anonymous.server.lower()
         if is_cosmos(self.account.endpoint):
@@ -179,17 +179,20 @@ class AccountSeen:
 
     @property
     def status(self) -> int:
-        """The status of the answer to its credential, 0 when there is none."""
+        """The HTTP status of `listing`, 0 when there is no answer."""
         return 0 if self.listing is None else self.listing.status
 
     @property
     def takes_no_keys(self) -> bool:
-        """Tell whether the account has said that it takes no shared key."""
+        """Whether the account has answered that shared keys are switched off."""
         return self.made_up is not None and self.made_up.code == KEYS_OFF
 
     @property
     def is_refused(self) -> bool:
-        """Tell whether the account does not take its credential at all."""
+        """Whether no token could be had, or the account refuses the credential as such.
+
+        A token whose identity lacks a role is not refused in this sense.
+        """
         if self.listing is None:
             return False
         if self.listing.failure == NO_TOKEN or self.status == 401:
@@ -198,12 +201,12 @@ class AccountSeen:
 
     @property
     def is_failing(self) -> bool:
-        """Tell whether the account answers, and with nothing but errors of its own."""
+        """Whether the answer to its credential is an error of the service: 404, 429, or 500 and above."""
         return self.status >= 500 or self.status in (404, 429)
 
     @property
     def is_usable(self) -> bool:
-        """Tell whether asking the account for more makes sense."""
+        """Whether further requests make sense: the account answers, and is neither refusing nor failing."""
         return self.status > 0 and not (self.is_refused or self.is_failing)
 
 
@@ -211,7 +214,7 @@ class AccountSeen:
 
 
 class Reading(StrEnum):
-    """What came of reading a table."""
+    """The outcome of reading a table."""
 
     READ = "read"
     MISSING = "missing"
@@ -221,12 +224,12 @@ class Reading(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """What came of writing a row to the restricted account and removing it.
+    """The outcome of writing a row to the restricted account and removing it.
 
     Attributes:
         where: the table it was tried in; "" when it was not tried.
-        trouble: why it could not be written.
-        left: what could not be removed again, "" when nothing was left.
+        trouble: the error of writing or removing it (or its table); None when both succeeded.
+        left: the row or table that could not be removed again, "" when nothing was left.
     """
 
     where: str = ""
@@ -239,9 +242,9 @@ class Crossing:
     """What the credential of `[tables]` may read of the restricted account.
 
     Attributes:
-        tried: it could be tried at all.
-        read: what could be read: tables, or the list of them.
-        same_identity: both accounts are opened by one identity, which tells nothing.
+        tried: whether it was tried.
+        read: names of the tables that could be read, and `the list of tables`.
+        same_identity: this process's identity opens both accounts: trying would show nothing.
     """
 
     tried: bool = False
@@ -278,14 +281,14 @@ class StateSeen:
     Attributes:
         path: as configured.
         file: the file, None while there is none.
-        siblings: files of SQLite and the lock next to it, as far as they exist.
+        siblings: SQLite's files (`-wal`, `-shm`) and the lock file next to it, those that exist.
         folder: its folder, None while there is none.
         free_bytes: on its disk, None when unknown.
         file_system: its type, "" when unknown.
-        held_by: who holds the lock, "" when it is free.
+        held_by: the process that holds the lock, "" when it is free or this is unknown.
         trouble: why it cannot be opened.
-        schema, newest_schema: of the file, and of this program.
-        broken_at: where the chain of audit events breaks, None when it holds.
+        schema, newest_schema: schema version of the file, 0 while there is none; and of this program.
+        broken_at: number of the first audit event that breaks the chain, None when the chain holds.
     """
 
     path: str
@@ -311,9 +314,9 @@ class ScriptSeen:
     Attributes:
         script_id: its id.
         source: the table it migrates.
-        unresolved: secrets it names that cannot be had, with the trouble of each.
+        unresolved: names of secrets it needs that cannot be read, with the error of each.
         unsealed: why the wrapping key that it needs cannot be used, None when it can or none is needed.
-        sealed: whether its mapping is.
+        sealed: whether its mapping is sealed.
         shredded: cohorts that the audit log says were shredded.
     """
 
@@ -331,9 +334,9 @@ class MigrationsSeen:
 
     Attributes:
         folder: where they are, None when there is no such folder.
-        files: the script files.
-        scripts: those that load.
-        named_secrets: every secret that a script names.
+        files: all `.py` files of the folder, helper modules (`_*.py`) included.
+        scripts: the scripts; none when one of them does not load.
+        named_secrets: names of the secrets that the scripts need.
         trouble: why they do not load.
     """
 
@@ -349,13 +352,13 @@ class MigrationSeen:
     """One migration in the restricted store, in numbers.
 
     Attributes:
-        script_id: which.
+        script_id: its id.
         phase, epoch: of its control row; "" and 0 when it has none.
-        live, silent, over: its clients, by what their last beat says.
-        versions: of rekey, of clients that are not over.
-        intents: in the journal.
-        due: cohorts of its mapping that are kept longer than configured.
-        returned: cohorts that were shredded, as the audit log says, and whose data key stands there.
+        live, silent, over: the numbers of its clients, by the age of their last beat.
+        versions: the versions of rekey that its clients use, without those that are over.
+        intents: the number of its intents in the journal.
+        due: cohorts of its mapping whose keeping time is over and that are still there.
+        returned: cohorts that were shredded according to the audit log, and whose data key is there again.
         trouble: why its rows cannot be read.
     """
 
@@ -377,9 +380,9 @@ class Observed:
     """Everything that was observed.
 
     Attributes:
-        sources: what came of reading each source, as far as it was tried.
-        store: what came of reading each table of the restricted store.
-        stored: the project's migrations in it.
+        sources: outcome of reading each source table, of those that were tried.
+        store: outcome of reading each table of the restricted store.
+        stored: the project's migrations as found in the restricted store.
     """
 
     configuration: ConfigurationSeen

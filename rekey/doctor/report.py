@@ -1,12 +1,12 @@
-"""What the checks say: findings, each with its reason and its remedy, and facts that need no action.
+"""The results of the checks: findings, each with its reason and its remedy, and facts that need no action.
 
 Rules kept here:
 
-* The texts of findings stand in `findings.toml`, but for those that depend on what was seen. A code that is
-  not there cannot be found.
-* None of it holds a key, a secret, a SAS or a connection string: what was observed holds none
+* The texts of findings are in `findings.toml`, except those that depend on the observation. There is no
+  finding whose code is not in that file.
+* No result holds a key, a secret, a SAS or a connection string: the observations hold none
   (`rekey.doctor.observed`).
-* A command that is to be typed stands on a line of its own and is never wrapped.
+* A command that is to be typed is on a line of its own and is never wrapped.
 * Errors come before warnings, warnings before notes, within each family; the last line counts them.
 """
 
@@ -25,7 +25,7 @@ _CATALOGUE = tomllib.loads(Path(__file__).with_name("findings.toml").read_text("
 TEXTS: dict[str, dict[str, str]] = {
     code: {part: " ".join(text.split()) for part, text in texts.items()} for code, texts in _CATALOGUE.items()
 }
-"""Severity, seen, why, do and command of all findings that there are, by code."""
+"""The entries `severity`, `seen`, `why`, `do` and `command` of every possible finding, by code."""
 _INDENT = " " * 11
 
 
@@ -34,8 +34,9 @@ class Finding:
     """Something that the operator should know or do.
 
     Attributes:
-        code: which it is, of `TEXTS`.
-        severity: an error will stop a migration or has opened a door; a warning is a risk; a note informs.
+        code: its code, a key of `TEXTS`.
+        severity: an error will stop a migration or gives access to others; a warning is a risk; a note
+            informs.
         about: what it is about: a section of the configuration, a file, a script.
         seen: what was observed.
         why: why it matters.
@@ -56,11 +57,11 @@ def found(code: str, about: str, severity: Severity | None = None, /, **values: 
     """Return a finding.
 
     Args:
-        code: of `TEXTS`.
+        code: a key of `TEXTS`.
         about: what it is about.
-        severity: another one than usual.
-        values: for what stands in braces in its texts; one that is called `seen`, `why`, `do` or `command` is
-            the whole text.
+        severity: replaces the severity of `TEXTS`.
+        values: for the names in braces in its texts; a value named `seen`, `why`, `do` or `command` replaces
+            that whole text.
     """
     texts = TEXTS[code]
     seen, why, remedy, command = (
@@ -72,7 +73,7 @@ def found(code: str, about: str, severity: Severity | None = None, /, **values: 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that was observed and is as it should be."""
+    """An observation that needs no action."""
 
     about: str
     seen: str
@@ -83,7 +84,7 @@ Told: TypeAlias = Finding | Fact
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that the checks say, by family of checks."""
+    """All findings and facts, by family of checks."""
 
     families: Mapping[str, Sequence[Told]]
 
@@ -131,5 +132,5 @@ class Report:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names as people list them: `a, b and c`."""
+    """Return names as a list in a sentence: `a, b and c`."""
     return ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else "".join(names)

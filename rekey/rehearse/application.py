@@ -1,16 +1,17 @@
-"""The application of a rehearsal: a small writer that goes on inserting, updating and deleting rows.
+"""The application of a rehearsal: a small writer that keeps inserting, updating and deleting rows.
 
 Rules kept here:
 
 * It writes one row at a time and knows nothing of the runner. In capture "delta" it writes through the Azure
   SDK, before cutover to the source and after it to the targets under their new keys. In capture "dual-write"
-  (`LiveApplication`) it writes through rekey's clients: its old version alone before cutover, both versions
-  side by side from then on.
-* What a freeze makes wait is waited for; the longest wait of one write is told, and never asserted.
-* It keeps a book of what the source must hold, by digest; the witness compares with that book alone.
-* What it writes is something the declaration can take: a row that the mapping refuses, or that would collide,
-  is what `rekey plan` reports, and not what a rehearsal is about.
-* The same seed gives the same choices; what is written under way depends on how far the runner has come.
+  (`LiveApplication`) it writes through rekey's clients: through that of the old view alone before cutover,
+  through those of both views from then on.
+* A write that a freeze delays is waited for; the longest time of one write is reported, never a condition.
+* It keeps a record (`must_hold`) of the digests of all rows that the source must hold; the witness compares
+  the source with that record alone.
+* It writes only rows that the mapping accepts and that do not collide: other rows are what `rekey plan`
+  reports, not what a rehearsal is about.
+* The same seed gives the same choices; what is written during a command depends on the runner's progress.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ _SOME_TIME = "2024-01-01T00:00:00.0000000Z"
 
 
 def places_of(mapper: Mapper, row: Row) -> list[Place]:
-    """Return where a row stands in the targets; nowhere when the mapping refuses it."""
-    # Only the service sets Timestamp: a row that was not read has none, and may need one to be mapped.
+    """Return the places of a source row's target rows; none when the mapping refuses the row."""
+    # Only the service sets Timestamp: a row that was not read from it has none, and mapping may need one.
     try:
         return [(table, key_of(made)) for table, made in mapper.map({TIMESTAMP: _SOME_TIME, **row})]
     except RowRefused:
@@ -59,10 +60,10 @@ def places_of(mapper: Mapper, row: Row) -> list[Place]:
 
 
 class Application:
-    """Writes rows and remembers them."""
+    """Writer of rows that records what the source must hold."""
 
     def __init__(self, witness: Witness, seed: int) -> None:
-        """Take a seed for its choices. It learns of the rows by `loaded` and `keep_back`."""
+        """Create it; `loaded` and `keep_back` give it the rows. `seed`: for its random choices."""
         self._witness = witness
         self._mapper = witness.mapper
         self.source_name = witness.source_name
@@ -72,16 +73,16 @@ class Application:
         self._lot = random.Random(f"application/{seed}")  # noqa: S311 - choices to be made again
         self._owners: dict[Place, EntityKey] = {}
         self.must_hold: dict[EntityKey, bytes] = {}
-        """The digest of every row that the source must hold."""
+        """The digest of every row that the source must hold, by key."""
         self.untouched: dict[EntityKey, None] = {}
-        """Keys of rows that are as they were loaded."""
+        """Keys of rows that are unchanged since they were loaded."""
         self.deleted: set[Place] = set()
         """Target rows of source rows that were deleted before cutover."""
         self.done: Counter[str] = Counter()
-        """What was done since `begin_counting`."""
+        """Counts since `begin_counting`: `inserts`, `updates`, `deletes`, and writes refused in a freeze."""
 
     def loaded(self, row: Row) -> None:
-        """Note a row that was loaded into the source; every key comes once."""
+        """Record a row that was loaded into the source; called once for each key."""
         self._enter(row)
         self.untouched[key_of(row)] = None
 
@@ -90,11 +91,11 @@ class Application:
         self._kept_back = list(rows)
 
     def begin_counting(self) -> None:
-        """Start `done` again."""
+        """Set the counts in `done` to zero."""
         self.done = Counter()
 
     def told(self) -> str:
-        """Return what was done, e.g. `12 inserts, 30 updates, 7 deletes`."""
+        """Return the counts in `done` as text, e.g. `12 inserts, 30 updates, 7 deletes`."""
         return ", ".join(f"{self.done[what]:,} {what}" for what in ("inserts", "updates", "deletes"))
 
     def _write(
@@ -104,12 +105,14 @@ class Application:
         delete: Callable[[Row], None],
         replace: Callable[[Row, Row], bool],
     ) -> None:
-        """Do one thing: update twice as often as insert or delete.
+        """Make one write, chosen at random: an update is twice as likely as an insert or a delete.
 
         Args:
-            keys: rows that can be written.
-            insert: writes a new row; returns what the source must hold for it, None when it could not.
-            delete, replace: write what they say; `replace` tells whether it could.
+            keys: keys of the rows that can be written.
+            insert: inserts a row; returns the row that the source must hold for it, None when it was not
+                inserted. None instead of a function: no row is inserted.
+            delete: deletes a row.
+            replace: replaces a row by its changed form; tells whether it did.
         """
         what = self._lot.randrange(4)
         if what == 0 and self._kept_back and insert is not None:
@@ -128,7 +131,7 @@ class Application:
     # --- before cutover ----------------------------------------------------------------------------------
 
     def write_source(self) -> None:
-        """Do one thing to the source."""
+        """Make one write to the source."""
         self._write(self.must_hold, self._insert_in_source, self._delete_in_source, self._replace_in_source)
 
     def _insert_in_source(self, row: Row) -> Row:
@@ -147,11 +150,11 @@ class Application:
 
     @property
     def _writable(self) -> Collection[EntityKey]:
-        """Rows that can be written after cutover: those whose source row is as the target's."""
+        """Keys of rows that can be written after cutover: those whose source row agrees with the target."""
         return self.untouched
 
     def write_target(self) -> None:
-        """Do one thing to the targets, through the new keys, index rows included."""
+        """Make one write to the targets under the new keys, index rows included."""
         insert = None if self._mapper.needs_timestamp else self._insert_in_target
         self._write(
             self._writable,
@@ -163,7 +166,7 @@ class Application:
     def _insert_in_target(self, row: Row) -> Row | None:
         made = self._mapper.map(row)
         try:
-            # What the target row says of its source row is all that can come back.
+            # Only what the target row says of its source row can be written back.
             back = self._mapper.reverse(made[0].row, self._mapper.source_key(made[0].row), None)
             if self._mapper.map(back) != made:
                 return None
@@ -190,7 +193,7 @@ class Application:
         return True
 
     def _comes_back(self, row: Row, changed: Row, before: Row, after: Row) -> bool:
-        """Tell whether a change shows in the main target row, and can be told from it."""
+        """Tell whether a change alters the main target row, and reversing that row gives the change again."""
         if (key_of(before), digest_of(before)) == (key_of(after), digest_of(after)):
             return False
         try:
@@ -199,7 +202,7 @@ class Application:
             return False
         return digest_of(back) == digest_of(changed)
 
-    # --- the book ----------------------------------------------------------------------------------------
+    # --- the record of the source's rows -----------------------------------------------------------------
 
     def _enter(self, row: Row) -> None:
         key = key_of(row)
@@ -217,7 +220,7 @@ class Application:
         self.done["deletes"] += 1
 
     def _update(self, row: Row | None, write: Callable[[Row, Row], bool]) -> None:
-        """Write the first change of a row that can be written; `write` tells whether it did."""
+        """Write the first of a row's changes that can be written; `write` tells whether it wrote one."""
         if row is None:
             return
         for changed in self._changes(row):
@@ -228,7 +231,7 @@ class Application:
                 return
 
     def _release(self, row: Row) -> None:
-        """Give up the places of a row in the targets."""
+        """Remove the places of a row from `_owners`, where it is their owner."""
         for place in places_of(self._mapper, row):
             if self._owners.get(place) == key_of(row):
                 del self._owners[place]
@@ -237,14 +240,20 @@ class Application:
         return self._witness.get(self.source_name, self._lot.choice(list(keys)))
 
     def _taken(self, row: Row, owner: EntityKey | None = None) -> bool:
-        """Tell whether a row cannot be written: refused, its key in use, or its place in a target."""
+        """Tell whether a row cannot be written: refused by the mapping, or its key or a target key is in use.
+
+        `owner` is the key of the row that it replaces, None for a new row.
+        """
         places = places_of(self._mapper, row)
         if not places or (owner is None and key_of(row) in self.must_hold):
             return True
         return any(self._owners.get(place, owner) != owner for place in places)
 
     def _changes(self, row: Row) -> Iterator[Row]:
-        """Yield rows that differ from this one in one property: one that moves it first, then others."""
+        """Yield forms of a row that differ in one property.
+
+        Half of the time those come first that change a property its keys are made of; then the others.
+        """
         inputs = self._mapper.migration.key_inputs - {PARTITION_KEY, ROW_KEY, TIMESTAMP, WHOLE_ROW}
         content = content_of(row)
         if inputs and self._lot.random() < 0.5:
@@ -260,38 +269,38 @@ class Application:
 
 
 class LiveApplication(Application):
-    """The application in capture "dual-write": writes in both views through the clients, and never stops."""
+    """Application in capture "dual-write": writes in both views through rekey's clients, and never stops."""
 
     def __init__(
         self, witness: Witness, seed: int, old: DualWriteTableClient, new: DualWriteTableClient
     ) -> None:
-        """Take the clients of its old version and its new one; the rest is as for any application."""
+        """Create it with the clients of the old view and the new view; the rest as for `Application`."""
         super().__init__(witness, seed)
         self.old = self._source = old
         self._target = new
         self.longest_seconds = 0.0
-        """The longest that one write took since `begin_counting`."""
+        """The longest time of one write since `begin_counting`."""
 
     def begin_counting(self) -> None:
-        """Start `done` and `longest_seconds` again."""
+        """Set the counts in `done` and `longest_seconds` to zero."""
         super().begin_counting()
         self.longest_seconds = 0.0
 
     def write_source(self) -> None:
-        """Do one thing in the old view."""
+        """Make one write in the old view."""
         self._timed(super().write_source)
-        # The write was followed before it was acknowledged: nothing lingers.
+        # The targets followed before the write was acknowledged: no row of a deleted one lingers there.
         self.deleted.clear()
 
     def write_both(self) -> None:
-        """Do one thing in the old view or in the new one."""
+        """Make one write: an update in the old view, or any write in the new view."""
         if self._lot.random() < 0.5:
             self._timed(lambda: self._update(self._choose(self.must_hold), self._replace_in_place))
         else:
             self.write_target()
 
     def write_target(self) -> None:
-        """Do one thing in the new view; index rows and the source follow by themselves."""
+        """Make one write in the new view; the client makes index rows and the source follow."""
         self._timed(super().write_target)
 
     def _timed(self, write: Callable[[], None]) -> None:
@@ -306,11 +315,11 @@ class LiveApplication(Application):
 
     @property
     def _writable(self) -> Collection[EntityKey]:
-        # Every write is followed at once, so every row can be written at any time, in either view.
+        # The replicas follow every write at once: every row can be written at any time, in either view.
         return self.must_hold
 
     def _replace_in_place(self, row: Row, changed: Row) -> bool:
-        """Write a change in the old view that leaves the new key as it is."""
+        """Write a change in the old view unless it changes the main target key; tell whether it did."""
         before, after = places_of(self._mapper, row), places_of(self._mapper, changed)
         return after[:1] == before[:1] and self._replace_in_source(row, changed)
 
@@ -322,7 +331,7 @@ class LiveApplication(Application):
 
     def _replace_in_target(self, row: Row, changed: Row) -> bool:
         before, after = self._mapper.map(row)[0].row, self._mapper.map(changed)[0].row
-        # A row that would move to another new key cannot be said in this view: it would be refused.
+        # The new view cannot express that a row gets another new key: the client would refuse it.
         if key_of(before) != key_of(after) or not self._comes_back(row, changed, before, after):
             return False
         self._target.update_entity(to_entity(after), mode=UpdateMode.REPLACE)
@@ -333,7 +342,7 @@ class LiveApplication(Application):
 
 
 def changed_by_one(row: Row, names: Sequence[str]) -> Iterator[Row]:
-    """Yield rows with one of these properties changed a little, and last one with a property added."""
+    """Yield forms of a row, each with one of these properties changed; last one with `ADDED` added."""
     for name in names:
         edm = edm_type(row, name)
         if edm in _CHANGES:
@@ -353,7 +362,7 @@ _CHANGES: dict[str, Callable[[Any], Any]] = {
     BOOLEAN: lambda value: not _is_true(value),
     DOUBLE: lambda value: 2.5 if value == 1.5 else 1.5,
 }
-"""What makes another value of one, different by a character or a bit; other types are left alone."""
+"""For each EDM type, a function that makes a slightly different value; other types are not changed."""
 _FOR_THE_SDK: dict[str, Callable[[Any], Any]] = {BINARY: base64.b64decode, BOOLEAN: _is_true, INT64: int}
 
 

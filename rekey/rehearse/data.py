@@ -2,9 +2,9 @@
 
 Rules kept here:
 
-* From every format rows come out as wire rows, one at a time; the file is never in memory as a whole.
-* A type that is said is kept. What a format does not say is assumed, and every assumption that mattered is
-  reported (`assumptions`): a rehearsal on guessed types proves less than one on the table itself.
+* Rows of every format are yielded as wire rows, one at a time; the file is never in memory as a whole.
+* A type that the file states is kept. What a format does not state is assumed, and every assumption that was
+  applied is reported (`assumptions`): a rehearsal on guessed types proves less than one on the table itself.
 * A row that the service would refuse is refused here. An error names the file, the line or record and the
   cure; it repeats no key and no value.
 """
@@ -57,7 +57,7 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,7})?(Z|\+00:00)", r
 
 
 class Note(StrEnum):
-    """What was assumed, in the order in which it is told."""
+    """An assumption about the rows of a file; in the order in which they are reported."""
 
     DATETIME_BY_FORM = (
         "text of the form 2024-01-31T12:00:00.123456+00:00 was taken for a DateTime; the Azure CLI cuts"
@@ -73,7 +73,7 @@ class Note(StrEnum):
 
 
 class BadRow(ValueError):
-    """A part of a data file cannot be understood. Holds names of properties, no values.
+    """A part of a data file cannot be read as a row. The text holds names of properties, no values.
 
     Attributes:
         problem, cure: what is wrong, and what to do.
@@ -93,7 +93,7 @@ class DataFile:
 
     Attributes:
         path: the file.
-        format: what it was taken for.
+        format: its format, taken from its name and beginning.
     """
 
     path: Path
@@ -105,8 +105,8 @@ class DataFile:
         """Yield the rows as the service would keep them.
 
         Raises:
-            ConfigurationError: the file is not what it was taken for, a row is not one the service takes, or
-                there is no row at all.
+            ConfigurationError: the file cannot be read or is not of its format, the service would refuse a
+                row, or there is no row at all.
         """
         self._noted.clear()
         kept = None
@@ -131,7 +131,7 @@ class DataFile:
 
     @property
     def assumptions(self) -> list[str]:
-        """Return what was assumed about the rows read so far, one sentence each."""
+        """The assumptions made about the rows read so far, one sentence each."""
         return [
             f"{note} ({count:,} {'value' if count == 1 else 'values'})"
             for note in Note
@@ -194,7 +194,7 @@ class DataFile:
     def _guessed(self, name: str, value: object) -> tuple[str, object]:
         """Return the type of a JSON value without an annotation, and the value. Raises BadRow."""
         if isinstance(value, str) and self.format is Format.AZURE_CLI:
-            # The CLI prints a DateTime without its type: only its form tells it from text.
+            # The CLI prints a DateTime without its type: only its form distinguishes it from text.
             is_moment = _MOMENT.fullmatch(value) is not None
             self._noted[Note.DATETIME_BY_FORM if is_moment else Note.PLAIN_TEXT] += 1
             return (DATETIME if is_moment else STRING), value
@@ -241,7 +241,7 @@ class DataFile:
             raise BadRow("this is not CSV: a quote is out of place", where=place) from None
 
     def _columns(self, header: Sequence[str]) -> dict[str, tuple[int, str]]:
-        """Return the columns that hold values: by property, position and type, "" where the header says none.
+        """Return position and type of the columns that hold values, by property; "" is a type not stated.
 
         Raises:
             BadRow: a column has no name of its own, a type is unknown, or a key has no column.
@@ -288,10 +288,10 @@ class DataFile:
 
 
 def open_data(path: Path) -> DataFile:
-    """Return a data file; its format is told by its name, and for `.json` by how it begins.
+    """Return a data file; its format follows from its suffix, for `.json` also from its first line.
 
     Raises:
-        ConfigurationError: no such file, or none of the formats.
+        ConfigurationError: the file cannot be read, or its suffix is none that is known.
     """
     found = _SUFFIXES.get(path.suffix.lower())
     if found is None:
@@ -299,7 +299,7 @@ def open_data(path: Path) -> DataFile:
     with _opened(path) as file:
         first = next((line for line in file if line.strip()), "")
     if found is Format.AZURE_CLI:
-        # A first line that is a whole object, and no answer of the Azure CLI, is one of JSON Lines.
+        # A first line that is a complete object, and not one that the Azure CLI prints, is JSON Lines.
         try:
             value = json.loads(first)
         except json.JSONDecodeError:
@@ -311,7 +311,11 @@ def open_data(path: Path) -> DataFile:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[str]]:
-    """Open a text file in UTF-8, or in UTF-16 when its mark says so (as some shells redirect output)."""
+    """Open a text file in UTF-8, or in UTF-16 if it begins with its mark (as some shells redirect output).
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is not in UTF-8.
+    """
     try:
         with path.open("rb") as binary:
             marked = binary.read(2) in (b"\xff\xfe", b"\xfe\xff")
@@ -356,9 +360,9 @@ _NUMBER = "0123456789.eE+-"
 
 @dataclass
 class JsonStream:
-    """A JSON document, read as it is needed: memory holds a chunk and the largest item.
+    """A JSON document that is read chunk by chunk: memory holds a chunk and the largest item.
 
-    Its errors say line and column, which count from 1, and no text.
+    Its errors give line and column, counted from 1, and no text.
 
     Attributes:
         file: open for reading, at its beginning.
@@ -371,10 +375,11 @@ class JsonStream:
     _column: int = 1
 
     def members(self) -> Iterator[tuple[str, Any]]:
-        """Yield the members of an object, of the array `items` each item by itself; of an array, its items.
+        """Yield the members of an object as (name, value). Of its array `items`, and of a document that is an
+        array, each item is yielded by itself, under the name `items`.
 
         Raises:
-            BadRow: where the document breaks off, or stops being JSON.
+            BadRow: the document is cut off, or is not JSON.
         """
         if self._takes("["):
             yield from (("items", self._value()) for _ in self._listed("]"))
@@ -393,7 +398,7 @@ class JsonStream:
             raise self._error(self._at)
 
     def _listed(self, end: str) -> Iterator[None]:
-        """Yield before each element of a list that this sign ends."""
+        """Yield once before each element of a list that ends with `end`; the caller reads the element."""
         if self._takes(end):
             return
         while True:
@@ -411,7 +416,7 @@ class JsonStream:
                 if self._more():
                     continue
                 raise self._error(error.pos) from None
-            # A number may go on in the next chunk (`-1.5e` is read as -1.5); all else ends with its own sign.
+            # A number may go on in the next chunk (`-1.5e` is read as -1.5); other values have a clear end.
             if not self._text[end:].strip(_NUMBER) and self._more():
                 continue
             self._at = end
@@ -435,7 +440,7 @@ class JsonStream:
                 return self._text[self._at : self._at + 1]
 
     def _more(self) -> bool:
-        """Read on, forgetting what was consumed; False at the end of the file."""
+        """Read the next chunk and drop the text that was consumed; return False at the end of the file."""
         chunk = self.file.read(_CHUNK)
         if chunk:
             self._line, self._column = self._place(self._at)

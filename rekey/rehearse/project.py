@@ -1,13 +1,13 @@
-"""A project of its own for one rehearsal, and the installed command run in it.
+"""The project folder of one rehearsal, and the installed command run in it.
 
 Rules kept here:
 
-* Commands are run as an operator runs them: processes of their own (`python -m rekey …`) in a folder with a
-  `rekey.toml`. So a kill is a kill, and what is proved is proved of the command.
+* Commands are run as an operator runs them: as processes (`python -m rekey …`) in a folder with a
+  `rekey.toml`. So a kill ends a real process, and proofs are about the command itself.
 * Nothing of the operator's configuration is used: endpoints, keys and secrets are the rehearsal's own. Keys
-  and secrets are in the environment of the commands only, never in a file; but for the key that signs the
-  rehearsal's evidence, which is made for it and protects nothing else.
-* The migration scripts that the rehearsed one needs come along, and the modules they import.
+  and secrets are in the environment of the commands only, never in a file, except the key that signs the
+  rehearsal's evidence: it is made for the rehearsal and protects nothing else.
+* The migration scripts on which the rehearsed one depends are copied, too, and the modules they import.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rekey.state.models import KeyTexts, Segment
 from rekey.state.store import State
 
 RETENTION_SECONDS = 1
-"""The shortest that a configuration can say."""
+"""The shortest retention that a configuration can state."""
 EVIDENCE_KEY = "evidence.pem"
 _WRAPPING_KEY = "REHEARSAL_WRAPPING_KEY"
 _COMMAND_SECONDS = 3600
@@ -45,7 +45,7 @@ class Result:
     Attributes:
         words: the command without the program, e.g. `("plan", "0001_users", "--exact")`.
         code: its exit code; negative when a signal ended it.
-        output: what it printed, standard output and standard error as they came.
+        output: what it printed, standard output and standard error in the order in which they were written.
         seconds: how long it took.
     """
 
@@ -56,7 +56,7 @@ class Result:
 
     @property
     def line(self) -> str:
-        """The command as one types it."""
+        """The command line as an operator types it."""
         return " ".join(("rekey", *self.words))
 
     def as_json(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Result:
 
 @dataclass
 class Running:
-    """A command under way. Use `Project.start`, and `finish` or `kill` it."""
+    """A command that `Project.start` has started; end it by `finish` or `kill`."""
 
     _process: subprocess.Popen[bytes]
     _words: tuple[str, ...]
@@ -75,16 +75,16 @@ class Running:
 
     @property
     def ended(self) -> bool:
-        """Tell whether it has ended."""
+        """Whether it has ended."""
         return self._process.poll() is not None
 
     def kill(self) -> Result:
-        """End it by SIGKILL, which no program can catch, and return what it had printed."""
+        """End it by SIGKILL, which no program can catch, and return its result."""
         self._process.kill()
         return self.finish()
 
     def finish(self) -> Result:
-        """Wait for its end. Raises MachineFailed when it does not come."""
+        """Wait for its end and return its result. Raises MachineFailed after `_COMMAND_SECONDS`."""
         try:
             code = self._process.wait(_COMMAND_SECONDS)
         except subprocess.TimeoutExpired:
@@ -99,10 +99,10 @@ class Running:
 
 
 class Project:
-    """The folder of one rehearsal: configuration, scripts, state file, and what the commands printed."""
+    """The folder of one rehearsal: configuration, scripts, state file, and the output of the commands."""
 
     def __init__(self, folder: Path, script: Path) -> None:
-        """Take a new, empty folder and read the script with all it depends on.
+        """Create it in a new, empty folder, and load the script with all scripts that it depends on.
 
         Raises:
             DeclarationError: a script is wrong.
@@ -122,7 +122,7 @@ class Project:
         return self.scripts[-1]
 
     def write(self, azurite: Azurite, *, window_rows: int, entities_per_second: int) -> None:
-        """Write configuration and scripts."""
+        """Write configuration, evidence key and scripts. Raises ConfigurationError."""
         self._environment["REHEARSAL_TABLES_KEY"] = azurite.tables.key
         self._environment["REHEARSAL_RESTRICTED_KEY"] = azurite.restricted.key
         self.folder.chmod(0o700)
@@ -179,7 +179,7 @@ key_file = "{EVIDENCE_KEY}"
 
     @property
     def wrapping_key(self) -> bytes:
-        """The secret that sealed mappings are sealed with, made for this rehearsal."""
+        """The wrapping key of sealed mappings, made for this rehearsal."""
         return self._environment[_WRAPPING_KEY].encode("ascii")
 
     @property
@@ -188,9 +188,9 @@ key_file = "{EVIDENCE_KEY}"
         return tuple(self._environment.values())
 
     def start(self, *words: str) -> Running:
-        """Start a command."""
+        """Start `rekey` with these words; its output goes to a file of the folder."""
         output = self.folder / "output" / f"{len(self._started) + 1:02d}-{words[0]}.txt"
-        # A proxy that the machine is told to use does not know this machine's own Azurite.
+        # A proxy that is configured on this machine cannot reach the Azurite on its loopback address.
         unproxied = ",".join(filter(None, (os.environ.get("NO_PROXY"), _ON_LOOPBACK)))
         own = {"NO_PROXY": unproxied, "no_proxy": unproxied, "PYTHONUNBUFFERED": "1", "COLUMNS": "110"}
         with output.open("wb") as file:
@@ -206,17 +206,17 @@ key_file = "{EVIDENCE_KEY}"
         return self._started[-1]
 
     def stop(self) -> None:
-        """End every command that is still under way."""
+        """Kill every command that has not ended."""
         for running in self._started:
             if not running.ended:
                 running.kill()
 
     def segments(self, purpose: str, keys: KeyTexts | None = None) -> list[Segment]:
-        """Return the checkpoints of the rehearsed migration as they are in the state file now.
+        """Return the segments of the rehearsed migration as the state file has them now.
 
         Args:
-            purpose: what they are for.
-            keys: how keys stand there; None for counts alone.
+            purpose: what they are for, e.g. `BACKFILL`.
+            keys: the form that keys have in the state file; None: segments without keys, for counts alone.
         """
         if not self.state_path.exists():
             return []
@@ -230,8 +230,8 @@ key_file = "{EVIDENCE_KEY}"
 def _needed_scripts(script: Path) -> tuple[Declared, ...]:
     """Return the script and all that it depends on, dependencies first."""
     wanted = load_script(script)
-    # Text decides whether another script of the folder may fill the source table, so that one that is wrong
-    # does not keep this one from being rehearsed.
+    # Whether another script of the folder may fill the source table is decided from its text: if all were
+    # loaded, a script that is wrong would keep this one from being rehearsed.
     source = f'"{wanted.migration.source.lower()}"'
     others = (path for path in wanted.path.parent.glob("*.py") if path.stem != wanted.script_id)
     if wanted.depends or any(source in path.read_text("utf-8", "replace").lower() for path in others):

@@ -2,10 +2,10 @@
 
 Rules kept here:
 
-* Nothing outside is touched: own Azurite, own folder, own keys and secrets; all are gone afterwards in any
-  case, unless the folder is asked to be kept.
-* What is rehearsed is the installed command; what is believed is what a witness reads from the tables.
-* What is not as it must be gives a report that did not pass; an error means that no rehearsal came about.
+* Nothing else is touched: Azurite, folder, keys and secrets are the rehearsal's own. All are removed
+  afterwards in any case, except the folder when it is to be kept.
+* The installed command is rehearsed; what counts is what a witness reads from the tables.
+* A check that fails gives a report that did not pass; an error means that no rehearsal took place.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rekey.rehearse.witness import Witness, key_of_account, open_service
 DEFAULT_ROWS = 2000
 _WINDOWS = 20
 _COPY_SECONDS = 3
-"""About how long copying takes, so that a kill lands in its middle."""
+"""About how long copying takes at the configured rate, so that a kill lands in its middle."""
 _MOST_ROWS_A_WINDOW = 4096
 _WRITES_SHARE = 20
 _WRITES_AT_MOST = 300
@@ -57,13 +57,13 @@ def rehearse(
 
     Args:
         script: the migration script.
-        rows: how many rows to make up; without meaning when there is `data`.
+        rows: how many rows to make up; ignored when there is `data`.
         data: a file of rows (see `rekey.rehearse.data`), all of which are used; None: they are made up.
         seed: for made-up rows and the application's choices.
-        out: takes lines that tell what goes on.
+        out: called with each line about the progress.
         folder: where the rehearsal's own folder is made; None: among the machine's temporary files.
         keep: leave that folder there.
-        narrate: how to tell.
+        narrate: makes the narrator of the progress from `out`.
 
     Raises:
         DeclarationError: the script is wrong.
@@ -121,7 +121,7 @@ def _on_stage(
     seed: int,
     stack: ExitStack,
 ) -> Life:
-    """Write the project for this Azurite, and bring together who takes part; the stack closes clients."""
+    """Write the project for this Azurite, and return the life with all its parts; `stack` closes clients."""
     project.write(
         azurite,
         window_rows=max(1, min(stock.count // _WINDOWS, _MOST_ROWS_A_WINDOW)),
@@ -132,7 +132,7 @@ def _on_stage(
     wrapping = LocalWrappingKey(project.wrapping_key) if sealed else None
     witness = Witness(tables, restricted, project.declared.script_id, mapper, wrapping)
     writes = min(_WRITES_AT_MOST, max(10, stock.count // _WRITES_SHARE))
-    # After how many copied rows the kill comes: somewhere between a fifth and a half.
+    # The kill waits for this many checkpointed rows: a fifth to a half of all.
     share = random.Random(f"kill/{seed}").uniform(0.2, 0.5)  # noqa: S311 - a choice to be made again
     kill_after = max(1, round(stock.count * share))
     if project.declared.migration.capture == "delta":
@@ -143,7 +143,7 @@ def _on_stage(
 
 
 def _client(project: Project, azurite: Azurite, view: str) -> DualWriteTableClient:
-    """Return a client of the application's old version or new one; it registers with its first call."""
+    """Return a client of the old or the new view; it registers with its first call."""
     migration = project.declared.migration
     return DualWriteTableClient(
         azurite.tables.endpoint,
@@ -174,7 +174,7 @@ def _own_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
 
 
 def _keep_tables(witness: Witness, folder: Path) -> None:
-    """Write every table as JSON Lines, which `--data` reads: Azurite's memory ends with it."""
+    """Write source and targets as JSON Lines, which `--data` reads: Azurite has them in memory only."""
     folder.mkdir()
     for name in (witness.source_name, *witness.mapper.migration.table_names):
         if witness.exists(name):

@@ -1,10 +1,10 @@
-"""What a rehearsal proved, as a value, as JSON and as text; and how it tells of itself under way.
+"""The report of a rehearsal, as a value, as JSON and as text; and the narrators of its progress.
 
 Rules kept here:
 
 * A proof is a sentence with figures, made only after what it says was checked. Nothing is a proof because a
   command said so.
-* What was left out and what was assumed is told as plainly as what was proved.
+* What was left out and what was assumed is reported as plainly as what was proved.
 * No key, secret or connection string is in a report.
 """
 
@@ -34,7 +34,7 @@ class RehearsalReport:
         proofs: what was proved, in order.
         left_out: what was not rehearsed, and why.
         steps: the commands, in order.
-        failure: what was not as it must be, with the output of the command; "" when all was.
+        failure: the check that failed, with the output of the command; "" when none failed.
         kept: the folder that was kept, "" when it was removed.
         seconds: how long it took.
     """
@@ -54,7 +54,7 @@ class RehearsalReport:
 
     @property
     def passed(self) -> bool:
-        """Tell whether everything was as it must be."""
+        """Whether no check failed."""
         return not self.failure
 
     def as_json(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class RehearsalReport:
 
 @dataclass
 class Briefly:
-    """Tells what goes on in sentences: for `rekey rehearse`. `out` takes lines."""
+    """Narrator of the progress in sentences, for `rekey rehearse`; `out` is called with each line."""
 
     out: Out
 
@@ -97,7 +97,7 @@ class Briefly:
         self._tell(*wrapped(sentence))
 
     def ran(self, result: Result) -> None:
-        """Show a command that has ended, how, and how long it took."""
+        """Show a command that has ended, its exit code or signal, and how long it took."""
         ended = f"exit {result.code}" if result.code >= 0 else f"ended by signal {-result.code}"
         self._tell(f"  $ {result.line}  ({ended}, {result.seconds:.1f} s)")
 
@@ -106,11 +106,11 @@ class Briefly:
         self._tell(*wrapped(sentence, first="  ✓ "))
 
     def why(self, sentence: str) -> None:
-        """Say why the last command is there: not here, operators know the commands."""
+        """Say nothing: operators know why the last command is run."""
 
 
 class WithOutput(Briefly):
-    """Shows commands with what they print, and why they are there: for `make demo`."""
+    """Narrator that shows the commands with their output and their purpose, for `make demo`."""
 
     def say(self, sentence: str) -> None:
         """Say what comes next, after an empty line."""
@@ -125,5 +125,5 @@ class WithOutput(Briefly):
             self._tell(f"  (exit code {result.code})")
 
     def why(self, sentence: str) -> None:
-        """Say why the last command is there."""
+        """Say why the last command is run."""
         self._tell(*wrapped(sentence, first="  → "))

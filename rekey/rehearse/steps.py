@@ -1,11 +1,12 @@
-"""The life of a migration, step by step, each followed by a look at the tables.
+"""The life of a migration, step by step, each followed by a check of the tables.
 
 Rules kept here:
 
-* Every step is a command of its own process; after it a witness reads both sides and compares row by row.
+* Every step is a command in its own process; after it a witness reads both sides and compares row by row.
 * The kill is SIGKILL and lands while copying is under way: after the first checkpoint, before the last.
-* The first thing that is not as it must be ends the rehearsal, with what the command printed.
-* What has a precondition in the declaration (a way back) is left out with a word when it is not met.
+* The first check that fails ends the rehearsal; the failure holds the output of the command.
+* A step with a precondition in the declaration (the way back) is left out when that is not met; the report
+  says so.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _POLL_SECONDS = 0.01
 _PAUSE_SECONDS = 0.02
 _LOOK_EVERY = 5
 _TARGET_WRITES = 24
-"""Writes of the application after cutover, before all is rolled back."""
+"""Writes of the application after cutover, before the rollback."""
 _WRITES_BEFORE = 3
 """Writes of a live application before the first command."""
 _BUNDLE = "evidence"
@@ -37,25 +38,26 @@ _NOT_THIS_TABLE = (ExitCode.USAGE, ExitCode.REFUSED)
 _OUTPUT_LINES = 60
 _LEGACY_KEYS_LOOKED_FOR = 20_000
 _TELLING_CHARACTERS = 12
-"""A shorter key may stand in a text by accident."""
+"""A shorter key may occur in a text by accident."""
 
 
 class NotAsItMustBe(Exception):
-    """Something was not as it must be; the text says what, and what the command printed."""
+    """A check of a rehearsal failed; the text says which, with the last lines that the command printed."""
 
 
 def _rows(segments: Iterable[Segment]) -> int:
-    """Return how many rows checkpoints claim."""
+    """Return how many rows the checkpoints of segments count."""
     return sum(segment.rows for segment in segments)
 
 
 @dataclass
 class Life:
-    """Takes one migration through its life.
+    """The life of one migration, run command by command.
 
     Attributes:
-        project, witness, application, tell: who takes part.
-        writes: how many rows the application writes during a command.
+        project, witness, application: the parts of the rehearsal.
+        tell: narrates the progress.
+        writes: how many writes at most the application makes during one command.
         kill_after: how many checkpointed rows the kill waits for.
         steps: the commands so far.
         proofs: what was proved so far.
@@ -99,7 +101,7 @@ class Life:
         self._nothing_told()
 
     def take_dependencies_through(self) -> None:
-        """Bring the scripts that this one depends on as far as it needs. Raises NotAsItMustBe."""
+        """Take the scripts that this one depends on to `complete`, on empty tables. Raises NotAsItMustBe."""
         for one in self.project.scripts[:-1]:
             self.tell.say(f"{self._script_id} depends on {one.script_id}: taking that through, on no rows.")
             self.witness.tables.create_table_if_not_exists(one.migration.source)
@@ -123,7 +125,7 @@ class Life:
         )
 
     def _kill(self) -> list[Segment]:
-        """Kill the first apply in the middle of copying; return where its segments stood."""
+        """Kill the first `apply` in the middle of copying; return its segments as checkpointed then."""
         self.tell.say("Applying, and killing it in the middle of copying.")
         running = self.project.start("apply", self._script_id)
         while not running.ended and _rows(self.project.segments(BACKFILL)) < self.kill_after:
@@ -193,7 +195,7 @@ class Life:
         self._catch_up()
 
     def _catch_up(self, why: str = "") -> None:
-        """Bring over what the application changed."""
+        """Copy what the application changed: run `apply` again, which stops at the gate before cutover."""
         self._run("apply", self._script_id)
         if why:
             self.tell.why(why)
@@ -304,7 +306,7 @@ class Life:
         self._run("apply", self._script_id, "--to", "cutover", "--writers-stopped")
 
     def _same(self, when: str, *, after_cutover: bool = False) -> Finding:
-        """Prove that both sides hold what they must; rows of deleted ones may linger until cutover."""
+        """Prove that both sides hold what they must; until cutover target rows of deleted rows may linger."""
         may_linger = frozenset(() if after_cutover else self.application.deleted)
         finding = self.witness.compare(
             self.application.must_hold, may_linger=may_linger, after_cutover=after_cutover
@@ -330,7 +332,13 @@ class Life:
         during: Callable[[], None] = lambda: None,
         write: Callable[[], None] | None = None,
     ) -> Result:
-        """Run a command while the application writes, to the source unless it is said otherwise."""
+        """Run a command while the application writes; return its result. Raises NotAsItMustBe.
+
+        Args:
+            words: the command.
+            during: called again and again while the command runs.
+            write: makes one write; by default to the source.
+        """
         write = write or self.application.write_source
         running = self.project.start(*words)
         rounds = 0
@@ -373,9 +381,9 @@ class Life:
 
 
 class LifeUnderWrites(Life):
-    """The life in capture "dual-write": no pass brings anything over, and the application never stops.
+    """The life in capture "dual-write": there is no delta pass, and the application never stops.
 
-    How long a write waited is told with the figure that was measured; no figure is a condition.
+    The longest time of a write is reported as measured; no figure is a condition.
     """
 
     application: LiveApplication
@@ -388,7 +396,7 @@ class LifeUnderWrites(Life):
         super().live()
 
     def _catch_up(self, why: str = "") -> None:
-        """Nothing is due: every write was followed before it was acknowledged."""
+        """Do nothing: the targets followed every write before it was acknowledged."""
 
     def _cut_over(self) -> None:
         self.tell.say("Cutting over, while the application goes on writing.")

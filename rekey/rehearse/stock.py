@@ -2,14 +2,14 @@
 
 Rules kept here:
 
-* A file is read once before anything is started: one that cannot be loaded is refused then.
-* Some rows are kept back, spread over the whole: the application inserts them later, so that what is inserted
-  is as real as what was there.
+* A file is read once as a whole before anything is started: one that cannot be loaded is refused then.
+* Some rows are kept back, spread over the first 6,000: the application inserts them later, so that inserted
+  rows are as real as loaded ones.
 * Two rows of one key are refused; neither wins.
 * Without a file rows are made up from what the declaration reads: a property gets a value of the kind that
   the expression around it takes (a DateTime under `keys.date`, a number under `keys.zero_pad`, text with its
-  separator under `keys.split`), and text otherwise. Whether rows suit is decided by the mapper alone. Where
-  most do not (a pattern of `keys.regex`, a custom function), nothing is guessed: `--data` is asked for.
+  separator under `keys.split`), and text otherwise. The mapper alone decides whether rows suit. Where most do
+  not (a pattern of `keys.regex`, a custom function), nothing is guessed: the error asks for `--data`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _BATCHES_AT_ONCE = 8
 
 @dataclass
 class Stock:
-    """The rows, before they are loaded.
+    """The rows of a rehearsal, not held in memory: each reading reads or makes them again.
 
     Attributes:
         count: how many rows there are.
-        source: where they come from.
+        source: where they come from, as text.
         assumptions: what was assumed about a file.
         loaded, kept_back: how many have been loaded into the source, and how many the application got.
     """
@@ -68,7 +68,7 @@ class Stock:
 
     @classmethod
     def of(cls, mapper: Mapper, rows: int, data: Path | None, seed: int) -> Stock:
-        """Return the rows of a file, or rows made up for a declaration.
+        """Return a stock of the rows of a file, or of rows made up for a declaration.
 
         Raises:
             ConfigurationError: fewer than `FEWEST_ROWS`, a bad file, or no rows can be made up.
@@ -101,12 +101,12 @@ class Stock:
             yield {**row, **dict.fromkeys(minus_zero, 0.0)} if minus_zero else row
 
     def is_kept_back(self, number: int) -> bool:
-        """Tell whether row number n is kept back for the application."""
+        """Tell whether the row of this number, counted from 0, is kept back for the application."""
         return number % _KEPT_BACK_EVERY == 1 and number < _KEPT_BACK_EVERY * _KEPT_BACK_AT_MOST
 
 
 async def load(account: AzuriteAccount, stock: Stock, application: Application) -> None:
-    """Create the source and load the rows; tell the application which are there and which it keeps back.
+    """Create the source and load the rows; give the application the loaded rows and those kept back.
 
     Raises:
         ConfigurationError: two rows have one key.
@@ -272,7 +272,7 @@ def _widths(migration: Migration) -> dict[str, int]:
 
 
 def _separators(migration: Migration) -> dict[str, str]:
-    """Return the separators that properties are split by."""
+    """Return the separator by which each property is split, by the property's name."""
     found: dict[str, str] = {}
     for index in migration.indexes:
         if index.each is not None:

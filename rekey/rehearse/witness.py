@@ -1,12 +1,12 @@
-"""A witness: reads both sides directly, and says row by row whether they hold what they must.
+"""A witness: reads both sides directly, and compares them row by row with what they must hold.
 
 Rules kept here:
 
 * It reads through the Azure SDK (`azure-data-tables`), not through the tables layer that did the copying, and
   compares the service's own JSON: SDK values would hide the 100 ns digit and the case of a Guid.
-* What must be there comes from two places only: the book that the rehearsal keeps of what the application
-  wrote, and the declaration's mapper.
-* What it finds wrong is named by safe id: a rehearsal on real data prints no key of it.
+* The expected rows come from two places only: the application's record of what the source must hold, and the
+  declaration's mapper.
+* Wrong rows are named by safe id: a rehearsal on real data prints none of its keys.
 * In memory it holds digests of rows, not rows: about 400 bytes for each.
 """
 
@@ -43,16 +43,16 @@ from rekey.rehearse.azurite import AzuriteAccount
 from rekey.state.models import KeyTexts
 
 NAMED = 5
-"""How many wrong rows a finding names."""
+"""How many wrong rows a comparison names at most on each side."""
 _CONTROL_ROW_KEY = "control"
 Place: TypeAlias = tuple[int, EntityKey]
 """A target row: the number of its table, and its key."""
 _Wrong: TypeAlias = tuple[str, EntityKey, str]
-"""A table, a row of it, and what is wrong with that."""
+"""A table, the key of a row in it, and what is wrong with that row."""
 
 
 def digest_of(row: Row, leave_out: Iterable[str] = ()) -> bytes:
-    """Return a digest of a row's content: (name, EDM type, canonical text) of every property."""
+    """Return a digest of a row's content: (name, EDM type, canonical text) of every property not left out."""
     left_out = frozenset(leave_out)
     content = [each for each in canonical_content(row) if each[0] not in left_out]
     return hashlib.blake2b(repr(content).encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -73,12 +73,12 @@ def open_service(account: AzuriteAccount) -> TableServiceClient:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One comparison.
+    """The result of one comparison.
 
     Attributes:
         source_rows, target_rows: how many rows were read on either side.
         lingering: how many of the target rows are of deleted source rows, which the sweep is due to remove.
-        wrong: what is not as it must be, one sentence each; empty when all is.
+        wrong: what is wrong, one sentence each; empty when nothing is.
         expected: digest of every row the targets must hold, by table number and key.
     """
 
@@ -91,13 +91,13 @@ class Finding:
 
 @dataclass
 class Witness:
-    """Reads and compares the tables of one migration.
+    """Reader that compares the tables of one migration.
 
     Attributes:
         tables, restricted: the SDK's clients of both accounts.
         script_id: the migration.
-        mapper: its mapping.
-        wrapping: the wrapping key of a sealed mapping.
+        mapper: its mapper.
+        wrapping: the wrapping key of a sealed mapping, None when it is in the clear.
     """
 
     tables: TableServiceClient
@@ -139,12 +139,12 @@ class Witness:
         return any(item.name.lower() == table.lower() for item in self.tables.list_tables())
 
     def safe_ids(self) -> SafeIds:
-        """Return the migration's safe ids, by control row and, if sealed, root key."""
+        """Return the migration's safe ids, made with the control row's key and, if sealed, the root key."""
         id_key, root = self._keys()
         return SafeIds(id_key if root is None else ids_key(root, id_key))
 
     def cursor_keys(self) -> KeyTexts:
-        """Return how keys stand in the state file."""
+        """Return the form that keys have in the state file: sealed or in the clear."""
         id_key, root = self._keys()
         return KeyTexts() if root is None else SealedKeys(self.script_id, cursors_key(root, id_key))
 
@@ -226,7 +226,7 @@ class Witness:
         return Finding(0, read, lingering, tuple(sentences), expected)
 
     def _named(self, wrong: Sequence[_Wrong]) -> list[str]:
-        """Return what is wrong with some rows, the first of them named by safe id."""
+        """Return a sentence for each wrong row, named by safe id; of those beyond `NAMED` only the number."""
         if not wrong:
             return []
         ids = self.safe_ids()
@@ -237,7 +237,7 @@ class Witness:
         return digest_of(row, self.mapper.timestamp_copies[table] if after_cutover else ())
 
     def missing_within(self, claimed: Sequence[KeyRange]) -> tuple[int, int]:
-        """Count source rows within key ranges, and those of them that no main target row has."""
+        """Return how many source rows are in the key ranges, and how many of them have no main target row."""
         there = {key_of(row) for row in self.rows(self.mapper.tables[0])}
         looked_at, missing = 0, 0
         for row in self.rows(self.source_name):
