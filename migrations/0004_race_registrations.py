@@ -20,6 +20,7 @@ Things to notice:
   character that no key may hold: `rekey plan` counts such rows.
 * A registration whose age is corrected gets another key in both places: the old rows go and the new ones come
   in one transaction.
+* Advice of the plan that does not apply here is waived, with the reason.
 * With a list of queries the plan says how each is answered, today and by the new keys.
 """
 
@@ -55,4 +56,8 @@ migration = Migration(
         query.range("Age", within=["PartitionKey", "Distance"], rows=100),
     ],
     capture="delta",
+    waive={
+        "mutable-key": "when a name is corrected, both rows move in one transaction",
+        "unpadded-numbers": "ranges are asked for by age; the bib after it only tells rows apart",
+    },
 )

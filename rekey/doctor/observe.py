@@ -55,7 +55,7 @@ from rekey.errors import ConfigurationError, CredentialRefused, RekeyError, Serv
 from rekey.evidence.signing import open_signer
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.mapping.store import cohorts_kept
-from rekey.migration.opening import credential_for, open_wrapping, read_wrapping
+from rekey.migration.opening import open_wrapping, read_wrapping
 from rekey.model import PARTITION_KEY, ROW_KEY, key_of
 from rekey.project.config import Account, Config, Gates, account_key, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource
@@ -67,7 +67,7 @@ from rekey.state.audit import erasures
 from rekey.state.backend import SCHEMA_FOLDER, schema_version, sqlite_version
 from rekey.state.store import State
 from rekey.tables.base import Accounts, TableService
-from rekey.tables.credentials import Credential, SharedKey
+from rekey.tables.credentials import Credential, SharedKey, credential_of
 from rekey.tables.probe import Heard
 
 T = TypeVar("T")
@@ -365,7 +365,7 @@ async def see_account(section: str, account: Account, ask: Ask) -> AccountSeen:
 
 @asynccontextmanager
 async def _own_credential(account: Account) -> AsyncIterator[Credential]:
-    credential = credential_for(account)
+    credential = credential_of(account.name, account_key(account))
     try:
         yield credential
     finally:

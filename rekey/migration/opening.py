@@ -27,13 +27,13 @@ from rekey.mapping.rows import MAPPING_TABLE, MappingRows
 from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys, ids_key
 from rekey.mapping.store import Keyring, MappingStore
 from rekey.mapping.vault import KeyVaultWrappingKey
-from rekey.project.config import Account, Config, account_key, resolve_secret
+from rekey.project.config import Config, account_key, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, read_local
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.propagate import Propagator
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts, Table
-from rekey.tables.credentials import Credential, SharedKey
+from rekey.tables.credentials import credential_of
 from rekey.tables.kinds import by_number
 
 
@@ -205,23 +205,10 @@ def read_wrapping(source: SecretSource) -> bytes:
         ) from None
 
 
-def credential_for(account: Account) -> Credential:
-    """Return the credential of a configured account. Raises ConfigurationError.
-
-    The table service that is opened with the credential owns it: it closes a token credential when it closes.
-    """
-    key = account_key(account)
-    if key is not None:
-        return SharedKey.of(account.name, key)
-    # Imported only where needed: the import takes a fifth of the time in which a command starts.
-    from azure.identity.aio import DefaultAzureCredential
-
-    return DefaultAzureCredential()
-
-
 def connect(config: Config) -> Accounts:
     """Return both accounts; a connection is made by the first request. Raises ConfigurationError."""
-    return Accounts(
-        AzureTableService.open(config.tables.endpoint, credential_for(config.tables)),
-        AzureTableService.open(config.restricted.endpoint, credential_for(config.restricted)),
+    tables, restricted = (
+        AzureTableService.open(account.endpoint, credential_of(account.name, account_key(account)))
+        for account in (config.tables, config.restricted)
     )
+    return Accounts(tables, restricted)

@@ -34,7 +34,16 @@ from pathlib import Path
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, rising_seconds, ticks_of
 from rekey.core.concurrency import cancel
-from rekey.errors import Ambiguous, ConditionFailed, Locked, RowExists, RowMissing, ServiceError, Unavailable
+from rekey.errors import (
+    Ambiguous,
+    ConditionFailed,
+    Locked,
+    RowExists,
+    RowMissing,
+    ServiceError,
+    TableMissing,
+    Unavailable,
+)
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, etag_of
 from rekey.state.filelock import FileLock
@@ -103,6 +112,14 @@ def to_row(script_id: str, lease_id: str, holder: Holder) -> Row:
         "Namespace": holder.namespace,
         "Renewals": 0,
     }
+
+
+async def read_lease(restricted: TableService, script_id: str) -> Row | None:
+    """Return the row of a migration's runner lease, None when there is none."""
+    try:
+        return await restricted.table(CONTROL_TABLE).get(EntityKey(script_id, LEASE_ROW_KEY))
+    except TableMissing:
+        return None
 
 
 def holder_of(row: Row) -> Holder:

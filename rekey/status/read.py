@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from rekey.core.clock import Clock, format_ticks, ticks_of
 from rekey.declaration.migration import Declared
 from rekey.errors import ServiceError, TableMissing
-from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY, Cohort
+from rekey.mapping.rows import JOURNAL_TABLE, Cohort
 from rekey.mapping.store import cohorts_kept
-from rekey.model import EntityKey
 from rekey.project.config import Config
 from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import Journal
-from rekey.protocol.lease import Holder, ends_at, holder_of, is_over, process_exists
+from rekey.protocol.lease import Holder, ends_at, holder_of, is_over, process_exists, read_lease
 from rekey.protocol.registry import ClientRow, Registry
 from rekey.state.audit import erasures
 from rekey.state.ledger import applied_phases
@@ -105,10 +104,7 @@ async def _intents(restricted: TableService, script_id: str) -> Intents:
 
 async def _lease(restricted: TableService, script_id: str, server_time: str) -> Lease | None:
     """Return the runner lease, None when there is none or this process holds it."""
-    try:
-        row = await restricted.table(CONTROL_TABLE).get(EntityKey(script_id, LEASE_ROW_KEY))
-    except TableMissing:
-        row = None
+    row = await read_lease(restricted, script_id)
     if row is None:
         return None
     holder, ours = holder_of(row), Holder.current(lock="")

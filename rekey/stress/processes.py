@@ -19,11 +19,11 @@ from functools import cache
 from rekey.core.clock import SystemClock
 from rekey.errors import WorkersFailed
 from rekey.executors import Processes
-from rekey.migration.opening import credential_for
-from rekey.project.config import Account
+from rekey.project.config import Account, account_key
 from rekey.stress.load import MOST_WAITING, InProcess
 from rekey.stress.requests import Offered, Request
 from rekey.tables.azure import AzureTableService
+from rekey.tables.credentials import credential_of
 from rekey.tables.requests import RetryPolicy
 from rekey.tables.transport import Timeouts
 
@@ -34,7 +34,7 @@ def open_loaded(account: Account) -> AzureTableService:
     """Return an account as a stress test loads it: nothing is tried again, and many requests may wait."""
     return AzureTableService.open(
         account.endpoint,
-        credential_for(account),
+        credential_of(account.name, account_key(account)),
         retry=RetryPolicy(attempts=1, connect_attempts=1),
         timeouts=Timeouts(read=_ANSWER_SECONDS, service=_ANSWER_SECONDS),
         connections=MOST_WAITING,

@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from azure.core import MatchConditions
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import (
+    AzureError,
     HttpResponseError,
     ResourceExistsError,
     ResourceModifiedError,
@@ -30,9 +32,12 @@ from azure.data.tables import (
 from rekey import DualWriteRefused, DualWriteTableClient, Index, LeaseSettings, Migration, Target, keys, props
 from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
 from rekey.client.route import OtherRun
-from rekey.errors import ConfigurationError, DeclarationError, SecretMissing
+from rekey.errors import ConfigurationError, DeclarationError, SecretMissing, Unavailable
+from rekey.mapping.store import MappingStore
+from rekey.migration.opening import OpenMigration
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Registry
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
@@ -306,6 +311,51 @@ async def test_without_the_restricted_store_nothing_is_read_or_written(setting: 
         assert error.retryable
         await refused(client.raw("get_entity", "blog", "one"), "lease-lost", 503)
     assert await setting.rows(setting.source) == {}
+
+
+@both_kinds
+@pytest.mark.parametrize("failures", [1, 1_000], ids=["once", "always"])
+async def test_opening_while_the_restricted_store_is_busy_tries_again(
+    setting: Setting, sync: bool, failures: int
+) -> None:
+    """What stays so is an error that `AzureError` catches, and leaves no session, no thread and no client."""
+    await setting.reach("dual_write")
+    failing = iter(range(failures))
+    mapping_of = OpenMigration.mapping
+
+    async def mapping(self: OpenMigration, control: ControlRow) -> MappingStore:
+        if next(failing, None) is not None:
+            raise Unavailable("busy", code="ServerBusy", status=503)
+        return await mapping_of(self, control)
+
+    async with setting.client(setting.source, sync=sync) as driver:
+        client = driver.client
+        with mock.patch.object(OpenMigration, "mapping", mapping):
+            entering = asyncio.to_thread(client.__enter__) if sync else client.__aenter__()
+            if failures == 1:
+                await entering
+                await driver.raw("create_entity", post())
+                return
+            with pytest.raises(AzureError) as refused:
+                await entering
+    assert isinstance(refused.value, DualWriteRefused)
+    assert refused.value.retryable
+    assert await setting.clients() == []
+
+
+async def test_a_client_without_a_credential_is_a_value_error(setting: Setting) -> None:
+    for kind in (DualWriteTableClient, AsyncDualWriteTableClient):
+        with pytest.raises(ValueError, match="no credential for the restricted account"):
+            kind(
+                setting.azurite.tables.endpoint,
+                setting.source,
+                credential=credential(setting.azurite.tables),
+                migration=setting.begun.declared,
+                secrets=SECRETS,
+                wrapping_key=WRAPPING_KEY,
+                restricted_endpoint=setting.azurite.restricted.endpoint,
+                restricted_credential=None,
+            )
 
 
 @both_kinds

@@ -279,7 +279,7 @@ async def test_a_made_up_key_is_tried_where_a_token_is_used(
         return heard(200, "") if credential is token else heard(403, "KeyBasedAuthenticationNotPermitted")
 
     token: Any = object()
-    monkeypatch.setattr("rekey.doctor.observe.credential_for", lambda _account: token)
+    monkeypatch.setattr("rekey.doctor.observe.credential_of", lambda _account, _key: token)
     seen = await see_account("restricted", Account("https://contoso.table.core.windows.net"), storage)
     assert seen.made_up is not None and seen.made_up.code == "KeyBasedAuthenticationNotPermitted"
     assert [type(one) for one in tried] == [type(None), object, SharedKey]

@@ -231,7 +231,9 @@ class Notes:
         """Return the witness of what an operation is about."""
         key = key_of(doing.do.row) if self.plain else doing.about
         if key not in self.by_key:
-            self.by_key[key] = KeyWitness(self.mapper, [key])
+            # After the end the application writes main rows alone; intents of killed clients are still swept.
+            mended = self.plain and bool(self.mapper.together)
+            self.by_key[key] = KeyWitness(self.mapper, [key], mended=mended)
         return self.by_key[key]
 
     @property

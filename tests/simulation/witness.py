@@ -105,6 +105,8 @@ class Witness:
     keys: Sequence[EntityKey]
     failures: Callable[[], int] = int
     """How many calls failed: of a table that follows, that fails nobody, and it may lag."""
+    mended: bool = False
+    """Whether a row may get a new ETag though it is the same, because a secondary row is mended with it."""
     noted: list[Noted] = field(default_factory=list)
     _moment: int = 0
     _current: dict[str, Noted] = field(default_factory=dict)
@@ -185,7 +187,7 @@ class Witness:
             basis=None if one.basis is None else numbers[one.basis],
             replica=one.replica,
             lags=self.failures() > 0,
-            spurious=one.replica,
+            spurious=one.replica or self.mended,
         )
         if one.step[0].verb == READ:
             key = key_of(one.step[0].row)

@@ -13,12 +13,17 @@ from azure.core.pipeline.transport import HttpRequest
 from azure.identity.aio import DefaultAzureCredential
 
 from rekey.errors import ConfigurationError, CredentialRefused
-from rekey.migration.opening import credential_for
 from rekey.model import EntityKey
-from rekey.project.config import Account
+from rekey.project.config import Account, account_key
 from rekey.tables import credentials
 from rekey.tables.azure import AzureTableService
-from rekey.tables.credentials import SharedKey, SharedKeyLitePolicy, signed_headers
+from rekey.tables.credentials import (
+    Credential,
+    SharedKey,
+    SharedKeyLitePolicy,
+    credential_of,
+    signed_headers,
+)
 
 KEY = base64.b64encode(b"0123456789abcdef").decode()
 
@@ -78,8 +83,13 @@ async def test_a_key_that_its_owner_renews_signs_the_next_request() -> None:
     assert await sent() == signed_headers(SharedKey.of("tables", renewed), url)
 
 
+def configured(account: Account) -> Credential:
+    """Return the credential of a configured account."""
+    return credential_of(account.name, account_key(account))
+
+
 async def test_https_without_a_key_uses_ones_own_identity() -> None:
-    credential = credential_for(Account("https://account.table.core.windows.net"))
+    credential = configured(Account("https://account.table.core.windows.net"))
     assert isinstance(credential, DefaultAzureCredential)
     await credential.close()
 
@@ -117,15 +127,15 @@ async def test_a_token_is_asked_for_storage_and_the_credential_closed_with_the_s
 def test_a_key_comes_from_the_environment_variable_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     account = Account("https://account.table.core.windows.net", key_env="TABLES_KEY")
     monkeypatch.setenv("TABLES_KEY", KEY)
-    assert credential_for(account) == SharedKey.of("account", KEY)
+    assert configured(account) == SharedKey.of("account", KEY)
     monkeypatch.delenv("TABLES_KEY")
     with pytest.raises(ConfigurationError):
-        credential_for(account)
+        configured(account)
 
 
 def test_azurites_published_account_needs_no_variable_and_others_on_http_do() -> None:
-    published = credential_for(Account("http://127.0.0.1:10002/devstoreaccount1"))
+    published = configured(Account("http://127.0.0.1:10002/devstoreaccount1"))
     assert isinstance(published, SharedKey)
     assert published.account == "devstoreaccount1"
     with pytest.raises(ConfigurationError):
-        credential_for(Account("http://127.0.0.1:10002/tables"))
+        configured(Account("http://127.0.0.1:10002/tables"))

@@ -13,9 +13,10 @@ from azure.core.pipeline.policies import CustomHookPolicy
 from azure.data.tables.aio import TableClient
 
 from rekey.client.sdk.client import DualWriting
-from rekey.client.sdk.errors import raising_refusals
+from rekey.client.sdk.errors import DualWriteRefused, raising_refusals
 from rekey.client.sdk.plan import AsyncCredential
 from rekey.client.sdk.policy import AsyncPolicy
+from rekey.errors import RekeyError
 
 
 @raising_refusals
@@ -31,9 +32,16 @@ class DualWriteTableClient(DualWriting[AsyncCredential], TableClient):
     """
 
     async def __aenter__(self) -> Self:
-        """Register, and look at the control row."""
+        """Register, and look at the control row. Raises DualWriteRefused; the client is closed then."""
         await super().__aenter__()
-        await self._core.open()
+        try:
+            await self._core.open()
+        except RekeyError as error:
+            await self.close()
+            raise DualWriteRefused(error) from None
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *_args: object) -> None:

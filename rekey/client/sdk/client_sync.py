@@ -14,10 +14,11 @@ from azure.core.pipeline.policies import CustomHookPolicy
 from azure.data.tables import TableClient
 
 from rekey.client.sdk.client import DualWriting
-from rekey.client.sdk.errors import raising_refusals
+from rekey.client.sdk.errors import DualWriteRefused, raising_refusals
 from rekey.client.sdk.plan import SyncCredential
 from rekey.client.sdk.policy import SyncPolicy
 from rekey.client.sdk.thread import LoopThread
+from rekey.errors import RekeyError
 
 
 @raising_refusals
@@ -33,9 +34,16 @@ class DualWriteTableClient(DualWriting[SyncCredential], TableClient):
     """
 
     def __enter__(self) -> Self:
-        """Register, and look at the control row."""
+        """Register, and look at the control row. Raises DualWriteRefused; the client is closed then."""
         super().__enter__()
-        self._thread.run(self._core.open())
+        try:
+            self._thread.run(self._core.open())
+        except RekeyError as error:
+            self.close()
+            raise DualWriteRefused(error) from None
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_args: object) -> None:

@@ -27,7 +27,7 @@ from rekey.client.sdk.calls import Read
 from rekey.client.sdk.plan import Plan
 from rekey.client.shadow import Shadow
 from rekey.client.work import ClientParts, Counters
-from rekey.errors import Moved, RekeyError, WritesRefused
+from rekey.errors import EndpointDown, Moved, RekeyError, Unavailable, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.migration.opening import OpenMigration, open_migration
 from rekey.phases import ControlPhase
@@ -71,7 +71,12 @@ class ClientCore:
         self._closed = False
 
     async def open(self) -> ClientLease:
-        """Register and look at the control row for the first time; later calls only return the lease."""
+        """Register and look at the control row for the first time; later calls only return the lease.
+
+        Raises:
+            ServiceError: the mapping could not be opened in `freeze_wait_s`.
+            WritesRefused: the client is closed, or the wrapping key is another one.
+        """
         async with self._opening:
             if self._lease is not None:
                 return self._lease
@@ -91,14 +96,25 @@ class ClientCore:
             )
             await lease.start()
             try:
-                if lease.control is not None:
-                    await self._worker(lease, lease.control)
+                await self._first_worker(lease)
             except BaseException:
+                self._migration = None
                 await lease.close()  # otherwise its beats would go on
                 await accounts.close()
                 raise
             self._lease = lease
             return lease
+
+    async def _first_worker(self, lease: ClientLease) -> None:
+        """Make the writer, if there is a control row; a restricted store that is busy is tried again."""
+        until = asyncio.get_running_loop().time() + self.plan.settings.freeze_wait_s
+        while lease.control is not None and self._working is None:
+            try:
+                await self._worker(lease, lease.control)
+            except (Unavailable, EndpointDown):
+                if asyncio.get_running_loop().time() >= until:
+                    raise
+                await asyncio.sleep(self.plan.settings.poll_s)
 
     async def close(self) -> None:
         """Settle and close. Idempotent; a closed client refuses operations."""

@@ -47,6 +47,7 @@ from rekey.errors import (
     RowRefused,
     ServiceError,
     TableMissing,
+    Unavailable,
     WritesRefused,
 )
 
@@ -92,7 +93,9 @@ class DualWriteRefused(RekeyError, HttpResponseError):
         self.refusal = refusal
         self.code = code_of(refusal)
         self.error_code = self.code
-        self.retryable = isinstance(refusal, WritesRefused) and refusal.retryable
+        self.retryable = isinstance(refusal, Unavailable | EndpointDown) or (
+            isinstance(refusal, WritesRefused) and refusal.retryable
+        )
 
 
 class TransactionRefused(DualWriteRefused, TableTransactionError):

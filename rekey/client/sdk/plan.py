@@ -55,6 +55,10 @@ _CONNECT_S = 5.0
 _ON_THE_WAY_S = 2.0
 
 
+class CredentialMissing(ConfigurationError, ValueError):
+    """There is no credential for an account; a `ValueError`, as the SDK's own clients raise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """An account: its address and its credential."""
@@ -195,7 +199,7 @@ def account_of(endpoint: str, credential: AnyCredential | None, which: str) -> E
         which: which account this is, for messages.
 
     Raises:
-        ConfigurationError: there is no credential.
+        CredentialMissing: there is no credential.
     """
     address = endpoint if endpoint.lower().startswith("http") else f"https://{endpoint}"
     parts = urlsplit(address)
@@ -205,7 +209,7 @@ def account_of(endpoint: str, credential: AnyCredential | None, which: str) -> E
     if isinstance(credential, AzureNamedKeyCredential | AzureSasCredential):
         return Endpoint(bare, credential)
     if not hasattr(credential, "get_token"):
-        raise ConfigurationError(
+        raise CredentialMissing(
             f"there is no credential for the {which} account",
             hint="give an AzureNamedKeyCredential, an AzureSasCredential or a token credential",
         )
