@@ -341,7 +341,7 @@ class Propagator:
     ) -> set[TargetKey]:
         """Return the expected target keys that this source key has not claimed, or does not own any more."""
         unlisted = {target for target in expected if target.table != SOURCE_TABLE} - listed
-        for target in expected.keys() & listed:
+        for target in sorted(expected.keys() & listed):
             # A listed key may have another owner by now: the claim can pass on while our row is gone.
             if target.table == 0 and not await self.is_owner(source_key, target.key):
                 unlisted.add(target)
@@ -361,7 +361,7 @@ class Propagator:
         main_keys = {target.key for target in listed if target.table == 0}
         pointers = {pointer_of(row) for target, row in found.items() if target.table > 0} & main_keys
         # A main key that is listed may have passed on, to a row whose index row stands under the same key.
-        pointers = {one for one in pointers if await self.is_owner(source_key, one)}
+        pointers = {one for one in sorted(pointers) if await self.is_owner(source_key, one)}
         for target, row in found.items():
             if target.table == 0:
                 mine = target in expected or await self.is_owner(source_key, target.key)
