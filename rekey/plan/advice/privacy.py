@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rekey.core.severity import Severity
 from rekey.inspect.columns import KeyColumn
 from rekey.inspect.shapes import Shape
-from rekey.plan.advice.facts import Facts, percent
+from rekey.plan.advice.facts import Facts, advice, percent
 from rekey.plan.result import Advice
 from rekey.present.text import counted
 
@@ -41,40 +40,28 @@ GUESSABLE_SHARE = 0.5
 
 def personal_data(facts: Facts) -> Iterator[Advice]:
     """Yield advice on personal data in keys, today's and planned."""
-    reason = (
-        "keys stand in logs, addresses, caches and metrics, and cannot be changed or"
-        " erased without making another row"
-    )
-    cure = "put keys.opaque around it, and carry the value as a property (props.copy)"
     for table, key, column in facts.columns:
         for shape in personal_shapes(column):
             said = (
                 f"{counted(column.shapes[shape], 'key')} of {column.keys:,} looked at"
                 f" ({percent(column.share(shape))}) have the form of {NOUNS[shape]}"
             )
-            yield table.advice("personal-data", Severity.ERROR, said, key=key, reason=reason, cure=cure)
+            yield table.advice("personal-data", said, key=key)
 
 
 def secret_in_key(facts: Facts) -> Iterator[Advice]:
     """Yield advice on secrets in keys, today's and planned."""
-    reason = "anyone who sees a log or an address of the table holds the secret"
-    cure = "put keys.opaque around it, and renew the secrets: treat them as known to others"
     for table, key, column in facts.columns:
         found = column.shapes[Shape.SECRET]
         if found:
             said = (
                 f"{counted(found, 'key')} of {column.keys:,} looked at have the form of tokens or signatures"
             )
-            yield table.advice("secret-in-key", Severity.ERROR, said, key=key, reason=reason, cure=cure)
+            yield table.advice("secret-in-key", said, key=key)
 
 
 def guessable_hash(facts: Facts) -> Iterator[Advice]:
     """Yield advice on unkeyed hashes of inputs that can be guessed."""
-    reason = (
-        "an unkeyed hash of what can be listed hides nothing: the list is hashed at a million"
-        " guesses a second, once for everybody"
-    )
-    cure = "use keys.opaque, which is keyed with a secret"
     for one in facts.hash_inputs:
         inputs, what = one.inputs, ""
         shapes, most = personal_shapes(inputs), inputs.lengths.most
@@ -85,7 +72,7 @@ def guessable_hash(facts: Facts) -> Iterator[Advice]:
             what = f"{percent(numbers)} are numbers of at most {most} digits"
         if what:
             said = f"{one.described}: of {inputs.keys:,} inputs looked at {what}"
-            yield Advice("guessable-hash", Severity.ERROR, one.where, False, said, reason, cure)
+            yield advice("guessable-hash", one.where, said)
 
 
 def personal_shapes(column: KeyColumn) -> list[Shape]:
