@@ -18,21 +18,15 @@ from rekey.plan.advice.facts import Facts, advice, percent
 from rekey.plan.result import Advice
 from rekey.present.text import counted
 
-SHARES = {
-    Shape.EMAIL: 0.01,
-    Shape.PHONE: 0.2,
-    Shape.NATIONAL_ID: 0.2,
-    Shape.CARD: 0.2,
-    Shape.NAME: 0.5,
+PERSONAL = {
+    Shape.EMAIL: (0.01, "e-mail addresses"),
+    Shape.PHONE: (0.2, "telephone numbers"),
+    Shape.NATIONAL_ID: (0.2, "national ids"),
+    Shape.CARD: (0.2, "card numbers"),
+    Shape.NAME: (0.5, "names of persons"),
 }
-"""The share of keys from which on a shape counts: some random digits have any of these forms."""
-NOUNS = {
-    Shape.EMAIL: "e-mail addresses",
-    Shape.PHONE: "telephone numbers",
-    Shape.NATIONAL_ID: "national ids",
-    Shape.CARD: "card numbers",
-    Shape.NAME: "names of persons",
-}
+"""The share of keys from which on a shape counts, because some random digits have any of these forms; and
+what keys of that shape are called."""
 LEAST_KEYS = 3
 GUESSABLE_DIGITS = 12
 GUESSABLE_SHARE = 0.5
@@ -44,7 +38,7 @@ def personal_data(facts: Facts) -> Iterator[Advice]:
         for shape in personal_shapes(column):
             said = (
                 f"{counted(column.shapes[shape], 'key')} of {column.keys:,} looked at"
-                f" ({percent(column.share(shape))}) have the form of {NOUNS[shape]}"
+                f" ({percent(column.share(shape))}) have the form of {PERSONAL[shape][1]}"
             )
             yield table.advice("personal-data", said, key=key)
 
@@ -67,7 +61,7 @@ def guessable_hash(facts: Facts) -> Iterator[Advice]:
         shapes, most = personal_shapes(inputs), inputs.lengths.most
         numbers = inputs.share(Shape.NUMBER, Shape.PADDED) if most <= GUESSABLE_DIGITS else 0.0
         if shapes:
-            what = f"{percent(inputs.share(shapes[0]))} have the form of {NOUNS[shapes[0]]}"
+            what = f"{percent(inputs.share(shapes[0]))} have the form of {PERSONAL[shapes[0]][1]}"
         elif inputs.keys >= LEAST_KEYS and numbers >= GUESSABLE_SHARE:
             what = f"{percent(numbers)} are numbers of at most {most} digits"
         if what:
@@ -79,7 +73,7 @@ def personal_shapes(column: KeyColumn) -> list[Shape]:
     """Return the personal shapes that enough of the keys have."""
     return [
         shape
-        for shape, share in SHARES.items()
+        for shape, (share, _) in PERSONAL.items()
         if column.shapes[shape] >= LEAST_KEYS and column.share(shape) >= share
     ]
 
