@@ -43,6 +43,7 @@ PURE = {
     "declaration.migration",
     "doctor.judge",
     "doctor.observed",
+    "doctor.report",
     "protocol.operations",
     "protocol.replicas",
     "protocol.rules",
@@ -105,7 +106,7 @@ PURE = {
 
 VALUES = {
     *("project.config", "inspect.inventory", "tables.base", "core.clock", "tables.probe"),
-    "doctor.report",  # reads the texts of findings, which are part of the package
+    "core.texts",  # reads texts that are part of the package
 }
 """Modules that pure ones may take values and types from, although they stand beside I/O."""
 

@@ -23,7 +23,6 @@ from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode, Findings, GateClosed
 from rekey.phases import GATED, Phase
-from rekey.plan.advice.service import is_cosmos
 from rekey.plan.plan import take_basis
 from rekey.plan.planfile import PlanFile, check_plan, read_plan
 from rekey.plan.subject import PlanOptions, subject_of
@@ -175,10 +174,7 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
             kept="everything: nothing was begun",
             hint="`rekey plan` shows them with their cures; apply a plan without errors",
         )
-    config = session.config
-    options = PlanOptions(
-        exact=file.exact, limits=config.rates, is_cosmos=is_cosmos(config.tables.endpoint), gates=config.gates
-    )
+    options = PlanOptions.of(session.config, exact=file.exact)
     fresh = [one for one in chosen if not session.ledger.applied(one.script_id)]
     bases = []
     for declared in fresh:

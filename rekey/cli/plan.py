@@ -23,7 +23,6 @@ from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script
 from rekey.errors import ExitCode
 from rekey.migration.opening import Prepared, open_migration
-from rekey.plan.advice.service import is_cosmos
 from rekey.plan.compare import comparison_json, comparison_page, comparison_text
 from rekey.plan.page import plan_page
 from rekey.plan.plan import make_plan
@@ -127,14 +126,7 @@ async def _make(
     together: bool = False,
 ) -> Plan:
     limits = config.rates if rate is None else replace(config.rates, entities_per_second=rate)
-    options = PlanOptions(
-        exact=exact,
-        show_keys=show_keys,
-        limits=limits,
-        is_cosmos=is_cosmos(config.tables.endpoint),
-        gates=config.gates,
-        prices=config.prices,
-    )
+    options = PlanOptions.of(config, exact=exact, show_keys=show_keys, limits=limits)
     async with shell.connect(config) as accounts:
         with State.open(config.state, read_only=True) as state:
             opened = [open_migration(Prepared.of(config, one), accounts) for one in chosen]

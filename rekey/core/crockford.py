@@ -11,10 +11,10 @@ Rules kept here:
 
 from __future__ import annotations
 
-from itertools import product
+import base64
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_PAIRS = tuple(map("".join, product(ALPHABET, repeat=2)))
+_FROM_STANDARD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", ALPHABET.encode())
 ID_BYTES, _ID_DIGITS = 20, 32
 _DIGIT_OF = (ALPHABET * 8).encode()
 """Table for `bytes.translate`: the digit of each number below 32."""
@@ -37,11 +37,7 @@ def encode(data: bytes) -> str:
     """Return `data` in lowercase Crockford base32 without padding (5 bits a character)."""
     if len(data) == ID_BYTES:
         return encode_id(data)
-    digits = -(-len(data) * 8 // 5)
-    whole = digits + digits % 2
-    number = int.from_bytes(data, "big") << (whole * 5 - len(data) * 8)
-    pairs = _PAIRS
-    return "".join([pairs[number >> shift & 1023] for shift in range(whole * 5 - 10, -1, -10)])[:digits]
+    return base64.b32encode(data).rstrip(b"=").translate(_FROM_STANDARD).decode("ascii")
 
 
 def encode_id(digest: bytes) -> str:

@@ -9,7 +9,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -22,6 +22,7 @@ def told(
     if_any: bool = False,
     key: bool = False,
     flat: bool = False,
+    form: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
     """Return the metadata of a field whose form in JSON is not the default.
 
@@ -31,8 +32,10 @@ def told(
         if_any: leave it out when it is empty, zero or None.
         key: it holds keys of rows: leave it out when it is empty, and when keys are not asked for.
         flat: its members stand among those of the value that has the field.
+        form: returns what stands for a content that is not None.
     """
-    return {"name": name, "digits": digits, "if_any": if_any or key, "key": key, "flat": flat}
+    said = {"name": name, "digits": digits, "if_any": if_any or key, "key": key, "flat": flat}
+    return {**said, "form": form}
 
 
 UNTOLD: dict[str, Any] = {"untold": True}
@@ -64,6 +67,8 @@ def members(value: Any, *, keys: bool = True) -> dict[str, Any]:
             continue
         if said.get("digits") is not None and content is not None:
             content = round(content, said["digits"] or None)
+        if said.get("form") is not None and content is not None:
+            content = said["form"](content)
         content = plain(content, keys=keys)
         found |= content if said.get("flat") else {said.get("name") or one.name: content}
     return found

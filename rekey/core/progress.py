@@ -30,12 +30,7 @@ class Silent:
     """Progress that is not shown."""
 
     @contextmanager
-    def task(
-        self,
-        label: str,  # noqa: ARG002 - the protocol's
-        *,
-        total: int | None = None,  # noqa: ARG002 - the protocol's
-    ) -> Iterator[Advance]:
+    def task(self, label: str, *, total: int | None = None) -> Iterator[Advance]:  # noqa: ARG002 - the protocol's
         """Begin a task that is not shown."""
         yield lambda _rows: None
 

@@ -12,19 +12,16 @@ Rules kept here:
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from rekey.core.severity import Severity
+from rekey.core.texts import catalogue, filled
 from rekey.present.text import counted, wrapped
 
-_CATALOGUE = tomllib.loads(Path(__file__).with_name("findings.toml").read_text("utf-8"))
-TEXTS: dict[str, dict[str, str]] = {
-    code: {part: " ".join(text.split()) for part, text in texts.items()} for code, texts in _CATALOGUE.items()
-}
+TEXTS = catalogue(Path(__file__).with_name("findings.toml"))
 """The entries `severity`, `seen`, `why`, `do` and `command` of every possible finding, by code."""
 _INDENT = " " * 11
 
@@ -64,11 +61,8 @@ def found(code: str, about: str, severity: Severity | None = None, /, **values: 
             that whole text.
     """
     texts = TEXTS[code]
-    seen, why, remedy, command = (
-        str(values[part]) if part in values else texts.get(part, "").format_map(values)
-        for part in ("seen", "why", "do", "command")
-    )
-    return Finding(code, severity or Severity(texts["severity"]), about, seen, why, remedy, command)
+    told = filled(texts, values, "seen", "why", "do", "command")
+    return Finding(code, severity or Severity(texts["severity"]), about, *told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import hashlib
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,9 @@ ALWAYS = frozenset(
 )
 KNOWN = ALWAYS | {_PAYLOAD + contents.PLAN}
 """Files that the statement may name. It must name those of `ALWAYS`; the plan is there when it is known."""
+
+_ignoring_old_calls = partial(warnings.catch_warnings, action="ignore", category=DeprecationWarning)
+"""Python 3.13 deprecates calls in bagit; its results are the same."""
 
 logging.getLogger("bagit").setLevel(logging.CRITICAL + 1)
 
@@ -88,7 +91,7 @@ def write(
             path = unfinished / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        with _old_calls():
+        with _ignoring_old_calls():
             bagit.make_bag(str(unfinished), dict(info), checksums=["sha256"])
         made = signed(Statement(digests(unfinished), predicate), signer)
         (unfinished / STATEMENT).write_bytes(made.data)
@@ -116,14 +119,6 @@ def write(
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return made
-
-
-@contextmanager
-def _old_calls() -> Iterator[None]:
-    """Silence the warnings about calls in bagit that Python 3.13 deprecates; its results are the same."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -178,7 +173,7 @@ def strange(folder: Path) -> list[str]:
 def bag_problem(folder: Path) -> str:
     """Return why a folder is no valid bag, "" when it is one."""
     try:
-        with _old_calls():
+        with _ignoring_old_calls():
             bagit.Bag(str(folder)).validate()
     except (bagit.BagError, OSError, ValueError) as error:
         # bagit's message names files of the bundle, which the reader of a finding has

@@ -44,16 +44,15 @@ class PublicKey:
     @property
     def spki(self) -> bytes:
         """The key in SPKI form, DER."""
-        return self.key.public_bytes(
-            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
+        return self._public(serialization.Encoding.DER)
 
     @property
     def pem(self) -> bytes:
         """The key as a PEM file."""
-        return self.key.public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
+        return self._public(serialization.Encoding.PEM)
+
+    def _public(self, encoding: serialization.Encoding) -> bytes:
+        return self.key.public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo)
 
     @property
     def key_id(self) -> str:

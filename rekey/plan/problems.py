@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 
 from rekey.core.severity import Severity
+from rekey.core.texts import catalogue, filled
 from rekey.declaration.migration import Declared
 from rekey.inspect.inventory import Inventory
 from rekey.model import TIMESTAMP
 from rekey.plan.result import Collisions, Problem, RefusedRows, TableFill, TableState
 from rekey.present.text import counted
 
+TEXTS = catalogue(Path(__file__).with_name("problems.toml"))
+"""The entries `severity`, `message` and `cure` of all problems, by code."""
 FEW_ROWS_PER_BATCH = 10.0
 WORTH_BATCHING_ROWS = 1_000
 """In tables of fewer rows than this, batches of few rows give no warning."""
@@ -60,61 +63,27 @@ def declaration_problems(
     """
     migration, source = declared.migration, declared.migration.source
     for name in missing_secrets:
-        message = f"the secret {name!r} is not configured, empty, or shorter than 16 bytes"
-        cure = f"set it as `[secrets.{name}]` in rekey.toml says; no row can be mapped without it"
-        yield _error("secret-missing", message, cure)
+        yield _problem("secret-missing", name=name)
     if migration.capture == "dual-write":
         if migration.indexes and not migration.reverse:
             tables = ", ".join(index.table for index in migration.indexes)
-            message = f"reverse=False with {tables}: after cutover nothing could keep index tables current"
-            cure = (
-                "copy the old key into a property (props.copy) and leave reverse=False out; or leave index"
-                ' tables to a migration of their own; or say capture="delta"'
-            )
-            yield _error("indexes-cannot-follow", message, cure)
-        yield _note(
-            "clients-first",
-            f"every process that writes to {source} must write through rekey's client before `apply` copies"
-            " anything. cutover asks for a live client and that all of them have acknowledged; writing stops"
-            " only for the seconds of the freeze. A writer that goes round the client is seen by full"
-            " verification only",
-            f"deploy the clients, see them in `rekey status {declared.script_id}`, then take away from others"
-            f" the right to write to {source}",
-        )
+            yield _problem("indexes-cannot-follow", tables=tables)
+        yield _problem("clients-first", source=source, script=declared.script_id)
         copied = any(one.property_mapping.from_timestamp for one in migration.filled)
         if TIMESTAMP in migration.key_inputs or copied:
-            message = (
-                "Timestamp is part of the new rows: it is known only after the source was written, so each"
-                " write takes more round trips"
-            )
-            cure = "accept them, or copy a time that the application writes itself"
-            yield _note("timestamp-copies", message, cure)
+            yield _problem("timestamp-copies")
     for index in migration.indexes:
         if index.table == migration.target.table and index.partition_key != migration.target.partition_key:
-            message = (
-                f"rows of {index.where} need not have the PartitionKey of their main rows, and no transaction"
-                " spans partitions: where they differ, a reader may find one without the other for a moment"
-            )
-            yield _warning("rows-apart", message, "give both the same partition_key=, or accept that")
+            yield _problem("rows-apart", where=index.where)
     if not migration.reverse:
-        message = "reverse=False: after cutover there is no rollback"
-        cure = "copy the old key into a property (props.copy) and leave reverse=False out"
-        yield _warning("no-way-back", message, cure)
+        yield _problem("no-way-back")
     if started is not None and started.digest != declared.digest:
-        message = f"the script was edited after the migration was begun (it is in phase `{started.phase}`)"
-        cure = "put the script back as it was; to change it, roll back with it first: `rekey rollback`"
-        yield _error("declaration-moved", message, cure)
+        yield _problem("declaration-moved", phase=started.phase)
     for name, known in sorted(started.secret_fingerprints.items()) if started is not None else ():
         if fingerprints.get(name, known) != known:
-            message = f"the secret {name!r} is not the one the migration was begun with"
-            cure = "configure the secret it was begun with; to change it, roll back with that one first"
-            yield _error("secret-moved", message, cure)
+            yield _problem("secret-moved", name=name)
     if no_wrapping_key:
-        cure = (
-            "put the key where [sealing] in rekey.toml says (`openssl rand -hex 32` makes one), or say"
-            ' mapping="plain" in the script before it begins'
-        )
-        yield _error("wrapping-key-missing", no_wrapping_key, cure)
+        yield _problem("wrapping-key-missing", message=no_wrapping_key)
 
 
 def table_problems(
@@ -128,20 +97,14 @@ def table_problems(
         made_by: the script planned before this one that makes the source table, if one does.
         targets: the target tables; `holds_rows`: with rows that are not this migration's.
     """
-    source = declared.migration.source
+    source, file = declared.migration.source, declared.path.name
     if not source_exists and made_by is not None:
-        message = f"source table {source} will be made by {made_by}; its rows cannot be looked at yet"
-        cure = f"plan again when {made_by} is complete"
-        yield _note("source-not-yet", message, cure)
+        yield _problem("source-not-yet", source=source, maker=made_by)
     elif not source_exists:
-        message = f"source table {source} does not exist in this account"
-        cure = f"check [tables] endpoint in rekey.toml, and `source=` in {declared.path.name}"
-        yield _error("source-missing", message, cure)
+        yield _problem("source-missing", source=source, file=file)
     for target in targets:
         if target.holds_rows:
-            message = f"target table {target.table} holds rows that this migration did not write"
-            cure = f"choose another table name in {declared.path.name}, or empty that table"
-            yield _error("target-holds-rows", message, cure)
+            yield _problem("target-holds-rows", table=target.table, file=file)
 
 
 def row_problems(
@@ -152,50 +115,30 @@ def row_problems(
     ids_hold: bool,
 ) -> Iterator[Problem]:
     """Yield the problems that mapping the rows has shown."""
-    looked_at = "" if inventory.exact else f" of {inventory.rows.at_least:,} looked at"
+    read = inventory.rows.at_least
+    looked_at = "" if inventory.exact else f" of {read:,} looked at"
     for one in refused:
-        message = (
-            f"{counted(one.rows, 'row')}{looked_at} cannot be mapped: {one.field}: {one.problem} ({one.code})"
-        )
-        yield _error("row-refused", message, one.cure, rows=one.rows, row_ids=one.row_ids)
+        said = {"field": one.field, "problem": one.problem, "code": one.code, "cure": one.cure}
+        about = f"{counted(one.rows, 'row')}{looked_at}"
+        yield _problem("row-refused", one.rows, one.row_ids, about=about, **said)
     if collisions.keys:
         first = [row_id for group in collisions.first for row_id in group.row_ids]
-        yield _error(
-            "collision",
-            f"{collisions.rows:,} {'source' if collisions.exact else 'sampled'} rows share"
-            f" {counted(collisions.keys, 'target key')}; every row needs a key of its own",
-            "make the key expressions keep such rows apart, or mend the rows;"
-            " `rekey plan --exact --show-keys` lists their keys",
-            rows=collisions.rows,
-            row_ids=first[:NAMED_ROWS],
-        )
-    if inventory.rows.at_least == 0:
-        message = f"source table {inventory.table} holds no rows"
-        cure = "check that this is the table and the account you mean"
-        yield _warning("source-empty", message, cure)
+        which = "source" if collisions.exact else "sampled"
+        said = {"which": which, "keys": counted(collisions.keys, "target key")}
+        yield _problem("collision", collisions.rows, first[:NAMED_ROWS], **said)
+    if read == 0:
+        yield _problem("source-empty", table=inventory.table)
     if not inventory.exact:
-        message = f"{inventory.rows.at_least:,} rows were looked at; other rows may collide or be refused"
-        cure = "`rekey plan --exact` looks at every row"
-        yield _note("sampled", message, cure)
+        yield _problem("sampled", read=read)
     if not ids_hold and (refused or collisions.keys):
-        message = "the migration has no key for safe ids yet: the ids here hold for this plan only"
-        cure = "see keys instead of ids: `rekey plan --show-keys`"
-        yield _note("ids-not-kept", message, cure)
+        yield _problem("ids-not-kept")
     for fill in fills:
         few = fill.table_rows < WORTH_BATCHING_ROWS
         if few or fill.rows_per_batch >= FEW_ROWS_PER_BATCH:
             continue
-        alone = fill.rows_per_batch < 1.05
-        yield _warning(
-            "batches-of-one" if alone else "thin-batches",
-            f"{fill.table} is written in batches of"
-            f" {'one' if alone else f'{fill.rows_per_batch:.1f} rows'}: {fill.batches:,} requests instead of"
-            f" {-(-fill.table_rows // 100):,}, as"
-            + (" nearly every row has a partition of its own" if alone else " few rows share a partition"),
-            "put rows that are written or read together into one partition, e.g. keys.bucket, keys.date;"
-            " or accept the requests: each is billed, and rows of different partitions are never atomic",
-            rows=fill.rows,
-        )
+        code = "batches-of-one" if fill.rows_per_batch < 1.05 else "thin-batches"
+        least = -(-fill.table_rows // 100)
+        yield _problem(code, fill.rows, fill=fill, least=least)
 
 
 def ordered(problems: Iterable[Problem]) -> tuple[Problem, ...]:
@@ -203,12 +146,9 @@ def ordered(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     return tuple(sorted(problems, key=lambda one: one.severity.place))
 
 
-def _problem(
-    severity: Severity, code: str, message: str, cure: str, *, rows: int = 0, row_ids: Sequence[str] = ()
-) -> Problem:
-    return Problem(code, severity, message, cure, rows, tuple(row_ids))
-
-
-_error = partial(_problem, Severity.ERROR)
-_warning = partial(_problem, Severity.WARNING)
-_note = partial(_problem, Severity.NOTE)
+def _problem(code: str, rows: int = 0, row_ids: Sequence[str] = (), /, **values: object) -> Problem:
+    """Return a problem; `values` are for the names in braces in its texts, and one called `message` or `cure`
+    replaces that text."""
+    texts = TEXTS[code]
+    message, cure = filled(texts, {"rows": rows, **values}, "message", "cure")
+    return Problem(code, Severity(texts["severity"]), message, cure, rows, tuple(row_ids))

@@ -12,7 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -48,6 +48,14 @@ class Problem:
     row_ids: tuple[str, ...] = ()
 
 
+def _keys_of(today: bool) -> str:
+    return "today" if today else "planned"
+
+
+def _partitions(listed: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
+    return [{"partition_id": name, "rows": rows} for name, rows in listed]
+
+
 @dataclass(frozen=True, slots=True)
 class Advice:
     """One piece of advice.
@@ -67,7 +75,7 @@ class Advice:
     code: str
     severity: Severity
     where: str
-    today: bool = field(metadata=told("keys"))
+    today: bool = field(metadata=told("keys", form=_keys_of))
     evidence: str
     reason: str
     cure: str
@@ -83,7 +91,6 @@ class Advice:
         """Return a JSON object."""
         return {
             **members(self),
-            "keys": "today" if self.today else "planned",
             "blocks": self.blocks,
             **({"waived": self.waived} if self.waived is not None else {}),
             **({"answered": True} if self.answered else {}),
@@ -130,13 +137,9 @@ class Answer:
 class Rated:
     """A query, answered by today's keys and by the planned ones."""
 
-    query: Query
+    query: Query = field(metadata=told(flat=True, form=Query.canonical))
     today: Answer
     planned: Answer
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object: the query's members, and both answers."""
-        return {**self.query.canonical(), "today": plain(self.today), "planned": plain(self.planned)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,21 +373,13 @@ class Portrait:
     """
 
     table: str
-    today: bool = field(metadata=told("keys"))
+    today: bool = field(metadata=told("keys", form=_keys_of))
     rows: int
     sizes: Mapping[str, int] = field(metadata=told("partitions_by_rows"))
-    largest: tuple[tuple[str, int], ...]
+    largest: tuple[tuple[str, int], ...] = field(metadata=told(form=_partitions))
     lengths: Mapping[str, Mapping[int, int]] = field(metadata=told("key_lengths"))
     key_bytes: float = field(metadata=told("mean_key_bytes", digits=1))
     fills: Mapping[int, int] = field(default_factory=dict, metadata=told("batches_by_rows"))
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {
-            **members(self),
-            "keys": "today" if self.today else "planned",
-            "largest": [{"partition_id": name, "rows": rows} for name, rows in self.largest],
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,21 +397,12 @@ class Load:
     """
 
     table: str
-    today: bool = field(metadata=told("keys"))
+    today: bool = field(metadata=told("keys", form=_keys_of))
     times: tuple[str, ...]
-    lanes: tuple[tuple[str, tuple[int, ...]], ...] = field(metadata=told("partitions"))
+    lanes: tuple[tuple[str, tuple[int, ...]], ...] = field(metadata=told("partitions", form=_partitions))
     others: int = field(metadata=told("other_partitions"))
     others_rows: tuple[int, ...]
-    busiest: tuple[float, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {
-            **members(self),
-            "keys": "today" if self.today else "planned",
-            "partitions": [{"partition_id": name, "rows": list(rows)} for name, rows in self.lanes],
-            "busiest": [round(share, 4) for share in self.busiest],
-        }
+    busiest: tuple[float, ...] = field(metadata=told(form=lambda shares: [round(one, 4) for one in shares]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,13 +63,14 @@ class Application:
     """Writer of rows that records what the source must hold."""
 
     def __init__(self, witness: Witness, seed: int) -> None:
-        """Create it; `loaded` and `keep_back` give it the rows. `seed`: for its random choices."""
+        """Create it; `loaded` and `kept_back` give it the rows. `seed`: for its random choices."""
         self._witness = witness
         self._mapper = witness.mapper
         self.source_name = witness.source_name
         self._source = witness.client(witness.source_name)
         self._targets = [witness.client(name) for name in self._mapper.tables]
-        self._kept_back: list[Row] = []
+        self.kept_back: list[Row] = []
+        """Rows that are not in the source, to be inserted later."""
         self._lot = random.Random(f"application/{seed}")  # noqa: S311 - choices to be made again
         self._owners: dict[Place, EntityKey] = {}
         self.must_hold: dict[EntityKey, bytes] = {}
@@ -85,10 +86,6 @@ class Application:
         """Record a row that was loaded into the source; called once for each key."""
         self._enter(row)
         self.untouched[key_of(row)] = None
-
-    def keep_back(self, rows: Sequence[Row]) -> None:
-        """Take rows that are not in the source, to insert them later."""
-        self._kept_back = list(rows)
 
     def begin_counting(self) -> None:
         """Set the counts in `done` to zero."""
@@ -115,8 +112,8 @@ class Application:
             replace: replaces a row by its changed form; tells whether it did.
         """
         what = self._lot.randrange(4)
-        if what == 0 and self._kept_back and insert is not None:
-            row = self._kept_back.pop()
+        if what == 0 and self.kept_back and insert is not None:
+            row = self.kept_back.pop()
             inserted = None if self._taken(row) else insert(row)
             if inserted is not None:
                 self._enter(inserted)

@@ -213,13 +213,6 @@ class Azurite:
         self.restricted: AzuriteAccount
         """The account for the restricted store, once it runs."""
 
-    @property
-    def pid(self) -> int:
-        """The process id. Raises MachineFailed when it does not run."""
-        if self._process is None or self._process.poll() is not None:
-            raise MachineFailed("Azurite is not running", hint="start it again")
-        return self._process.pid
-
     def start(self) -> None:
         """Start Azurite and return when it answers. Raises ConfigurationError, MachineFailed."""
         node = find_node()

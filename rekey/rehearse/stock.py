@@ -136,7 +136,7 @@ async def load(account: AzuriteAccount, stock: Stock, application: Application) 
                 await insert_waiting()
         await insert_waiting()
     stock.kept_back = len(kept_back)
-    application.keep_back(kept_back)
+    application.kept_back = kept_back
 
 
 # --- made up ----------------------------------------------------------------------------------------------

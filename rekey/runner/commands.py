@@ -25,7 +25,6 @@ import rfc8785
 from rekey.core.progress import Interruptible
 from rekey.errors import ConfigurationError, Findings, GateClosed, Refused, RekeyError, SecretMissing
 from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
-from rekey.plan.advice.service import is_cosmos
 from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan, Plan
 from rekey.plan.subject import PlanOptions, subject_of
@@ -163,14 +162,7 @@ def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bo
     migration.prepared.require()
     # Not compared here with what the migration started with: `Session.begin` refuses what has changed since.
     subject = replace(session.do(subject_of(migration)), started=None)
-    options = PlanOptions(
-        exact=check_rows,
-        limits=session.config.rates,
-        is_cosmos=is_cosmos(session.config.tables.endpoint),
-        gates=session.config.gates,
-        prices=session.config.prices,
-        tries_rows=check_rows,
-    )
+    options = PlanOptions.of(session.config, exact=check_rows, tries_rows=check_rows)
     progress = Interruptible(session.progress, session.stop.check)
     plan = session.do(make_plan([subject], session.accounts.tables, options, progress=progress))
     [planned] = plan.migrations

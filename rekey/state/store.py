@@ -196,12 +196,6 @@ class State:
         with self._reading() as connection:
             return _migration(connection, script_id)
 
-    def migrations(self) -> list[MigrationRecord]:
-        """Return all migrations that the file knows, by script id."""
-        return [
-            MigrationRecord(**one) for one in self._read(sa.select(MIGRATION).order_by(MIGRATION.c.script_id))
-        ]
-
     def forget(self, script_id: str) -> None:
         """Remove a migration with its segments, facts, verifications and sums.
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.plain import told
@@ -76,13 +75,8 @@ class Intents:
     """
 
     depth: int
-    oldest_at: int | None
+    oldest_at: int | None = field(metadata=told(form=format_ticks))
     kept: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        oldest_at = None if self.oldest_at is None else format_ticks(self.oldest_at)
-        return {"depth": self.depth, "oldest_at": oldest_at, "kept": self.kept}
 
 
 @dataclass(frozen=True, slots=True)

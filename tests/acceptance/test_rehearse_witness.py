@@ -153,7 +153,7 @@ def test_the_application_writes_both_views_and_its_book_follows(stage: Stage) ->
     assert not any(stage.witness.source_name in sentence.split() for sentence in stage.wrong())
     stage.application.begin_counting()
     before = len(stage.application.must_hold)
-    stage.application.keep_back([row for row in generic(90, seed=2) if row["RowKey"].endswith(("85", "86"))])
+    stage.application.kept_back = [row for row in generic(90, seed=2) if row["RowKey"].endswith(("85", "86"))]
     for _ in range(40):
         stage.application.write_target()
     done = stage.application.done

@@ -19,6 +19,7 @@ from rekey.declaration.requirements import CODES
 from rekey.model import Row
 from rekey.plan.advice import gather
 from rekey.plan.advice.advise import advise
+from rekey.plan.advice.facts import TEXTS
 from rekey.plan.result import Advice
 from rekey.project.prices import Prices
 from tests.advising import facts, index, migration, planned
@@ -261,7 +262,7 @@ def given(code: str) -> tuple[Advice, ...]:
 
 
 def test_there_is_a_case_for_every_kind() -> None:
-    assert set(CASES) == set(CODES)
+    assert set(CASES) == set(CODES) == set(TEXTS)
 
 
 @pytest.mark.parametrize("code", CODES)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rekey.core.severity import Severity
+from rekey.core.texts import catalogue, filled
 from rekey.declaration.keys.base import Expression, Prop
 from rekey.declaration.migration import Index, Migration, Target
 from rekey.inspect.columns import KeyColumn
@@ -20,6 +22,8 @@ from rekey.model import PARTITION_KEY, ROW_KEY
 from rekey.plan.result import Advice
 from rekey.project.prices import Prices
 
+TEXTS = catalogue(Path(__file__).with_name("advice.toml"))
+"""The entries `severity`, `reason`, `cure` and `key` of all advice, by code."""
 HARDLY_ANY_TOGETHER = 1.02
 """Limit of rows for each partition met. In a sample of one row in twenty this ratio is 1.0 where partitions
 have one row, 1.03 where they have two, 1.7 where they have twenty."""
@@ -81,12 +85,37 @@ class TableFacts:
             return self.counts.rows_met_together
         return self.rows / self.partitions
 
-    def advice(
-        self, code: str, severity: Severity, evidence: str, *, reason: str, cure: str, key: str = ""
-    ) -> Advice:
-        """Return a piece of advice about the table, or about one of its keys."""
-        where = f"{self.table} {key}".rstrip()
-        return Advice(code, severity, where, self.today, evidence, reason, cure)
+    def advice(self, code: str, evidence: str, severity: Severity | None = None, **values: object) -> Advice:
+        """Return a piece of advice about the table, or about one of its keys.
+
+        Args:
+            code, evidence, severity, values: as for `advice`; the value `key` names one of the keys.
+        """
+        [key] = filled(TEXTS[code], values, "key")
+        return advice(code, f"{self.table} {key}".rstrip(), evidence, severity, self.today, **values)
+
+
+def advice(
+    code: str,
+    where: str,
+    evidence: str,
+    severity: Severity | None = None,
+    today: bool = False,
+    **values: object,
+) -> Advice:
+    """Return a piece of advice.
+
+    Args:
+        code: a key of `TEXTS`.
+        where: the table, and the key if it is about one.
+        evidence: the figures that it rests on.
+        severity: replaces the severity of `TEXTS`.
+        today: whether it is about today's keys.
+        values: for the names in braces in its texts; a value named `reason` or `cure` replaces that text.
+    """
+    texts = TEXTS[code]
+    reason, cure = filled(texts, values, "reason", "cure")
+    return Advice(code, severity or Severity(texts["severity"]), where, today, evidence, reason, cure)
 
 
 @dataclass(frozen=True, slots=True)

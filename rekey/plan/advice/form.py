@@ -42,14 +42,12 @@ _BETWEEN = re.compile(r"[_|:;,~!]")
 
 def unpadded_numbers(facts: Facts) -> Iterator[Advice]:
     """Yield advice on numbers that are not zero-padded."""
-    reason = "keys sort as text: 111 comes before 2, so ranges and pages come in no useful order"
-    cure = "write them with zeros in front: keys.zero_pad(10, …)"
     for table, key, column in facts.columns:
         widths = number_widths(column)
         if widths is not None:
             severity = Severity.WARNING if key == "RowKey" else Severity.NOTE
             said = f"numbers of {widths[0]} to {widths[1]} digits in {counted(column.keys, 'key')} looked at"
-            yield table.advice("unpadded-numbers", severity, said, key=key, reason=reason, cure=cure)
+            yield table.advice("unpadded-numbers", said, severity, key=key)
 
 
 def number_widths(column: KeyColumn) -> tuple[int, int] | None:
@@ -85,8 +83,6 @@ def _varying(digits: Sequence[str]) -> tuple[int, int] | None:
 
 def escaped_characters(facts: Facts) -> Iterator[Advice]:
     """Yield advice on keys that need escaping."""
-    reason = "they must be escaped in addresses and filters, which is often done twice or not at all"
-    cure = "use keys.slug, or keys.opaque, and carry the text as a property"
     for table, key, column in facts.columns:
         found = {mark: column.specials[mark] for mark in ESCAPED if column.specials[mark]}
         edges = column.marked(Mark.EDGE)
@@ -97,29 +93,22 @@ def escaped_characters(facts: Facts) -> Iterator[Advice]:
         trapped = edges or any(mark in TRAPS for mark in found)
         severity = Severity.WARNING if trapped else Severity.NOTE
         said = f"{', '.join(listed)} of {counted(column.keys, 'key')} looked at"
-        yield table.advice("escaped-characters", severity, said, key=key, reason=reason, cure=cure)
+        yield table.advice("escaped-characters", said, severity, key=key)
 
 
 def non_ascii(facts: Facts) -> Iterator[Advice]:
     """Yield advice on characters outside ASCII."""
-    reason = (
-        "keys that look alike can differ (é in one character or two), each is escaped to"
-        " three bytes and more, and they sort by UTF-16 unit"
-    )
-    cure = "use keys.normalize and keys.slug, or keys.opaque, and carry the text as a property"
     for table, key, column in facts.columns:
         found, loose = column.marked(Mark.NON_ASCII), column.marked(Mark.LOOSE)
         if found:
             more = f"; {loose:,} not in composed form (NFC)" if loose else ""
             severity = Severity.WARNING if loose else Severity.NOTE
             said = f"{counted(found, 'key')} of {column.keys:,} looked at{more}"
-            yield table.advice("non-ascii", severity, said, key=key, reason=reason, cure=cure)
+            yield table.advice("non-ascii", said, severity, key=key)
 
 
 def long_keys(facts: Facts) -> Iterator[Advice]:
     """Yield advice on long keys, with their bytes."""
-    reason = "keys are billed with every row, sent with every answer, and repeated in pointers"
-    cure = "shorten what is repeated in every key, or use keys.opaque: 32 characters"
     for table in facts.tables:
         units = sum(column.lengths.mean for _, column in table.columns)
         row_bytes = table.counts.mean_row_bytes
@@ -136,13 +125,11 @@ def long_keys(facts: Facts) -> Iterator[Advice]:
                 f"both keys take {units:.0f} characters on average: {size / 1024**2:,.1f} MiB in"
                 f" {counted(table.rows, 'row')}, {percent(min(1.0, share))} of the bytes{cost}"
             )
-            yield table.advice("long-keys", Severity.WARNING, said, reason=reason, cure=cure)
+            yield table.advice("long-keys", said)
 
 
 def row_size(facts: Facts) -> Iterator[Advice]:
     """Yield advice on rows near 1 MiB."""
-    reason = "a row over 1 MiB cannot be written; four of this size fill a batch"
-    cure = "keep large values in a blob and its name in the row, or drop properties"
     for table in facts.tables:
         largest = table.counts.largest_row_bytes
         if largest >= NEAR * MAX_ENTITY_BYTES:
@@ -150,26 +137,22 @@ def row_size(facts: Facts) -> Iterator[Advice]:
                 f"the largest of {counted(table.counts.rows, 'row')} looked at has"
                 f" {largest / 1024:,.0f} KiB of {MAX_ENTITY_BYTES // 1024:,}"
             )
-            yield table.advice("row-size", Severity.WARNING, said, reason=reason, cure=cure)
+            yield table.advice("row-size", said)
 
 
 def property_count(facts: Facts) -> Iterator[Advice]:
     """Yield advice on rows near 252 properties."""
-    reason = "the next property cannot be added; names are stored in each row"
-    cure = "put properties that belong together into one text, or into a row of their own"
     for table in facts.tables:
         if table.counts.most_properties >= NEAR * MAX_PROPERTIES:
             said = (
                 f"{table.counts.most_properties} properties of {MAX_PROPERTIES} in one of"
                 f" {counted(table.counts.rows, 'row')} looked at"
             )
-            yield table.advice("property-count", Severity.WARNING, said, reason=reason, cure=cure)
+            yield table.advice("property-count", said)
 
 
 def pointer_dropped(facts: Facts) -> Iterator[Advice]:
     """Yield advice on a source with pointers (an index table) whose pointers are not carried."""
-    reason = "an index row without MainPartitionKey and MainRowKey leads nowhere"
-    cure = "carry both properties: name them in props.keep, do not drop or rename them"
     if not facts.planned or not facts.today.pointer_rows:
         return
     main = facts.planned[0]
@@ -178,18 +161,16 @@ def pointer_dropped(facts: Facts) -> Iterator[Advice]:
             f"{counted(facts.today.pointer_rows, 'row')} looked at hold a pointer,"
             f" {main.pointer_rows:,} after"
         )
-        yield main.advice("pointer-dropped", Severity.WARNING, said, reason=reason, cure=cure)
+        yield main.advice("pointer-dropped", said)
 
 
 def fan_out(facts: Facts) -> Iterator[Advice]:
     """Yield advice on many index rows for each source row."""
-    reason = "each write of the application becomes that many writes, none of them atomic with it"
-    cure = "index what is asked for only, or keep items together in one row"
     for table in facts.planned[1:]:
         fanned = table.rows / facts.today.rows if facts.today.rows else 0.0
         if fanned > FANNED_OUT and facts.today.rows >= WORTH_SAYING_ROWS:
             said = f"{counted(table.rows, 'row')} for {counted(facts.today.rows, 'row')}: {fanned:.1f} each"
-            yield table.advice("fan-out", Severity.WARNING, said, reason=reason, cure=cure)
+            yield table.advice("fan-out", said)
 
 
 RULES = (

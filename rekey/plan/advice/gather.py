@@ -77,24 +77,24 @@ class Tally(RowCounts):
             self._streams[stream] = self._streams.get(stream, 0) + 1
 
     def facts(
-        self,
-        table: str,
-        *,
-        rows: int,
-        partitions: int,
-        largest: int,
-        exact: bool,
-        declared: Target | Index | None = None,
+        self, of: Inventory | TableFill, rows: int, exact: bool, declared: Target | Index | None = None
     ) -> TableFacts:
-        """Return the facts of the table. The arguments are figures that were counted elsewhere."""
+        """Return the facts of the table.
+
+        Args:
+            of: its partitions, as they were counted elsewhere.
+            rows: rows that it holds or will hold.
+            exact: whether its number of partitions is no lower bound.
+            declared: the target or index that a migration fills; None for the source.
+        """
         signs = Signs()
         signs.add_neighbours((utf16_order(name), stamp) for name, stamp in self._stamps.items())
         return TableFacts(
-            table=table,
+            table=of.table,
             counts=self,
             rows=rows,
-            partitions=max(partitions, self.partition_keys.keys),
-            largest_partition=largest,
+            partitions=max(of.partitions, self.partition_keys.keys),
+            largest_partition=of.largest_partition,
             partitions_exact=exact,
             property_names=frozenset(self._property_names),
             pointer_rows=self._pointer_rows,
@@ -165,22 +165,9 @@ class Gatherer:
         """
         source, *planned = self.tallies
         return Facts(
-            today=source.facts(
-                inventory.table,
-                rows=inventory.rows.rows,
-                partitions=inventory.partitions,
-                largest=inventory.largest_partition,
-                exact=inventory.exact,
-            ),
+            today=source.facts(inventory, inventory.rows.rows, inventory.exact),
             planned=tuple(
-                tally.facts(
-                    fill.table,
-                    rows=fill.rows,
-                    partitions=fill.partitions,
-                    largest=fill.largest_partition,
-                    exact=fill.partitions_exact,
-                    declared=declared,
-                )
+                tally.facts(fill, fill.rows, fill.partitions_exact, declared)
                 for tally, fill, declared in zip(planned, fills, self._migration.filled, strict=True)
             ),
             migration=self._migration,

@@ -47,8 +47,6 @@ UNREPEATABLE = frozenset(
 
 def short_id(facts: Facts) -> Iterator[Advice]:
     """Yield advice on random ids that are too short for the number of rows."""
-    reason = "two rows with one id: the second insert fails, or overwrites the first"
-    cure = "use longer ids: keys.opaque has 160 bits, a GUID 122"
     rows_today = facts.today.rows
     growth = max(1.0, facts.load.get("rows", 0.0) / rows_today) if rows_today else 1.0
     for table, key, column in facts.columns:
@@ -66,57 +64,41 @@ def short_id(facts: Facts) -> Iterator[Advice]:
             f" {counted(round(rows), 'row')} the chance that two meet is"
             f" {percent(chance) if chance >= 0.001 else f'1 in {1 / chance:,.0f}'}"
         )
-        yield table.advice("short-id", severity, said, key=key, reason=reason, cure=cure)
+        yield table.advice("short-id", said, severity, key=key)
 
 
 def merged_keys(facts: Facts) -> Iterator[Advice]:
     """Yield advice on truncation or folding that turns different keys into one."""
-    reason = "what differs by case, or after the cut, becomes one key: only one row can have it"
-    cure = "leave the folding out, keep the exact text in the key, or merge rows in the source"
     for table in facts.planned:
         colliding = facts.colliding.get(table.table)
         folding = ", ".join(key.describe() for key in table.keys if folds(key))
         if colliding and folding and not _is_of_moments(table):
             said = f"{counted(colliding, 'row')} looked at share a key with another; on the way: {folding}"
-            yield table.advice("merged-keys", Severity.ERROR, said, reason=reason, cure=cure)
+            yield table.advice("merged-keys", said)
 
 
 def time_duplicates(facts: Facts) -> Iterator[Advice]:
     """Yield advice on RowKeys of moments alone, where rows share a moment."""
-    reason = "two rows of one moment get one key"
-    cure = "add what tells them apart after the moment: a sequence number, the old RowKey"
     for table in facts.planned:
         colliding = facts.colliding.get(table.table)
         if colliding and _is_of_moments(table):
             said = f"{counted(colliding, 'row')} looked at share their moment with another"
-            yield table.advice(
-                "time-duplicates", Severity.ERROR, said, key="RowKey", reason=reason, cure=cure
-            )
+            yield table.advice("time-duplicates", said)
 
 
 def mutable_key(facts: Facts) -> Iterator[Advice]:
     """Yield advice on keys of the main target made of a property whose name says that it changes."""
-    reason = (
-        "when the property changes the row must move: a delete and an insert that are not"
-        " atomic, and every pointer to it is wrong"
-    )
-    cure = "make the key of what never changes, and add an index by the property"
     for table in facts.planned[:1]:
         for key, expression in zip((PARTITION_KEY, ROW_KEY), table.keys, strict=True):
             words = {name: _WORD.findall(name) for name in sorted(expression.inputs())}
             names = [name for name in words if any(word.lower() in CHANGING for word in words[name])]
             if names:
                 said = f"it is made of {', '.join(names)}"
-                yield table.advice("mutable-key", Severity.WARNING, said, key=key, reason=reason, cure=cure)
+                yield table.advice("mutable-key", said, key=key)
 
 
 def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
     """Yield advice on keys that are not deterministic."""
-    reason = (
-        "rows are mapped again and again: after a kill, at every change, when comparing. Another"
-        " key each time makes another row each time"
-    )
-    cure = "make the key of the row alone; for something that looks random use keys.opaque"
     migration = facts.migration
     if migration is None or not facts.planned:
         return
@@ -132,9 +114,7 @@ def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
             if node == Prop(TIMESTAMP):
                 said.append(f"{field} is made of Timestamp, which every write changes")
     if said:
-        yield facts.planned[0].advice(
-            "unrepeatable-key", Severity.ERROR, "; ".join(said), reason=reason, cure=cure
-        )
+        yield facts.planned[0].advice("unrepeatable-key", "; ".join(said))
 
 
 def random_bits(column: KeyColumn) -> float | None:

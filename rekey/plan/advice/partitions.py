@@ -36,19 +36,15 @@ MANY_PARTITIONS = 100
 
 def one_partition(facts: Facts) -> Iterator[Advice]:
     """Yield advice on tables whose rows are all in one partition."""
-    reason = "one partition is served by one server: 2,000 entities/s at most, for ever"
-    cure = "put what queries know into the PartitionKey: tenant, device, keys.date, keys.bucket"
     for table in facts.tables:
         if table.partitions == 1 and table.rows >= FEW_ROWS:
             severity = Severity.ERROR if table.rows >= MANY_ROWS else Severity.WARNING
             said = f"{counted(table.rows, 'row')}, one partition"
-            yield table.advice("one-partition", severity, said, key="PartitionKey", reason=reason, cure=cure)
+            yield table.advice("one-partition", said, severity)
 
 
 def partition_load(facts: Facts) -> Iterator[Advice]:
     """Yield advice on a partition over (or over half of) the target at the declared load."""
-    reason = f"a partition takes {PARTITION_TARGET:,} entities/s; beyond, writes are refused with 503"
-    cure = "spread the busiest partition: add keys.bucket, or choose a finer PartitionKey"
     writes = facts.load.get("writes_per_second")
     if writes is None:
         return
@@ -62,13 +58,11 @@ def partition_load(facts: Facts) -> Iterator[Advice]:
             f"{writes * fanned:,.0f} rows/s declared, {percent(table.hottest_share)} of them to one"
             f" partition: {hottest:,.0f}/s"
         )
-        yield table.advice("partition-load", severity, said, key="PartitionKey", reason=reason, cure=cure)
+        yield table.advice("partition-load", said, severity, target=PARTITION_TARGET)
 
 
 def partition_share(facts: Facts) -> Iterator[Advice]:
     """Yield advice on the largest partition's share of the rows."""
-    reason = "what is stored in one place is mostly read and written there, too: it gets hot first"
-    cure = "divide that partition: add keys.bucket or keys.date to the PartitionKey"
     for table in facts.tables:
         share = table.largest_partition / table.rows if table.rows else 0.0
         uneven = share >= SHARE and table.largest_partition >= TIMES_THE_MEAN * table.rows_per_partition
@@ -76,9 +70,7 @@ def partition_share(facts: Facts) -> Iterator[Advice]:
             said = (
                 f"the largest of {counted(table.partitions, 'partition')} holds {percent(share)} of the rows"
             )
-            yield table.advice(
-                "partition-share", Severity.WARNING, said, key="PartitionKey", reason=reason, cure=cure
-            )
+            yield table.advice("partition-share", said)
 
 
 def partition_per_row(facts: Facts) -> Iterator[Advice]:
@@ -97,22 +89,14 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
             said = f"{alone}; batches of {batch:,.0f} declared"
             reason = "a transaction writes rows of one partition only: there are none to write together"
             cure = "give rows that are written together one PartitionKey"
-            yield table.advice(
-                "partition-per-row", Severity.ERROR, said, key="PartitionKey", reason=reason, cure=cure
-            )
+            yield table.advice("partition-per-row", said, Severity.ERROR, reason=reason, cure=cure)
         elif ranged and not together:
             said = f"{alone}; {ranged[0].describe()} declared"
-            reason = "a range over rows that all stand alone is a scan over partitions"
-            cure = "give rows that are read together one PartitionKey, or add an index"
-            yield table.advice(
-                "partition-per-row", Severity.WARNING, said, key="PartitionKey", reason=reason, cure=cure
-            )
+            yield table.advice("partition-per-row", said)
 
 
 def partition_order(facts: Facts) -> Iterator[Advice]:
     """Yield advice on ascending or descending PartitionKeys."""
-    reason = "partitions next to each other are served by one server: all inserts go to that one"
-    cure = "put something that spreads before the moment or number: device, tenant, keys.bucket"
     writes = facts.load.get("writes_per_second", 0.0)
     for table in facts.tables:
         said = ""
@@ -129,9 +113,7 @@ def partition_order(facts: Facts) -> Iterator[Advice]:
                 f"{said}; {counted(table.partitions, 'partition')} of {table.rows_per_partition:.1f}"
                 f" rows{load}"
             )
-            yield table.advice(
-                "partition-order", Severity.WARNING, said, key="PartitionKey", reason=reason, cure=cure
-            )
+            yield table.advice("partition-order", said)
 
 
 RULES = (one_partition, partition_load, partition_share, partition_per_row, partition_order)

@@ -12,28 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rekey.core.severity import Severity
 from rekey.inspect.columns import KeyColumn
 from rekey.inspect.shapes import Shape
-from rekey.plan.advice.facts import Facts, percent
+from rekey.plan.advice.facts import Facts, advice, percent
 from rekey.plan.result import Advice
 from rekey.present.text import counted
 
-SHARES = {
-    Shape.EMAIL: 0.01,
-    Shape.PHONE: 0.2,
-    Shape.NATIONAL_ID: 0.2,
-    Shape.CARD: 0.2,
-    Shape.NAME: 0.5,
+PERSONAL = {
+    Shape.EMAIL: (0.01, "e-mail addresses"),
+    Shape.PHONE: (0.2, "telephone numbers"),
+    Shape.NATIONAL_ID: (0.2, "national ids"),
+    Shape.CARD: (0.2, "card numbers"),
+    Shape.NAME: (0.5, "names of persons"),
 }
-"""The share of keys from which on a shape counts: some random digits have any of these forms."""
-NOUNS = {
-    Shape.EMAIL: "e-mail addresses",
-    Shape.PHONE: "telephone numbers",
-    Shape.NATIONAL_ID: "national ids",
-    Shape.CARD: "card numbers",
-    Shape.NAME: "names of persons",
-}
+"""The share of keys from which on a shape counts, because some random digits have any of these forms; and
+what keys of that shape are called."""
 LEAST_KEYS = 3
 GUESSABLE_DIGITS = 12
 GUESSABLE_SHARE = 0.5
@@ -41,58 +34,46 @@ GUESSABLE_SHARE = 0.5
 
 def personal_data(facts: Facts) -> Iterator[Advice]:
     """Yield advice on personal data in keys, today's and planned."""
-    reason = (
-        "keys stand in logs, addresses, caches and metrics, and cannot be changed or"
-        " erased without making another row"
-    )
-    cure = "put keys.opaque around it, and carry the value as a property (props.copy)"
     for table, key, column in facts.columns:
         for shape in personal_shapes(column):
             said = (
                 f"{counted(column.shapes[shape], 'key')} of {column.keys:,} looked at"
-                f" ({percent(column.share(shape))}) have the form of {NOUNS[shape]}"
+                f" ({percent(column.share(shape))}) have the form of {PERSONAL[shape][1]}"
             )
-            yield table.advice("personal-data", Severity.ERROR, said, key=key, reason=reason, cure=cure)
+            yield table.advice("personal-data", said, key=key)
 
 
 def secret_in_key(facts: Facts) -> Iterator[Advice]:
     """Yield advice on secrets in keys, today's and planned."""
-    reason = "anyone who sees a log or an address of the table holds the secret"
-    cure = "put keys.opaque around it, and renew the secrets: treat them as known to others"
     for table, key, column in facts.columns:
         found = column.shapes[Shape.SECRET]
         if found:
             said = (
                 f"{counted(found, 'key')} of {column.keys:,} looked at have the form of tokens or signatures"
             )
-            yield table.advice("secret-in-key", Severity.ERROR, said, key=key, reason=reason, cure=cure)
+            yield table.advice("secret-in-key", said, key=key)
 
 
 def guessable_hash(facts: Facts) -> Iterator[Advice]:
     """Yield advice on unkeyed hashes of inputs that can be guessed."""
-    reason = (
-        "an unkeyed hash of what can be listed hides nothing: the list is hashed at a million"
-        " guesses a second, once for everybody"
-    )
-    cure = "use keys.opaque, which is keyed with a secret"
     for one in facts.hash_inputs:
         inputs, what = one.inputs, ""
         shapes, most = personal_shapes(inputs), inputs.lengths.most
         numbers = inputs.share(Shape.NUMBER, Shape.PADDED) if most <= GUESSABLE_DIGITS else 0.0
         if shapes:
-            what = f"{percent(inputs.share(shapes[0]))} have the form of {NOUNS[shapes[0]]}"
+            what = f"{percent(inputs.share(shapes[0]))} have the form of {PERSONAL[shapes[0]][1]}"
         elif inputs.keys >= LEAST_KEYS and numbers >= GUESSABLE_SHARE:
             what = f"{percent(numbers)} are numbers of at most {most} digits"
         if what:
             said = f"{one.described}: of {inputs.keys:,} inputs looked at {what}"
-            yield Advice("guessable-hash", Severity.ERROR, one.where, False, said, reason, cure)
+            yield advice("guessable-hash", one.where, said)
 
 
 def personal_shapes(column: KeyColumn) -> list[Shape]:
     """Return the personal shapes that enough of the keys have."""
     return [
         shape
-        for shape, share in SHARES.items()
+        for shape, (share, _) in PERSONAL.items()
         if column.shapes[shape] >= LEAST_KEYS and column.share(shape) >= share
     ]
 

@@ -54,15 +54,11 @@ def rated(facts: Facts) -> tuple[Rated, ...]:
 
 def key_not_computable(facts: Facts) -> Iterator[Advice]:
     """Yield advice on point queries whose key cannot be computed from what the application knows then."""
-    reason = "one row is read by both keys; without one of them rows are searched"
-    cure = "make the key of what is known (and tell the application how), or add an index by it"
     for one, table in _badly_served(facts):
         if one.query.kind == "point":
             partition_is_known = is_known(table.keys[0], table.declared, frozenset(one.query.known))
             key = ROW_KEY if partition_is_known else PARTITION_KEY
-            yield table.advice(
-                "key-not-computable", _severity(one), _evidence(one), key=key, reason=reason, cure=cure
-            )
+            yield table.advice("key-not-computable", _evidence(one), _severity(one), key=key)
 
 
 def not_served(facts: Facts) -> Iterator[Advice]:
@@ -75,23 +71,15 @@ def not_served(facts: Facts) -> Iterator[Advice]:
         parts = _after_known(table.keys[1], table, frozenset(query.known))
         part = parts[0] if parts else None
         if isinstance(part, SCRAMBLED):
-            code, key = "random-order", ROW_KEY
-            reason = f"the key sorts by {part.describe()}, which has no order that could be asked for"
-            cure = (
-                "put the property that is asked for before the random part, e.g. keys.join of"
-                " keys.inverted_ticks and the id"
-            )
+            code = "random-order"
         elif query.kind == "latest" and isinstance(part, RISING) and keeps_order_of(part, query.by):
-            code, key = "time-not-inverted", ROW_KEY
-            reason = "rows come oldest first and cannot be read backwards: all older rows are read"
-            cure = "use keys.inverted_ticks, which counts down"
+            code = "time-not-inverted"
         elif query.kind == "latest" or one.planned.access is Access.TABLE_SCAN:
-            code, key = "query-not-served", ""
-            reason = "no key begins with what is asked for, so everything is read and sieved"
-            cure = "begin the RowKey with the property that is asked for, or add an index that does"
+            code = "query-not-served"
         else:
             continue
-        yield table.advice(code, _severity(one), _evidence(one), key=key, reason=reason, cure=cure)
+        described = "" if part is None else part.describe()
+        yield table.advice(code, _evidence(one), _severity(one), part=described)
 
 
 def _badly_served(facts: Facts) -> Iterator[tuple[Rated, TableFacts]]:

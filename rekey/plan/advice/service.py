@@ -26,38 +26,35 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
 def table_name(facts: Facts) -> Iterator[Advice]:
     """Yield advice on table names that will be wrong one day."""
-    reason = "a table cannot be renamed; once it is the only one, its name misleads"
-    cure = "name it for what it holds, or number it: UsersV2, PostsByMonth"
     for table in facts.tables:
         passing = [word for word in _WORD.findall(table.table) if word.lower() in PASSING]
         if passing:
             severity = Severity.NOTE if table.today else Severity.WARNING
             said = f"the name says {', '.join(passing)}"
-            yield table.advice("table-name", severity, said, reason=reason, cure=cure)
+            yield table.advice("table-name", said, severity)
 
 
 def cosmos_limits(facts: Facts) -> Iterator[Advice]:
     """Yield advice on the limits of Cosmos DB for Table, when the endpoint is Cosmos's."""
     if not facts.is_cosmos:
         return
-    reason = "Cosmos DB for Table refuses what Table storage takes, and sorts no results"
     for table in facts.tables:
         sizes = [len(key.encode("utf-8", "surrogatepass")) for key in table.counts.row_keys.sample]
         longest = max([table.counts.row_keys.lengths.most, *sizes])
         if longest > COSMOS_ROW_KEY_BYTES:
             said = f"RowKeys of up to {longest} bytes; the limit is {COSMOS_ROW_KEY_BYTES}"
             cure = "shorten the RowKey, e.g. by keys.opaque"
-            yield table.advice("cosmos-limits", Severity.ERROR, said, key="RowKey", reason=reason, cure=cure)
+            yield table.advice("cosmos-limits", said, Severity.ERROR, key="RowKey", cure=cure)
         reserved = sorted(name for name in table.property_names if name.lower() in COSMOS_RESERVED)
         if reserved:
             said = f"properties named {', '.join(reserved)}"
             cure = "rename them: props.rename"
-            yield table.advice("cosmos-limits", Severity.ERROR, said, reason=reason, cure=cure)
+            yield table.advice("cosmos-limits", said, Severity.ERROR, cure=cure)
     ordered = [one for one in facts.migration.queries if one.kind != "point"] if facts.migration else []
     if ordered and facts.planned:
         said = f"{ordered[0].describe()} is declared"
         cure = "sort in the application, and ask for a range of keys rather than for the first rows"
-        yield facts.planned[0].advice("cosmos-limits", Severity.WARNING, said, reason=reason, cure=cure)
+        yield facts.planned[0].advice("cosmos-limits", said, cure=cure)
 
 
 RULES = (table_name, cosmos_limits)
