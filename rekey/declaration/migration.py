@@ -34,6 +34,7 @@ from rekey.declaration.keys.base import (
     need,
     need_expression,
     need_list,
+    refuse_if,
 )
 from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.keys.pieces import Split
@@ -124,9 +125,8 @@ class Target(_Filled):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self._keys_of_items():
-            raise InvalidDeclaration(
-                f"target.{name}", "keys.item() has no meaning in the main target", cure="use it in an Index"
-            )
+            problem = "keys.item() has no meaning in the main target"
+            raise InvalidDeclaration(f"target.{name}", problem, cure="use it in an Index")
         _ = self.property_mapping  # checks the operations
 
     def old_key_fields(self) -> tuple[str | None, str | None]:
@@ -170,32 +170,21 @@ class Index(_Filled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where = self.where
-        if self.each is not None:
-            cure = 'write each=keys.split("Property", ",")'
-            need(f"{where}.each", self.each, Split, "does not give items", cure=cure)
-        used = self._keys_of_items()
-        if used and self.each is None:
-            raise InvalidDeclaration(
-                f"{where}.{used[0]}", "keys.item() needs each=", cure='add each=keys.split("Property", ",")'
-            )
-        if self.each is not None and not used:
-            raise InvalidDeclaration(
-                f"{where}.each",
-                "no key uses keys.item(), so all items would give the same row",
-                cure="use keys.item() in a key, or leave each= out",
-            )
-        if self.each is not None and _uses_item(self.each.of):
-            raise InvalidDeclaration(
-                f"{where}.each", "keys.item() cannot make the items", cure="split a property"
-            )
+        where, used, cure = self.where, self._keys_of_items(), 'each=keys.split("Property", ",")'
+        if self.each is None:
+            for name in used:
+                raise InvalidDeclaration(f"{where}.{name}", "keys.item() needs each=", cure=f"add {cure}")
+        else:
+            need(f"{where}.each", self.each, Split, "does not give items", cure=f"write {cure}")
+            problem = "no key uses keys.item(), so all items would give the same row"
+            cure = "use keys.item() in a key, or leave each= out"
+            refuse_if(not used, f"{where}.each", problem, cure=cure)
+            problem = "keys.item() cannot make the items"
+            refuse_if(_uses_item(self.each.of), f"{where}.each", problem, cure="split a property")
         hidden = POINTER & (self.property_mapping.made | (self.property_mapping.kept or set()))
-        if hidden:
-            raise InvalidDeclaration(
-                f"{where}.properties",
-                f"{', '.join(sorted(hidden))} is the pointer to the main row",
-                cure='choose another name, e.g. props.rename("MainRowKey", "OldMainRowKey")',
-            )
+        problem = f"{', '.join(sorted(hidden))} is the pointer to the main row"
+        cure = 'choose another name, e.g. props.rename("MainRowKey", "OldMainRowKey")'
+        refuse_if(hidden, f"{where}.properties", problem, cure=cure)
 
     @property
     def where(self) -> str:
@@ -250,8 +239,8 @@ class Migration:
         if self.mapping is None:
             object.__setattr__(self, "mapping", "sealed" if any(_opaques(self)) else "plain")
         _check_choice("mapping", self.mapping, MAPPINGS)
-        if not isinstance(self.reverse, bool):
-            raise InvalidDeclaration("reverse", "not True or False", cure="write reverse=True or False")
+        is_said = isinstance(self.reverse, bool)
+        refuse_if(not is_said, "reverse", "not True or False", cure="write reverse=True or False")
         object.__setattr__(self, "queries", checked_queries(self.queries))
         object.__setattr__(self, "load", checked_load(self.load))
         object.__setattr__(self, "waive", checked_waive(self.waive))
@@ -378,26 +367,17 @@ class Migration:
     def _check_way_back(self) -> None:
         holders = self.target.old_key_fields()
         for key, holder in zip((PARTITION_KEY, ROW_KEY), holders, strict=True):
-            if holder is None:
-                raise InvalidDeclaration(
-                    "reverse",
-                    f"the old {key} cannot be found again from a target row, so there would be no way back",
-                    cure=f'add props.copy("{key}", to="Old{key}") to the properties, or say reverse=False',
-                )
+            lost = f"the old {key} cannot be found again from a target row, so there would be no way back"
+            cure = f'add props.copy("{key}", to="Old{key}") to the properties, or say reverse=False'
+            refuse_if(holder is None, "reverse", lost, cure=cure)
         for cast in self.target.property_mapping.casts.values():
-            if cast.inverse() is None:
-                raise InvalidDeclaration(
-                    "reverse",
-                    f"{cast.describe()} has no inverse: the type the property had is not declared",
-                    cure="add was= to the cast, or say reverse=False",
-                )
+            lost = f"{cast.describe()} has no inverse: the type the property had is not declared"
+            cure = "add was= to the cast, or say reverse=False"
+            refuse_if(cast.inverse() is None, "reverse", lost, cure=cure)
+        moves = "the key is made of Timestamp, which changes when a row is written back"
+        cure = "make the key of a property of the row, or say reverse=False"
         for where, expression in self.key_expressions():
-            if TIMESTAMP in expression.inputs():
-                raise InvalidDeclaration(
-                    where,
-                    "the key is made of Timestamp, which changes when a row is written back",
-                    cure="make the key of a property of the row, or say reverse=False",
-                )
+            refuse_if(TIMESTAMP in expression.inputs(), where, moves, cure=cure)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from rekey.core.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, GUID, INT32, STRIN
 from rekey.core.limits import MAX_VALUE_BYTES, property_name_problem, value_bytes
 from rekey.core.plain import members
 from rekey.declaration.casts import PAIRS, Lossy, wire_value
-from rekey.declaration.keys.base import InvalidDeclaration, need_text
+from rekey.declaration.keys.base import InvalidDeclaration, need_text, refuse_if
 from rekey.model import SYSTEM_PROPERTIES
 
 
@@ -160,9 +160,8 @@ def edm_name(field: str, name: object) -> str:
     """Return the EDM type that `Edm.Int64`, `Int64` or `int64` names. Raises InvalidDeclaration."""
     found = _SHORT_TYPES.get(name.removeprefix("Edm.").lower()) if isinstance(name, str) else None
     if found is None:
-        raise InvalidDeclaration(
-            field, f"{name!r} is not an EDM type", cure=f"use one of {', '.join(sorted(_SHORT_TYPES))}"
-        )
+        cure = f"use one of {', '.join(sorted(_SHORT_TYPES))}"
+        raise InvalidDeclaration(field, f"{name!r} is not an EDM type", cure=cure)
     return found
 
 
@@ -186,10 +185,7 @@ def rename(old: str, new: str) -> Operation:
     """Carry the source's property `old` under the name `new`. Inverse: the rename back."""
     _source_name("props.rename(old)", old)
     _new_name("props.rename(new)", new)
-    if old == new:
-        raise InvalidDeclaration(
-            "props.rename", f"{old} is renamed to itself", cure="leave the operation out"
-        )
+    refuse_if(old == new, "props.rename", f"{old} is renamed to itself", cure="leave the operation out")
     return Rename(old, new)
 
 
@@ -205,8 +201,7 @@ def copy(source: str, *, to: str) -> Operation:
     if source not in SYSTEM_PROPERTIES:
         _source_name("props.copy(source)", source)
     _new_name("props.copy(to)", to)
-    if source == to:
-        raise InvalidDeclaration("props.copy", f"{source} is copied to itself", cure="name another property")
+    refuse_if(source == to, "props.copy", f"{source} is copied to itself", cure="name another property")
     return Copy(source, to)
 
 
@@ -224,17 +219,15 @@ def set(name: str, value: object, type: str | None = None) -> Operation:  # noqa
     field = f"props.set({name})"
     natural, text = _constant(field, value)
     edm = natural if type is None else edm_name(field, type)
-    if edm != natural and natural not in (STRING, INT32):
-        raise InvalidDeclaration(field, f"the value is {natural}, not {edm}", cure="write the value as text")
+    other = edm != natural and natural not in (STRING, INT32)
+    refuse_if(other, field, f"the value is {natural}, not {edm}", cure="write the value as text")
     try:
         made = wire_value(edm, text)
     except Lossy:
-        cure = (
-            f"write a value of that type{', or type=' + chr(34) + 'int64' + chr(34) if edm == INT32 else ''}"
-        )
+        cure = "write a value of that type" + (', or type="int64"' if edm == INT32 else "")
         raise InvalidDeclaration(field, f"the value is not of type {edm}", cure=cure) from None
-    if value_bytes(edm, made) > MAX_VALUE_BYTES:
-        raise InvalidDeclaration(field, "the value is 64 KiB or larger", cure="write a smaller one")
+    large = value_bytes(edm, made) > MAX_VALUE_BYTES
+    refuse_if(large, field, "the value is 64 KiB or larger", cure="write a smaller one")
     return Set(name, edm, made)
 
 
@@ -250,32 +243,26 @@ def cast(name: str, to: str, was: str | None = None) -> Operation:
     _source_name("props.cast(name)", name)
     target = edm_name("props.cast(to)", to)
     before = None if was is None else edm_name("props.cast(was)", was)
-    if before is not None and (before, target) not in PAIRS:
-        raise InvalidDeclaration(
-            f"props.cast({name})",
-            f"there is no cast from {before} to {target}",
-            cure="use keys.custom or drop it",
-        )
+    unknown = before is not None and (before, target) not in PAIRS
+    problem = f"there is no cast from {before} to {target}"
+    refuse_if(unknown, f"props.cast({name})", problem, cure="use keys.custom or drop it")
     return Cast(name, target, before)
 
 
 def _names(field: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    if not names:
-        raise InvalidDeclaration(field, "it names no property", cure="name at least one")
+    refuse_if(not names, field, "it names no property", cure="name at least one")
     for name in names:
         _source_name(field, name)
-    if len(frozenset(names)) != len(names):
-        raise InvalidDeclaration(field, "it names a property twice", cure="name each property once")
+    twice = len(frozenset(names)) != len(names)
+    refuse_if(twice, field, "it names a property twice", cure="name each property once")
     return names
 
 
 def _source_name(field: str, name: object) -> None:
-    if need_text(field, name) in SYSTEM_PROPERTIES or "@" in need_text(field, name):
-        raise InvalidDeclaration(
-            field,
-            f"{name} is not a custom property",
-            cure="keys are made by key expressions; to carry one as a property use props.copy(…, to=…)",
-        )
+    text = need_text(field, name)
+    cure = "keys are made by key expressions; to carry one as a property use props.copy(…, to=…)"
+    other = text in SYSTEM_PROPERTIES or "@" in text
+    refuse_if(other, field, f"{text} is not a custom property", cure=cure)
 
 
 def _new_name(field: str, name: object) -> None:

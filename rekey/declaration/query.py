@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rekey.declaration.keys.base import InvalidDeclaration, need_int, need_text
+from rekey.declaration.keys.base import need_int, need_text, refuse_if
 
 Kind = Literal["point", "range", "latest"]
 MAX_ROWS = 1_000_000_000
@@ -53,10 +53,8 @@ class Query:
 
 def point(*known: str) -> Query:
     """Return the query for one row by properties whose values the application knows."""
-    if not known:
-        raise InvalidDeclaration(
-            "query.point", "nothing is known of the row", cure='name what is known: query.point("Email")'
-        )
+    cure = 'name what is known: query.point("Email")'
+    refuse_if(not known, "query.point", "nothing is known of the row", cure=cure)
     return Query("point", _names("query.point", known))
 
 

@@ -23,6 +23,7 @@ from rekey.declaration.keys.base import (
     need_int,
     need_text,
     operand,
+    refuse_if,
 )
 from rekey.model import Row
 
@@ -114,12 +115,8 @@ class Regex(Changed, op="regex"):
             known = self.group in compiled.groupindex
         else:
             known = 0 <= need_int("keys.regex(group)", self.group) <= compiled.groups
-        if not known:
-            raise InvalidDeclaration(
-                "keys.regex(group)",
-                f"the pattern has no group {self.group!r}",
-                cure=f"put parentheses into it, or name one of its {compiled.groups} groups (0 is all)",
-            )
+        cure = f"put parentheses into it, or name one of its {compiled.groups} groups (0 is all)"
+        refuse_if(not known, "keys.regex(group)", f"the pattern has no group {self.group!r}", cure=cure)
 
     def change(self, scope: Scope) -> Callable[[str], str]:
         """Return the function; it refuses text that does not match."""
