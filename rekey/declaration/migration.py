@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
+from rekey.core.plain import UNTOLD, members, told
 from rekey.declaration.keys.base import (
     Expression,
     InvalidDeclaration,
@@ -53,6 +54,7 @@ FORMAT = "rekey/declaration/v1"
 MAIN_PARTITION_KEY = "MainPartitionKey"
 MAIN_ROW_KEY = "MainRowKey"
 POINTER = frozenset({MAIN_PARTITION_KEY, MAIN_ROW_KEY})
+_IF_ANY = told(if_any=True)
 """Properties of every index row: the key of the main target row."""
 
 
@@ -88,16 +90,6 @@ class _Filled:
     def property_mapping(self) -> PropertyMapping:
         """The property operations, checked."""
         return property_mapping_of(f"{self.where}.properties", self.properties, everything=self.carries_all)
-
-    def canonical(self) -> dict[str, Any]:
-        """Return the declaration of this table as JSON-able data."""
-        return {
-            "table": self.table,
-            "partition_key": self.partition_key.canonical(),
-            "row_key": self.row_key.canonical(),
-            "properties": [operation.canonical() for operation in self.properties],
-            "allow_empty": self.allow_empty,
-        }
 
     def _keys(self) -> tuple[tuple[str, Expression], ...]:
         return ("partition_key", self.partition_key), ("row_key", self.row_key)
@@ -192,10 +184,6 @@ class Index(_Filled):
         constant: `index[Races AGE:]`."""
         return f"index[{f'{self.table} {constant_prefix(self.row_key)}'.rstrip()}]"
 
-    def canonical(self) -> dict[str, Any]:
-        """Return the index as JSON-able data."""
-        return {**super().canonical(), "each": None if self.each is None else self.each.canonical()}
-
 
 @dataclass(frozen=True)
 class Migration:
@@ -224,10 +212,10 @@ class Migration:
     indexes: Sequence[Index] = ()
     capture: Capture = field(kw_only=True)
     reverse: bool = field(default=True, kw_only=True)
-    queries: Sequence[Query] = field(default=(), kw_only=True)
-    load: Mapping[str, float] = field(default_factory=dict, kw_only=True, hash=False)
-    waive: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
-    mapping: Keeping | None = field(default=None, kw_only=True)
+    queries: Sequence[Query] = field(default=(), kw_only=True, metadata=_IF_ANY)
+    load: Mapping[str, float] = field(default_factory=dict, kw_only=True, hash=False, metadata=_IF_ANY)
+    waive: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False, metadata=_IF_ANY)
+    mapping: Keeping | None = field(default=None, kw_only=True, metadata=UNTOLD)
 
     def __post_init__(self) -> None:
         _check_table("source", self.source)
@@ -304,21 +292,8 @@ class Migration:
 
     def canonical(self) -> dict[str, Any]:
         """Return the declaration as JSON-able data."""
-        requirements = {
-            "queries": [one.canonical() for one in self.queries],
-            "load": dict(self.load),
-            "waive": dict(self.waive),
-        }
-        return {
-            "format": FORMAT,
-            "source": self.source,
-            "target": self.target.canonical(),
-            "indexes": [index.canonical() for index in self.indexes],
-            "capture": self.capture,
-            "reverse": self.reverse,
-            **({"mapping": self.mapping} if self.is_sealed else {}),
-            **{name: said for name, said in requirements.items() if said},
-        }
+        sealed = {"mapping": self.mapping} if self.is_sealed else {}
+        return {"format": FORMAT, **members(self), **sealed}
 
     def canonical_json(self) -> str:
         """Return the canonical form: sorted keys, no spaces, characters unescaped."""

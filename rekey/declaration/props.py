@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import base64
 import uuid
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -32,7 +31,7 @@ from rekey.model import SYSTEM_PROPERTIES
 
 
 @dataclass(frozen=True)
-class Operation(ABC):
+class Operation:
     """One property operation. Make one with the functions of this module."""
 
     op: ClassVar[str]
@@ -40,16 +39,20 @@ class Operation(ABC):
     made: ClassVar[str]
     """The field that holds the name of the property it makes in the new row, "" for none."""
 
-    def __init_subclass__(cls, op: str, made: str = "") -> None:
-        cls.op, cls.made = op, made
+    shown: ClassVar[str]
+    """What its short form tells of its fields."""
 
-    def canonical(self) -> dict[str, Any]:
+    def __init_subclass__(cls, op: str, made: str = "", shown: str = "") -> None:
+        cls.op, cls.made, cls.shown = op, made, shown
+
+    def as_json(self) -> dict[str, Any]:
         """Return the operation as JSON-able data: its name and all its fields."""
         return {"op": self.op, **members(self)}
 
-    @abstractmethod
     def describe(self) -> str:
         """Return a short form for people, without constants: `rename(A, B)`."""
+        told = {name: ", ".join(one) if isinstance(one, tuple) else one for name, one in vars(self).items()}
+        return f"{self.op}({self.shown.format(**told)})"
 
     @property
     def makes(self) -> str | None:
@@ -58,62 +61,42 @@ class Operation(ABC):
 
 
 @dataclass(frozen=True)
-class Keep(Operation, op="keep"):
+class Keep(Operation, op="keep", shown="{names}"):
     """Only these source properties are carried. No inverse: the others stay in the source only."""
 
     names: tuple[str, ...]
-
-    def describe(self) -> str:
-        """Return `keep(A, B)`."""
-        return f"keep({', '.join(self.names)})"
 
 
 @dataclass(frozen=True)
 class KeepAll(Operation, op="keep_all"):
     """An index row carries every source property that no other operation takes away."""
 
-    def describe(self) -> str:
-        """Return `keep_all()`."""
-        return "keep_all()"
-
 
 @dataclass(frozen=True)
-class Drop(Operation, op="drop"):
+class Drop(Operation, op="drop", shown="{names}"):
     """These source properties are not carried. No inverse: they stay in the source only."""
 
     names: tuple[str, ...]
 
-    def describe(self) -> str:
-        """Return `drop(A, B)`."""
-        return f"drop({', '.join(self.names)})"
-
 
 @dataclass(frozen=True)
-class Rename(Operation, op="rename", made="new"):
+class Rename(Operation, op="rename", made="new", shown="{old}, {new}"):
     """A property under another name. Inverse: the rename back."""
 
     old: str
     new: str
 
-    def describe(self) -> str:
-        """Return `rename(A, B)`."""
-        return f"rename({self.old}, {self.new})"
-
 
 @dataclass(frozen=True)
-class Copy(Operation, op="copy", made="to"):
+class Copy(Operation, op="copy", made="to", shown="{source}, to={to}"):
     """A property or a key once more under another name. Inverse: the copy is dropped."""
 
     source: str
     to: str
 
-    def describe(self) -> str:
-        """Return `copy(A, to=B)`."""
-        return f"copy({self.source}, to={self.to})"
-
 
 @dataclass(frozen=True)
-class Set(Operation, op="set", made="name"):
+class Set(Operation, op="set", made="name", shown="{name}, {edm}"):
     """A typed constant. No inverse: what it replaces stays in the source only.
 
     Attributes:
@@ -126,27 +109,19 @@ class Set(Operation, op="set", made="name"):
     edm: str
     value: str | int | float | bool
 
-    def canonical(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the operation as JSON-able data; the value as text, because JSON has no NaN."""
         text = canonical_text(self.edm, self.value)
         return {"op": self.op, "name": self.name, "type": self.edm, "value": text}
 
-    def describe(self) -> str:
-        """Return `set(A, Edm.Int32)`, without the value."""
-        return f"set({self.name}, {self.edm})"
-
 
 @dataclass(frozen=True)
-class Cast(Operation, op="cast"):
+class Cast(Operation, op="cast", shown="{name}, {to}"):
     """Another EDM type. Inverse: the cast back to `was`, none when `was` is not declared."""
 
     name: str
     to: str
     was: str | None = None
-
-    def describe(self) -> str:
-        """Return `cast(A, Edm.Int64)`."""
-        return f"cast({self.name}, {self.to})"
 
     def inverse(self) -> Cast | None:
         """Return the cast back, None when the type before the cast is not declared."""

@@ -10,9 +10,10 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
+from rekey.core.plain import told
 from rekey.declaration.keys.base import need_int, need_text, refuse_if
 
 Kind = Literal["point", "range", "latest"]
@@ -31,14 +32,10 @@ class Query:
         rows: how many rows come back.
     """
 
-    kind: Kind
+    kind: Kind = field(metadata=told("query"))
     known: tuple[str, ...]
     by: str | None = None
     rows: int = 1
-
-    def canonical(self) -> dict[str, Any]:
-        """Return the query as JSON-able data."""
-        return {"query": self.kind, "known": list(self.known), "by": self.by, "rows": self.rows}
 
     def describe(self) -> str:
         """Return a short form for people, e.g. `latest(20, by Published, within Category)`."""

@@ -130,13 +130,9 @@ class Answer:
 class Rated:
     """A query, answered by today's keys and by the planned ones."""
 
-    query: Query
+    query: Query = field(metadata=told(flat=True))
     today: Answer
     planned: Answer
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object: the query's members, and both answers."""
-        return {**self.query.canonical(), "today": plain(self.today), "planned": plain(self.planned)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,13 +117,9 @@ class Expression(ABC):
             said.append(str(value))
         return self.op
 
-    def canonical(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the expression as JSON-able data: the operation's name and all its fields."""
         return {"op": self.op, **members(self)}
-
-    def as_json(self) -> dict[str, Any]:
-        """Return `canonical`: `rekey.core.plain` calls this for an expression that is part of another."""
-        return self.canonical()
 
     def operands(self) -> tuple[Expression, ...]:
         """Return the expressions this one is made of."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from rekey.core.plain import members
 from rekey.declaration.keys.base import (
     Changed,
     Expression,
@@ -51,9 +52,9 @@ class Split:
 
         return items
 
-    def canonical(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the split as JSON-able data."""
-        return {"op": "split", "of": self.of.canonical(), "separator": self.separator}
+        return {"op": "split", **members(self)}
 
     def describe(self) -> str:
         """Return `split(A, ",")`."""
