@@ -44,12 +44,14 @@ from rekey.tables.base import TableService
 
 _DEFAULT = Bounds()
 _BATCH, _MOST_BATCH = 10, 100
+_BATCH_SHOWN = f"{_BATCH}, or what the script says in load="
+_MOST_SHOWN = "twice what the targets allow"
 
 
 def _bound(
-    name: str, kind: click.FloatRange | click.IntRange, default: float, text: str
+    name: str, kind: click.FloatRange | click.IntRange, default: float | None, text: str, shown: str = ""
 ) -> Callable[[Any], Any]:
-    return click.option(name, type=kind, default=default, show_default=True, help=text)
+    return click.option(name, type=kind, default=default, show_default=shown or True, help=text)
 
 
 @command(
@@ -68,18 +70,8 @@ def _bound(
 @_bound("--seconds", click.FloatRange(1), _DEFAULT.seconds, "Length of the whole test, at most.")
 @_bound("--rows", click.IntRange(1), _DEFAULT.rows, "Rows sent in the whole test, at most.")
 @_bound("--step-seconds", click.FloatRange(1, 600), _DEFAULT.step_seconds, "How long each rate is offered.")
-@click.option(
-    "--batch",
-    type=click.IntRange(1, _MOST_BATCH),
-    show_default=f"{_BATCH}, or what the script says in load=",
-    help="Rows in a request.",
-)
-@click.option(
-    "--most",
-    type=click.FloatRange(1),
-    show_default="twice what the targets allow",
-    help="Rows a second to offer at most.",
-)
+@_bound("--batch", click.IntRange(1, _MOST_BATCH), None, "Rows in a request.", _BATCH_SHOWN)
+@_bound("--most", click.FloatRange(1), _DEFAULT.most, "Rows a second to offer at most.", _MOST_SHOWN)
 @flag(
     "--i-own-this-account",
     "owned",
