@@ -81,7 +81,7 @@ def load_script(path: Path) -> Declared:
         return Declared(script_id, path, doc, depends, migration, migration.digest())
     except InvalidDeclaration as error:
         problem = error.problem + _line_of(error, path)
-        raise DeclarationError(script_id, error.field, problem, cure=error.cure) from error
+        raise DeclarationError(script_id, error.field, problem, cure=error.cure) from None
 
 
 # --- executing one script ----------------------------------------------------------------------------
