@@ -309,15 +309,14 @@ class Migration:
             place, table = f"{one.where}.table", one.table
             if isinstance(one, Index) and table == self.target.table:
                 continue
-            earlier = seen.get(table.lower())
-            if earlier is not None:
-                raise InvalidDeclaration(
-                    place,
-                    f"{table} is also the {earlier} (table names are the same whatever their case)",
-                    cure=f"spell it {self.target.table} if its rows are to be secondary rows of that table"
-                    if earlier == "target.table"
-                    else "give the new table a new name: keys cannot be changed in place",
-                )
+            earlier, cure = (
+                seen.get(table.lower()),
+                "give the new table a new name: keys cannot be changed in place",
+            )
+            if earlier == "target.table":
+                cure = f"spell it {self.target.table} if its rows are to be secondary rows of that table"
+            problem = f"{table} is also the {earlier} (table names are the same whatever their case)"
+            refuse_if(earlier, place, problem, cure=cure)
             seen[table.lower()] = place
 
     def _check_kinds(self) -> None:
@@ -388,15 +387,13 @@ def _opaques(migration: Migration) -> Iterator[Opaque]:
 
 
 def _check_choice(where: str, said: object, choices: tuple[str, ...]) -> None:
-    if said not in choices:
-        cure = " or ".join(f'{where}="{one}"' for one in choices)
-        raise InvalidDeclaration(where, f"{said!r} is not known", cure=f"write {cure}")
+    cure = " or ".join(f'{where}="{one}"' for one in choices)
+    refuse_if(said not in choices, where, f"{said!r} is not known", cure=f"write {cure}")
 
 
 def _check_table(where: str, name: object) -> None:
     problem = table_name_problem(name)
-    if problem is not None:
-        raise InvalidDeclaration(where, problem, cure=TABLE_NAME_CURE)
+    refuse_if(problem, where, problem or "", cure=TABLE_NAME_CURE)
 
 
 def _uses_item(expression: Expression) -> bool:

@@ -242,8 +242,7 @@ def _source_name(field: str, name: object) -> None:
 
 def _new_name(field: str, name: object) -> None:
     problem = property_name_problem(name)
-    if problem is not None:
-        raise InvalidDeclaration(field, problem, cure="choose another name")
+    refuse_if(problem, field, problem or "", cure="choose another name")
 
 
 def _constant(field: str, value: object) -> tuple[str, str]:
