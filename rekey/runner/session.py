@@ -15,6 +15,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rekey.copy.throttle import Throttle
@@ -54,43 +55,33 @@ from rekey.tables.sent import since
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class Session:
-    """Locks, state and connections of one command. Use as a context manager."""
+    """Locks, state and connections of one command. Use as a context manager: before that nothing is opened.
 
-    def __init__(
-        self,
-        config: Config,
-        scripts: Mapping[str, Declared],
-        *,
-        options: Options | None = None,
-        progress: Progress | None = None,
-        stop: StopFlag | None = None,
-        connect_to: Callable[[Config], Accounts] = connect,
-        clock: Clock | None = None,
-        loop: asyncio.Runner | None = None,
-    ) -> None:
-        """Create the session; nothing is opened yet.
+    Attributes:
+        config: the configuration.
+        scripts: all scripts of the project, by id.
+        options: the options of the command line.
+        progress: receives progress and notes.
+        stop: asked for stop requests.
+        connect_to: connects the accounts; tests give tables in memory.
+        clock: measures time and waits.
+        loop: runs the work, and is not closed by the session; None: the session makes one.
+        runs: the migrations that were opened, by id.
+    """
 
-        Args:
-            config: the configuration.
-            scripts: all scripts of the project, by id.
-            options: the options of the command line.
-            progress: receives progress and notes.
-            stop: asked for stop requests.
-            connect_to: connects the accounts; tests give tables in memory.
-            clock: measures time and waits; the machine's clock by default.
-            loop: runs the work, and is not closed by the session; by default the session makes one.
-        """
-        self.config = config
-        self.scripts = scripts
-        self.options = options or Options()
-        self.progress = progress or Silent()
-        self.stop = stop or StopFlag()
-        self.clock = clock or SystemClock()
-        self.runs: dict[str, Run] = {}
-        self._leases = AsyncExitStack()
-        self._counted: Mapping[str, int] = {}
-        self._connect_to, self._loop = connect_to, loop
+    config: Config
+    scripts: Mapping[str, Declared]
+    options: Options = field(default_factory=Options)
+    progress: Progress = field(default_factory=Silent)
+    stop: StopFlag = field(default_factory=StopFlag)
+    connect_to: Callable[[Config], Accounts] = connect
+    clock: Clock = field(default_factory=SystemClock)
+    loop: asyncio.Runner | None = None
+    runs: dict[str, Run] = field(default_factory=dict, init=False)
+    _leases: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
+    _counted: Mapping[str, int] = field(default_factory=dict, init=False)
 
     def __enter__(self) -> Session:
         """Open file lock, state file, ledger and connections.
@@ -106,8 +97,8 @@ class Session:
         with ExitStack() as stack:
             self._lock = stack.enter_context(FileLock(config.state))
             self.state = stack.enter_context(State.open(config.state, lock=self._lock))
-            self.loop = self._loop or stack.enter_context(asyncio.Runner())
-            self.accounts = self._connect_to(config)
+            self._runner = self.loop or stack.enter_context(asyncio.Runner())
+            self.accounts = self.connect_to(config)
             stack.callback(lambda: self.do(self.accounts.close()))
             scripts = list(self.scripts.values())
             self.ledger = Ledger(
@@ -131,7 +122,7 @@ class Session:
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end on the session's loop and return its result."""
-        return self.loop.run(work)
+        return self._runner.run(work)
 
     # --- opening a migration ---------------------------------------------------------------------------
 

@@ -31,7 +31,8 @@ async def spread_of_rows(
         TableMissing: there is no such table.
         ServiceError: it could not be read.
     """
-    names, map_row = (table.name,), _as_it_is
+    names: tuple[str, ...] = (table.name,)
+    map_row = _as_it_is
     if migration is not None:
         secrets = dict.fromkeys(required_secrets(migration), _SECRET)
         names, map_row = migration.tables, Mapper(migration, secrets).map

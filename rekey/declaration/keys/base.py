@@ -170,6 +170,13 @@ class Changed(Expression):
         return lambda row, item: change(inner(row, item))
 
 
+@dataclass(frozen=True)
+class Plain(Changed):
+    """An operation on the text of its operand that has no other parameter."""
+
+    of: Expression
+
+
 def refuse_if(wrong: object, field: str, problem: str, *, cure: str) -> None:
     """Raise InvalidDeclaration when something is wrong."""
     if wrong:

@@ -20,7 +20,7 @@ from datetime import datetime
 from functools import lru_cache
 
 from rekey.core.clock import TICKS_PER_SECOND
-from rekey.declaration.keys.base import Changed, Expression, Scope, need_int, need_one_of, operand
+from rekey.declaration.keys.base import Changed, Expression, Plain, Scope, need_int, need_one_of, operand
 
 MAX_TICKS = 3_155_378_975_999_999_999
 UNIX_EPOCH_SECONDS = 62_135_596_800
@@ -88,11 +88,8 @@ class Date(Changed, op="date"):
         return cut
 
 
-@dataclass(frozen=True)
-class Ticks(Changed, op="ticks"):
+class Ticks(Plain, op="ticks"):
     """.NET ticks. See `ticks`."""
-
-    of: Expression
 
     def change(self, scope: Scope) -> Callable[[str], str]:
         """Return the function."""
@@ -100,11 +97,8 @@ class Ticks(Changed, op="ticks"):
         return lambda text: f"{moment(text):019d}"
 
 
-@dataclass(frozen=True)
-class InvertedTicks(Changed, op="inverted_ticks"):
+class InvertedTicks(Plain, op="inverted_ticks"):
     """`DateTime.MaxValue` minus the moment. See `inverted_ticks`."""
-
-    of: Expression
 
     def change(self, scope: Scope) -> Callable[[str], str]:
         """Return the function."""
