@@ -309,10 +309,8 @@ class Migration:
             place, table = f"{one.where}.table", one.table
             if isinstance(one, Index) and table == self.target.table:
                 continue
-            earlier, cure = (
-                seen.get(table.lower()),
-                "give the new table a new name: keys cannot be changed in place",
-            )
+            earlier = seen.get(table.lower())
+            cure = "give the new table a new name: keys cannot be changed in place"
             if earlier == "target.table":
                 cure = f"spell it {self.target.table} if its rows are to be secondary rows of that table"
             problem = f"{table} is also the {earlier} (table names are the same whatever their case)"

@@ -276,9 +276,8 @@ def _check_sources(mapping: PropertyMapping) -> None:
         "cast the name it has in the new row; an index row has only what props.keep, copy or rename give it"
     )
     for name in mapping.casts:
-        refuse_if(
-            name in constants, field, f"{name} is set and cast", cure="give props.set the type you want"
-        )
+        is_set = name in constants
+        refuse_if(is_set, field, f"{name} is set and cast", cure="give props.set the type you want")
         absent = name not in made and not mapping.carries(name)
         refuse_if(absent, field, f"{name} is cast, but the new row does not have it", cure=cure)
 
