@@ -334,11 +334,9 @@ def _moving(old: str, new: str, scope: Scope) -> Step:
         if value is None:
             return
         if new in out:
-            raise scope.refusal(
-                "bad-property-name",
-                f"the row already has a property {new}",
-                cure=f'drop it (props.drop("{new}")), rename it, or choose another name',
-            )
+            problem = f"the row already has a property {new}"
+            cure = f'drop it (props.drop("{new}")), rename it, or choose another name'
+            raise scope.refusal("bad-property-name", problem, cure=cure)
         out[new] = value
         edm = row.get(annotation)
         if edm is not None:
@@ -356,11 +354,9 @@ def _copying(source: str, to: str, scope: Scope) -> Step:
 
     def copy_timestamp(row: Row, out: Row) -> None:
         if row.get(TIMESTAMP) is None:
-            raise scope.refusal(
-                "missing-property",
-                "the row has no Timestamp",
-                cure="read the row from the table first: only the service sets Timestamp",
-            )
+            problem = "the row has no Timestamp"
+            cure = "read the row from the table first: only the service sets Timestamp"
+            raise scope.refusal("missing-property", problem, cure=cure)
         move(row, out)
         out[annotation] = DATETIME
 

@@ -233,12 +233,9 @@ def _ordered(scripts: Mapping[str, Declared]) -> list[Declared]:
         cycle = error.args[1][:0:-1]
         start = cycle.index(min(cycle))
         cycle = cycle[start:] + cycle[:start]
-        raise DeclarationError(
-            cycle[0],
-            "__depends__",
-            f"a cycle: {' → '.join([*cycle, cycle[0]])}",
-            cure="take one dependency out (a script also depends on the one that fills its source table)",
-        ) from None
+        problem = f"a cycle: {' → '.join([*cycle, cycle[0]])}"
+        cure = "take one dependency out (a script also depends on the one that fills its source table)"
+        raise DeclarationError(cycle[0], "__depends__", problem, cure=cure) from None
     free: list[str] = []
     order: list[Declared] = []
     while waiting.is_active():

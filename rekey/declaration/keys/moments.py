@@ -57,11 +57,9 @@ def _ticks_of(of: Expression, scope: Scope) -> Callable[[str], int]:
     def ticks_of(text: str) -> int:
         found = parse_ticks(text)
         if found is None:
-            raise scope.refusal(
-                "not-a-date",
-                f"{of.describe()} is no UTC moment (yyyy-MM-ddTHH:mm:ss.fffffffZ)",
-                cure="name a DateTime property, or mend the rows",
-            )
+            problem = f"{of.describe()} is no UTC moment (yyyy-MM-ddTHH:mm:ss.fffffffZ)"
+            cure = "name a DateTime property, or mend the rows"
+            raise scope.refusal("not-a-date", problem, cure=cure)
         return found
 
     return ticks_of
@@ -123,11 +121,9 @@ class InvertedSeconds(Changed, op="inverted_seconds"):
         def inverted(text: str) -> str:
             seconds = moment(text) // TICKS_PER_SECOND - UNIX_EPOCH_SECONDS
             if not 0 <= seconds <= most:
-                raise scope.refusal(
-                    "out-of-range",
-                    f"{self.of.describe()} is before 1970 or after the maximum of inverted_seconds",
-                    cure="raise inverted_seconds(max, …), or use keys.inverted_ticks, which takes every date",
-                )
+                problem = f"{self.of.describe()} is before 1970 or after the maximum of inverted_seconds"
+                cure = "raise inverted_seconds(max, …), or use keys.inverted_ticks, which takes every date"
+                raise scope.refusal("out-of-range", problem, cure=cure)
             return f"{most - seconds:0{width}d}"
 
         return inverted

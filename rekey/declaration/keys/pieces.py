@@ -81,11 +81,9 @@ class Part(Changed, op="part"):
             try:
                 return text.split(separator)[index]
             except IndexError:
-                raise scope.refusal(
-                    "no-match",
-                    f"{self.of.describe()} has no part {index}",
-                    cure="name a part that every row has, or mend the rows",
-                ) from None
+                problem = f"{self.of.describe()} has no part {index}"
+                cure = "name a part that every row has, or mend the rows"
+                raise scope.refusal("no-match", problem, cure=cure) from None
 
         return taken
 
@@ -107,11 +105,9 @@ class Regex(Changed, op="regex"):
         try:
             compiled = re.compile(self.pattern)
         except re.error as error:
-            raise InvalidDeclaration(
-                "keys.regex(pattern)",
-                f"not a regular expression ({error.msg}, at character {error.pos})",
-                cure="write a pattern of Python's re module",
-            ) from error
+            problem = f"not a regular expression ({error.msg}, at character {error.pos})"
+            cure = "write a pattern of Python's re module"
+            raise InvalidDeclaration("keys.regex(pattern)", problem, cure=cure) from error
         if isinstance(self.group, str):
             known = self.group in compiled.groupindex
         else:
@@ -127,11 +123,9 @@ class Regex(Changed, op="regex"):
             match = search(text)
             found = match.group(group) if match is not None else None
             if found is None:
-                raise scope.refusal(
-                    "no-match",
-                    f"{self.of.describe()} does not match the pattern",
-                    cure="write a pattern that every row matches, or mend the rows",
-                )
+                problem = f"{self.of.describe()} does not match the pattern"
+                cure = "write a pattern that every row matches, or mend the rows"
+                raise scope.refusal("no-match", problem, cure=cure)
             return str(found)
 
         return found_in
@@ -154,11 +148,9 @@ def split(of: Expression | str, separator: str, default: str | None = None) -> S
     if default is None:
         return Split(operand("keys.split", of), separator)
     if not isinstance(of, str):
-        raise InvalidDeclaration(
-            "keys.split(default)",
-            "default= goes with a property's name",
-            cure='put it into the expression: keys.split(keys.prop("…", default="…"), …)',
-        )
+        problem = "default= goes with a property's name"
+        cure = 'put it into the expression: keys.split(keys.prop("…", default="…"), …)'
+        raise InvalidDeclaration("keys.split(default)", problem, cure=cure)
     return Split(Prop(of, default), separator)
 
 

@@ -91,11 +91,9 @@ class Slug(Plain, op="slug"):
             plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
             made = _NOT_SLUG.sub("-", plain.lower()).strip("-")
             if not made:
-                raise scope.refusal(
-                    "empty-key",
-                    f"{self.describe()} is empty: the text has no letter or digit that ASCII can show",
-                    cure="use keys.hashed or keys.opaque, which take any text, or mend the rows",
-                )
+                problem = f"{self.describe()} is empty: the text has no letter or digit that ASCII can show"
+                cure = "use keys.hashed or keys.opaque, which take any text, or mend the rows"
+                raise scope.refusal("empty-key", problem, cure=cure)
             return made
 
         return slugged
@@ -117,17 +115,13 @@ class ZeroPad(Changed, op="zero_pad"):
 
         def padded(digits: str) -> str:
             if _DIGITS.fullmatch(digits) is None:
-                raise scope.refusal(
-                    "not-a-number",
-                    f"{self.of.describe()} is not a whole number of decimal digits without a sign",
-                    cure="use zero_pad on integer properties only, or mend the rows",
-                )
+                problem = f"{self.of.describe()} is not a whole number of decimal digits without a sign"
+                cure = "use zero_pad on integer properties only, or mend the rows"
+                raise scope.refusal("not-a-number", problem, cure=cure)
             if len(digits) > width:
-                raise scope.refusal(
-                    "out-of-range",
-                    f"{self.of.describe()} has more than {width} digits",
-                    cure="make zero_pad(width, …) as wide as the longest number",
-                )
+                problem = f"{self.of.describe()} has more than {width} digits"
+                cure = "make zero_pad(width, …) as wide as the longest number"
+                raise scope.refusal("out-of-range", problem, cure=cure)
             return digits.zfill(width)
 
         return padded
