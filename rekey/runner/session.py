@@ -163,9 +163,9 @@ class Session:
 
     async def _begin(self, migration: OpenMigration) -> Run:
         prepared, control, restricted = migration.prepared, migration.control, self.accounts.restricted
-        declared, script_id = migration.declared, migration.declared.script_id
+        declared, script_id = prepared.declared, prepared.declared.script_id
         prepared.require()
-        self._guard(migration, await control.read())
+        self._guard(prepared, await control.read())
         lease = RunnerLease(restricted, script_id, self._lock)
         await self._leases.enter_async_context(lease)
         if lease.late_until is not None:
@@ -187,7 +187,7 @@ class Session:
             id_key=new_key(),
         )
         row = await control.create(first)
-        self._guard(migration, row)
+        self._guard(prepared, row)
         self.state.register(
             script_id,
             declared.digest,
@@ -211,7 +211,7 @@ class Session:
         run = Run(
             declared=declared,
             config=self.config,
-            mapper=migration.mapper,
+            mapper=prepared.mapper,
             tables=tables,
             restricted=restricted,
             state=self.state,
@@ -243,7 +243,7 @@ class Session:
         self._leases.push_async_callback(end_in_order)
         return run
 
-    def _guard(self, migration: OpenMigration, control: ControlRow | None) -> None:
+    def _guard(self, prepared: Prepared, control: ControlRow | None) -> None:
         """Refuse a migration whose declaration, secrets, state file and control row do not agree.
 
         Writes to no table; removes a migration from the state file whose rollback was cut off at its end.
@@ -252,7 +252,7 @@ class Session:
             StateUnusable: the state file is of another migration, or the restricted store is another one.
             Moved: declaration or secrets are not those that the migration started with.
         """
-        declared, rules = migration.declared, (migration.declared.digest, migration.prepared.fingerprints)
+        declared, rules = prepared.declared, (prepared.declared.digest, prepared.fingerprints)
         record = self.state.migration(declared.script_id)
         if control is None and record is not None:
             if self.ledger.applied(declared.script_id):
