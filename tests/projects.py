@@ -107,8 +107,8 @@ class Project:
         opened = Session(
             config,
             self.scripts,
-            options=options,
-            stop=stop,
+            options=options or Options(),
+            stop=stop or StopFlag(),
             connect_to=self.connect,
             clock=self.machine or self.clock,
             loop=loop,

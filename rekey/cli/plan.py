@@ -129,8 +129,8 @@ async def _make(
     options = PlanOptions.of(config, exact=exact, show_keys=show_keys, limits=limits)
     async with shell.connect(config) as accounts:
         with State.open(config.state, read_only=True) as state:
-            opened = [open_migration(Prepared.of(config, one), accounts) for one in chosen]
-            subjects = [await subject_of(one, state.migration(one.declared.script_id)) for one in opened]
+            opened = [(open_migration(Prepared.of(config, one), accounts), one.script_id) for one in chosen]
+            subjects = [await subject_of(one, state.migration(script_id)) for one, script_id in opened]
         clock, progress = shell.clock, shell.progress()
         return await make_plan(
             subjects, accounts.tables, options, together=together, clock=clock, progress=progress

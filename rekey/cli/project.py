@@ -122,7 +122,7 @@ def open_project(shell: Shell) -> Project:
 @contextmanager
 def open_session(shell: Shell, project: Project, options: Options | None = None) -> Iterator[Session]:
     """Open a session that SIGINT and SIGTERM stop at a checkpoint."""
-    from rekey.runner.run import StopFlag
+    from rekey.runner.run import Options, StopFlag
     from rekey.runner.session import Session
 
     stop = StopFlag()
@@ -131,7 +131,7 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
         Session(
             project.config,
             project.scripts,
-            options=options,
+            options=options or Options(),
             progress=shell.progress(),
             stop=stop,
             connect_to=shell.connect,

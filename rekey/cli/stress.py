@@ -12,9 +12,10 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import click
 from rekey.cli.project import open_project
 from rekey.cli.shell import Shell, command, file_option, flag, no_such_table
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
-from rekey.declaration.migration import Declared
+from rekey.declaration.migration import Migration
 from rekey.doctor.observed import AccountSeen, Kind
 from rekey.errors import ConfigurationError, ExitCode, Locked, Refused, RekeyError, TableMissing
 from rekey.plan.planfile import write_output
@@ -37,18 +38,20 @@ from rekey.stress.processes import LoadProcesses, open_loaded
 from rekey.stress.report import StressReport
 from rekey.stress.run import Bounds
 from rekey.stress.run import stress as run
-from rekey.stress.shares import spread_of_design, spread_of_table
+from rekey.stress.shares import spread_of_rows
 from rekey.stress.spread import Spread
 from rekey.tables.base import TableService
 
 _DEFAULT = Bounds()
 _BATCH, _MOST_BATCH = 10, 100
+_BATCH_SHOWN = f"{_BATCH}, or what the script says in load="
+_MOST_SHOWN = "twice what the targets allow"
 
 
 def _bound(
-    name: str, kind: click.FloatRange | click.IntRange, default: float, text: str
+    name: str, kind: click.FloatRange | click.IntRange, default: float | None, text: str, shown: str = ""
 ) -> Callable[[Any], Any]:
-    return click.option(name, type=kind, default=default, show_default=True, help=text)
+    return click.option(name, type=kind, default=default, show_default=shown or True, help=text)
 
 
 @command(
@@ -67,18 +70,8 @@ def _bound(
 @_bound("--seconds", click.FloatRange(1), _DEFAULT.seconds, "Length of the whole test, at most.")
 @_bound("--rows", click.IntRange(1), _DEFAULT.rows, "Rows sent in the whole test, at most.")
 @_bound("--step-seconds", click.FloatRange(1, 600), _DEFAULT.step_seconds, "How long each rate is offered.")
-@click.option(
-    "--batch",
-    type=click.IntRange(1, _MOST_BATCH),
-    show_default=f"{_BATCH}, or what the script says in load=",
-    help="Rows in a request.",
-)
-@click.option(
-    "--most",
-    type=click.FloatRange(1),
-    show_default="twice what the targets allow",
-    help="Rows a second to offer at most.",
-)
+@_bound("--batch", click.IntRange(1, _MOST_BATCH), None, "Rows in a request.", _BATCH_SHOWN)
+@_bound("--most", click.FloatRange(1), _DEFAULT.most, "Rows a second to offer at most.", _MOST_SHOWN)
 @flag(
     "--i-own-this-account",
     "owned",
@@ -106,15 +99,16 @@ def stress(
     each kind is judged by itself, and partitions that take less than 2,000 entities/s are named. TABLE and
     --design are optional then.
     """
-    subject: str | Declared | Path | None = table
+    source = table or ""
+    migration: Migration | None = None
     load: Mapping[str, float] = {}
     if table is not None and design is None:
         problem = table_name_problem(table)
         if problem is not None:
             raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
     elif design is not None and table is None:
-        subject = open_project(shell).choose(design)
-        load = subject.migration.load
+        migration = open_project(shell).choose(design).migration
+        source, load = migration.source, migration.load
     elif mix is None or table is not None:
         raise click.UsageError("give either TABLE or --design SCRIPT, or --mix FILE")
     if mix is not None and batch is not None:
@@ -124,16 +118,17 @@ def stress(
         operations = inserts(batch or min(_MOST_BATCH, round(load.get("rows_per_batch", _BATCH))))
     else:
         absent = "write one: the runbook on stress tests has an example; or name another one"
-        operations = read_mix(read_toml(mix.absolute(), absent=absent), spread_given=subject is not None)
+        operations = read_mix(read_toml(mix.absolute(), absent=absent), spread_given=bool(source))
         # load= of a script declares written rows, which are no rate of the mix.
-        load, subject = {}, subject or mix
+        load, source = {}, source or mix.name
     if not owned:
         shell.do(_refuse_others(shell, config))
     notes = Notes(config.state)
+    spreads = partial(_spreads, shell, config, source, migration, operations, exact)
     wanted = replace(_DEFAULT, **bounds)  # type: ignore[arg-type]  # click's
     try:
         with FileLock(notes.path):
-            report = shell.do(_stress(shell, config, subject, operations, wanted, notes, exact))
+            report = shell.do(_stress(shell, config, spreads, operations, wanted, notes))
     except Locked:
         raise Locked(
             "another stress test of this project is running",
@@ -156,11 +151,10 @@ def stress(
 async def _stress(
     shell: Shell,
     config: Config,
-    subject: str | Declared | Path | None,
+    find_spreads: Callable[[TableService], Awaitable[tuple[tuple[Spread, ...], int]]],
     mix: Mix,
     bounds: Bounds,
     notes: Notes,
-    exact: bool,
 ) -> StressReport:
     """Read the distribution, and run the test."""
 
@@ -170,14 +164,15 @@ async def _stress(
             async with LoadProcesses(mix.processes, config.tables, name) as started:
                 yield started
             return
-        loaded = _loaded(shell, config)
+        given = shell.surroundings.connect  # a test's own tables, where it has some
+        loaded = open_loaded(config.tables) if given is None else shell.connect(config).tables
         try:
             yield InProcess(loaded.table(name), shell.clock)
         finally:
             await loaded.close()
 
     async with shell.connect(config) as accounts:
-        spreads, refused = await _spreads(shell, config, accounts.tables, subject, mix, exact)
+        spreads, refused = await find_spreads(accounts.tables)
         report = await run(
             accounts.tables,
             generators,
@@ -195,38 +190,27 @@ async def _stress(
 async def _spreads(
     shell: Shell,
     config: Config,
-    tables: TableService,
-    subject: str | Declared | Path | None,
+    source: str,
+    migration: Migration | None,
     mix: Mix,
     exact: bool,
+    tables: TableService,
 ) -> tuple[tuple[Spread, ...], int]:
-    """Return the distributions to try, and the rows that the script refuses."""
-    if isinstance(subject, Path) and mix.partitions is not None:
-        return (Spread(subject.name, (mix.rows // mix.partitions,) * mix.partitions),), 0
-    name = subject.migration.source if isinstance(subject, Declared) else str(subject)
-    table, refused, progress = tables.table(name), 0, shell.progress()
+    """Return the distributions to try, and the rows that the script refuses. `source`: a table or a file."""
+    if mix.partitions is not None:
+        return (Spread(source, (mix.rows // mix.partitions,) * mix.partitions),), 0
+    table, progress = tables.table(source), shell.progress()
     try:
-        if isinstance(subject, Declared):
-            declared = subject.migration
-            spreads, refused = await spread_of_design(table, declared, exact=exact, progress=progress)
-        else:
-            spreads = await spread_of_table(table, exact=exact, progress=progress)
+        spreads, refused = await spread_of_rows(table, migration, exact=exact, progress=progress)
     except TableMissing:
-        raise no_such_table(name, config) from None
+        raise no_such_table(source, config) from None
     spreads = tuple(spread for spread in spreads if spread.rows)
     if not spreads:
         raise ConfigurationError(
-            f"the table {name} gives no rows to take a distribution from",
+            f"the table {source} gives no rows to take a distribution from",
             hint="name a table with rows, or fill it with some that are like those to come",
         )
     return spreads, refused
-
-
-def _loaded(shell: Shell, config: Config) -> TableService:
-    """Return the account as it is loaded: a test's own tables, where it has some."""
-    if shell.surroundings.connect is not None:
-        return shell.connect(config).tables
-    return open_loaded(config.tables)
 
 
 async def _refuse_others(shell: Shell, config: Config) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
+from rekey.core.plain import UNTOLD, members, told
 from rekey.declaration.keys.base import (
     Expression,
     InvalidDeclaration,
@@ -34,6 +35,7 @@ from rekey.declaration.keys.base import (
     need,
     need_expression,
     need_list,
+    refuse_if,
 )
 from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.keys.pieces import Split
@@ -52,6 +54,7 @@ FORMAT = "rekey/declaration/v1"
 MAIN_PARTITION_KEY = "MainPartitionKey"
 MAIN_ROW_KEY = "MainRowKey"
 POINTER = frozenset({MAIN_PARTITION_KEY, MAIN_ROW_KEY})
+_IF_ANY = told(if_any=True)
 """Properties of every index row: the key of the main target row."""
 
 
@@ -88,16 +91,6 @@ class _Filled:
         """The property operations, checked."""
         return property_mapping_of(f"{self.where}.properties", self.properties, everything=self.carries_all)
 
-    def canonical(self) -> dict[str, Any]:
-        """Return the declaration of this table as JSON-able data."""
-        return {
-            "table": self.table,
-            "partition_key": self.partition_key.canonical(),
-            "row_key": self.row_key.canonical(),
-            "properties": [operation.canonical() for operation in self.properties],
-            "allow_empty": self.allow_empty,
-        }
-
     def _keys(self) -> tuple[tuple[str, Expression], ...]:
         return ("partition_key", self.partition_key), ("row_key", self.row_key)
 
@@ -124,9 +117,8 @@ class Target(_Filled):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self._keys_of_items():
-            raise InvalidDeclaration(
-                f"target.{name}", "keys.item() has no meaning in the main target", cure="use it in an Index"
-            )
+            problem = "keys.item() has no meaning in the main target"
+            raise InvalidDeclaration(f"target.{name}", problem, cure="use it in an Index")
         _ = self.property_mapping  # checks the operations
 
     def old_key_fields(self) -> tuple[str | None, str | None]:
@@ -170,42 +162,27 @@ class Index(_Filled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where = self.where
-        if self.each is not None:
-            cure = 'write each=keys.split("Property", ",")'
-            need(f"{where}.each", self.each, Split, "does not give items", cure=cure)
-        used = self._keys_of_items()
-        if used and self.each is None:
-            raise InvalidDeclaration(
-                f"{where}.{used[0]}", "keys.item() needs each=", cure='add each=keys.split("Property", ",")'
-            )
-        if self.each is not None and not used:
-            raise InvalidDeclaration(
-                f"{where}.each",
-                "no key uses keys.item(), so all items would give the same row",
-                cure="use keys.item() in a key, or leave each= out",
-            )
-        if self.each is not None and _uses_item(self.each.of):
-            raise InvalidDeclaration(
-                f"{where}.each", "keys.item() cannot make the items", cure="split a property"
-            )
+        where, used, cure = self.where, self._keys_of_items(), 'each=keys.split("Property", ",")'
+        if self.each is None:
+            for name in used:
+                raise InvalidDeclaration(f"{where}.{name}", "keys.item() needs each=", cure=f"add {cure}")
+        else:
+            need(f"{where}.each", self.each, Split, "does not give items", cure=f"write {cure}")
+            problem = "no key uses keys.item(), so all items would give the same row"
+            cure = "use keys.item() in a key, or leave each= out"
+            refuse_if(not used, f"{where}.each", problem, cure=cure)
+            problem = "keys.item() cannot make the items"
+            refuse_if(_uses_item(self.each.of), f"{where}.each", problem, cure="split a property")
         hidden = POINTER & (self.property_mapping.made | (self.property_mapping.kept or set()))
-        if hidden:
-            raise InvalidDeclaration(
-                f"{where}.properties",
-                f"{', '.join(sorted(hidden))} is the pointer to the main row",
-                cure='choose another name, e.g. props.rename("MainRowKey", "OldMainRowKey")',
-            )
+        problem = f"{', '.join(sorted(hidden))} is the pointer to the main row"
+        cure = 'choose another name, e.g. props.rename("MainRowKey", "OldMainRowKey")'
+        refuse_if(hidden, f"{where}.properties", problem, cure=cure)
 
     @property
     def where(self) -> str:
         """The name of this index in errors: `index[UsersByTag]`, with what its RowKeys begin with if that is
         constant: `index[Races AGE:]`."""
         return f"index[{f'{self.table} {constant_prefix(self.row_key)}'.rstrip()}]"
-
-    def canonical(self) -> dict[str, Any]:
-        """Return the index as JSON-able data."""
-        return {**super().canonical(), "each": None if self.each is None else self.each.canonical()}
 
 
 @dataclass(frozen=True)
@@ -235,10 +212,10 @@ class Migration:
     indexes: Sequence[Index] = ()
     capture: Capture = field(kw_only=True)
     reverse: bool = field(default=True, kw_only=True)
-    queries: Sequence[Query] = field(default=(), kw_only=True)
-    load: Mapping[str, float] = field(default_factory=dict, kw_only=True, hash=False)
-    waive: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
-    mapping: Keeping | None = field(default=None, kw_only=True)
+    queries: Sequence[Query] = field(default=(), kw_only=True, metadata=_IF_ANY)
+    load: Mapping[str, float] = field(default_factory=dict, kw_only=True, hash=False, metadata=_IF_ANY)
+    waive: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False, metadata=_IF_ANY)
+    mapping: Keeping | None = field(default=None, kw_only=True, metadata=UNTOLD)
 
     def __post_init__(self) -> None:
         _check_table("source", self.source)
@@ -250,8 +227,8 @@ class Migration:
         if self.mapping is None:
             object.__setattr__(self, "mapping", "sealed" if any(_opaques(self)) else "plain")
         _check_choice("mapping", self.mapping, MAPPINGS)
-        if not isinstance(self.reverse, bool):
-            raise InvalidDeclaration("reverse", "not True or False", cure="write reverse=True or False")
+        is_said = isinstance(self.reverse, bool)
+        refuse_if(not is_said, "reverse", "not True or False", cure="write reverse=True or False")
         object.__setattr__(self, "queries", checked_queries(self.queries))
         object.__setattr__(self, "load", checked_load(self.load))
         object.__setattr__(self, "waive", checked_waive(self.waive))
@@ -315,21 +292,8 @@ class Migration:
 
     def canonical(self) -> dict[str, Any]:
         """Return the declaration as JSON-able data."""
-        requirements = {
-            "queries": [one.canonical() for one in self.queries],
-            "load": dict(self.load),
-            "waive": dict(self.waive),
-        }
-        return {
-            "format": FORMAT,
-            "source": self.source,
-            "target": self.target.canonical(),
-            "indexes": [index.canonical() for index in self.indexes],
-            "capture": self.capture,
-            "reverse": self.reverse,
-            **({"mapping": self.mapping} if self.is_sealed else {}),
-            **{name: said for name, said in requirements.items() if said},
-        }
+        sealed = {"mapping": self.mapping} if self.is_sealed else {}
+        return {"format": FORMAT, **members(self), **sealed}
 
     def canonical_json(self) -> str:
         """Return the canonical form: sorted keys, no spaces, characters unescaped."""
@@ -346,14 +310,11 @@ class Migration:
             if isinstance(one, Index) and table == self.target.table:
                 continue
             earlier = seen.get(table.lower())
-            if earlier is not None:
-                raise InvalidDeclaration(
-                    place,
-                    f"{table} is also the {earlier} (table names are the same whatever their case)",
-                    cure=f"spell it {self.target.table} if its rows are to be secondary rows of that table"
-                    if earlier == "target.table"
-                    else "give the new table a new name: keys cannot be changed in place",
-                )
+            cure = "give the new table a new name: keys cannot be changed in place"
+            if earlier == "target.table":
+                cure = f"spell it {self.target.table} if its rows are to be secondary rows of that table"
+            problem = f"{table} is also the {earlier} (table names are the same whatever their case)"
+            refuse_if(earlier, place, problem, cure=cure)
             seen[table.lower()] = place
 
     def _check_kinds(self) -> None:
@@ -378,26 +339,17 @@ class Migration:
     def _check_way_back(self) -> None:
         holders = self.target.old_key_fields()
         for key, holder in zip((PARTITION_KEY, ROW_KEY), holders, strict=True):
-            if holder is None:
-                raise InvalidDeclaration(
-                    "reverse",
-                    f"the old {key} cannot be found again from a target row, so there would be no way back",
-                    cure=f'add props.copy("{key}", to="Old{key}") to the properties, or say reverse=False',
-                )
+            lost = f"the old {key} cannot be found again from a target row, so there would be no way back"
+            cure = f'add props.copy("{key}", to="Old{key}") to the properties, or say reverse=False'
+            refuse_if(holder is None, "reverse", lost, cure=cure)
         for cast in self.target.property_mapping.casts.values():
-            if cast.inverse() is None:
-                raise InvalidDeclaration(
-                    "reverse",
-                    f"{cast.describe()} has no inverse: the type the property had is not declared",
-                    cure="add was= to the cast, or say reverse=False",
-                )
+            lost = f"{cast.describe()} has no inverse: the type the property had is not declared"
+            cure = "add was= to the cast, or say reverse=False"
+            refuse_if(cast.inverse() is None, "reverse", lost, cure=cure)
+        moves = "the key is made of Timestamp, which changes when a row is written back"
+        cure = "make the key of a property of the row, or say reverse=False"
         for where, expression in self.key_expressions():
-            if TIMESTAMP in expression.inputs():
-                raise InvalidDeclaration(
-                    where,
-                    "the key is made of Timestamp, which changes when a row is written back",
-                    cure="make the key of a property of the row, or say reverse=False",
-                )
+            refuse_if(TIMESTAMP in expression.inputs(), where, moves, cure=cure)
 
 
 @dataclass(frozen=True)
@@ -433,15 +385,13 @@ def _opaques(migration: Migration) -> Iterator[Opaque]:
 
 
 def _check_choice(where: str, said: object, choices: tuple[str, ...]) -> None:
-    if said not in choices:
-        cure = " or ".join(f'{where}="{one}"' for one in choices)
-        raise InvalidDeclaration(where, f"{said!r} is not known", cure=f"write {cure}")
+    cure = " or ".join(f'{where}="{one}"' for one in choices)
+    refuse_if(said not in choices, where, f"{said!r} is not known", cure=f"write {cure}")
 
 
 def _check_table(where: str, name: object) -> None:
     problem = table_name_problem(name)
-    if problem is not None:
-        raise InvalidDeclaration(where, problem, cure=TABLE_NAME_CURE)
+    refuse_if(problem, where, problem or "", cure=TABLE_NAME_CURE)
 
 
 def _uses_item(expression: Expression) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from rekey.core.edm import DATETIME, canonical, canonical_content, edm_type
 from rekey.declaration.casts import ANNOTATED, Lossy, cast_value
-from rekey.declaration.keys.base import InvalidDeclaration, Scope, need
+from rekey.declaration.keys.base import InvalidDeclaration, Scope, need, refuse_if
 from rekey.declaration.props import Cast, Copy, Drop, Keep, KeepAll, Operation, Rename, Set
 from rekey.errors import RowRefused
 from rekey.model import (
@@ -215,26 +215,19 @@ def property_mapping_of(field: str, operations: Sequence[Operation], *, everythi
         need(field, operation, Operation, "is not a property operation", cure="use props.…")
     keeps = [operation for operation in operations if isinstance(operation, Keep)]
     dropped = [name for operation in operations if isinstance(operation, Drop) for name in operation.names]
-    if len(keeps) > 1:
-        raise InvalidDeclaration(field, "props.keep stands there twice", cure="write one props.keep")
+    refuse_if(len(keeps) > 1, field, "props.keep stands there twice", cure="write one props.keep")
     if any(isinstance(operation, KeepAll) for operation in operations):
-        if keeps:
-            raise InvalidDeclaration(field, "props.keep and props.keep_all contradict", cure="leave one out")
-        if everything:
-            problem = "props.keep_all has nothing to do: a main target carries everything unasked"
-            raise InvalidDeclaration(field, problem, cure="leave props.keep_all out")
+        refuse_if(keeps, field, "props.keep and props.keep_all contradict", cure="leave one out")
+        problem = "props.keep_all has nothing to do: a main target carries everything unasked"
+        refuse_if(everything, field, problem, cure="leave props.keep_all out")
         everything = True
-    if dropped and (keeps or not everything):
-        reason = (
-            "props.keep already leaves everything else out"
-            if keeps
-            else "an index row carries nothing unasked"
-        )
-        raise InvalidDeclaration(
-            field, f"props.drop has nothing to do: {reason}", cure="leave props.drop out"
-        )
-    if len(dropped) != len({*dropped}):
-        raise InvalidDeclaration(field, "a property is dropped twice", cure="drop each property once")
+    reason = (
+        "props.keep already leaves everything else out" if keeps else "an index row carries nothing unasked"
+    )
+    idle = dropped and (keeps or not everything)
+    refuse_if(idle, field, f"props.drop has nothing to do: {reason}", cure="leave props.drop out")
+    twice = len(dropped) != len({*dropped})
+    refuse_if(twice, field, "a property is dropped twice", cure="drop each property once")
     kept = frozenset(keeps[0].names) if keeps else (None if everything else frozenset[str]())
     mapping = PropertyMapping(
         field=field,
@@ -260,37 +253,33 @@ def _by(field: str, what: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, An
     """Return pairs as a dict. Raises InvalidDeclaration where two have one name."""
     found: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
-            raise InvalidDeclaration(field, f"{name} has two {what}", cure="write one")
+        refuse_if(name in found, field, f"{name} has two {what}", cure="write one")
         found[name] = value
     return found
 
 
 def _check_sources(mapping: PropertyMapping) -> None:
-    def refused(problem: str, cure: str) -> InvalidDeclaration:
-        return InvalidDeclaration(mapping.field, problem, cure=cure)
-
+    field, dropped, constants = mapping.field, mapping.dropped, mapping.constants
     kept = mapping.kept or frozenset()
     made = mapping.made
     for old in mapping.renames:
-        if old in mapping.dropped or old in kept:
-            verb, operation = ("dropped", "drop") if old in mapping.dropped else ("kept", "keep")
-            raise refused(f"{old} is both {verb} and renamed", f"leave it out of props.{operation}")
-    for name in mapping.constants:
-        if name in mapping.dropped or name in kept:
-            raise refused(f"{name} is set to a constant and also kept or dropped", "leave only props.set")
-    for name in made - {*mapping.constants}:
-        if name in kept:
-            raise refused(f"{name} is kept and also made by another operation", "choose another name")
+        for verb, operation, names in (("dropped", "drop", dropped), ("kept", "keep", kept)):
+            cure = f"leave it out of props.{operation}"
+            refuse_if(old in names, field, f"{old} is both {verb} and renamed", cure=cure)
+    for name in constants:
+        problem = f"{name} is set to a constant and also kept or dropped"
+        refuse_if(name in dropped or name in kept, field, problem, cure="leave only props.set")
+    for name in made - {*constants}:
+        problem = f"{name} is kept and also made by another operation"
+        refuse_if(name in kept, field, problem, cure="choose another name")
+    cure = (
+        "cast the name it has in the new row; an index row has only what props.keep, copy or rename give it"
+    )
     for name in mapping.casts:
-        if name in mapping.constants:
-            raise refused(f"{name} is set and cast", "give props.set the type you want")
-        if name not in made and not mapping.carries(name):
-            raise refused(
-                f"{name} is cast, but the new row does not have it",
-                "cast the name it has in the new row; an index row has only what props.keep, copy or rename"
-                " give it",
-            )
+        is_set = name in constants
+        refuse_if(is_set, field, f"{name} is set and cast", cure="give props.set the type you want")
+        absent = name not in made and not mapping.carries(name)
+        refuse_if(absent, field, f"{name} is cast, but the new row does not have it", cure=cure)
 
 
 # --- the steps that fill a new row: each is compiled once and runs for every row ---------------------------
@@ -345,11 +334,9 @@ def _moving(old: str, new: str, scope: Scope) -> Step:
         if value is None:
             return
         if new in out:
-            raise scope.refusal(
-                "bad-property-name",
-                f"the row already has a property {new}",
-                cure=f'drop it (props.drop("{new}")), rename it, or choose another name',
-            )
+            problem = f"the row already has a property {new}"
+            cure = f'drop it (props.drop("{new}")), rename it, or choose another name'
+            raise scope.refusal("bad-property-name", problem, cure=cure)
         out[new] = value
         edm = row.get(annotation)
         if edm is not None:
@@ -367,11 +354,9 @@ def _copying(source: str, to: str, scope: Scope) -> Step:
 
     def copy_timestamp(row: Row, out: Row) -> None:
         if row.get(TIMESTAMP) is None:
-            raise scope.refusal(
-                "missing-property",
-                "the row has no Timestamp",
-                cure="read the row from the table first: only the service sets Timestamp",
-            )
+            problem = "the row has no Timestamp"
+            cure = "read the row from the table first: only the service sets Timestamp"
+            raise scope.refusal("missing-property", problem, cure=cure)
         move(row, out)
         out[annotation] = DATETIME
 

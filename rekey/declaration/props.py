@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import base64
 import uuid
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -27,12 +26,12 @@ from rekey.core.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, GUID, INT32, STRIN
 from rekey.core.limits import MAX_VALUE_BYTES, property_name_problem, value_bytes
 from rekey.core.plain import members
 from rekey.declaration.casts import PAIRS, Lossy, wire_value
-from rekey.declaration.keys.base import InvalidDeclaration, need_text
+from rekey.declaration.keys.base import InvalidDeclaration, need_text, refuse_if
 from rekey.model import SYSTEM_PROPERTIES
 
 
 @dataclass(frozen=True)
-class Operation(ABC):
+class Operation:
     """One property operation. Make one with the functions of this module."""
 
     op: ClassVar[str]
@@ -40,16 +39,20 @@ class Operation(ABC):
     made: ClassVar[str]
     """The field that holds the name of the property it makes in the new row, "" for none."""
 
-    def __init_subclass__(cls, op: str, made: str = "") -> None:
-        cls.op, cls.made = op, made
+    shown: ClassVar[str]
+    """What its short form tells of its fields."""
 
-    def canonical(self) -> dict[str, Any]:
+    def __init_subclass__(cls, op: str, made: str = "", shown: str = "") -> None:
+        cls.op, cls.made, cls.shown = op, made, shown
+
+    def as_json(self) -> dict[str, Any]:
         """Return the operation as JSON-able data: its name and all its fields."""
         return {"op": self.op, **members(self)}
 
-    @abstractmethod
     def describe(self) -> str:
         """Return a short form for people, without constants: `rename(A, B)`."""
+        told = {name: ", ".join(one) if isinstance(one, tuple) else one for name, one in vars(self).items()}
+        return f"{self.op}({self.shown.format(**told)})"
 
     @property
     def makes(self) -> str | None:
@@ -58,62 +61,42 @@ class Operation(ABC):
 
 
 @dataclass(frozen=True)
-class Keep(Operation, op="keep"):
+class Keep(Operation, op="keep", shown="{names}"):
     """Only these source properties are carried. No inverse: the others stay in the source only."""
 
     names: tuple[str, ...]
-
-    def describe(self) -> str:
-        """Return `keep(A, B)`."""
-        return f"keep({', '.join(self.names)})"
 
 
 @dataclass(frozen=True)
 class KeepAll(Operation, op="keep_all"):
     """An index row carries every source property that no other operation takes away."""
 
-    def describe(self) -> str:
-        """Return `keep_all()`."""
-        return "keep_all()"
-
 
 @dataclass(frozen=True)
-class Drop(Operation, op="drop"):
+class Drop(Operation, op="drop", shown="{names}"):
     """These source properties are not carried. No inverse: they stay in the source only."""
 
     names: tuple[str, ...]
 
-    def describe(self) -> str:
-        """Return `drop(A, B)`."""
-        return f"drop({', '.join(self.names)})"
-
 
 @dataclass(frozen=True)
-class Rename(Operation, op="rename", made="new"):
+class Rename(Operation, op="rename", made="new", shown="{old}, {new}"):
     """A property under another name. Inverse: the rename back."""
 
     old: str
     new: str
 
-    def describe(self) -> str:
-        """Return `rename(A, B)`."""
-        return f"rename({self.old}, {self.new})"
-
 
 @dataclass(frozen=True)
-class Copy(Operation, op="copy", made="to"):
+class Copy(Operation, op="copy", made="to", shown="{source}, to={to}"):
     """A property or a key once more under another name. Inverse: the copy is dropped."""
 
     source: str
     to: str
 
-    def describe(self) -> str:
-        """Return `copy(A, to=B)`."""
-        return f"copy({self.source}, to={self.to})"
-
 
 @dataclass(frozen=True)
-class Set(Operation, op="set", made="name"):
+class Set(Operation, op="set", made="name", shown="{name}, {edm}"):
     """A typed constant. No inverse: what it replaces stays in the source only.
 
     Attributes:
@@ -126,27 +109,19 @@ class Set(Operation, op="set", made="name"):
     edm: str
     value: str | int | float | bool
 
-    def canonical(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the operation as JSON-able data; the value as text, because JSON has no NaN."""
         text = canonical_text(self.edm, self.value)
         return {"op": self.op, "name": self.name, "type": self.edm, "value": text}
 
-    def describe(self) -> str:
-        """Return `set(A, Edm.Int32)`, without the value."""
-        return f"set({self.name}, {self.edm})"
-
 
 @dataclass(frozen=True)
-class Cast(Operation, op="cast"):
+class Cast(Operation, op="cast", shown="{name}, {to}"):
     """Another EDM type. Inverse: the cast back to `was`, none when `was` is not declared."""
 
     name: str
     to: str
     was: str | None = None
-
-    def describe(self) -> str:
-        """Return `cast(A, Edm.Int64)`."""
-        return f"cast({self.name}, {self.to})"
 
     def inverse(self) -> Cast | None:
         """Return the cast back, None when the type before the cast is not declared."""
@@ -160,9 +135,8 @@ def edm_name(field: str, name: object) -> str:
     """Return the EDM type that `Edm.Int64`, `Int64` or `int64` names. Raises InvalidDeclaration."""
     found = _SHORT_TYPES.get(name.removeprefix("Edm.").lower()) if isinstance(name, str) else None
     if found is None:
-        raise InvalidDeclaration(
-            field, f"{name!r} is not an EDM type", cure=f"use one of {', '.join(sorted(_SHORT_TYPES))}"
-        )
+        cure = f"use one of {', '.join(sorted(_SHORT_TYPES))}"
+        raise InvalidDeclaration(field, f"{name!r} is not an EDM type", cure=cure)
     return found
 
 
@@ -186,10 +160,7 @@ def rename(old: str, new: str) -> Operation:
     """Carry the source's property `old` under the name `new`. Inverse: the rename back."""
     _source_name("props.rename(old)", old)
     _new_name("props.rename(new)", new)
-    if old == new:
-        raise InvalidDeclaration(
-            "props.rename", f"{old} is renamed to itself", cure="leave the operation out"
-        )
+    refuse_if(old == new, "props.rename", f"{old} is renamed to itself", cure="leave the operation out")
     return Rename(old, new)
 
 
@@ -205,8 +176,7 @@ def copy(source: str, *, to: str) -> Operation:
     if source not in SYSTEM_PROPERTIES:
         _source_name("props.copy(source)", source)
     _new_name("props.copy(to)", to)
-    if source == to:
-        raise InvalidDeclaration("props.copy", f"{source} is copied to itself", cure="name another property")
+    refuse_if(source == to, "props.copy", f"{source} is copied to itself", cure="name another property")
     return Copy(source, to)
 
 
@@ -224,17 +194,15 @@ def set(name: str, value: object, type: str | None = None) -> Operation:  # noqa
     field = f"props.set({name})"
     natural, text = _constant(field, value)
     edm = natural if type is None else edm_name(field, type)
-    if edm != natural and natural not in (STRING, INT32):
-        raise InvalidDeclaration(field, f"the value is {natural}, not {edm}", cure="write the value as text")
+    other = edm != natural and natural not in (STRING, INT32)
+    refuse_if(other, field, f"the value is {natural}, not {edm}", cure="write the value as text")
     try:
         made = wire_value(edm, text)
     except Lossy:
-        cure = (
-            f"write a value of that type{', or type=' + chr(34) + 'int64' + chr(34) if edm == INT32 else ''}"
-        )
+        cure = "write a value of that type" + (', or type="int64"' if edm == INT32 else "")
         raise InvalidDeclaration(field, f"the value is not of type {edm}", cure=cure) from None
-    if value_bytes(edm, made) > MAX_VALUE_BYTES:
-        raise InvalidDeclaration(field, "the value is 64 KiB or larger", cure="write a smaller one")
+    large = value_bytes(edm, made) > MAX_VALUE_BYTES
+    refuse_if(large, field, "the value is 64 KiB or larger", cure="write a smaller one")
     return Set(name, edm, made)
 
 
@@ -250,38 +218,31 @@ def cast(name: str, to: str, was: str | None = None) -> Operation:
     _source_name("props.cast(name)", name)
     target = edm_name("props.cast(to)", to)
     before = None if was is None else edm_name("props.cast(was)", was)
-    if before is not None and (before, target) not in PAIRS:
-        raise InvalidDeclaration(
-            f"props.cast({name})",
-            f"there is no cast from {before} to {target}",
-            cure="use keys.custom or drop it",
-        )
+    unknown = before is not None and (before, target) not in PAIRS
+    problem = f"there is no cast from {before} to {target}"
+    refuse_if(unknown, f"props.cast({name})", problem, cure="use keys.custom or drop it")
     return Cast(name, target, before)
 
 
 def _names(field: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    if not names:
-        raise InvalidDeclaration(field, "it names no property", cure="name at least one")
+    refuse_if(not names, field, "it names no property", cure="name at least one")
     for name in names:
         _source_name(field, name)
-    if len(frozenset(names)) != len(names):
-        raise InvalidDeclaration(field, "it names a property twice", cure="name each property once")
+    twice = len(frozenset(names)) != len(names)
+    refuse_if(twice, field, "it names a property twice", cure="name each property once")
     return names
 
 
 def _source_name(field: str, name: object) -> None:
-    if need_text(field, name) in SYSTEM_PROPERTIES or "@" in need_text(field, name):
-        raise InvalidDeclaration(
-            field,
-            f"{name} is not a custom property",
-            cure="keys are made by key expressions; to carry one as a property use props.copy(…, to=…)",
-        )
+    text = need_text(field, name)
+    cure = "keys are made by key expressions; to carry one as a property use props.copy(…, to=…)"
+    other = text in SYSTEM_PROPERTIES or "@" in text
+    refuse_if(other, field, f"{text} is not a custom property", cure=cure)
 
 
 def _new_name(field: str, name: object) -> None:
     problem = property_name_problem(name)
-    if problem is not None:
-        raise InvalidDeclaration(field, problem, cure="choose another name")
+    refuse_if(problem, field, problem or "", cure="choose another name")
 
 
 def _constant(field: str, value: object) -> tuple[str, str]:

@@ -10,10 +10,11 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
-from rekey.declaration.keys.base import InvalidDeclaration, need_int, need_text
+from rekey.core.plain import told
+from rekey.declaration.keys.base import need_int, need_text, refuse_if
 
 Kind = Literal["point", "range", "latest"]
 MAX_ROWS = 1_000_000_000
@@ -31,14 +32,10 @@ class Query:
         rows: how many rows come back.
     """
 
-    kind: Kind
+    kind: Kind = field(metadata=told("query"))
     known: tuple[str, ...]
     by: str | None = None
     rows: int = 1
-
-    def canonical(self) -> dict[str, Any]:
-        """Return the query as JSON-able data."""
-        return {"query": self.kind, "known": list(self.known), "by": self.by, "rows": self.rows}
 
     def describe(self) -> str:
         """Return a short form for people, e.g. `latest(20, by Published, within Category)`."""
@@ -53,10 +50,8 @@ class Query:
 
 def point(*known: str) -> Query:
     """Return the query for one row by properties whose values the application knows."""
-    if not known:
-        raise InvalidDeclaration(
-            "query.point", "nothing is known of the row", cure='name what is known: query.point("Email")'
-        )
+    cure = 'name what is known: query.point("Email")'
+    refuse_if(not known, "query.point", "nothing is known of the row", cure=cure)
     return Query("point", _names("query.point", known))
 
 

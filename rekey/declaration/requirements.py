@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from rekey.declaration.keys.base import InvalidDeclaration, need, need_list
+from rekey.declaration.keys.base import InvalidDeclaration, need, need_list, refuse_if
 from rekey.declaration.query import Query
 
 LOADS = {
@@ -72,11 +72,10 @@ def checked_load(load: object) -> dict[str, float]:
     if not isinstance(load, Mapping):
         raise InvalidDeclaration("load", "it is not a dict", cure='write load={"writes_per_second": 500}')
     for name, value in load.items():
-        if name not in LOADS:
-            raise InvalidDeclaration("load", f"{name!r} is not known", cure=f"use {', '.join(LOADS)}")
+        refuse_if(name not in LOADS, "load", f"{name!r} is not known", cure=f"use {', '.join(LOADS)}")
         wrong = isinstance(value, bool) or not isinstance(value, int | float)
-        if wrong or not math.isfinite(value) or value <= 0:
-            raise InvalidDeclaration(f"load[{name}]", "it is not a number above 0", cure=f"say {LOADS[name]}")
+        wrong = wrong or not math.isfinite(value) or value <= 0
+        refuse_if(wrong, f"load[{name}]", "it is not a number above 0", cure=f"say {LOADS[name]}")
     return dict(sorted(load.items()))
 
 
@@ -88,11 +87,8 @@ def checked_waive(waive: object) -> dict[str, str]:
         if code not in CODES:
             near = get_close_matches(str(code), CODES, n=1)
             meant = f"did you mean {near[0]}? " if near else ""
-            raise InvalidDeclaration(
-                "waive", f"{code!r} is no code of an advice", cure=f"{meant}docs/advice/ lists all codes"
-            )
-        if not isinstance(reason, str) or not reason.strip():
-            raise InvalidDeclaration(
-                f"waive[{code}]", "there is no reason", cure="say why this is right all the same"
-            )
+            cure = f"{meant}docs/advice/ lists all codes"
+            raise InvalidDeclaration("waive", f"{code!r} is no code of an advice", cure=cure)
+        empty, cure = not isinstance(reason, str) or not reason.strip(), "say why this is right all the same"
+        refuse_if(empty, f"waive[{code}]", "there is no reason", cure=cure)
     return dict(sorted(waive.items()))

@@ -28,7 +28,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import ModuleType
 
-from rekey.declaration.keys.base import InvalidDeclaration
+from rekey.declaration.keys.base import InvalidDeclaration, refuse_if
 from rekey.declaration.migration import Declared, Migration
 from rekey.errors import ConfigurationError, DeclarationError
 
@@ -70,24 +70,18 @@ def load_script(path: Path) -> Declared:
             f"the name is no script id (letters, digits, _ and -; at most {MAX_ID_CHARACTERS} characters)",
             cure="rename the file, e.g. 0001_users.py; modules that scripts import begin with _",
         )
-    module = _execute(script_id, path)
-    migration = getattr(module, "migration", None)
-    if not isinstance(migration, Migration):
-        found = "there is no `migration`" if migration is None else f"it is a {type(migration).__name__}"
-        raise DeclarationError(
-            script_id,
-            "migration",
-            found,
-            cure="write `migration = Migration(…)`; a module that is no script must begin with _",
-        )
-    return Declared(
-        script_id=script_id,
-        path=path,
-        doc=(module.__doc__ or "").strip(),
-        depends=_depends(script_id, module),
-        migration=migration,
-        digest=migration.digest(),
-    )
+    try:
+        module = _execute(script_id, path)
+        migration = getattr(module, "migration", None)
+        if not isinstance(migration, Migration):
+            found = "there is no `migration`" if migration is None else f"it is a {type(migration).__name__}"
+            cure = "write `migration = Migration(…)`; a module that is no script must begin with _"
+            raise InvalidDeclaration("migration", found, cure=cure)
+        doc, depends = (module.__doc__ or "").strip(), _depends(script_id, module)
+        return Declared(script_id, path, doc, depends, migration, migration.digest())
+    except InvalidDeclaration as error:
+        problem = error.problem + _line_of(error, path)
+        raise DeclarationError(script_id, error.field, problem, cure=error.cure) from None
 
 
 # --- executing one script ----------------------------------------------------------------------------
@@ -97,42 +91,32 @@ def _execute(script_id: str, path: Path) -> ModuleType:
     try:
         source = path.read_bytes()
     except OSError as error:
-        raise DeclarationError(
-            script_id, "", f"the file cannot be read ({type(error).__name__})", cure="make it readable"
-        ) from error
+        problem = f"the file cannot be read ({type(error).__name__})"
+        raise InvalidDeclaration("", problem, cure="make it readable") from error
     try:
         # from bytes, so that a coding line is obeyed; tracebacks name the script's own file
         code = compile(source, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f" in line {line}" if line else ""
-        raise DeclarationError(
-            script_id,
-            "",
-            f"syntax error{where}",
-            cure=f"mend it; `python -m py_compile {path.name}` shows it",
-        ) from None
+        cure = f"mend it; `python -m py_compile {path.name}` shows it"
+        raise InvalidDeclaration("", f"syntax error{where}", cure=cure) from None
     module = ModuleType(f"_rekey_script_{script_id}")
     module.__file__ = str(path)
     with _importable(path.parent, module):
         try:
             exec(code, module.__dict__)  # noqa: S102 - executing the operator's own script is what we are for
-        except InvalidDeclaration as error:
-            raise DeclarationError(
-                script_id, error.field, error.problem + _line_of(error, path), cure=error.cure
-            ) from error
+        except InvalidDeclaration:
+            raise
         except ImportError as error:
             name = f" of {error.name}" if error.name else ""
-            raise DeclarationError(
-                script_id,
-                "",
-                f"an import{name} failed{_line_of(error, path)}",
-                cure="install the package where rekey runs, or put the module next to the script, named"
-                " _something.py",
-            ) from None
+            problem = f"an import{name} failed{_line_of(error, path)}"
+            cure = "install the package where rekey runs, or put the module next to the script, named"
+            cure += " _something.py"
+            raise InvalidDeclaration("", problem, cure=cure) from None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised again, as a DeclarationError
             # a script can raise anything, and the error's text may hold anything: only type and line go on
-            raise _failed(script_id, error, path) from None
+            raise _failed(error, path) from None
     return module
 
 
@@ -182,7 +166,7 @@ def _line_of(error: BaseException, path: Path) -> str:
     return f" (line {lines[-1]})" if lines and lines[-1] else ""
 
 
-def _failed(script_id: str, error: BaseException, path: Path) -> DeclarationError:
+def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
     where = _line_of(error, path)
     # Messages about a wrong call hold names of functions and parameters only.
     text = str(error) if isinstance(error, TypeError) else ""
@@ -193,26 +177,19 @@ def _failed(script_id: str, error: BaseException, path: Path) -> DeclarationErro
         if found is unexpected:
             problem = f"{call} has no argument {names}{where}"
             cure = "leave it out, or see the examples in migrations/"
-        return DeclarationError(script_id, names, problem, cure=cure)
-    return DeclarationError(
-        script_id, "", f"it raised {type(error).__name__}{where}", cure="mend it: a script only declares"
-    )
+        return InvalidDeclaration(names, problem, cure=cure)
+    problem = f"it raised {type(error).__name__}{where}"
+    return InvalidDeclaration("", problem, cure="mend it: a script only declares")
 
 
 def _depends(script_id: str, module: ModuleType) -> frozenset[str]:
     declared = getattr(module, "__depends__", ())
     names = [declared] if isinstance(declared, str) else declared
-    if not isinstance(names, set | frozenset | list | tuple) or not all(
-        isinstance(name, str) for name in names
-    ):
-        raise DeclarationError(
-            script_id,
-            "__depends__",
-            "it is not a set of script ids",
-            cure='write __depends__ = {"0001_users"}, or set()',
-        )
-    if script_id in names:
-        raise DeclarationError(script_id, "__depends__", "it names the script itself", cure="leave it out")
+    field, are_names = "__depends__", isinstance(names, set | frozenset | list | tuple)
+    are_names = are_names and all(isinstance(name, str) for name in names)
+    cure = 'write __depends__ = {"0001_users"}, or set()'
+    refuse_if(not are_names, field, "it is not a set of script ids", cure=cure)
+    refuse_if(script_id in names, field, "it names the script itself", cure="leave it out")
     return frozenset(names)
 
 
@@ -227,23 +204,19 @@ def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
         for table in script.migration.tables:
             other = fills.setdefault(table.lower(), script.script_id)
             if other != script.script_id:
-                raise DeclarationError(
-                    script.script_id,
-                    "target",
+                problem, cure = (
                     f"{other} fills the table {table} too",
-                    cure="give each migration tables of its own",
+                    "give each migration tables of its own",
                 )
+                raise DeclarationError(script.script_id, "target", problem, cure=cure)
     known = {script.script_id for script in scripts}
     chained = {}
     for script in scripts:
         missing = sorted(script.depends - known)
         if missing:
-            raise DeclarationError(
-                script.script_id,
-                "__depends__",
-                f"there is no script {', '.join(missing)}",
-                cure="mend the id (a file's name without .py), or add the script",
-            )
+            problem = f"there is no script {', '.join(missing)}"
+            cure = "mend the id (a file's name without .py), or add the script"
+            raise DeclarationError(script.script_id, "__depends__", problem, cure=cure)
         filler = fills.get(script.migration.source.lower())
         implied = frozenset({filler} if filler is not None else ())
         chained[script.script_id] = replace(script, depends=script.depends | implied)
@@ -260,12 +233,9 @@ def _ordered(scripts: Mapping[str, Declared]) -> list[Declared]:
         cycle = error.args[1][:0:-1]
         start = cycle.index(min(cycle))
         cycle = cycle[start:] + cycle[:start]
-        raise DeclarationError(
-            cycle[0],
-            "__depends__",
-            f"a cycle: {' → '.join([*cycle, cycle[0]])}",
-            cure="take one dependency out (a script also depends on the one that fills its source table)",
-        ) from None
+        problem = f"a cycle: {' → '.join([*cycle, cycle[0]])}"
+        cure = "take one dependency out (a script also depends on the one that fills its source table)"
+        raise DeclarationError(cycle[0], "__depends__", problem, cure=cure) from None
     free: list[str] = []
     order: list[Declared] = []
     while waiting.is_active():

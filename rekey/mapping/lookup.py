@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rekey.core.plain import told
 from rekey.declaration.migration import MAIN_PARTITION_KEY
 from rekey.errors import Erased, TableMissing
 from rekey.mapping.ids import SHORT_CHARACTERS
@@ -94,12 +95,8 @@ class Gone:
     """
 
     row_id: str
-    on: str
+    on: str = field(metadata=told("erased_on"))
     returned: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as JSON-able data."""
-        return {"row_id": self.row_id, "erased_on": self.on, "returned": self.returned}
 
 
 class Lookup:

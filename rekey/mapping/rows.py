@@ -258,18 +258,18 @@ class MappingRows:
 
 def _text(key: EntityKey) -> str:
     """Return a key as JSON in ASCII."""
-    if key.partition.isascii() and key.row.isascii():
-        return orjson.dumps([key.partition, key.row]).decode("ascii")
-    return json.dumps([key.partition, key.row], separators=(",", ":"))
+    return _ascii_json(list(key), key.partition.isascii() and key.row.isascii())
 
 
 def _listed(targets: Iterable[TargetKey]) -> str:
     """Return target keys as JSON in ASCII, where a character is one UTF-16 unit wherever the text is cut."""
     ordered = sorted(targets)
     listed = [tuple(target) for target in ordered]
-    if all(target.partition.isascii() and target.row.isascii() for target in ordered):
-        return orjson.dumps(listed).decode("ascii")
-    return json.dumps(listed, separators=(",", ":"))
+    return _ascii_json(listed, all(one.partition.isascii() and one.row.isascii() for one in ordered))
+
+
+def _ascii_json(value: list[Any], is_ascii: bool) -> str:
+    return orjson.dumps(value).decode("ascii") if is_ascii else json.dumps(value, separators=(",", ":"))
 
 
 def _target_keys(listed: Iterable[Iterable[Any]]) -> frozenset[TargetKey]:

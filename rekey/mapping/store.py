@@ -28,18 +28,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass
 from datetime import datetime
 
-from rekey.errors import (
-    Ambiguous,
-    Collision,
-    ConditionFailed,
-    Erased,
-    Refused,
-    RowExists,
-    RowMissing,
-    SealedUnreadable,
-    TableMissing,
-    Unavailable,
-)
+from rekey import errors
 from rekey.mapping.rows import (
     MAPPING_TABLE,
     WHOLE,
@@ -100,7 +89,7 @@ async def cohorts_kept(
         return ()
     try:
         rows = await data_key_rows(restricted.table(MAPPING_TABLE), script_id)
-    except TableMissing:
+    except errors.TableMissing:
         return ()
     return cohorts(rows, sealed=sealed, completed_at=ended_at, keep_s=keep_s)
 
@@ -139,7 +128,7 @@ class Keyring:
             return
         row = await self._row(ROOT)
         if row is None:
-            raise SealedUnreadable(self.table.name, ROOT, "the root key of the migration is gone")
+            raise errors.SealedUnreadable(self.table.name, ROOT, "the root key of the migration is gone")
         self._root = await self._unwrapped(row)
 
     @property
@@ -202,7 +191,7 @@ class Keyring:
             anew = await self._data_key_row(await self._unwrapped(row))
             try:
                 await self.table.replace(anew, etag=etag_of(row))
-            except ConditionFailed:
+            except errors.ConditionFailed:
                 continue  # another process did the same, or shredded it
             renewed += 1
         return renewed
@@ -223,16 +212,16 @@ class Keyring:
             if is_tombstone(row):
                 try:
                     self.tombstones.read(row)
-                except SealedUnreadable:
+                except errors.SealedUnreadable:
                     pass  # rekey did not write it: ours takes its place
                 else:
                     return False
             try:
                 await self.table.replace(self.tombstones.make(key_of(row), on), etag=etag_of(row))
-            except (ConditionFailed, RowMissing, Ambiguous):
+            except (errors.ConditionFailed, errors.RowMissing, errors.Ambiguous):
                 continue  # it was wrapped anew or deleted meanwhile, or the outcome is open: read again
             return True
-        raise Unavailable("the row of a data key kept changing", hint="run the same command again")
+        raise errors.Unavailable("the row of a data key kept changing", hint="run the same command again")
 
     async def forget(self) -> None:
         """Delete all data keys: nothing that they sealed can ever be opened again."""
@@ -242,7 +231,7 @@ class Keyring:
     async def _row(self, cohort: str) -> Row | None:
         try:
             return await self.table.get(EntityKey(key_partition(self.script_id), cohort))
-        except TableMissing:
+        except errors.TableMissing:
             return None
 
     async def _made(self, cohort: str) -> DataKey:
@@ -253,7 +242,7 @@ class Keyring:
             fresh = await self._data_key_row(made)
             try:
                 await self.table.insert(fresh)
-            except (RowExists, Ambiguous):
+            except (errors.RowExists, errors.Ambiguous):
                 row = await self._row(cohort)
                 if row is None:
                     raise
@@ -261,7 +250,7 @@ class Keyring:
                 return made
         if is_tombstone(row):
             on = self.tombstones.read(row)
-            raise Refused(
+            raise errors.Refused(
                 f"the data key of {cohort} was shredded on {on}: nothing is sealed in its place",
                 kept="everything; nothing was written",
                 hint=f"`rekey status {self.script_id}`: after `complete` nothing is written to the mapping"
@@ -326,9 +315,9 @@ class MappingStore:
         """Tell whether this migration wrote `row`, of its target table number `table` (0: main)."""
         try:
             return await self.owner(pointer_of(row) if table else key_of(row)) is not None
-        except Erased:
+        except errors.Erased:
             return True
-        except TableMissing:
+        except errors.TableMissing:
             return False
 
     async def expired_on(self) -> str:
@@ -405,7 +394,7 @@ class MappingStore:
                 etag = await self.table.insert(row)
             else:
                 etag = await self.table.replace(row, etag=forward.etag)
-        except (RowExists, RowMissing, ConditionFailed, Ambiguous):
+        except (errors.RowExists, errors.RowMissing, errors.ConditionFailed, errors.Ambiguous):
             return None
         return Forward(source_key, listed, etag, reserved)
 
@@ -414,7 +403,7 @@ class MappingStore:
         await self.fresh()
         try:
             await self.table.insert(self.rows.reverse_row(source_key, target_key))
-        except (RowExists, Ambiguous):
+        except (errors.RowExists, errors.Ambiguous):
             return False
         return True
 
@@ -432,17 +421,19 @@ class MappingStore:
                         raise self.collision(target, owner.source, source_key)
                     await self.table.replace(row, etag=owner.etag)
                 return
-            except (RowExists, RowMissing, ConditionFailed, Ambiguous):
+            except (errors.RowExists, errors.RowMissing, errors.ConditionFailed, errors.Ambiguous):
                 continue
-        raise Unavailable(
+        raise errors.Unavailable(
             "a mapping row kept changing while it was claimed",
             hint="run the same command again; if it stays so, look for a second writer of the mapping table",
         )
 
-    def collision(self, target: TargetKey, first: EntityKey, second: EntityKey) -> Collision:
+    def collision(self, target: TargetKey, first: EntityKey, second: EntityKey) -> errors.Collision:
         """Return the error for two source rows of one target key, which it names by their safe ids."""
         ids, source = self.rows.ids, self.rows.source
-        return Collision(self.rows.tables[target.table], ids.short(source, first), ids.short(source, second))
+        return errors.Collision(
+            self.rows.tables[target.table], ids.short(source, first), ids.short(source, second)
+        )
 
     async def scan(self, direction: str) -> AsyncIterator[Page]:
         """Iterate over all mapping rows of a direction: `f` (forward) or `r` (reverse)."""

@@ -115,16 +115,6 @@ class OpenMigration:
     accounts: Accounts
     control: ControlStore
 
-    @property
-    def declared(self) -> Declared:
-        """The declaration."""
-        return self.prepared.declared
-
-    @property
-    def mapper(self) -> Mapper:
-        """The mapper of the declaration. Raises SecretMissing."""
-        return self.prepared.mapper
-
     async def mapping(self, row: ControlRow) -> MappingStore:
         """Return the mapping of a migration that has begun. `row` is its control row.
 
@@ -133,7 +123,7 @@ class OpenMigration:
             Moved, SealedUnreadable: the data keys cannot be opened.
         """
         table = self.accounts.restricted.table(MAPPING_TABLE)
-        script_id, migration = self.declared.script_id, self.declared.migration
+        script_id, migration = self.prepared.declared.script_id, self.prepared.declared.migration
         of = script_id, migration.source, migration.tables
         if self.prepared.wrapping is None:
             return MappingStore(table, MappingRows(*of, SafeIds(row.id_key)))
@@ -153,9 +143,9 @@ class OpenMigration:
                 not.
             width: how many rows of one key are read or written at a time.
         """
-        migration = self.declared.migration
+        migration = self.prepared.declared.migration
         targets = by_number(migration.tables, migration.secondary, table)
-        return Propagator(table(migration.source), targets, self.mapper, mapping, width)
+        return Propagator(table(migration.source), targets, self.prepared.mapper, mapping, width)
 
 
 def open_migration(prepared: Prepared, accounts: Accounts) -> OpenMigration:

@@ -137,7 +137,7 @@ class Answer:
 class Rated:
     """A query, answered by today's keys and by the planned ones."""
 
-    query: Query = field(metadata=told(flat=True, form=Query.canonical))
+    query: Query = field(metadata=told(flat=True))
     today: Answer
     planned: Answer
 

@@ -117,10 +117,8 @@ class Clients:
     def closed_by_refusing(self) -> list[str]:
         """Return the reason that live clients refuse dual writes, as a list; empty when none does."""
         refusing = [row for row in self.live if row.refuses]
-        if not refusing:
-            return []
-        who = named(refusing, self.now)
-        return [f"clients of the application were made with another declaration or other secrets: {who}"]
+        said = "clients of the application were made with another declaration or other secrets"
+        return [f"{said}: {named(refusing, self.now)}"] if refusing else []
 
 
 def named(rows: Sequence[ClientRow], now: int) -> str:
@@ -222,9 +220,10 @@ async def wait_for_clients(
 
 
 def _have_not(rows: Sequence[ClientRow]) -> str:
-    if len(rows) == 1:
-        return "1 client of the application has not"
-    return f"{len(rows)} clients of the application have not"
+    one = len(rows) == 1
+    return (
+        "1 client of the application has not" if one else f"{len(rows)} clients of the application have not"
+    )
 
 
 async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
@@ -480,10 +479,8 @@ class InFlight:
         if self._next is None:
             self._next = asyncio.ensure_future(self._scan())
         sources, targets = await self._next
-        if source_key in sources:
-            return True
-        if not targets:
-            return False
+        if source_key in sources or not targets:
+            return source_key in sources
         forward = await self._run.mapping.forward(source_key)
         known = forward.targets if forward is not None else frozenset()
         return any(target.table == 0 and target.key in targets for target in known)

@@ -15,6 +15,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rekey.copy.throttle import Throttle
@@ -54,43 +55,33 @@ from rekey.tables.sent import since
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class Session:
-    """Locks, state and connections of one command. Use as a context manager."""
+    """Locks, state and connections of one command. Use as a context manager: before that nothing is opened.
 
-    def __init__(
-        self,
-        config: Config,
-        scripts: Mapping[str, Declared],
-        *,
-        options: Options | None = None,
-        progress: Progress | None = None,
-        stop: StopFlag | None = None,
-        connect_to: Callable[[Config], Accounts] = connect,
-        clock: Clock | None = None,
-        loop: asyncio.Runner | None = None,
-    ) -> None:
-        """Create the session; nothing is opened yet.
+    Attributes:
+        config: the configuration.
+        scripts: all scripts of the project, by id.
+        options: the options of the command line.
+        progress: receives progress and notes.
+        stop: asked for stop requests.
+        connect_to: connects the accounts; tests give tables in memory.
+        clock: measures time and waits.
+        loop: runs the work, and is not closed by the session; None: the session makes one.
+        runs: the migrations that were opened, by id.
+    """
 
-        Args:
-            config: the configuration.
-            scripts: all scripts of the project, by id.
-            options: the options of the command line.
-            progress: receives progress and notes.
-            stop: asked for stop requests.
-            connect_to: connects the accounts; tests give tables in memory.
-            clock: measures time and waits; the machine's clock by default.
-            loop: runs the work, and is not closed by the session; by default the session makes one.
-        """
-        self.config = config
-        self.scripts = scripts
-        self.options = options or Options()
-        self.progress = progress or Silent()
-        self.stop = stop or StopFlag()
-        self.clock = clock or SystemClock()
-        self.runs: dict[str, Run] = {}
-        self._leases = AsyncExitStack()
-        self._counted: Mapping[str, int] = {}
-        self._connect_to, self._loop = connect_to, loop
+    config: Config
+    scripts: Mapping[str, Declared]
+    options: Options = field(default_factory=Options)
+    progress: Progress = field(default_factory=Silent)
+    stop: StopFlag = field(default_factory=StopFlag)
+    connect_to: Callable[[Config], Accounts] = connect
+    clock: Clock = field(default_factory=SystemClock)
+    loop: asyncio.Runner | None = None
+    runs: dict[str, Run] = field(default_factory=dict, init=False)
+    _leases: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
+    _counted: Mapping[str, int] = field(default_factory=dict, init=False)
 
     def __enter__(self) -> Session:
         """Open file lock, state file, ledger and connections.
@@ -106,8 +97,8 @@ class Session:
         with ExitStack() as stack:
             self._lock = stack.enter_context(FileLock(config.state))
             self.state = stack.enter_context(State.open(config.state, lock=self._lock))
-            self.loop = self._loop or stack.enter_context(asyncio.Runner())
-            self.accounts = self._connect_to(config)
+            self._runner = self.loop or stack.enter_context(asyncio.Runner())
+            self.accounts = self.connect_to(config)
             stack.callback(lambda: self.do(self.accounts.close()))
             scripts = list(self.scripts.values())
             self.ledger = Ledger(
@@ -131,7 +122,7 @@ class Session:
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end on the session's loop and return its result."""
-        return self.loop.run(work)
+        return self._runner.run(work)
 
     # --- opening a migration ---------------------------------------------------------------------------
 
@@ -172,9 +163,9 @@ class Session:
 
     async def _begin(self, migration: OpenMigration) -> Run:
         prepared, control, restricted = migration.prepared, migration.control, self.accounts.restricted
-        declared, script_id = migration.declared, migration.declared.script_id
+        declared, script_id = prepared.declared, prepared.declared.script_id
         prepared.require()
-        self._guard(migration, await control.read())
+        self._guard(prepared, await control.read())
         lease = RunnerLease(restricted, script_id, self._lock)
         await self._leases.enter_async_context(lease)
         if lease.late_until is not None:
@@ -196,7 +187,7 @@ class Session:
             id_key=new_key(),
         )
         row = await control.create(first)
-        self._guard(migration, row)
+        self._guard(prepared, row)
         self.state.register(
             script_id,
             declared.digest,
@@ -220,7 +211,7 @@ class Session:
         run = Run(
             declared=declared,
             config=self.config,
-            mapper=migration.mapper,
+            mapper=prepared.mapper,
             tables=tables,
             restricted=restricted,
             state=self.state,
@@ -252,7 +243,7 @@ class Session:
         self._leases.push_async_callback(end_in_order)
         return run
 
-    def _guard(self, migration: OpenMigration, control: ControlRow | None) -> None:
+    def _guard(self, prepared: Prepared, control: ControlRow | None) -> None:
         """Refuse a migration whose declaration, secrets, state file and control row do not agree.
 
         Writes to no table; removes a migration from the state file whose rollback was cut off at its end.
@@ -261,7 +252,7 @@ class Session:
             StateUnusable: the state file is of another migration, or the restricted store is another one.
             Moved: declaration or secrets are not those that the migration started with.
         """
-        declared, rules = migration.declared, (migration.declared.digest, migration.prepared.fingerprints)
+        declared, rules = prepared.declared, (prepared.declared.digest, prepared.fingerprints)
         record = self.state.migration(declared.script_id)
         if control is None and record is not None:
             if self.ledger.applied(declared.script_id):

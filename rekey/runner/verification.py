@@ -203,11 +203,9 @@ async def closed_by_difference(run: Run) -> list[str]:
         )
         await verify_full(run)
     last = run.state.latest_verification(run.script_id)
-    if last is None or not last.divergences:
-        return []
-    return [
-        f"the last full verification found {last.divergences:,} rows that differ; run {_again(run, last)}"
-    ]
+    found = 0 if last is None else last.divergences
+    said = f"the last full verification found {found:,} rows that differ; run {_again(run, last)}"
+    return [said] if found else []
 
 
 def closed_by_verification(run: Run) -> list[str]:
@@ -220,9 +218,7 @@ def closed_by_verification(run: Run) -> list[str]:
         max_age_s=run.config.gates.verification_max_age_s,
         writers_stopped=run.options.writers_stopped,
     )
-    if not problem:
-        return []
-    return [f"{problem}; run {_again(run, last)}"]
+    return [f"{problem}; run {_again(run, last)}"] if problem else []
 
 
 def _again(run: Run, last: Verification | None) -> str:

@@ -24,9 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
-from typing import Any
 
-from rekey.core.plain import plain, told
+from rekey.core.plain import UNTOLD, told
 from rekey.stress.mix import OperationKind
 from rekey.stress.steps import Step
 
@@ -70,17 +69,12 @@ class Judged:
         kinds: the step of each kind, judged; empty in a step of one kind.
     """
 
-    step: Step
+    step: Step = field(metadata=told(flat=True))
     limit: Limit
     reasons: tuple[str, ...] = ()
-    refused: bool = False
-    because_of: tuple[str, ...] = ()
-    kinds: Mapping[OperationKind, Judged] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        kinds = {"kinds": plain(self.kinds)} if self.kinds else {}
-        return {**plain(self.step), "limit": str(self.limit), "reasons": list(self.reasons), **kinds}
+    refused: bool = field(default=False, metadata=UNTOLD)
+    because_of: tuple[str, ...] = field(default=(), metadata=UNTOLD)
+    kinds: Mapping[OperationKind, Judged] = field(default_factory=dict, metadata=told(if_any=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Protocol
 
 from rekey.core.clock import Clock
@@ -62,42 +63,35 @@ class Generator(Protocol):
         """
 
 
+@dataclass(frozen=True)
 class InProcess:
-    """Load generator in this process."""
+    """Load generator in this process.
 
-    def __init__(
-        self,
-        table: Table,
-        clock: Clock,
-        *,
-        processor: Callable[[], float] = time.process_time,
-    ) -> None:
-        """Create the generator.
+    Attributes:
+        table: the test table, by a connection that tries nothing again.
+        clock: tells when requests are due.
+        processor: seconds of processor that this process has used.
+    """
 
-        Args:
-            table: the test table, by a connection that tries nothing again.
-            clock: tells when requests are due.
-            processor: seconds of processor that this process has used.
-        """
-        self._table = table
-        self._clock = clock
-        self._processor = processor
+    table: Table
+    clock: Clock
+    processor: Callable[[], float] = time.process_time
 
     async def offer(self, requests: Sequence[Request]) -> Offered:
         """Send requests and wait for all responses; see `Generator`."""
         responses: list[Response] = []
         waiting = 0
-        began, used = self._clock.rising(), self._processor()
+        began, used = self.clock.rising(), self.processor()
 
         def now() -> float:
-            return self._clock.rising() - began
+            return self.clock.rising() - began
 
         async def send(request: Request) -> None:
             nonlocal waiting
             status: int | None = None
             sent, entities = now(), request.size
             try:
-                entities = await carry_out(self._table, request)
+                entities = await carry_out(self.table, request)
             except _EXPECTED as error:
                 status = error.status
             finally:
@@ -108,13 +102,13 @@ class InProcess:
             async with asyncio.TaskGroup() as group:
                 for request in requests:
                     # Also when it is late: responses must be taken in.
-                    await self._clock.sleep(max(0.0, request.due - now()))
+                    await self.clock.sleep(max(0.0, request.due - now()))
                     if waiting >= MOST_WAITING:
                         responses.append(Response(request, now(), now(), UNSENT, request.size))
                         continue
                     waiting += 1
                     group.create_task(send(request))
-                lasted, used = now(), self._processor() - used
+                lasted, used = now(), self.processor() - used
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         # The last request is due at the end of a step, or is the only one.

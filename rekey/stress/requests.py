@@ -15,11 +15,12 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
 from rekey.stress.mix import Mix, OperationKind
-from rekey.stress.spread import Spread, Turns
+from rekey.stress.spread import Spread, turns
 
 _SILVER = math.sqrt(2) - 1
 _FIRST_NEW = 1_000_000_000
@@ -109,7 +110,7 @@ class Population:
         self._loaded = [
             max(1, round(mix.rows * n / self.spread.rows)) for n in self.spread.counts if mix.rows
         ]
-        self._turns = {kind: Turns(self.spread) for kind in mix.shares}
+        self._turns = {kind: turns(self.spread) for kind in mix.shares}
         self._reads = 0
         self._new = _FIRST_NEW
 
@@ -136,7 +137,7 @@ class Population:
         streams = []
         for order, (kind, rate) in enumerate(rates.items()):
             count = max(1, round(rate * seconds))
-            places = [self._turns[kind].next() for _ in range(count)]
+            places = list(islice(self._turns[kind], count))
             doomed = {}
             if kind is OperationKind.DELETE:
                 for place, wanted in Counter(places).items():

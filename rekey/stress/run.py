@@ -26,14 +26,7 @@ from dataclasses import dataclass
 from rekey.core.clock import Clock
 from rekey.core.concurrency import for_each
 from rekey.core.progress import Advance, Progress
-from rekey.stress.judge import (
-    RISE,
-    Judged,
-    Limit,
-    judge_ramp,
-    next_rate,
-    saturation,
-)
+from rekey.stress.judge import RISE, Judged, Limit, judge_ramp, next_rate, saturation
 from rekey.stress.load import Generator, carry_out
 from rekey.stress.mix import Mix, OperationKind
 from rekey.stress.notes import Notes
@@ -106,32 +99,28 @@ async def stress(
     """
     stages: list[Stage] = []
     async with notes.table(service, endpoint) as (name, removed), generators(name) as generator:
-        test = _Test(service.table(name), generator, mix, bounds, clock, progress)
+        test = _Test(service.table(name), generator, mix, bounds, clock, progress, clock.rising())
         for number, spread in enumerate([ONE_PARTITION, *spreads]):
             stages.append(await test.stage(Population(spread, number, mix), len(spreads) + 1 - number))
     return StressReport(name, removed, mix, test.sent, test.spent, tuple(stages))
 
 
+@dataclass(slots=True)
 class _Test:
     """One test, with the time and rows that it has used."""
 
-    def __init__(
-        self,
-        table: Table,
-        generator: Generator,
-        mix: Mix,
-        bounds: Bounds,
-        clock: Clock,
-        progress: Progress,
-    ) -> None:
-        self._table, self._generator, self._mix = table, generator, mix
-        self._bounds, self._clock, self._progress = bounds, clock, progress
-        self._began = clock.rising()
-        self.sent = 0
+    table: Table
+    generator: Generator
+    mix: Mix
+    bounds: Bounds
+    clock: Clock
+    progress: Progress
+    began: float
+    sent: int = 0
 
     @property
     def spent(self) -> float:
-        return self._clock.rising() - self._began
+        return self.clock.rising() - self.began
 
     async def stage(self, population: Population, left: int) -> Stage:
         """Load the rows of a distribution, and try the mix, then each kind of operation.
@@ -140,9 +129,9 @@ class _Test:
             population: the rows.
             left: number of stages from this one on.
         """
-        mix, spread = self._mix, population.spread
+        mix, spread = self.mix, population.spread
         if mix.rows:
-            with self._progress.task(f"load rows for {spread.name}") as advance:
+            with self.progress.task(f"load rows for {spread.name}") as advance:
                 await self._write(population.loading(), spread, advance)
         first = spread.expected * _FIRST / mix.entities(mix.operations)
         # Half of what a stage may use is for ramps of each kind.
@@ -187,7 +176,7 @@ class _Test:
         Returns:
             The steps, and the bound that ended the ramp early: `rows`, `seconds` or "".
         """
-        bounds, mix, spread = self._bounds, self._mix, population.spread
+        bounds, mix, spread = self.bounds, self.mix, population.spread
         unit, fixed = mix.entities(varied), mix.entities(held)
         most = (bounds.most or spread.expected * _MOST) / unit
         until = self.spent + (bounds.seconds - self.spent) / parts
@@ -203,11 +192,11 @@ class _Test:
             loading, requests = population.plan(rates, seconds)
             await self._write(loading, spread, lambda _rows: None)
             self.sent += sum(request.size for request in requests)
-            offered = await self._generator.offer(requests)
+            offered = await self.generator.offer(requests)
             return measure(offered, rate, seconds, varied, by_row=mix.by_row)
 
         rising = f", {next(iter(varied)).label}" if held else ""
-        with self._progress.task(f"stress {spread.name}{rising}") as advance:
+        with self.progress.task(f"stress {spread.name}{rising}") as advance:
             begin = min(first, most)
             await offer(begin, min(_WARM_SECONDS, *(_WARM_SHARE * seconds for seconds in left(begin))))
             several = spread.partitions > 1
@@ -221,12 +210,12 @@ class _Test:
                 advance(self.sent - before)
                 judged = judge_ramp(steps)
                 if judged[-1].limit is not Limit.NOTHING:
-                    await self._clock.sleep(_REST_SECONDS)
+                    await self.clock.sleep(_REST_SECONDS)
         return judged, ""
 
     async def _write(self, batches: Iterable[Request], spread: Spread, advance: Advance) -> None:
         async def write(batch: Request) -> None:
-            advance(await carry_out(self._table, batch))
+            advance(await carry_out(self.table, batch))
 
         # One at a time into one partition: together they would go beyond what it takes.
         await for_each(batches, write, limit=min(_LOADING, spread.partitions))

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
 
@@ -93,19 +94,11 @@ class SpreadCount:
         return Spread(self.table, tuple(self._counts.values()), self._others)
 
 
-class Turns:
-    """Sequence of partitions in which each has its share."""
-
-    def __init__(self, spread: Spread) -> None:
-        """Begin the sequence. Raises ValueError when there are no rows."""
-        if not spread.rows:
-            raise ValueError("there are no rows to take shares from")
-        self._ends = list(accumulate(spread.counts))
-        self._rows = spread.rows
-        self._turn = 0
-
-    def next(self) -> int:
-        """Return the number of the next partition, from 0."""
-        self._turn += 1
-        place = math.floor(self._turn * _GOLDEN % 1.0 * self._rows)
-        return bisect_right(self._ends, place) if self._ends and place < self._ends[-1] else place
+def turns(spread: Spread) -> Iterator[int]:
+    """Yield numbers of partitions, from 0, so that each has its share. Raises ValueError without rows."""
+    ends, rows = list(accumulate(spread.counts)), spread.rows
+    if not rows:
+        raise ValueError("there are no rows to take shares from")
+    for turn in count(1):
+        place = math.floor(turn * _GOLDEN % 1.0 * rows)
+        yield bisect_right(ends, place) if ends and place < ends[-1] else place

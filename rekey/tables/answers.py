@@ -124,41 +124,36 @@ class Fetched(NamedTuple):
     full: bool = False
 
 
-def _check(answer: Answer, doing: str) -> None:
+def checked(answer: Answer, doing: str) -> Answer:
+    """Return an answer without an error undecoded. Raises ServiceError for one with an error."""
     if answer.status >= 300:
         code, _ = error_code(answer.body)
         raise error_of(answer.status, code or answer.headers.get("x-ms-error-code", ""), doing)
+    return answer
 
 
 def read_done(answer: Answer, doing: str) -> bool:
     """Return True for an answer without an error; its content does not matter."""
-    _check(answer, doing)
+    checked(answer, doing)
     return True
-
-
-def read_body(answer: Answer, doing: str) -> Answer:
-    """Return an answer without an error undecoded: its body is read later."""
-    _check(answer, doing)
-    return answer
 
 
 def read_time(answer: Answer, doing: str) -> str:
     """Return the service's time, from the `Date` header of an answer without an error or of a 403."""
     if answer.status not in (200, 403):
-        _check(answer, doing)
+        checked(answer, doing)
     moment = parsedate_to_datetime(answer.headers.get("Date", ""))
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.0000000Z")
 
 
 def read_row(answer: Answer, doing: str) -> Row:
     """Return the row of a point read."""
-    _check(answer, doing)
-    return decode_row(answer.body)
+    return decode_row(checked(answer, doing).body)
 
 
 def read_page(answer: Answer, doing: str) -> Fetched:
     """Return the rows of a query's answer and its continuation."""
-    _check(answer, doing)
+    checked(answer, doing)
     partition = answer.headers.get("x-ms-continuation-NextPartitionKey")
     row = answer.headers.get("x-ms-continuation-NextRowKey")
     if partition is None or not (partition or row):
@@ -170,13 +165,13 @@ def read_page(answer: Answer, doing: str) -> Fetched:
 
 def read_etag(answer: Answer, doing: str, operations: Sequence[Operation]) -> list[str | None]:
     """Return the new ETag of one write (None of a delete), as a list like that of a batch."""
-    _check(answer, doing)
+    checked(answer, doing)
     return _etags_after(operations, [answer.headers.get("ETag")])
 
 
 def read_batch(answer: Answer, doing: str, operations: Sequence[Operation]) -> list[str | None]:
     """Return the new ETags of a batch (None of deletes), in the order of its operations."""
-    _check(answer, doing)
+    checked(answer, doing)
     read = parse_batch(answer.body, len(operations))
     if isinstance(read, BatchFailure):
         raise error_of(read.status, read.code, doing, index=read.index)

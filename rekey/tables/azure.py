@@ -15,7 +15,7 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import orjson
 
@@ -103,7 +103,7 @@ class AzureTableService:
     @property
     def last_open(self) -> float | None:
         """When an attempt to write was last left open, in seconds of `Clock.rising`; None if never."""
-        return self._requester.last_open
+        return self._requester.known.last_open
 
     @property
     def late_s(self) -> float:
@@ -127,7 +127,8 @@ class AzureTableService:
     def shared(self, name: str) -> AzureTable:
         """Return a handle on a table whose rows other clients write too, see `TableService.shared`."""
         check_table_name(name)
-        requester = self._requester.with_policy(repeats_open_writes=False, content_settles=False)
+        policy = replace(self._requester.policy, repeats_open_writes=False, content_settles=False)
+        requester = replace(self._requester, policy=policy)
         return AzureTable(self, name, requester, SHARED_SERVICE_S)
 
     async def create_table(self, name: str) -> bool:
@@ -296,17 +297,18 @@ class AzureTable(Table):
         error = outcome.error
         if error is None or not outcome.ambiguous:
             return outcome.result()
+        by_content = self._requester.policy.content_settles
         if not isinstance(error, _UNSETTLED):
             # A credential that is refused by now, say, tells nothing of the attempt before.
             self._requester.note_open(request)
             raise _left_open(error, error.code) from error
-        if not outcome.final and not self._requester.content_settles:
+        if not outcome.final and not by_content:
             raise _left_open(error, error.code)  # it may still be applied
         try:
             now = await asyncio.gather(*(self.get(operation.key) for operation in operations))
         except errors.ServiceError as failed:
             raise _left_open(error, failed.code) from None
-        verdict = all_landed(operations, now, by_content=self._requester.content_settles)
+        verdict = all_landed(operations, now, by_content=by_content)
         if verdict is Landed.YES:
             return [None if row is None else row[ETAG] for row in now]
         if isinstance(error, errors.Unavailable) and not may_be_applied(error):

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from rekey.errors import RequestRejected
 from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row, key_of
@@ -167,6 +167,39 @@ class Table(Protocol):
             page_rows: at most this many rows a page (1 to 1,000); fewer where rows are large.
             ahead: whether a page may be requested while the caller still works on the one before it.
         """
+
+
+class TableWrapper(Table):
+    """A table that passes all calls on to another one (`whole`); its subclasses change some of them."""
+
+    def __init__(self, whole: Table) -> None:
+        """Take the table that carries out the calls."""
+        self.whole = whole
+
+    @property
+    def name(self) -> str:
+        """The table's name as declared."""
+        return self.whole.name
+
+    async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+        """Return the row, or None when there is none."""
+        return await self.whole.get(key, select=select)
+
+    def encoded_size(self, operation: Operation) -> int:
+        """Return how many bytes an operation takes in the body of a transaction."""
+        return self.whole.encoded_size(operation)
+
+    def scan(self, within: KeyRange = EVERYTHING, **options: Any) -> AsyncIterator[Page]:
+        """Iterate over the rows of a key range; `options` as of `Table.scan`."""
+        return self.whole.scan(within, **options)
+
+    async def write(self, operation: Operation) -> str:
+        """Carry out one operation."""
+        return await self.whole.write(operation)
+
+    async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
+        """Apply all operations or none."""
+        return await self.whole.transact(operations)
 
 
 class TableService(Protocol):

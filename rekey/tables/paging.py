@@ -22,7 +22,7 @@ from typing import TypeVar
 from rekey.core.concurrency import cancel
 from rekey.errors import RowMissing, TableMissing
 from rekey.model import EntityKey, KeyRange, key_of
-from rekey.tables.answers import Answer, Fetched, read_body, read_page
+from rekey.tables.answers import Answer, Fetched, checked, read_page
 from rekey.tables.base import MAX_PAGE_ROWS, Page
 from rekey.tables.requests import Requester
 from rekey.tables.transport import Request
@@ -136,7 +136,7 @@ class _Asked:
 
     def begin(self) -> None:
         """Send the request now."""
-        self._answer = asyncio.ensure_future(self._ask(read_body))
+        self._answer = asyncio.ensure_future(self._ask(checked))
 
     async def page(self) -> Fetched:
         """Return the page. Its rows are decoded now."""

@@ -178,20 +178,6 @@ class Requester:
     source: random.Random
     known: _Known = field(default_factory=_Known)
 
-    def with_policy(self, **changes: bool) -> Requester:
-        """Return a requester on the same connections whose policy differs in some attributes."""
-        return replace(self, policy=replace(self.policy, **changes))
-
-    @property
-    def last_open(self) -> float | None:
-        """When an attempt to write was last left open, in rising seconds of the clock; None if never."""
-        return self.known.last_open
-
-    @property
-    def content_settles(self) -> bool:
-        """Whether a row that holds what was written proves that the write was applied, see `RetryPolicy`."""
-        return self.policy.content_settles
-
     async def call(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T]:
         """Send a request until it is answered for good or no further attempt is allowed.
 

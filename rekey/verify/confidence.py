@@ -66,12 +66,6 @@ def _at_most(wrong: int, drawn: int, share: float) -> float:
     log_share, log_rest = math.log(share), math.log1p(-share)
     whole = math.lgamma(drawn + 1)
     return math.fsum(
-        math.exp(
-            whole
-            - math.lgamma(seen + 1)
-            - math.lgamma(drawn - seen + 1)
-            + seen * log_share
-            + (drawn - seen) * log_rest
-        )
-        for seen in range(wrong + 1)
+        math.exp(whole - math.lgamma(seen + 1) - math.lgamma(rest + 1) + seen * log_share + rest * log_rest)
+        for seen, rest in ((seen, drawn - seen) for seen in range(wrong + 1))
     )

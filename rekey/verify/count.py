@@ -19,7 +19,7 @@ Rules kept here:
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,15 +53,13 @@ class Tally(Spill[_Tallied]):
     def __init__(self, folder: Path) -> None:
         """Create an empty tally. `folder` is where temporary files may be put."""
         super().__init__(folder, by_partition)
-        self._tallied: dict[tuple[int, str], list[int]] = {}
+        self._tallied: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0])
 
     def add(self, table: int, partition: str, *, expected: int = 0, actual: int = 0) -> None:
         """Add rows of one partition of one target table."""
-        counts = self._tallied.get((table, partition))
-        if counts is None:
-            if len(self._tallied) >= TALLIES:
-                self._move()
-            counts = self._tallied[table, partition] = [0, 0]
+        if len(self._tallied) >= TALLIES and (table, partition) not in self._tallied:
+            self._move()
+        counts = self._tallied[table, partition]
         counts[0] += expected
         counts[1] += actual
 
@@ -87,10 +85,10 @@ class Tally(Spill[_Tallied]):
 class _Pass:
     """The counts of one pass; lists have one number per target table."""
 
-    expected: list[int]
-    actual: list[int]
-    partitions: list[int]
-    differing: list[int]
+    expected: Counter[int] = field(default_factory=Counter)
+    actual: Counter[int] = field(default_factory=Counter)
+    partitions: Counter[int] = field(default_factory=Counter)
+    differing: Counter[int] = field(default_factory=Counter)
     source_rows: int = 0
     source_partitions: int = 0
     refused: int = 0
@@ -117,7 +115,7 @@ async def count(ctx: ReconcileContext) -> CountReport:
     with Spill(ctx.folder, by_partition) as differences:
         last = await _count_once(ctx, differences)
         passes = 1
-        if any(last.differing):
+        if last.differing:
             await ctx.clock.sleep(ctx.recheck.delay_s)  # time for writes in flight to arrive
             last = await _count_once(ctx, differences)
             passes = 2
@@ -140,8 +138,7 @@ async def count(ctx: ReconcileContext) -> CountReport:
 
 async def _count_once(ctx: ReconcileContext, differences: Spill[_Tallied]) -> _Pass:
     """Count everything once; put partitions whose counts differ into `differences`."""
-    tables = len(ctx.targets)
-    counted = _Pass([0] * tables, [0] * tables, [0] * tables, [0] * tables)
+    counted = _Pass()
 
     async def read(table: int) -> None:
         if table == SOURCE:
@@ -190,8 +187,7 @@ async def _count_source(ctx: ReconcileContext, counted: _Pass, tally: Tally) -> 
 
 def _compare(ctx: ReconcileContext, last: _Pass, differences: Spill[_Tallied]) -> tuple[TableCount, ...]:
     """Return each target's counts: of partitions that differed alike in both passes, and of moving ones."""
-    stable = [0] * len(ctx.targets)
-    moving = [0] * len(ctx.targets)
+    stable, moving = Counter[int](), Counter[int]()
     worst: list[list[tuple[int, str, int, int]]] = [[] for _ in ctx.targets]
     for group in differences.groups():
         seen: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)

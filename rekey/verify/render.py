@@ -19,13 +19,9 @@ _DIGEST_SHOWN = 16
 
 def render(report: CountReport | SampleReport | FullReport) -> str:
     """Return a report as text, without a newline at its end."""
-    if isinstance(report, CountReport):
-        lines = _count(report)
-    elif isinstance(report, SampleReport):
-        lines = _sample(report)
-    else:
-        lines = _full(report)
-    return "\n".join(lines)
+    if isinstance(report, FullReport):
+        return "\n".join(_full(report))
+    return "\n".join(_count(report) if isinstance(report, CountReport) else _sample(report))
 
 
 def _full(report: FullReport) -> list[str]:

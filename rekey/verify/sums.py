@@ -103,12 +103,8 @@ class BucketSums:
 
     @classmethod
     def from_json(cls, text: str) -> BucketSums:
-        """Return the sums that `as_json` packed. Raises StateUnusable when they cannot be read."""
-        try:
-            data = base64.b64decode(text, validate=True)
-        except ValueError:
-            data = b""
-        return cls.from_packed(data)
+        """Return stored sums. Raises StateUnusable or ValueError for others."""
+        return cls.from_packed(base64.b64decode(text, validate=True))
 
     @classmethod
     def from_packed(cls, data: bytes) -> BucketSums:

@@ -24,7 +24,7 @@ from rekey.stress.notes import Notes, new_name
 from rekey.stress.report import StressReport
 from rekey.stress.requests import Population
 from rekey.stress.run import Bounds, stress
-from rekey.stress.shares import spread_of_design, spread_of_table
+from rekey.stress.shares import spread_of_rows
 from rekey.stress.spread import ONE_PARTITION, Spread
 from rekey.stress.steps import Step, measure
 from rekey.tables.probe import Heard
@@ -284,11 +284,11 @@ async def test_shares_of_a_table_and_of_a_design_are_read(tmp_path: Path) -> Non
     await project.fill("Users", rows)
     before = project.tables.dump("Users")
     source = project.tables.table("Users")
-    [found] = await spread_of_table(source, exact=False, progress=Silent())
+    [found], _ = await spread_of_rows(source, None, exact=False, progress=Silent())
     assert found == Spread("Users", (60, 30, 10))
     script = project.script(named(USERS, "Users", "UsersV2"))
     migration = project.scripts[script].migration
-    planned, refused = await spread_of_design(source, migration, exact=True, progress=Silent())
+    planned, refused = await spread_of_rows(source, migration, exact=True, progress=Silent())
     assert refused == 0
     assert [one.table for one in planned] == list(migration.tables)
     assert planned[0].counts == (60, 30, 10)

@@ -66,7 +66,7 @@ def test_join_and_plus_compose() -> None:
     assert evaluate(keys.join("_", a), row) == "a"
     assert evaluate(a + keys.literal("/") + b + c, row) == "a/bc"
     assert (a + b) + c == a + (b + c), "grouping does not change the declaration"
-    assert (a + b + c).canonical()["op"] == "concat"
+    assert (a + b + c).as_json()["op"] == "concat"
 
 
 def test_item_is_the_index_item() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 
 import pytest
 
@@ -10,14 +11,14 @@ from rekey.core.limits import entity_bytes
 from rekey.stress import spread as spread_module
 from rekey.stress.mix import OperationKind, inserts
 from rekey.stress.requests import Population
-from rekey.stress.spread import ONE_PARTITION, Spread, SpreadCount, Turns
+from rekey.stress.spread import ONE_PARTITION, Spread, SpreadCount, turns
 from tests.every import every
 
 
 def test_each_partition_gets_its_share_in_every_stretch() -> None:
-    turns = Turns(Spread("Users", (50, 30, 15, 5)))
+    sequence = turns(Spread("Users", (50, 30, 15, 5)))
     for _ in range(5):
-        met = Counter(turns.next() for _ in range(200))
+        met = Counter(islice(sequence, 200))
         assert [round(met[number] / 2) for number in range(4)] == pytest.approx([50, 30, 15, 5], abs=1)
 
 
@@ -56,10 +57,9 @@ def test_partitions_beyond_the_bound_are_single_rows(
     found = count.spread
     assert found == Spread("Users", (2, 1), others=2)
     assert (found.rows, found.partitions, found.largest_share) == (5, 4, 0.4)
-    turns = Turns(found)
-    assert len({turns.next() for _ in range(100)}) == 4
+    assert len({*islice(turns(found), 100)}) == 4
 
 
 def test_a_distribution_without_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="no rows"):
-        Turns(Spread("Users", ()))
+        next(turns(Spread("Users", ())))

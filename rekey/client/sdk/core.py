@@ -86,7 +86,7 @@ class ClientCore:
             self._migration = migration = open_migration(self.plan.prepared, accounts)
             lease = ClientLease(
                 migration.control,
-                Registry(accounts.restricted, migration.declared.script_id),
+                Registry(accounts.restricted, self.plan.declared.script_id),
                 self.plan.facts,
                 settings=self.plan.settings,
                 settle=self._settle,

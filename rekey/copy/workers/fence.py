@@ -16,18 +16,17 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rekey.copy.workers.tasks import Basis, Task
 from rekey.core.clock import TICKS_PER_SECOND, rising_seconds, ticks_of
 from rekey.errors import TableMissing
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
-from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
+from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.control import CONTROL_ROW_KEY, ControlRow, from_row
-from rekey.tables.base import Accounts, Operation, Page, Table, TableService
+from rekey.tables.base import Accounts, Operation, Table, TableService, TableWrapper
 
 SAFETY_S = 2.0
 """Seconds that writes end before the term: the service may tell whole seconds only, and a write that is
@@ -114,37 +113,20 @@ class Fence:
             self._down = TermOver()
 
 
-class FencedTable(Table):
+class FencedTable(TableWrapper):
     """A table whose every write passes the fence first."""
 
     def __init__(self, table: Table, fence: Fence) -> None:
         """Create the handle: `table` takes the operations, `fence` is passed before each write."""
-        self._table = table
+        super().__init__(table)
         self._fence = fence
-
-    @property
-    def name(self) -> str:
-        """The table's name as declared."""
-        return self._table.name
-
-    async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
-        """Return the row, or None when there is none."""
-        return await self._table.get(key, select=select)
-
-    def encoded_size(self, operation: Operation) -> int:
-        """Return how many bytes an operation takes in the body of a transaction."""
-        return self._table.encoded_size(operation)
-
-    def scan(self, within: KeyRange = EVERYTHING, **options: Any) -> AsyncIterator[Page]:
-        """Iterate over the rows of a key range; `options` as of `Table.scan`."""
-        return self._table.scan(within, **options)
 
     async def write(self, operation: Operation) -> str:
         """Carry out one operation."""
         await self._fence.passed()
-        return await self._table.write(operation)
+        return await super().write(operation)
 
     async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
         """Apply all operations or none."""
         await self._fence.passed()
-        return await self._table.transact(operations)
+        return await super().transact(operations)

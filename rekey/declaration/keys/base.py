@@ -22,13 +22,14 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from rekey.core.edm import DATETIME, canonical_text, edm_type
 from rekey.core.plain import members
 from rekey.errors import RowRefused, SecretMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
 
+T = TypeVar("T")
 Evaluator: TypeAlias = Callable[[Row, str], str]
 """A compiled expression: wire row and item of the index's `each` ("" when there is none) to text."""
 
@@ -116,13 +117,9 @@ class Expression(ABC):
             said.append(str(value))
         return self.op
 
-    def canonical(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the expression as JSON-able data: the operation's name and all its fields."""
         return {"op": self.op, **members(self)}
-
-    def as_json(self) -> dict[str, Any]:
-        """Return `canonical`: `rekey.core.plain` calls this for an expression that is part of another."""
-        return self.canonical()
 
     def operands(self) -> tuple[Expression, ...]:
         """Return the expressions this one is made of."""
@@ -173,6 +170,19 @@ class Changed(Expression):
         return lambda row, item: change(inner(row, item))
 
 
+@dataclass(frozen=True)
+class Plain(Changed):
+    """An operation on the text of its operand that has no other parameter."""
+
+    of: Expression
+
+
+def refuse_if(wrong: object, field: str, problem: str, *, cure: str) -> None:
+    """Raise InvalidDeclaration when something is wrong."""
+    if wrong:
+        raise InvalidDeclaration(field, problem, cure=cure)
+
+
 def not_an_expression(field: str, value: object) -> InvalidDeclaration:
     """Return the error for a value that is not an expression where one is needed."""
     cure = 'write keys.prop("…") for a property'
@@ -188,10 +198,11 @@ def need_expression(field: str, value: object) -> Expression:
     return value
 
 
-def need(field: str, value: object, kind: type, problem: str, *, cure: str) -> None:
-    """Raise InvalidDeclaration (the value's type, then `problem`) when a value is not of class `kind`."""
+def need(field: str, value: object, kind: type[T], problem: str, *, cure: str) -> T:
+    """Return `value` if it is of class `kind`. Raises InvalidDeclaration (its type, then `problem`)."""
     if not isinstance(value, kind):
         raise InvalidDeclaration(field, f"a {type(value).__name__} {problem}", cure=cure)
+    return value
 
 
 def need_list(field: str, value: object, kind: type, what: str, *, cure: str) -> tuple[Any, ...]:
@@ -207,27 +218,21 @@ def need_text(field: str, value: object, *, empty: bool = False) -> str:
     Raises:
         InvalidDeclaration: it is not.
     """
-    if not isinstance(value, str):
-        raise InvalidDeclaration(field, f"a {type(value).__name__} is not text", cure="write a string")
-    if not value and not empty:
-        raise InvalidDeclaration(field, "the text is empty", cure="write at least one character")
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        raise InvalidDeclaration(
-            field, "the text holds half of a surrogate pair", cure="write whole characters"
-        )
-    return value
+    text = need(field, value, str, "is not text", cure="write a string")
+    refuse_if(not text and not empty, field, "the text is empty", cure="write at least one character")
+    half = any("\ud800" <= character <= "\udfff" for character in text)
+    refuse_if(half, field, "the text holds half of a surrogate pair", cure="write whole characters")
+    return text
 
 
 def need_int(field: str, value: object, *, least: int | None = None, most: int | None = None) -> int:
     """Return `value` if it is an integer within the bounds. Raises InvalidDeclaration."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidDeclaration(
-            field, f"a {type(value).__name__} is not an integer", cure="write an integer"
-        )
-    if (least is not None and value < least) or (most is not None and value > most):
-        bounds = f"at least {least}" if most is None else f"between {least} and {most}"
-        raise InvalidDeclaration(field, f"{value} is out of range", cure=f"write a number that is {bounds}")
-    return value
+    refuse_if(isinstance(value, bool), field, "a bool is not an integer", cure="write an integer")
+    number = need(field, value, int, "is not an integer", cure="write an integer")
+    outside = (least is not None and number < least) or (most is not None and number > most)
+    bounds = f"at least {least}" if most is None else f"between {least} and {most}"
+    refuse_if(outside, field, f"{number} is out of range", cure=f"write a number that is {bounds}")
+    return number
 
 
 def need_one_of(field: str, value: object, allowed: Mapping[str, Any]) -> str:
@@ -255,17 +260,13 @@ class Prop(Expression, op="prop"):
     default: str | None = None
 
     def __post_init__(self) -> None:
-        need_text("keys.prop(name)", self.name)
-        if "@" in self.name or self.name.startswith("odata."):
-            raise InvalidDeclaration(
-                "keys.prop(name)", "annotations and metadata are not properties", cure="name a property"
-            )
+        field, name = "keys.prop(name)", need_text("keys.prop(name)", self.name)
+        metadata = "@" in name or name.startswith("odata.")
+        refuse_if(metadata, field, "annotations and metadata are not properties", cure="name a property")
         if self.default is not None:
             need_text("keys.prop(default)", self.default, empty=True)
-            if self.name in (PARTITION_KEY, ROW_KEY):
-                raise InvalidDeclaration(
-                    "keys.prop(default)", f"{self.name} is never missing", cure="leave default= out"
-                )
+            is_key = name in (PARTITION_KEY, ROW_KEY)
+            refuse_if(is_key, "keys.prop(default)", f"{name} is never missing", cure="leave default= out")
 
     def compile(self, scope: Scope) -> Evaluator:
         """Return the closure; keys are read without further checks because every row has them."""
@@ -362,10 +363,8 @@ class Join(Expression, op="join"):
 
     def __post_init__(self) -> None:
         need_text("keys.join(separator)", self.separator, empty=True)
-        if not self.parts:
-            raise InvalidDeclaration(
-                "keys.join", "there is nothing to join", cure="name the expressions to join"
-            )
+        cure = "name the expressions to join"
+        refuse_if(not self.parts, "keys.join", "there is nothing to join", cure=cure)
         for part in self.parts:
             need_expression("keys.join", part)
 

@@ -31,6 +31,7 @@ from rekey.declaration.keys.base import (
     Scope,
     need_text,
     operand,
+    refuse_if,
 )
 from rekey.model import Row
 
@@ -48,16 +49,13 @@ class Custom(Expression, op="custom"):
     source_sha256: str = field(init=False)
 
     def __post_init__(self) -> None:
-        if _REFERENCE.fullmatch(need_text(_FIELD, self.reference)) is None:
-            raise InvalidDeclaration(
-                _FIELD,
-                f"{self.reference!r} is not of the form module:function",
-                cure='write "module:function"',
-            )
-        if isinstance(self.version, bool) or not isinstance(self.version, int | str) or self.version == "":
-            raise InvalidDeclaration(
-                "keys.custom(version)", "the version is neither a number nor text", cure="write version=1"
-            )
+        wrong = _REFERENCE.fullmatch(need_text(_FIELD, self.reference)) is None
+        problem = f"{self.reference!r} is not of the form module:function"
+        refuse_if(wrong, _FIELD, problem, cure='write "module:function"')
+        version = self.version
+        wrong = isinstance(version, bool) or not isinstance(version, int | str) or version == ""
+        problem = "the version is neither a number nor text"
+        refuse_if(wrong, "keys.custom(version)", problem, cure="write version=1")
         object.__setattr__(self, "source_sha256", self._source_digest())
 
     @cached_property
@@ -76,8 +74,8 @@ class Custom(Expression, op="custom"):
             raise InvalidDeclaration(
                 _FIELD, f"{module_name} has no {name}", cure="name a function of that module"
             ) from error
-        if not callable(found):
-            raise InvalidDeclaration(_FIELD, f"{self.reference} is not a function", cure="name a function")
+        problem = f"{self.reference} is not a function"
+        refuse_if(not callable(found), _FIELD, problem, cure="name a function")
         return found
 
     def _source_digest(self) -> str:
@@ -130,10 +128,8 @@ class Custom(Expression, op="custom"):
 def _restore(reference: str, version: int | str, parts: tuple[Expression, ...], source_sha256: str) -> Custom:
     """Unpickle: import the function again. Raises InvalidDeclaration when its source is another one."""
     found = Custom(reference, version, parts)
-    if found.source_sha256 != source_sha256:
-        raise InvalidDeclaration(
-            _FIELD, f"{reference} is another function here", cure="install the same version everywhere"
-        )
+    problem, cure = f"{reference} is another function here", "install the same version everywhere"
+    refuse_if(found.source_sha256 != source_sha256, _FIELD, problem, cure=cure)
     return found
 
 

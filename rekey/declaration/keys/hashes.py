@@ -28,12 +28,12 @@ from rekey.declaration.keys.base import (
     Changed,
     Evaluator,
     Expression,
-    InvalidDeclaration,
     Scope,
     need_int,
     need_one_of,
     need_text,
     operand,
+    refuse_if,
 )
 from rekey.model import Row
 
@@ -108,14 +108,11 @@ class Opaque(Expression, op="opaque"):
     secret: str
 
     def __post_init__(self) -> None:
-        if not self.parts:
-            raise InvalidDeclaration(
-                "keys.opaque", "there is nothing to hide", cure="name what the id is made of"
-            )
-        if "\0" in need_text("keys.opaque(domain)", self.domain):
-            raise InvalidDeclaration(
-                "keys.opaque(domain)", "the domain holds a NUL", cure='use a plain word, e.g. domain="user"'
-            )
+        cure = "name what the id is made of"
+        refuse_if(not self.parts, "keys.opaque", "there is nothing to hide", cure=cure)
+        nul = "\0" in need_text("keys.opaque(domain)", self.domain)
+        cure = 'use a plain word, e.g. domain="user"'
+        refuse_if(nul, "keys.opaque(domain)", "the domain holds a NUL", cure=cure)
         need_text("keys.opaque(secret)", self.secret)
 
     def compile(self, scope: Scope) -> Evaluator:

@@ -20,7 +20,7 @@ from datetime import datetime
 from functools import lru_cache
 
 from rekey.core.clock import TICKS_PER_SECOND
-from rekey.declaration.keys.base import Changed, Expression, Scope, need_int, need_one_of, operand
+from rekey.declaration.keys.base import Changed, Expression, Plain, Scope, need_int, need_one_of, operand
 
 MAX_TICKS = 3_155_378_975_999_999_999
 UNIX_EPOCH_SECONDS = 62_135_596_800
@@ -57,11 +57,9 @@ def _ticks_of(of: Expression, scope: Scope) -> Callable[[str], int]:
     def ticks_of(text: str) -> int:
         found = parse_ticks(text)
         if found is None:
-            raise scope.refusal(
-                "not-a-date",
-                f"{of.describe()} is no UTC moment (yyyy-MM-ddTHH:mm:ss.fffffffZ)",
-                cure="name a DateTime property, or mend the rows",
-            )
+            problem = f"{of.describe()} is no UTC moment (yyyy-MM-ddTHH:mm:ss.fffffffZ)"
+            cure = "name a DateTime property, or mend the rows"
+            raise scope.refusal("not-a-date", problem, cure=cure)
         return found
 
     return ticks_of
@@ -88,11 +86,8 @@ class Date(Changed, op="date"):
         return cut
 
 
-@dataclass(frozen=True)
-class Ticks(Changed, op="ticks"):
+class Ticks(Plain, op="ticks"):
     """.NET ticks. See `ticks`."""
-
-    of: Expression
 
     def change(self, scope: Scope) -> Callable[[str], str]:
         """Return the function."""
@@ -100,11 +95,8 @@ class Ticks(Changed, op="ticks"):
         return lambda text: f"{moment(text):019d}"
 
 
-@dataclass(frozen=True)
-class InvertedTicks(Changed, op="inverted_ticks"):
+class InvertedTicks(Plain, op="inverted_ticks"):
     """`DateTime.MaxValue` minus the moment. See `inverted_ticks`."""
-
-    of: Expression
 
     def change(self, scope: Scope) -> Callable[[str], str]:
         """Return the function."""
@@ -129,11 +121,9 @@ class InvertedSeconds(Changed, op="inverted_seconds"):
         def inverted(text: str) -> str:
             seconds = moment(text) // TICKS_PER_SECOND - UNIX_EPOCH_SECONDS
             if not 0 <= seconds <= most:
-                raise scope.refusal(
-                    "out-of-range",
-                    f"{self.of.describe()} is before 1970 or after the maximum of inverted_seconds",
-                    cure="raise inverted_seconds(max, …), or use keys.inverted_ticks, which takes every date",
-                )
+                problem = f"{self.of.describe()} is before 1970 or after the maximum of inverted_seconds"
+                cure = "raise inverted_seconds(max, …), or use keys.inverted_ticks, which takes every date"
+                raise scope.refusal("out-of-range", problem, cure=cure)
             return f"{most - seconds:0{width}d}"
 
         return inverted

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from rekey.core.plain import members
 from rekey.declaration.keys.base import (
     Changed,
     Expression,
@@ -23,6 +24,7 @@ from rekey.declaration.keys.base import (
     need_int,
     need_text,
     operand,
+    refuse_if,
 )
 from rekey.model import Row
 
@@ -50,9 +52,9 @@ class Split:
 
         return items
 
-    def canonical(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the split as JSON-able data."""
-        return {"op": "split", "of": self.of.canonical(), "separator": self.separator}
+        return {"op": "split", **members(self)}
 
     def describe(self) -> str:
         """Return `split(A, ",")`."""
@@ -79,11 +81,9 @@ class Part(Changed, op="part"):
             try:
                 return text.split(separator)[index]
             except IndexError:
-                raise scope.refusal(
-                    "no-match",
-                    f"{self.of.describe()} has no part {index}",
-                    cure="name a part that every row has, or mend the rows",
-                ) from None
+                problem = f"{self.of.describe()} has no part {index}"
+                cure = "name a part that every row has, or mend the rows"
+                raise scope.refusal("no-match", problem, cure=cure) from None
 
         return taken
 
@@ -105,21 +105,15 @@ class Regex(Changed, op="regex"):
         try:
             compiled = re.compile(self.pattern)
         except re.error as error:
-            raise InvalidDeclaration(
-                "keys.regex(pattern)",
-                f"not a regular expression ({error.msg}, at character {error.pos})",
-                cure="write a pattern of Python's re module",
-            ) from error
+            problem = f"not a regular expression ({error.msg}, at character {error.pos})"
+            cure = "write a pattern of Python's re module"
+            raise InvalidDeclaration("keys.regex(pattern)", problem, cure=cure) from error
         if isinstance(self.group, str):
             known = self.group in compiled.groupindex
         else:
             known = 0 <= need_int("keys.regex(group)", self.group) <= compiled.groups
-        if not known:
-            raise InvalidDeclaration(
-                "keys.regex(group)",
-                f"the pattern has no group {self.group!r}",
-                cure=f"put parentheses into it, or name one of its {compiled.groups} groups (0 is all)",
-            )
+        cure = f"put parentheses into it, or name one of its {compiled.groups} groups (0 is all)"
+        refuse_if(not known, "keys.regex(group)", f"the pattern has no group {self.group!r}", cure=cure)
 
     def change(self, scope: Scope) -> Callable[[str], str]:
         """Return the function; it refuses text that does not match."""
@@ -129,11 +123,9 @@ class Regex(Changed, op="regex"):
             match = search(text)
             found = match.group(group) if match is not None else None
             if found is None:
-                raise scope.refusal(
-                    "no-match",
-                    f"{self.of.describe()} does not match the pattern",
-                    cure="write a pattern that every row matches, or mend the rows",
-                )
+                problem = f"{self.of.describe()} does not match the pattern"
+                cure = "write a pattern that every row matches, or mend the rows"
+                raise scope.refusal("no-match", problem, cure=cure)
             return str(found)
 
         return found_in
@@ -156,11 +148,9 @@ def split(of: Expression | str, separator: str, default: str | None = None) -> S
     if default is None:
         return Split(operand("keys.split", of), separator)
     if not isinstance(of, str):
-        raise InvalidDeclaration(
-            "keys.split(default)",
-            "default= goes with a property's name",
-            cure='put it into the expression: keys.split(keys.prop("…", default="…"), …)',
-        )
+        problem = "default= goes with a property's name"
+        cure = 'put it into the expression: keys.split(keys.prop("…", default="…"), …)'
+        raise InvalidDeclaration("keys.split(default)", problem, cure=cure)
     return Split(Prop(of, default), separator)
 
 

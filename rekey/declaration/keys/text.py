@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rekey.core.limits import MAX_KEY_UNITS
-from rekey.declaration.keys.base import Changed, Expression, Scope, need_int, need_one_of, operand
+from rekey.declaration.keys.base import Changed, Expression, Plain, Scope, need_int, need_one_of, operand
 
 
 def _casefold(text: str) -> str:
@@ -42,33 +42,24 @@ _NOT_SLUG = re.compile("[^a-z0-9]+")
 _DIGITS = re.compile("[0-9]+")
 
 
-@dataclass(frozen=True)
-class Lower(Changed, op="lower"):
+class Lower(Plain, op="lower"):
     """Lower case. See `lower`."""
-
-    of: Expression
 
     def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
         """Return `str.lower`."""
         return str.lower
 
 
-@dataclass(frozen=True)
-class Upper(Changed, op="upper"):
+class Upper(Plain, op="upper"):
     """Upper case. See `upper`."""
-
-    of: Expression
 
     def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
         """Return `str.upper`."""
         return str.upper
 
 
-@dataclass(frozen=True)
-class Strip(Changed, op="strip"):
+class Strip(Plain, op="strip"):
     """White space at both ends removed. See `strip`."""
-
-    of: Expression
 
     def change(self, scope: Scope) -> Callable[[str], str]:  # noqa: ARG002 - it refuses nothing
         """Return `str.strip`."""
@@ -90,11 +81,8 @@ class Normalize(Changed, op="normalize"):
         return PROFILES[self.profile]
 
 
-@dataclass(frozen=True)
-class Slug(Changed, op="slug"):
+class Slug(Plain, op="slug"):
     """Lower-case ASCII words joined by hyphens. See `slug`."""
-
-    of: Expression
 
     def change(self, scope: Scope) -> Callable[[str], str]:
         """Return the function; it refuses text of which no letter or digit is left."""
@@ -103,11 +91,9 @@ class Slug(Changed, op="slug"):
             plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
             made = _NOT_SLUG.sub("-", plain.lower()).strip("-")
             if not made:
-                raise scope.refusal(
-                    "empty-key",
-                    f"{self.describe()} is empty: the text has no letter or digit that ASCII can show",
-                    cure="use keys.hashed or keys.opaque, which take any text, or mend the rows",
-                )
+                problem = f"{self.describe()} is empty: the text has no letter or digit that ASCII can show"
+                cure = "use keys.hashed or keys.opaque, which take any text, or mend the rows"
+                raise scope.refusal("empty-key", problem, cure=cure)
             return made
 
         return slugged
@@ -129,17 +115,13 @@ class ZeroPad(Changed, op="zero_pad"):
 
         def padded(digits: str) -> str:
             if _DIGITS.fullmatch(digits) is None:
-                raise scope.refusal(
-                    "not-a-number",
-                    f"{self.of.describe()} is not a whole number of decimal digits without a sign",
-                    cure="use zero_pad on integer properties only, or mend the rows",
-                )
+                problem = f"{self.of.describe()} is not a whole number of decimal digits without a sign"
+                cure = "use zero_pad on integer properties only, or mend the rows"
+                raise scope.refusal("not-a-number", problem, cure=cure)
             if len(digits) > width:
-                raise scope.refusal(
-                    "out-of-range",
-                    f"{self.of.describe()} has more than {width} digits",
-                    cure="make zero_pad(width, …) as wide as the longest number",
-                )
+                problem = f"{self.of.describe()} has more than {width} digits"
+                cure = "make zero_pad(width, …) as wide as the longest number"
+                raise scope.refusal("out-of-range", problem, cure=cure)
             return digits.zfill(width)
 
         return padded

@@ -25,19 +25,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from rekey import errors
 from rekey.core.clock import format_ticks
 from rekey.core.concurrency import for_each
-from rekey.errors import (
-    Ambiguous,
-    ConditionFailed,
-    Erased,
-    Refused,
-    RowMissing,
-    SealedUnreadable,
-    TableBeingDeleted,
-    TableMissing,
-    Unavailable,
-)
 from rekey.evidence.log import make_checkpoint
 from rekey.mapping.lookup import Lookup, Query
 from rekey.mapping.rows import TargetKey, day_of
@@ -109,7 +99,7 @@ async def require_complete(run: Run) -> ControlRow:
     """
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
-        raise Refused(
+        raise errors.Refused(
             f"{run.script_id} is not complete: until then the mapping keeps source and targets in step",
             kept="everything; nothing was erased",
             hint="delete the rows through the application now, which takes them from source and targets;"
@@ -118,14 +108,14 @@ async def require_complete(run: Run) -> ControlRow:
     await wait_for_present(run)
     until = await heard_of_until(run)
     if until is not None:
-        raise Refused(
+        raise errors.Refused(
             f"a client of {run.script_id} was given up that had not ended in order: what it had signed may"
             f" reach the mapping until {format_ticks(until)}",
             kept="everything; nothing was erased",
             hint="run the same command again after that",
         )
     if not run.is_delta and await any_intent(run):  # none that is only kept: `complete` has removed those
-        raise Refused(
+        raise errors.Refused(
             f"the journal of {run.script_id} holds intents: not all writes are settled",
             kept="everything; nothing was erased",
             hint=f"`rekey apply {run.script_id}` settles them",
@@ -212,7 +202,7 @@ async def find(run: Run, queries: Sequence[Query]) -> Asked:
         for row in met.rows:
             try:
                 sources.add(store.rows.read_source(row))
-            except Erased as erased:
+            except errors.Erased as erased:
                 on = erased.on
         if on:
             before.update(dict.fromkeys(met.row_ids, on))
@@ -232,7 +222,7 @@ async def _targets(run: Run, source: EntityKey) -> list[TargetKey]:
     erased."""
     try:
         forward = await run.mapping.forward(source)
-    except Erased:
+    except errors.Erased:
         return []
     return [] if forward is None else sorted(forward.targets)
 
@@ -249,7 +239,7 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int, *, sea
         row_id, source = subject
         became: Literal["deleted", "gone", "changed"] = "gone"
         if now.phase is not ControlPhase.RETIRED:
-            with suppress(TableMissing, TableBeingDeleted):
+            with suppress(errors.TableMissing, errors.TableBeingDeleted):
                 row = await run.source.get(source)
                 if row is not None:
                     became = await delete_unchanged(run, row, quiet_at(run, now))
@@ -264,7 +254,7 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int, *, sea
         for at in dict.fromkeys([*listed, *unlisted.get(source, ())]):
             try:
                 buried = await _bury(run, at, source, done.on)
-            except SealedUnreadable:
+            except errors.SealedUnreadable:
                 buried = False
                 done.unreadable += not searched  # the search has counted it
             done.reverse_rows += buried
@@ -293,9 +283,9 @@ async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[En
             for row in page.rows:
                 try:
                     source = mapping.rows.read_source(row)
-                except Erased:
+                except errors.Erased:
                     continue
-                except SealedUnreadable:
+                except errors.SealedUnreadable:
                     done.unreadable += 1
                     continue
                 if source in wanted:
@@ -327,11 +317,13 @@ async def _bury(run: Run, at: EntityKey, source: EntityKey, on: str) -> bool:
         try:
             if row is None or mapping.rows.read_source(row) != source:
                 return False
-        except Erased:
+        except errors.Erased:
             return False
         try:
             await mapping.table.replace(mapping.rows.tombstones.make(at, on), etag=etag_of(row))
-        except (ConditionFailed, RowMissing, Ambiguous):
+        except (errors.ConditionFailed, errors.RowMissing, errors.Ambiguous):
             continue
         return True
-    raise Unavailable("a mapping row kept changing while it was erased", hint="run the same command again")
+    raise errors.Unavailable(
+        "a mapping row kept changing while it was erased", hint="run the same command again"
+    )

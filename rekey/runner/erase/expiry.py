@@ -19,18 +19,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rekey import errors
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.concurrency import for_each
-from rekey.errors import (
-    Ambiguous,
-    ConditionFailed,
-    ConfigurationError,
-    Findings,
-    Refused,
-    RowExists,
-    RowMissing,
-    Unavailable,
-)
 from rekey.evidence.log import make_checkpoint
 from rekey.mapping.rows import DONE, ERASED_ON, WHOLE, Cohort, day_of, is_tombstone
 from rekey.mapping.sealing import key_partition, within
@@ -84,7 +75,7 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
         Refused: its keeping time is not over and no reason is given; or see `require_complete`.
     """
     if cohort is not None and not session.scripts[script_id].migration.is_sealed:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"the mapping of {script_id} is in the clear: it has no cohorts that could be shredded",
             kept="everything; nothing was erased",
             hint=f"`rekey expire {script_id}` empties it when its retention is over",
@@ -99,13 +90,13 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
         found = next((one for one in seen if one.name == cohort), None)
         if found is None:
             there = ", ".join(one.name for one in seen) or "none"
-            raise Findings(
+            raise errors.Findings(
                 f"{script_id} has no cohort {cohort}",
                 kept="everything; nothing was erased",
                 hint=f"there are: {there}",
             )
         if not reason and now < found.over_at and not found.erased_on:
-            raise Refused(
+            raise errors.Refused(
                 f"the retention of {cohort} of {script_id} is over at {format_ticks(found.over_at)}",
                 kept="everything; nothing was erased",
                 hint="wait, or say with --reason why its rows must not be looked up until then",
@@ -180,9 +171,9 @@ async def _empty(run: Run, control: ControlRow, on: str) -> dict[str, int]:
             return
         try:
             await mapping.table.delete(key_of(row), etag=etag_of(row))
-        except RowMissing:
+        except errors.RowMissing:
             return
-        except ConditionFailed:
+        except errors.ConditionFailed:
             counts["kept_rows"] += 1
         else:
             counts["deleted_rows"] += 1
@@ -213,7 +204,9 @@ async def _mark(run: Run, on: str, *, done: bool) -> str:
                 await table.insert(made)
             else:
                 await table.replace(made, etag=etag_of(row))
-        except (RowExists, RowMissing, ConditionFailed, Ambiguous):
+        except (errors.RowExists, errors.RowMissing, errors.ConditionFailed, errors.Ambiguous):
             continue
         return said
-    raise Unavailable("the row that marks the mapping kept changing", hint="run the same command again")
+    raise errors.Unavailable(
+        "the row that marks the mapping kept changing", hint="run the same command again"
+    )

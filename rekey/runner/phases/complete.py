@@ -45,9 +45,8 @@ async def gate(run: Run) -> list[str]:
         return []
     clients = await look(run)
     old = [row for row in clients.live if row.view == "old"]
-    if not old:
-        return []
-    return [f"clients still use the old view, which `complete` ends: {named(old, clients.now)}"]
+    said = "clients still use the old view, which `complete` ends"
+    return [f"{said}: {named(old, clients.now)}"] if old else []
 
 
 async def run(run: Run) -> Counters:
