@@ -23,7 +23,7 @@ DIGESTS = {
     "0001_users_opaque_ids": "dae2e9d1cb32e8f13f8a0efc00bd751c19aff3a84860126f3521478a0df8d300",
     "0002_posts_by_month": "5e5f1c12ae75338f674715097cb2f195c96168ede549fbdde5ae9fbefd5a0067",
     "0003_telemetry_by_device_day": "6f0bf210f167b837a87a566ff3ec206a31928a95363883ec7836950c352d4ab1",
-    "0004_race_registrations": "ec127c857d9449bafb684b3a5b0d2df5241d0c9d4b4fc10db63616e0bb1c6ba5",
+    "0004_race_registrations": "fbf138f9266a1132dcb7b480c35bb04c0cf1e62207760e5fb452c199c0dfe871",
 }
 """A change here means that an example was edited, or that old declarations would no longer be recognised."""
 
