@@ -74,6 +74,28 @@ migration = Migration(
 '''
 """Keys from content; secondary rows of three kinds: one for each row, some, and one in another partition."""
 
+RACES = '''\
+"""Registrations by bib and name, and next to each a secondary row by age."""
+from rekey import Index, Migration, Target, keys, props
+
+migration = Migration(
+    source="SOURCE",
+    target=Target(
+        "TARGET",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.join("__", keys.literal("BIB:") + keys.prop("RowKey"), keys.prop("Name")),
+        properties=[props.copy("RowKey", to="Bib")],
+    ),
+    indexes=[
+        Index("TARGET", partition_key=keys.prop("PartitionKey"),
+              row_key=keys.join("__", keys.literal("AGE:") + keys.zero_pad(3, "Age"), keys.prop("RowKey")),
+              properties=[props.keep_all()]),
+    ],
+    capture="delta",
+)
+'''
+"""The script of `worlds.RACES`: keys from content, and one secondary row of each row, with all of it."""
+
 SECONDARY_FROM_KEYS = '''\
 """Registrations by bib, and in the same table a second time for the announcer."""
 from rekey import Index, Migration, Target, keys, props

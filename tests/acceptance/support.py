@@ -118,6 +118,11 @@ class Wire:
         self._done("names", status, body)
         return {one["TableName"] for one in json.loads(body)["value"]}
 
+    def drop(self, table: str) -> None:
+        """Delete a table with all its rows."""
+        status, _, body = self.ask("DELETE", f"Tables('{table}')")
+        self._done("drop", status, body)
+
     def insert(self, table: str, row: Row) -> None:
         """Insert one wire row."""
         status, _, body = self.ask("POST", table, row)

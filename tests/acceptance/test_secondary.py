@@ -28,32 +28,12 @@ from rekey.errors import RekeyError
 from rekey.model import Row, key_of
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project
-from tests.declared import under_writes
+from tests.declared import RACES, under_writes
 from tests.worlds import contents, racer
 
 pytestmark = pytest.mark.azurite
 
-KEYS_FROM_CONTENT = under_writes("""\
-from rekey import Index, Migration, Target, keys, props
-migration = Migration(
-    source="SOURCE",
-    target=Target(
-        "TARGET",
-        partition_key=keys.prop("PartitionKey"),
-        row_key=keys.join("__", keys.literal("BIB:") + keys.prop("RowKey"), keys.prop("Name")),
-        properties=[props.copy("RowKey", to="Bib")],
-    ),
-    indexes=[
-        Index(
-            "TARGET",
-            partition_key=keys.prop("PartitionKey"),
-            row_key=keys.join("__", keys.literal("AGE:") + keys.zero_pad(3, "Age"), keys.prop("RowKey")),
-            properties=[props.keep_all()],
-        )
-    ],
-    capture="delta",
-)
-""")
+KEYS_FROM_CONTENT = under_writes(RACES)
 KEYS_FROM_KEYS = KEYS_FROM_CONTENT.replace(
     'keys.join("__", keys.literal("BIB:") + keys.prop("RowKey"), keys.prop("Name"))',
     'keys.literal("BIB:") + keys.prop("RowKey")',

@@ -21,34 +21,14 @@ from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.tables.base import Operation, Verb
 from tests.company import Client, Company
-from tests.declared import under_writes
+from tests.declared import RACES, named, under_writes
 from tests.faults import Call
 from tests.projects import Project
 from tests.worlds import Killed, contents, halves, mapped, racer
 
 SCRIPT = "0001_races"
-RACES_SCRIPT = """\
-from rekey import Index, Migration, Target, keys, props
-migration = Migration(
-    source="Races",
-    target=Target(
-        "RacesByKey",
-        partition_key=keys.prop("PartitionKey"),
-        row_key=keys.join("__", keys.literal("BIB:") + keys.prop("RowKey"), keys.prop("Name")),
-        properties=[props.copy("RowKey", to="Bib")],
-    ),
-    indexes=[
-        Index(
-            "RacesByKey",
-            partition_key=keys.prop("PartitionKey"),
-            row_key=keys.join("__", keys.literal("AGE:") + keys.zero_pad(3, "Age"), keys.prop("RowKey")),
-            properties=[props.keep_all()],
-        )
-    ],
-    capture="delta",
-)
-"""
 TABLE = "RacesByKey"
+RACES_SCRIPT = named(RACES, "Races", TABLE)
 STOPPED = Options(writers_stopped=True)
 
 
