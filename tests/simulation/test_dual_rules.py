@@ -106,7 +106,10 @@ def test_a_main_key_is_reserved_before_a_row_is_made_under_it() -> None:
 @pytest.mark.parametrize(
     ("name", "budget"),
     [
-        ("folded, dual_write: old delete | old insert the other", replace(OPEN, preemptions=1)),
+        pytest.param(
+            *("folded, dual_write: old delete | old insert the other", replace(OPEN, preemptions=1)),
+            marks=pytest.mark.soak,
+        ),
         ("folded, cutover: new delete | old upsert the other", Budget(preemptions=1)),
     ],
 )

@@ -20,6 +20,7 @@ from tests.simulation.explore import Budget, Searched, search
 from tests.simulation.late_small import LateWorld, at_work
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.small import Do
+from tests.soaking import others_in_soak
 from tests.worlds import POSTS, USERS, post, user
 
 ANN, ANN_2 = (user("ann@example.com", Age=age) for age in (1, 2))
@@ -64,10 +65,10 @@ def lost(found: Searched, what: str = EXTRA) -> None:
 # --- nothing is lost ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["delete", "replace"])
+@pytest.mark.parametrize("name", others_in_soak(["delete", "replace"], kept=["delete"]))
 def test_a_task_that_was_given_up_brings_nothing_back(name: str) -> None:
     """Capture "dual-write": the executor says that the task is lost, and it runs on. Without preemptions;
-    the soak has them, and a row that moves."""
+    the soak has them, and rows that move."""
     visited(name, late(name, 0), at_least=500)
 
 
