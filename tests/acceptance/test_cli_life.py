@@ -224,7 +224,7 @@ def test_a_whole_life_from_init_to_retired(project: Project) -> None:
 
 
 def test_signals_checkpoint_a_second_runner_is_refused_and_all_ends_the_same(project: Project) -> None:
-    project.configure(window_rows=50, entities_per_second=20)
+    project.configure(window_rows=50, entities_per_second=10)
     project.fill(1000)
     first = project.start("apply", "--skip-row-check")
     project.wait_until_copied(50, first)
