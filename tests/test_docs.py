@@ -390,3 +390,18 @@ def test_the_recording_of_the_demo_shows_all_of_it_and_no_key() -> None:
     ]
     assert "Passed: everything was as it must be, after every step." in lines
     assert not any("@" in line for line in lines), "an e-mail address is a key of this table"
+
+
+def test_what_is_left_to_the_soak_is_named_with_its_reason() -> None:
+    """Nothing is moved out of sight: CONTRIBUTING.md lists the files with such tests, and no others."""
+    _, _, listed = CONTRIBUTING.partition("| in the soak |")
+    rows = re.findall(
+        r"^\| `(tests/[^`]+)`[^|]*\| ([^|]+) \|$", listed.partition("\n\n")[0], flags=re.MULTILINE
+    )
+    marked = [
+        path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if re.search(r"\bmark\.soak\b|\bothers_in_soak\(", path.read_text("utf-8"))
+    ]
+    assert [file for file, _ in rows] == marked
+    assert every(reason for _, reason in rows)

@@ -205,7 +205,9 @@ def _proxied(azurite: Azurite) -> Iterator[FaultProxy]:
         thread.join()
 
 
-@pytest.mark.parametrize("words", [("apply",), ("apply", "--json")])
+@pytest.mark.parametrize(
+    "words", [("apply", "--json"), pytest.param(("apply",), marks=pytest.mark.soak)], ids=" ".join
+)
 def test_a_service_that_echoes_keys_in_its_errors_is_not_repeated(
     watched: Watched, azurite: Azurite, words: tuple[str, ...]
 ) -> None:

@@ -36,7 +36,9 @@ FOLDED = replace(LOWERED, waive={})
 
 
 @pytest.mark.parametrize("script_id", EXAMPLES)
-@pytest.mark.parametrize("exact", [True, False], ids=["exact", "sampled"])
+@pytest.mark.parametrize(
+    "exact", [pytest.param(True, marks=pytest.mark.soak), False], ids=["exact", "sampled"]
+)
 async def test_no_false_alarm_on_the_worked_examples(
     memory: MemoryTableService, script_id: str, exact: bool
 ) -> None:

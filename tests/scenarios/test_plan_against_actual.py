@@ -66,8 +66,17 @@ def of_kind(requests: dict[str, Any], which: str) -> Counter[str]:
     return total
 
 
-@pytest.mark.parametrize(("script", "table", "make"), EXAMPLES)
-@pytest.mark.parametrize(("count", "window"), [(3_000, None), (4_500, 500)], ids=["few", "many windows"])
+@pytest.mark.parametrize(
+    ("script", "table", "make", "count", "window"),
+    [
+        *(pytest.param(*one.values, 3_000, None, id=f"few-{one.id}") for one in EXAMPLES),
+        pytest.param(*EXAMPLES[0].values, 4_500, 500, id="many windows-users"),
+        *(
+            pytest.param(*one.values, 4_500, 500, id=f"many windows-{one.id}", marks=pytest.mark.soak)
+            for one in EXAMPLES[1:]
+        ),
+    ],
+)
 def test_the_worked_examples_send_what_was_estimated(
     rekey: Commands, script: str, table: str, make: Make, count: int, window: int | None
 ) -> None:
@@ -84,10 +93,8 @@ def test_the_worked_examples_send_what_was_estimated(
     assert abs(mine - actual["operations"] - actual[Kind.WRITE]) <= 12
 
 
-@pytest.mark.parametrize(
-    ("script", "table", "make"),
-    [EXAMPLES[0], *(pytest.param(*one.values, id=one.id, marks=pytest.mark.soak) for one in EXAMPLES[1:])],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("script", "table", "make"), EXAMPLES)
 def test_a_sample_estimates_nearly_the_same(rekey: Commands, script: str, table: str, make: Make) -> None:
     """Few rows a page and a short head: most of the table is not read."""
     given(rekey, script, table, make(38_000))

@@ -25,6 +25,7 @@ TOLD = "clients were told what cannot be"
 CRASH = Budget(crashes=1, late_requests=True, preemptions=4)
 OPEN = Budget(lost_answers=1, late_requests=True, preemptions=4)
 CALM = Budget(preemptions=4)
+BOUNDED = Budget(preemptions=1)
 TWO = "users, dual_write: old replace | old replace"
 COMES_AND_GOES = "users, dual_write, absent: old upsert | old delete"
 
@@ -40,7 +41,7 @@ def test_the_intent_is_durable_before_the_authority_is_written() -> None:
     lost(dual("users, dual_write: old replace", CRASH, parts), OLDER)
 
 
-@pytest.mark.parametrize(
+MADE_UP_FOR = pytest.mark.parametrize(
     ("rule", "name", "what"),
     [
         (dual_broken.reads_after, TWO, OLDER),
@@ -49,13 +50,24 @@ def test_the_intent_is_durable_before_the_authority_is_written() -> None:
     ],
     ids=["replicas are read before the authority", "conditional replica writes", "a round after an insert"],
 )
+
+
+@MADE_UP_FOR
 def test_what_the_last_look_makes_up_for(rule: Any, name: str, what: str) -> None:
     """One rule alone: the writer sees at its last look that somebody came in between. Without that look it is
     lost. (Propagate by itself needs each of them: `test_rules.py`.)"""
     with rule():
-        assert not dual(name, CALM).loss
+        assert not dual(name, BOUNDED).loss
         with dual_broken.no_last_look():
             lost(dual(name, CALM), what)
+
+
+@pytest.mark.soak  # nothing is found early: the whole space, ten times as large as with one preemption
+@pytest.mark.timeout(0)
+@MADE_UP_FOR
+def test_with_four_preemptions_the_last_look_makes_up_for_it_too(rule: Any, name: str, what: str) -> None:
+    with rule():
+        assert not dual(name, CALM).loss
 
 
 def test_after_the_replicas_the_authority_is_read_again() -> None:
@@ -94,7 +106,10 @@ def test_a_main_key_is_reserved_before_a_row_is_made_under_it() -> None:
 @pytest.mark.parametrize(
     ("name", "budget"),
     [
-        ("folded, dual_write: old delete | old insert the other", replace(OPEN, preemptions=1)),
+        pytest.param(
+            *("folded, dual_write: old delete | old insert the other", replace(OPEN, preemptions=1)),
+            marks=pytest.mark.soak,
+        ),
         ("folded, cutover: new delete | old upsert the other", Budget(preemptions=1)),
     ],
 )
