@@ -40,7 +40,7 @@ class EntityKey(NamedTuple):
 
 
 LAST_ROW = "\uffff" * 1024
-"""The end of a partition: no RowKey sorts after it (RowKeys have at most 512 or 1,024 UTF-16 units, see
+"""The end of a partition: no RowKey sorts after it (RowKeys have at most 1,024 UTF-16 units, see
 `rekey.core.limits`)."""
 
 _make = tuple.__new__

@@ -25,9 +25,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from rekey.client.authority import Flow, SourceAuthority, TargetAuthority, check_one_partition
-from rekey.client.work import ROW_TOO_BUSY, IntentRef, Work, found
+from rekey.client.work import ROW_TOO_BUSY, IntentRef, Work, found, refused_by
 from rekey.errors import (
     ConditionFailed,
+    CredentialRefused,
     RekeyError,
     RequestRejected,
     RowExists,
@@ -89,6 +90,8 @@ async def prepare(flow: Flow) -> bool:
     except ServiceError as error:
         if isinstance(error, _ANSWERS) or error.code == ROW_TOO_BUSY:
             raise
+        if isinstance(error, CredentialRefused):
+            raise refused_by(error) from error
         raise Unavailable(
             f"nothing was written: what must be known or kept before a write failed"
             f" ({error.code or type(error).__name__})",

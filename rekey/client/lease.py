@@ -320,7 +320,7 @@ class ClientLease:
             await self.settle()
         self._trusted_until = float("-inf")
         if not self.monotonic() < self._in_flight.open_until:
-            await self.registry.delete(self.client_id)
+            await self.registry.delete(self.client_id, self.counters())
 
     # --- permits ------------------------------------------------------------------------------------------
 

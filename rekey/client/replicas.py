@@ -3,19 +3,24 @@
 Rules kept here (ADR 0017):
 
 * Once the authority has answered, no error of a replica fails the call: the intent stays instead.
+* A credential that a replica refuses does not mend itself: the application's log says so once, and
+  `rekey status` as long as the client lives.
 """
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 from rekey.client.authority import Flow
-from rekey.client.work import WIDTH, State, Work
-from rekey.errors import Ambiguous, ServiceError
+from rekey.client.work import WIDTH, State, Work, refused_by
+from rekey.errors import Ambiguous, CredentialRefused, ServiceError
 from rekey.protocol.effects import Outcome, apply_for_etags, in_turns, side_by_side
 from rekey.protocol.operations import may_travel
 from rekey.protocol.replicas import Writes, lacks_main, transactions
 from rekey.protocol.replicas import follow as following_writes
+
+_log = logging.getLogger(__name__)
 
 
 async def follow(flow: Flow) -> None:
@@ -104,6 +109,12 @@ async def propagate(flow: Flow, work: Work) -> None:
 
 def leave(flow: Flow, work: Work, error: Exception) -> None:
     """Note that the replicas of a key could not be made current."""
-    flow.client.counters.replica_failures += 1
+    counters = flow.client.counters
+    counters.replica_failures += 1
+    if isinstance(error, CredentialRefused):
+        counters.refused += 1
+        if counters.refused == 1:
+            said = refused_by(error)
+            _log.warning("replicas are left behind: %s. Next: %s", said.what, said.hint)
     work.open = work.open or may_travel(error)
     work.state = State.LEFT

@@ -16,7 +16,8 @@ from enum import Enum
 from typing import TypeVar
 
 from rekey.client.lease import ClientLease, Permit
-from rekey.mapping.rows import Forward, TargetKey
+from rekey.errors import CredentialRefused
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE, Forward, TargetKey
 from rekey.model import EntityKey, Row
 from rekey.protocol.journal import Journal
 from rekey.protocol.propagate import Propagator
@@ -42,6 +43,7 @@ class Counters:
         fast: keys whose replicas were current by conditional writes alone, without propagate.
         propagated: keys that propagate made current.
         replica_failures: attempts to make replicas current that failed.
+        refused: attempts that failed because the credential was refused; part of `replica_failures`.
         left: keys whose replicas were not current when the caller had its answer or its error, with an
             intent left in the journal.
         matched, mismatched, ignored: shadow reads that agreed, disagreed, or could not be judged.
@@ -51,6 +53,7 @@ class Counters:
     fast: int = 0
     propagated: int = 0
     replica_failures: int = 0
+    refused: int = 0
     left: int = 0
     matched: int = 0
     mismatched: int = 0
@@ -94,6 +97,21 @@ class ClientParts:
         """Return what `ClientLease.current` does, None also for a permit of another run."""
         permit = self.permits.current()
         return permit if permit is not None and permit.run_id == self.run_id else None
+
+
+def refused_by(error: CredentialRefused) -> CredentialRefused:
+    """Return the refusal of a credential with the account that refused it, and what to do there."""
+    restricted = any(name in error.what for name in (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE))
+    which = "restricted" if restricted else "tables"
+    return CredentialRefused(
+        f"the {which} account refused the credential of this client: {error.what}",
+        code=error.code,
+        status=error.status,
+        index=error.index,
+        hint=f"give the client a credential of the {which} account that reads and writes every table of the"
+        " migration: the account's key, a SAS for the account, or the role Storage Table Data Contributor;"
+        " a SAS for one table is not enough",
+    )
 
 
 class State(Enum):

@@ -2,9 +2,11 @@
 
 Rules kept here (Azure documentation, "Understanding the Table service data model" and "Naming tables"):
 
-* A key is at most 512 UTF-16 units (the documentation says 1 KiB in one place and 1,024 characters in
-  another: 512 units satisfies both) and holds none of `/ \\ # ?`, U+0000-1F, U+007F-9F, nor half a
-  surrogate pair.
+* A key is at most 1,024 UTF-16 units (the documentation says 1 KiB in one place and 1,024 characters in
+  another; applications have keys of more than 512, dotnet/orleans #11257; Azurite refuses these) and holds
+  none of `/ \\ # ?`, U+0000-1F, U+007F-9F, nor half a surrogate pair.
+* Both keys of a row together take at most `MAX_KEYS_ADDRESS` bytes of an address: beyond that no query can
+  name them (`rekey.tables.wire`), and the row cannot be carried.
 * At most 252 custom properties; a name is a C# identifier of at most 255 characters.
 * An entity is at most 1 MiB by the documented formula, a string or binary property at most 64 KiB. The
   service refuses exactly 65,536 bytes, which the emulator lets pass.
@@ -14,12 +16,15 @@ Rules kept here (Azure documentation, "Understanding the Table service data mode
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 from rekey.core.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, GUID, INT32, INT64, edm_type
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, Row, property_names
 
-MAX_KEY_UNITS = 512
+MAX_KEY_UNITS = 1024
+MAX_KEYS_ADDRESS = 9 * MAX_KEY_UNITS
+"""What two keys of 512 CJK characters take, percent-encoded; two of 1,024 letters take 2,048 bytes."""
 MAX_PROPERTIES = 252
 MAX_NAME_CHARACTERS = 255
 MAX_ENTITY_BYTES = 1024 * 1024
@@ -81,6 +86,23 @@ def check_key(key: str, field: str, *, allow_empty: bool = False) -> None:
         raise RowRefused("key-too-long", field, problem, cure="shorten it, or use keys.hashed or keys.opaque")
 
 
+def check_address(row: Row, field: str) -> None:
+    """Raise RowRefused for a row whose keys are too long to be named in a query.
+
+    Args:
+        row: its keys.
+        field: where in the declaration, for the refusal.
+    """
+    keys = row[PARTITION_KEY] + row[ROW_KEY]
+    if len(keys) * 9 <= MAX_KEYS_ADDRESS:
+        return
+    if len(quote(keys.replace("'", "''"), safe="", errors="replace")) > MAX_KEYS_ADDRESS:
+        problem = f"both keys together take more than {MAX_KEYS_ADDRESS} bytes of an address"
+        raise RowRefused(
+            "key-too-long", field, problem, cure="shorten them, or use keys.hashed or keys.opaque"
+        )
+
+
 def table_name_problem(name: object) -> str | None:
     """Return what is wrong with a table name, None when it can be used."""
     if not isinstance(name, str):
@@ -131,7 +153,8 @@ def entity_bytes(row: Row) -> int:
 
 
 def check_row(row: Row, field: str) -> None:
-    """Raise RowRefused when the service would refuse a row for its size or number of properties.
+    """Raise RowRefused when the service would refuse a row for its size or number of properties, or when no
+    query could name it.
 
     Cheap for ordinary rows: the exact size is only computed where an upper bound passes the limit.
 
@@ -139,6 +162,7 @@ def check_row(row: Row, field: str) -> None:
         row: as it is to be written.
         field: where in the declaration, for the refusal.
     """
+    check_address(row, field)
     if len(row) <= SURELY_SMALL_FIELDS:
         return
     cure = "drop or keep properties: props.drop(…), props.keep(…)"

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import orjson
 
 from rekey.core.edm import STRING, edm_type
-from rekey.core.limits import check_key, check_row
+from rekey.core.limits import check_address, check_key, check_row
 from rekey.declaration.keys.base import Evaluator, Expression, Literal, Scope
 from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.keys.pieces import ItemsOf
@@ -107,6 +107,7 @@ class Mapper:
         Raises:
             RowRefused: the declaration cannot be applied to this row.
         """
+        check_address(row, "source")
         main = self._main.make(row, "", {})
         made = [_make(TargetRow, (0, main))]  # without the cost of a constructor, as in `rekey.model.key_of`
         for number, index in self._indexes:

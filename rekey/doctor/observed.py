@@ -159,9 +159,11 @@ class AccountSeen:
     def kind(self) -> Kind:
         """The kind of service that answered.
 
-        Azurite and Azure Storage name themselves in the header `Server` of every answer, refusals included.
-        Cosmos DB for Table is recognised by its host name, which no other service has. An answer with any
-        other `Server` is of an unknown service: of a proxy in between, or of an imitation.
+        Azurite names itself in the header `Server` of every answer. Azure Storage does so only once it knows
+        who asks: an answer to a request without a valid credential comes from the server in front, with a
+        code of the service (recordings of azure-data-tables, `test_new_invalid_key`). Cosmos DB for Table is
+        recognised by its host name, which no other service has. An answer with any other `Server` is of an
+        unknown service: of a proxy in between, or of an imitation.
         """
         server = self.anonymous.server.lower()
         if is_cosmos(self.account.endpoint):
@@ -170,7 +172,8 @@ class AccountSeen:
             return Kind.SILENT
         if server.startswith("azurite"):
             return Kind.AZURITE
-        return Kind.STORAGE if server.startswith("windows-azure-table") else Kind.UNKNOWN
+        in_front = server.startswith("microsoft-httpapi") and bool(self.anonymous.code)
+        return Kind.STORAGE if in_front or server.startswith("windows-azure-table") else Kind.UNKNOWN
 
     @property
     def azurite_version(self) -> str:

@@ -14,6 +14,7 @@ Rules kept here:
   kept.
 * An epoch counts as acknowledged only together with the run it belongs to: after a rollback another run
   counts its epochs from 1 again.
+* A row is deleted together with adding its counts to those of clients that have ended.
 * A row that this program cannot read is an error; its client is never left out of the list.
 """
 
@@ -21,19 +22,24 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
-from rekey.errors import ConditionFailed, RowMissing, StateUnusable, TableMissing
+from rekey.errors import ConditionFailed, RowExists, RowMissing, StateUnusable, TableMissing
 from rekey.mapping.rows import CONTROL_TABLE
-from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row
+from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row, etag_of
 from rekey.protocol.stored import INT64, MAPPING, SECONDS, TEXT, WHOLE, Kind, column, read, written
-from rekey.tables.base import SIGNED_S, TableService
+from rekey.tables.base import SIGNED_S, Operation, TableService, Verb
 
 CLIENT_PREFIX = "client."
+_ENDED = "ended"
+"""The row key of what clients had counted whose rows are gone."""
+_ENDINGS = 10
+"""Attempts to add to it, while other clients do."""
 _BEHIND_ALL = "client.~"
 """A row key that sorts after every client's: ids are hexadecimal."""
 FORMAT = 1
@@ -200,10 +206,50 @@ class Registry:
             await self._service.create_table(CONTROL_TABLE)
             await self._table.upsert(row)
 
-    async def delete(self, client_id: str) -> None:
-        """Delete a client's row. Only for the client itself, once it has no operation in flight."""
-        with suppress(RowMissing, TableMissing):
-            await self._table.delete(EntityKey(self.script_id, CLIENT_PREFIX + client_id))
+    async def ended(self) -> Mapping[str, int]:
+        """Return what clients had counted whose rows are gone, by name."""
+        try:
+            row = await self._table.get(EntityKey(self.script_id, _ENDED))
+        except TableMissing:
+            return {}
+        return {} if row is None else dict(_COUNTS.read(row["Counters"]))
+
+    async def delete(self, client_id: str, counters: Mapping[str, int], etag: str = "*") -> bool:
+        """Delete a client's row and keep what it has counted, in one transaction; return whether it was
+        there. For the client itself, once it has no operation in flight, and for clients that are over.
+
+        Args:
+            client_id: names it.
+            counters: what it has counted.
+            etag: of its row, "*" for any.
+
+        Raises:
+            ConditionFailed: the row has another ETag.
+            ServiceError: the restricted store failed.
+        """
+        gone = Operation(
+            Verb.DELETE, {PARTITION_KEY: self.script_id, ROW_KEY: CLIENT_PREFIX + client_id}, etag
+        )
+        place = EntityKey(self.script_id, _ENDED)
+        for attempt in range(_ENDINGS):
+            operations = [gone]
+            try:
+                if any(counters.values()) and attempt < _ENDINGS - 1:  # then the counts are given up
+                    before = await self._table.get(place)
+                    known = Counter({} if before is None else _COUNTS.read(before["Counters"]))
+                    known.update(counters)
+                    row = {PARTITION_KEY: place.partition, ROW_KEY: _ENDED, "Counters": _COUNTS.write(known)}
+                    verb = Verb.INSERT if before is None else Verb.REPLACE
+                    operations.append(Operation(verb, row, None if before is None else etag_of(before)))
+                await self._table.transact(operations)
+            except (RowMissing, TableMissing):
+                return False
+            except (RowExists, ConditionFailed) as raced:
+                if raced.index != 1:
+                    raise
+            else:
+                return True
+        return False
 
     async def purge(self, now: int) -> int:
         """Delete the rows of clients that have been over for `PURGE_AFTER_S` seconds and whose signed
@@ -216,8 +262,6 @@ class Registry:
         for client in await self.list():
             if now < max(over_at(client) + _ticks(PURGE_AFTER_S), refused_at(client)):
                 continue
-            key = EntityKey(self.script_id, CLIENT_PREFIX + client.client_id)
-            with suppress(ConditionFailed, RowMissing):
-                await self._table.delete(key, etag=client.etag)
-                purged += 1
+            with suppress(ConditionFailed):
+                purged += await self.delete(client.client_id, client.counters, client.etag)
         return purged

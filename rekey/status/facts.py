@@ -105,6 +105,7 @@ class Facts:
         waits_for: scripts that must apply further phases before this one begins.
         unreachable: why the service could not be asked, "" when it was.
         clients: clients with a row in the registry, in capture "dual-write".
+        ended: what clients had counted that have no row any more, by name.
         intents: the journal, in capture "dual-write"; None when it was not read.
         proved: whether the evidence that `retire` asks for was exported and verified.
         cohorts: of the mapping, once the migration is complete.
@@ -124,6 +125,7 @@ class Facts:
     waits_for: tuple[Wait, ...] = ()
     unreachable: str = ""
     clients: tuple[ClientRow, ...] = ()
+    ended: Mapping[str, int] = field(default_factory=dict)
     intents: Intents | None = None
     proved: bool = True
     cohorts: tuple[Cohort, ...] = ()

@@ -99,7 +99,7 @@ class Status:
             oldest intent was made.
         retention_ends_at: when the retention period ends: from then on `retire` may delete the source.
         clients: clients of the application, in capture "dual-write".
-        counted: sums of all clients' counters, those of clients that are over included.
+        counted: sums of all clients' counters, those of clients that are over or closed included.
         spent: requests estimated and sent, None when no estimate was kept.
     """
 
@@ -174,7 +174,7 @@ def judge(facts: Facts) -> Status:
     closed = verification_problem(
         last, facts.facts, now=facts.now, max_age_s=facts.gates.verification_max_age_s
     )
-    counted: Counter[str] = Counter()
+    counted = Counter[str](facts.ended)
     for row in facts.clients:
         counted.update(row.counters)
     return Status(

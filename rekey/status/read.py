@@ -51,6 +51,7 @@ async def look_at(
     """
     script_id, control, lease = declared.script_id, None, None
     clients: list[ClientRow] = []
+    ended: Mapping[str, int] = {}
     intents: Intents | None = None
     cohorts: tuple[Cohort, ...] = ()
     now, unreachable = clock.ticks(), ""
@@ -60,7 +61,8 @@ async def look_at(
         now = ticks_of(server_time)
         lease = await _lease(restricted, script_id, server_time)
         if declared.migration.capture == "dual-write":
-            clients = await Registry(restricted, script_id).list()
+            registry = Registry(restricted, script_id)
+            clients, ended = await registry.list(), await registry.ended()
             intents = await _intents(restricted, script_id)
         sealed = declared.migration.is_sealed
         ended_at = None if control is None else control.ended_at
@@ -83,6 +85,7 @@ async def look_at(
         waits_for=waits(declared, scripts, ids),
         unreachable=unreachable,
         clients=tuple(clients),
+        ended=ended,
         intents=intents,
         proved=is_proved(state.audit_events(script_id)),
         cohorts=cohorts,

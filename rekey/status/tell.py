@@ -129,6 +129,8 @@ def _clients(clients: Sequence[Client]) -> _Fields:
         said += f"; epoch {row.epoch}, {'current' if one.current else 'behind'}"
         if row.refuses:
             said += f"; refuses dual writes (`{row.refuses}`)"
+        if row.counters.get("refused"):
+            said += "; its credential is refused on tables that follow: its log says which"
         if row.left:
             said += f"; {row.left:,} keys to settle"
         if one.standing is not Standing.LIVE:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -77,6 +77,8 @@ class AzureTableService:
         timeouts: Timeouts | None = None,
         connections: int = 64,
         clock: Clock | None = None,
+        proxies: Mapping[str, str] | None = None,
+        connection_verify: bool | str = True,
     ) -> AzureTableService:
         """Return a service; the first request connects.
 
@@ -87,6 +89,8 @@ class AzureTableService:
             timeouts: of one attempt.
             connections: at most this many at a time; further requests wait for one.
             clock: times the waits between attempts.
+            proxies: address of the proxy by scheme, before what the environment names.
+            connection_verify: whether the server's certificate is checked, or a file of those to trust.
         """
         endpoint = endpoint.rstrip("/")
         transport = Transport(
@@ -95,6 +99,8 @@ class AzureTableService:
             timeouts=timeouts or Timeouts(),
             connections=connections,
             agent=f"rekey/{installed_version()}",
+            proxies=proxies or {},
+            verify=connection_verify,
         )
         jitter = random.Random()  # noqa: S311 - spreads retries, keeps no secret
         requester = Requester(transport, retry or RetryPolicy(), clock or SystemClock(), jitter)

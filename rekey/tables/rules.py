@@ -5,18 +5,21 @@ Rules kept here:
 * Sources: "Understanding the Table service data model", "Performing entity group transactions" and "Table
   service error codes" in the Azure documentation. Azurite leaves many of these unchecked, so the in-memory
   service is the strict one.
-* Where documentation and observation differ the stricter value is kept: keys have at most 512 UTF-16 units
-  (documented both as 1 KiB and as 1,024 characters); a string or binary value of 65,536 bytes is refused.
+* Where documentation and observation differ the stricter value is kept: a string or binary value of 65,536
+  bytes is refused. Keys are the exception (`rekey.core.limits`): applications have longer ones.
+* What the service takes in several spellings has the one in which it comes back: a DateTime ends with Z
+  ("Insert Entity" sends one without), a Guid has lower case and hyphens, an Int64 no sign +, no spaces and no
+  leading zeros.
 * A refusal carries the service's error code and never a key or a value.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import re
 from collections.abc import Callable, Sequence
+from uuid import UUID
 
 from rekey.core import edm, limits
 from rekey.core.clock import ticks_of
@@ -24,7 +27,8 @@ from rekey.errors import RequestRejected
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row, is_custom
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, rejected
 
-_NAME = re.compile(r"[^\W\d]\w*")
+_WHOLE = re.compile(r"\s*[+-]?\d{1,20}\s*", re.ASCII)
+_DIGITS = re.compile("[0-9a-fA-F]{32}")
 
 
 def check_table_name(name: str) -> None:
@@ -48,7 +52,8 @@ def check_batch(operations: Sequence[Operation]) -> None:
     if not operations:
         raise rejected("InvalidInput", "a transaction needs at least one operation")
     if len(operations) > MAX_BATCH_OPERATIONS:
-        raise rejected("InvalidInput", f"a transaction has more than {MAX_BATCH_OPERATIONS} operations")
+        problem = f"a transaction has more than {MAX_BATCH_OPERATIONS} operations"
+        raise rejected("InvalidInput", problem, MAX_BATCH_OPERATIONS - 1)  # as the service counts
     partition = operations[0].row.get(PARTITION_KEY)
     seen = set()
     for index, operation in enumerate(operations):
@@ -81,7 +86,7 @@ def stored_form(row: Row) -> Row:
         if len(name) > limits.MAX_NAME_CHARACTERS:
             problem = f"a property name is longer than {limits.MAX_NAME_CHARACTERS} characters"
             raise rejected("PropertyNameTooLong", problem)
-        if not _NAME.fullmatch(name):
+        if not name.isidentifier():
             raise rejected("PropertyNameInvalid", "a property name is not an identifier")
         kind = row.get(name + TYPE_SUFFIX)
         form, annotation = _value_form(value, kind)
@@ -140,42 +145,58 @@ def _text_form(value: str, kind: str | None) -> tuple[object, str | None]:
         return value.lower() == "true", None
     if kind == edm.INT32 and _is_whole(value, kind):
         return int(value), None
-    valid = _STAYS_TEXT.get(str(kind))
-    if valid is None or not valid(value):
-        raise _invalid()
-    return value, kind
+    try:
+        return _STAYS_TEXT[str(kind)](value), kind
+    except (KeyError, ValueError):
+        raise _invalid() from None
 
 
 def _is_whole(text: str, kind: str) -> bool:
-    return re.fullmatch(r"-?\d{1,20}", text, re.ASCII) is not None and int(text) in edm.INT_RANGES[kind]
+    return _WHOLE.fullmatch(text) is not None and int(text) in edm.INT_RANGES[kind]
 
 
-def _is_datetime(text: str) -> bool:
-    try:
-        ticks_of(text)
-    except ValueError:
-        return False
-    return text >= "1601-01-01"
+def _int64(text: str) -> str:
+    if not _is_whole(text, edm.INT64):
+        raise ValueError("no Int64")
+    return str(int(text))
 
 
-def _is_binary(text: str) -> bool:
-    try:
-        decoded = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        return False
-    if len(decoded) > limits.MAX_VALUE_BYTES:
+def _not_finite(text: str) -> str:
+    if text not in edm.NOT_FINITE:
+        raise ValueError("a finite number")
+    return text
+
+
+def _guid(text: str) -> str:
+    bare = text[1:-1] if text[:1] + text[-1:] in ("{}", "()") else text
+    if not (edm.GUID_TEXT.fullmatch(bare) or _DIGITS.fullmatch(text)):
+        raise ValueError("no Guid")
+    return str(UUID(bare))
+
+
+def _datetime(text: str) -> str:
+    utc = text if text.endswith("Z") else f"{text}Z"
+    ticks_of(utc)
+    if utc < "1601-01-01":
+        raise ValueError("before the service's first day")
+    return utc
+
+
+def _binary(text: str) -> str:
+    if len(base64.b64decode(text, validate=True)) > limits.MAX_VALUE_BYTES:
         raise rejected("PropertyValueTooLarge", "a binary value is longer than 64 KiB")
-    return True
+    return text
 
 
-_STAYS_TEXT: dict[str, Callable[[str], object]] = {
-    edm.INT64: lambda text: _is_whole(text, edm.INT64),
-    edm.DOUBLE: edm.NOT_FINITE.__contains__,
-    edm.GUID: edm.GUID_TEXT.fullmatch,
-    edm.DATETIME: _is_datetime,
-    edm.BINARY: _is_binary,
+_STAYS_TEXT: dict[str, Callable[[str], str]] = {
+    edm.INT64: _int64,
+    edm.DOUBLE: _not_finite,
+    edm.GUID: _guid,
+    edm.DATETIME: _datetime,
+    edm.BINARY: _binary,
 }
-"""Types whose values the service gives back as annotated text, each with its check of a value."""
+"""Types whose values the service gives back as annotated text, each with what makes that text of a value, or
+raises ValueError."""
 
 
 def _invalid() -> RequestRejected:

@@ -11,7 +11,7 @@ Rules kept here:
   signed, without being normalised on the way.
 * Timeouts are explicit; connections are bounded. A connection that was idle for 4 seconds is not used again
   (servers close them from 5 seconds on).
-* Proxies come from the environment, as in azure-core, but are looked up once, not for every request; so is
+* Proxies are given, or come from the environment, as in azure-core, and are looked up once; so is
   the User-Agent. Headers that are known when a request is made are set then, and not by a policy of the
   pipeline: each policy costs a request as much as the mapping of several rows.
 """
@@ -24,7 +24,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -112,16 +112,27 @@ class Transport:
         timeouts: how long to wait.
         connections: at most this many at a time.
         agent: what the User-Agent begins with.
+        proxies: address of the proxy by scheme, before what the environment names.
+        verify: whether the server's certificate is checked, or a file of those to trust.
     """
 
     def __init__(
-        self, endpoint: str, credential: Credential, *, timeouts: Timeouts, connections: int, agent: str
+        self,
+        endpoint: str,
+        credential: Credential,
+        *,
+        timeouts: Timeouts,
+        connections: int,
+        agent: str,
+        proxies: Mapping[str, str] = MappingProxyType({}),
+        verify: bool | str = True,
     ) -> None:
         self._endpoint = endpoint
         self._credential = credential
         self._timeouts = timeouts
         self._connections = connections
-        self._proxy = environment_proxy(endpoint)
+        self._proxy = proxies.get(urlsplit(endpoint).scheme) or environment_proxy(endpoint)
+        self._verify = verify
         self._agent = UserAgentPolicy(base_user_agent=agent).user_agent
         self._pipeline: AsyncPipeline[HttpRequest, AsyncHttpResponse] | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -201,6 +212,7 @@ class Transport:
                 session_owner=False,
                 connection_timeout=self._timeouts.connect,
                 read_timeout=self._timeouts.read,
+                connection_verify=self._verify,
             )
             self._auth = auth_policy(self._credential)
             self._pipeline = AsyncPipeline(transport, [self._auth])

@@ -13,7 +13,14 @@ from uuid import UUID
 
 import pytest
 from azure.core import MatchConditions
-from azure.data.tables import EdmType, EntityProperty, TableTransactionError, UpdateMode
+from azure.core.exceptions import HttpResponseError
+from azure.data.tables import (
+    EdmType,
+    EntityProperty,
+    RequestTooLargeError,
+    TableTransactionError,
+    UpdateMode,
+)
 
 from rekey import Migration, Target, keys, props
 from rekey.phases import ControlPhase
@@ -323,14 +330,16 @@ async def test_what_azurite_lets_pass_is_refused_as_the_service_documents_it(
     azurite: Azurite, begun: Begun, phase: ControlPhase | None
 ) -> None:
     """Azurite answers a transaction of 101 operations malformed, one without operations with 500, and does
-    not look at rows that come twice. The service refuses all of them with 400."""
+    not look at rows that come twice, If-Match or Guids. The service refuses all of them with 400, and what
+    has more than 4 MiB with 413 before it looks at it; its index for 101 operations is 99 (recordings of
+    azure-data-tables, `test_batch_too_many_ops`)."""
     if phase is not None:
         await begun.begin()
         await begun.move(phase)
     async with ours(azurite, begun.declared.migration.source, begun.declared, SECRETS, sync=False) as c:
         assert await c.raw("submit_transaction", []) == []
         for operations, code, index in (
-            ([("upsert", entity(f"r{number}")) for number in range(101)], "InvalidInput", 0),
+            ([("upsert", entity(f"r{number}")) for number in range(101)], "InvalidInput", 99),
             (
                 [("upsert", entity("a")), ("upsert", entity("b")), ("delete", entity("a"))],
                 "InvalidDuplicateRow",
@@ -344,6 +353,31 @@ async def test_what_azurite_lets_pass_is_refused_as_the_service_documents_it(
                 code,
                 index,
             )
+        wide = entity(**{f"P{number}": "x" * 66_000 for number in range(70)})
+        with pytest.raises(RequestTooLargeError) as too_large:
+            await c.raw("submit_transaction", [("upsert", wide)])
+        assert (too_large.value.status_code, too_large.value.error_code) == (413, "RequestBodyTooLarge")
+        with pytest.raises(HttpResponseError) as large:
+            await c.raw("create_entity", wide)
+        assert large.value.status_code == 413
+        no_etag = {"etag": "GolangRocksOnAzure", "match_condition": IF_UNCHANGED}
+        with pytest.raises(HttpResponseError) as invalid:
+            await c.raw("update_entity", entity(A=1), **no_etag)
+        assert (invalid.value.status_code, invalid.value.error_code) == (400, "InvalidInput")
+        with pytest.raises(TableTransactionError) as in_it:
+            await c.raw("submit_transaction", [("upsert", entity("a")), ("delete", entity("b"), no_etag)])
+        assert (in_it.value.status_code, in_it.value.index) == (400, 1)
+        given = {
+            "At": EntityProperty("2008-07-10T00:00:00", EdmType.DATETIME),
+            "Guid": EntityProperty("{C9DA6455-213D-42C9-9A79-3E9149A57833}", EdmType.GUID),
+            "\u0928\u093e\u092e": 1,
+        }
+        await c.raw("create_entity", entity("spelled", **given))
+        spelled = await c.raw("get_entity", "eu", "spelled")
+        assert spelled["At"] == datetime(2008, 7, 10, tzinfo=UTC) and spelled["\u0928\u093e\u092e"] == 1
+        if phase is not None:  # before a migration Azurite gets it as it was given, and looks at no Guid
+            assert spelled["Guid"] == UUID("c9da6455-213d-42c9-9a79-3e9149a57833")
+        await c.raw("delete_entity", "eu", "spelled")
         made = await c.raw("create_entity", entity(A=1), response_preference="return-content")
         assert made["preference_applied"] == "return-content"
         assert made["content"] == {**entity(A=1), "odata.etag": made["etag"]}

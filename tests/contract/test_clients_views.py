@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,8 +26,10 @@ from azure.core.exceptions import (
 from azure.data.tables import (
     AccountSasPermissions,
     ResourceTypes,
+    TableSasPermissions,
     TableTransactionError,
     generate_account_sas,
+    generate_table_sas,
 )
 
 from rekey import DualWriteRefused, DualWriteTableClient, Index, LeaseSettings, Migration, Target, keys, props
@@ -44,6 +47,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb
 from tests.begun import SECRETS, WRAPPING_KEY, Begun, declared_as
 from tests.clients import QUICK, Driver, credential, ours
+from tests.faultproxy import Answered, Fault, FaultProxy
 
 pytestmark = [pytest.mark.azurite]
 
@@ -417,6 +421,8 @@ async def test_a_client_registers_counts_and_leaves(setting: Setting, sync: bool
         [row] = await setting.clients()
         assert (row.name, row.view) == ("billing-api", "old")
     assert await setting.clients() == []
+    registry = Registry(setting.begun.restricted, setting.begun.declared.script_id)
+    assert (await registry.ended())["writes"] == 1, "rekey status still counts it"
     await refused(client.raw("create_entity", post("two")), "closed")
     await refused(client.raw("get_entity", "blog", "one"), "closed")
 
@@ -585,6 +591,75 @@ async def test_what_a_caller_gives_for_the_pipeline_still_counts(setting: Settin
         await client.raw("upsert_entity", post(), raw_response_hook=lambda _: hooked.append(1))
     assert seen == ["POST", "GET", "PATCH"]
     assert hooked == [201, 200, 1]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"transport": object()},
+        {"per_retry_policies": [object()]},
+        {"connection_cert": "client.pem"},
+        {"api_version": "2019-02-02"},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+@both_kinds
+async def test_what_would_hold_for_reads_alone_is_refused_when_the_client_is_made(
+    setting: Setting, sync: bool, given: dict[str, Any]
+) -> None:
+    for error in (ValueError, ConfigurationError):
+        with pytest.raises(error, match=f"{next(iter(given))}=.* would not hold for writes"):
+            async with setting.client(setting.source, sync=sync, **given):
+                raise AssertionError("it was made")
+
+
+@both_kinds
+async def test_proxies_hold_for_writes_and_reads(setting: Setting, sync: bool) -> None:
+    async with FaultProxy("http://127.0.0.1:9") as proxy:
+        proxy.faults.append(Fault(answer=Answered(403), times=1_000))
+        client = setting.client(
+            setting.source, sync=sync, proxies={"http": proxy.address}, api_version="2020-12-06"
+        )
+        async with client as c:
+            with pytest.raises(AzureError):
+                await c.raw("create_entity", post())
+        assert {asked.method for asked in proxy.asked} - {"GET"}, "what is written goes through it"
+
+
+@pytest.mark.parametrize("began", [False, True], ids=["before", "dual_write"])
+@both_kinds
+async def test_a_sas_for_one_table_is_refused_when_the_client_opens(
+    setting: Setting, sync: bool, began: bool
+) -> None:
+    """Otherwise every write would leave its replicas behind."""
+    if began:
+        await setting.reach("dual_write")
+    signed = generate_table_sas(
+        credential(setting.azurite.tables),
+        setting.source,
+        permission=TableSasPermissions(read=True, add=True, update=True, delete=True),
+        expiry=datetime.now(UTC) + timedelta(hours=1),
+        protocol="https,http",
+    )
+    async with setting.client(setting.source, sync=sync, credential=AzureSasCredential(signed)) as c:
+        with pytest.raises(DualWriteRefused) as caught:
+            await c.raw("create_entity", post())
+    assert caught.value.status_code == 403
+    for words in ("the tables account refused", setting.main, "a SAS for one table is not enough"):
+        assert words in str(caught.value)
+    assert await setting.rows(setting.source) == {}
+
+
+@both_kinds
+async def test_a_wrong_key_of_the_tables_account_is_told_as_that(setting: Setting, sync: bool) -> None:
+    await setting.reach("dual_write")
+    wrong = AzureNamedKeyCredential(setting.azurite.tables.name, setting.azurite.restricted.key)
+    async with setting.client(setting.source, sync=sync, credential=wrong) as c:
+        for call in ("update_entity", "create_entity"):
+            with pytest.raises(HttpResponseError) as caught:
+                await c.raw(call, post())
+            assert caught.value.status_code == 403
+            assert "the tables account refused" in str(caught.value)
 
 
 async def test_an_endpoint_that_is_down_is_the_sdks_error_for_that(setting: Setting) -> None:

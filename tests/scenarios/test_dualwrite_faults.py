@@ -8,11 +8,11 @@ from contextlib import suppress
 
 import pytest
 
-from rekey.errors import Ambiguous, EndpointDown, Unavailable
+from rekey.errors import Ambiguous, CredentialRefused, EndpointDown, Unavailable
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.sweeper import Company
-from tests.dualwriting import TAGGED, delete, insert, memory_world, replace
+from tests.dualwriting import TAGGED, delete, insert, memory_world, merge, replace
 from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.memory import MemoryTableService
 from tests.worlds import POSTS, USERS, post, user
@@ -46,6 +46,50 @@ async def test_a_replica_that_fails_never_fails_the_caller(
     assert world.permits.in_use == 0
     await writer.close()
     memory.faults = PlannedFaults()
+    await world.sweep()
+    await world.assert_quiet()
+
+
+@pytest.mark.parametrize("action", ["get", ""], ids=["reads", "all"])
+async def test_a_replica_that_refuses_the_credential_is_told_in_the_log_and_in_the_status(
+    memory: MemoryTableService, caplog: pytest.LogCaptureFixture, action: str
+) -> None:
+    """Nothing mends itself there, and the caller must not be failed: so the operator is told, once."""
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    writer = world.writer(sleep=_never)
+    said = CredentialRefused("write a row of UsersV2: 403", code="AuthorizationFailure", status=403)
+
+    async def refuse(call: Call) -> None:
+        if call.table == "UsersV2" and action in ("", call.action):
+            raise said
+
+    freely, memory.gate = memory.gate, refuse
+    for age in (2, 3):
+        await writer.write([replace(user(ANN.row, Age=age))])
+    [record] = [one for one in caplog.records if one.name == "rekey.client.replicas"]
+    for word in ("left behind", "tables account", "UsersV2", "every table of the migration"):
+        assert word in record.getMessage()
+    assert world.counters.refused == 2
+    memory.gate = freely
+    await world.sweep()
+    await world.assert_quiet()
+
+
+@pytest.mark.parametrize(("table", "which"), [("Users", "tables"), ("rekeyjournal", "restricted")])
+async def test_a_refused_credential_names_the_account_that_refused_it(
+    memory: MemoryTableService, table: str, which: str
+) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+
+    async def refuse(call: Call) -> None:
+        if call.table == table:
+            raise CredentialRefused(f"read a row of {table}: 403", code="AuthenticationFailed", status=403)
+
+    freely, memory.gate = memory.gate, refuse
+    with pytest.raises(CredentialRefused, match=f"the {which} account refused .* of {table}") as caught:
+        await world.writer(sleep=_never).write([merge(user(ANN.row, Age=2))])
+    assert caught.value.status == 403 and "every table of the migration" in caught.value.hint
+    memory.gate = freely
     await world.sweep()
     await world.assert_quiet()
 

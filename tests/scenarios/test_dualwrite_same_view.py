@@ -49,6 +49,23 @@ async def test_every_verb_in_the_old_view_is_followed(memory: MemoryTableService
     assert world.counters.left == world.counters.replica_failures == 0
 
 
+@pytest.mark.parametrize("units", [513, 1024])
+async def test_keys_of_more_than_512_characters_are_followed(memory: MemoryTableService, units: int) -> None:
+    """The service takes them, Azurite does not (dotnet/orleans #11257 has such keys)."""
+    world = await memory_world(USERS, memory).prepare()
+    writer, key = world.writer(), "a" * units
+    await writer.write([insert(user(key, Age=1))])
+    await writer.write([merge({**user(key), "Age": 2})])
+    await world.assert_quiet()
+    assert [row["Age"] for row in memory.dump("UsersV2")] == [2]
+    with pytest.raises(RequestRejected, match="KeyValueTooLarge"):
+        await writer.write([insert(user("a" * 1025))])
+    with pytest.raises(RowRefused) as refused:
+        await writer.write([insert(user("\u6f22" * 1024))])
+    assert (refused.value.code, refused.value.field) == ("key-too-long", "source")
+    await world.assert_quiet()
+
+
 async def test_rows_keyed_by_content_have_moved_when_the_answer_is_there(memory: MemoryTableService) -> None:
     world = await memory_world(POSTS, memory).prepare([post("hello", "2024-01", "a,b")])
     writer = world.writer()

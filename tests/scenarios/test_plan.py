@@ -139,6 +139,14 @@ def keys_of(*names: str) -> list[object]:
     return [EntityKey("eu", f"{name}@mail.example") for name in names]
 
 
+async def test_rows_whose_keys_no_address_can_hold_are_foretold(memory: MemoryTableService) -> None:
+    """The service takes keys of 1,024 characters; ASCII ones are carried."""
+    await fill(memory, "Posts", [*posts(10), post("a" * 1024), post("\u6f22" * 1024)])
+    plan = await plan_one(memory, subject(POSTS), exact=True)
+    assert [(one.code, one.rows) for one in plan.refused] == [("key-too-long", 1)]
+    assert plan.fills[0].rows == 11
+
+
 async def test_rows_that_cannot_be_mapped_are_counted_by_reason(memory: MemoryTableService) -> None:
     bad = [post(f"bad{n}", month="2024/01") for n in range(25)]
     lacking = {name: value for name, value in post("lacks").items() if name != "Month"}

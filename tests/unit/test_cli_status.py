@@ -443,6 +443,9 @@ async def test_clients_and_journal_are_looked_at_in_capture_dual_write_only(
         found = await look_at(DUAL, {SCRIPT: DUAL}, config, state, memory, clock)
         assert found.intents is not None
         assert found.intents.depth == 2
+        await Registry(memory, SCRIPT).delete(WEB.client_id, {"writes": 5})
+        gone = await look_at(DUAL, {SCRIPT: DUAL}, config, state, memory, clock)
+        assert (gone.clients, judge(gone).counted) == ((), {"writes": 5}), "what it did stays"
         assert found.now - (found.intents.oldest_at or 0) == 2 * SECOND
         delta = await look_at(DECLARED, {SCRIPT: DECLARED}, config, state, memory, clock)
         assert (delta.clients, delta.intents) == ((), None)

@@ -24,7 +24,7 @@ from rekey.protocol.registry import (
     to_row,
 )
 from tests.fakeclock import FakeClock
-from tests.faults import Fault, FaultKind, Planned, PlannedFaults
+from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.memory import MemoryTableService
 
 SCRIPT = "0001_users"
@@ -71,11 +71,36 @@ async def test_a_client_that_leaves_is_gone_and_leaving_twice_does_no_harm(
     memory: MemoryTableService,
 ) -> None:
     registry = Registry(memory, SCRIPT)
-    await registry.delete(CLIENT.client_id)
+    assert not await registry.delete(CLIENT.client_id, CLIENT.counters)
     await registry.beat(CLIENT)
-    await registry.delete(CLIENT.client_id)
-    await registry.delete(CLIENT.client_id)
+    assert await registry.delete(CLIENT.client_id, CLIENT.counters)
+    assert not await registry.delete(CLIENT.client_id, CLIENT.counters)
     assert await registry.list() == []
+    assert await registry.ended() == {"writes": 7}
+
+
+async def test_what_clients_counted_stays_when_their_rows_go(
+    memory: MemoryTableService, clock: FakeClock
+) -> None:
+    """Closed in order or cleared away, also while another client ends."""
+    registry = Registry(memory, SCRIPT)
+    assert await registry.ended() == {}, "no table yet"
+    for client_id in ("0", "1", "2"):
+        await registry.beat(replace(CLIENT, client_id=client_id))
+    interrupted = False
+
+    async def end_another(call: Call) -> None:
+        nonlocal interrupted
+        if call.action == "transact" and not interrupted:
+            interrupted = True
+            await registry.delete("1", {"writes": 2, "fast": 1})
+
+    freely, memory.gate = memory.gate, end_another
+    assert await registry.delete("0", {"writes": 1})
+    memory.gate = freely
+    clock.advance(2 * PURGE_AFTER_S + 3600)
+    assert await registry.purge(clock.ticks()) == 1
+    assert await registry.ended() == {"writes": 1 + 2 + 7, "fast": 1}
 
 
 def test_a_client_is_over_only_when_its_lease_its_longest_operation_and_a_margin_are_past() -> None:
@@ -148,7 +173,7 @@ async def test_a_client_that_comes_back_while_rows_are_cleared_away_keeps_its_ro
     clock.advance(2 * PURGE_AFTER_S)
 
     async def beat_before_the_delete(call: object) -> None:
-        if getattr(call, "action", "") == "delete":
+        if getattr(call, "action", "") == "transact":
             memory.gate = passing
             await registry.beat(CLIENT)
 

@@ -258,7 +258,7 @@ async def test_a_row_that_cannot_be_deleted_is_said_and_ends_by_itself(
 ) -> None:
     await world.begin(D)
     lease = await world.started()
-    world.weather.next["delete"] = FaultKind.NOT_SENT
+    world.weather.next["transact"] = FaultKind.NOT_SENT
     with caplog.at_level(logging.WARNING):
         await lease.close()
     assert "stays behind" in caplog.text

@@ -111,7 +111,11 @@ CASES: dict[str, Case] = {
         changed("tables", anonymous=heard(tls="TLSv1.2")),
     ),
     "account-unknown": Case(ERROR, changed("tables", listing=heard(404, "ResourceNotFound"))),
-    "service-unknown": Case(WARNING, changed("tables", anonymous=heard(server="nginx"))),
+    "service-unknown": Case(
+        WARNING,
+        changed("tables", anonymous=heard(server="nginx")),
+        changed("tables", anonymous=heard(server="Microsoft-HTTPAPI/2.0", code="AuthenticationFailed")),
+    ),
     "anonymous-accepted": Case(ERROR, changed("tables", anonymous=heard(200, ""))),
     "credential-refused": Case(
         ERROR,

@@ -21,7 +21,7 @@ from rekey.model import Row
 
 
 @pytest.mark.parametrize(
-    "key", ["a", "it's", "100%", "a+b", " a ", "a.", "ä", "e\u0301", "\U0001f600" * 256, "a" * 512]
+    "key", ["a", "it's", "100%", "a+b", " a ", "a.", "ä", "e\u0301", "\U0001f600" * 512, "a" * 1024]
 )
 def test_keys_the_service_takes(key: str) -> None:
     check_key(key, "target.row_key")
@@ -38,10 +38,33 @@ def test_characters_the_service_refuses_are_named_by_code_point(character: str) 
     assert "alice" not in str(refused.value)
 
 
-@pytest.mark.parametrize("key", ["a" * 513, "\U0001f600" * 257, "a" + "\U0001f600" * 256])
+@pytest.mark.parametrize("key", ["a" * 1025, "\U0001f600" * 513, "a" + "\U0001f600" * 512])
 def test_length_is_counted_in_utf16_units(key: str) -> None:
     with pytest.raises(RowRefused) as refused:
         check_key(key, "target.row_key")
+    assert refused.value.code == "key-too-long"
+
+
+@pytest.mark.parametrize(
+    ("partition", "row", "taken"),
+    [
+        ("a" * 1024, "b" * 1024, True),
+        ("漢" * 512, "字" * 512, True),
+        ("漢" * 1024, "", True),
+        ("漢" * 1024, "a", False),
+        ("漢" * 513, "字" * 512, False),
+        ("'" * 1024, "'" * 512, True),
+        ("'" * 1024, "'" * 1024, False),
+    ],
+)
+def test_keys_that_no_address_can_hold_are_refused(partition: str, row: str, taken: bool) -> None:
+    """The service takes them; a query that names them would be too long."""
+    keys = {"PartitionKey": partition, "RowKey": row}
+    if taken:
+        check_row(keys, "source")
+        return
+    with pytest.raises(RowRefused) as refused:
+        check_row(keys, "source")
     assert refused.value.code == "key-too-long"
 
 

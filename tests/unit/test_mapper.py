@@ -212,7 +212,7 @@ def test_nothing_is_overwritten_by_rename_or_copy(operation: Operation) -> None:
         (keys.prop("A"), {}, "missing-property"),
         (keys.prop("A"), {"A": ""}, "empty-key"),
         (keys.prop("A"), {"A": "Alice/x"}, "refused-character"),
-        (keys.prop("A"), {"A": "Alice" * 103}, "key-too-long"),
+        (keys.prop("A"), {"A": "Alice" * 205}, "key-too-long"),
         (keys.ticks("A"), {"A": "Alice"}, "not-a-date"),
         (keys.zero_pad(3, "A"), {"A": "Alice"}, "not-a-number"),
         (keys.part("_", 1, "A"), {"A": "Alice"}, "no-match"),

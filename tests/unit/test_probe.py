@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 from azure.core.credentials import AccessToken
 from azure.core.exceptions import ClientAuthenticationError
@@ -20,8 +21,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
+from rekey.errors import CredentialRefused, EndpointDown, ServiceError
+from rekey.model import EntityKey
+from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
 from rekey.tables.probe import BAD_CERTIFICATE, NO_TOKEN, ask
+from rekey.tables.requests import RetryPolicy
 from tests.fakeclock import FakeClock
 
 ENDS = datetime.now(UTC).replace(microsecond=0) + timedelta(days=30)
@@ -135,6 +140,23 @@ async def test_a_certificate_that_nobody_vouches_for_ends_the_request(tmp_path: 
     async with serving(server) as (endpoint, seen):
         heard = await ask(endpoint, "Tables", None, clock=FakeClock())
     assert (heard.failure, heard.answered, seen) == (BAD_CERTIFICATE, False, [])
+
+
+async def test_a_client_checks_certificates_as_it_was_told(tmp_path: Path) -> None:
+    tls, _ = certificate(tmp_path)
+    told: list[tuple[bool | str, type[ServiceError]]] = [
+        (True, EndpointDown),
+        (False, CredentialRefused),
+        (str(tmp_path / "server.pem"), CredentialRefused),
+    ]
+    async with serving(tls) as (endpoint, _):
+        for verify, answered in told:
+            key = SharedKey("account", b"k")
+            async with AzureTableService.open(
+                endpoint, key, connection_verify=verify, retry=RetryPolicy(attempts=1, connect_attempts=1)
+            ) as service:
+                with pytest.raises(answered):
+                    await service.table("Users").get(EntityKey("p", "r"))
 
 
 async def test_who_does_not_answer_is_named_by_the_failure_alone() -> None:

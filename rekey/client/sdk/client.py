@@ -28,6 +28,7 @@ from rekey.client.sdk.plan import (
     Plan,
     account_of,
     connect,
+    options_of,
     prepared_with,
 )
 from rekey.declaration.migration import Declared
@@ -65,7 +66,8 @@ class DualWriting(ABC, Generic[CredentialT]):
         """Check everything that can be checked without a connection.
 
         Args:
-            endpoint, table_name, credential, kwargs: as for the SDK's client.
+            endpoint, table_name, credential, kwargs: as for the SDK's client; `proxies` and
+                `connection_verify` hold for both accounts.
             migration: the migration script's path, or the script as loaded.
             restricted_endpoint, restricted_credential: the account of mapping, journal and control row.
             secrets: the secrets that the declaration names.
@@ -78,7 +80,9 @@ class DualWriting(ABC, Generic[CredentialT]):
             settings: times of the lease.
 
         Raises:
-            ConfigurationError, DeclarationError, SecretMissing: an argument, the script or a secret is wrong.
+            ConfigurationError, DeclarationError, SecretMissing: an argument, the script or a secret is wrong,
+                or an argument of the SDK's client cannot hold for writes (`transport`, `per_retry_policies`,
+                `connection_cert`, another `api_version`).
         """
         plan = Plan(
             prepared_with(migration, secrets, wrapping_key),
@@ -91,7 +95,8 @@ class DualWriting(ABC, Generic[CredentialT]):
         )
         tables = account_of(endpoint, credential, "tables")
         restricted = account_of(restricted_endpoint, restricted_credential, "restricted")
-        self._core = ClientCore(plan, partial(connect, tables, restricted, plan.settings))
+        options = options_of(kwargs)
+        self._core = ClientCore(plan, partial(connect, tables, restricted, plan.settings, options))
         self._own: list[Any] = []
         policy = self._policy(CustomHookPolicy(**kwargs))
         first = [*policies_of(kwargs.pop("per_call_policies", None)), policy]

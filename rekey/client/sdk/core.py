@@ -7,6 +7,8 @@ Rules kept here:
   permit that says so. The writer is made when the control row is there, since the ids of the mapping are in
   it; a writer never works under a permit of another run than the one it was made for.
 * An index table is read in the new view, and written only once the migration is complete.
+* A credential that does not reach every table of the migration is told when the client opens, also before
+  the migration begins: later it would leave replicas behind.
 * A table that a migration works with is not deleted through a client.
 * Closing ends shadow reads, lets the lease settle what is in flight, and closes the connections last.
 """
@@ -26,18 +28,26 @@ from rekey.client.route import OtherRun, Writer, took_too_long
 from rekey.client.sdk.calls import Read
 from rekey.client.sdk.plan import Plan
 from rekey.client.shadow import Shadow
-from rekey.client.work import ClientParts, Counters
-from rekey.errors import EndpointDown, Moved, RekeyError, Unavailable, WritesRefused
+from rekey.client.work import ClientParts, Counters, refused_by
+from rekey.errors import (
+    CredentialRefused,
+    EndpointDown,
+    Moved,
+    RekeyError,
+    ServiceError,
+    Unavailable,
+    WritesRefused,
+)
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.migration.opening import OpenMigration, open_migration
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
-from rekey.protocol.effects import apply_operations
+from rekey.protocol.effects import apply_operations, side_by_side
 from rekey.protocol.journal import Journal
 from rekey.protocol.registry import SAFETY_S, Registry
 from rekey.protocol.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
 from rekey.tables.allowance import while_allowed
-from rekey.tables.base import Accounts, Operation
+from rekey.tables.base import Accounts, Operation, TableService
 from rekey.tables.wire import decode_row, decode_rows
 
 TABLE_IN_USE = "table-in-use"
@@ -74,7 +84,8 @@ class ClientCore:
         """Register and look at the control row for the first time; later calls only return the lease.
 
         Raises:
-            ServiceError: the mapping could not be opened in `freeze_wait_s`.
+            ServiceError: the mapping could not be opened in `freeze_wait_s`, or the credential does not reach
+                a table of the migration.
             WritesRefused: the client is closed, or the wrapping key is another one.
         """
         async with self._opening:
@@ -96,6 +107,7 @@ class ClientCore:
             )
             await lease.start()
             try:
+                await self._look_at_tables(accounts.tables, lease.control)
                 await self._first_worker(lease)
             except BaseException:
                 self._migration = None
@@ -104,6 +116,22 @@ class ClientCore:
                 raise
             self._lease = lease
             return lease
+
+    async def _look_at_tables(self, tables: TableService, control: ControlRow | None) -> None:
+        """Raise CredentialRefused when the client's credential does not reach a table that it may write."""
+        migration, over = self.plan.declared.migration, (ControlPhase.COMPLETE, ControlPhase.RETIRED)
+        if self.plan.is_index or (control is not None and control.phase in over):
+            return
+
+        async def look(name: str) -> None:
+            try:
+                await tables.table_exists(name)
+            except CredentialRefused as refused:
+                raise refused_by(refused) from None
+            except ServiceError:
+                pass  # an account that fails now is told by the operations
+
+        await side_by_side([look(name) for name in (migration.source, *migration.tables)])
 
     async def _first_worker(self, lease: ClientLease) -> None:
         """Make the writer, if there is a control row; a restricted store that is busy is tried again."""

@@ -41,6 +41,7 @@ from rekey.tables.base import Accounts
 from rekey.tables.credentials import Credential
 from rekey.tables.requests import RetryPolicy
 from rekey.tables.transport import Timeouts
+from rekey.tables.wire import API_VERSION
 
 SyncCredential: TypeAlias = AzureNamedKeyCredential | AzureSasCredential | TokenCredential
 AsyncCredential: TypeAlias = AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
@@ -51,8 +52,14 @@ DEFAULT_NAME = "application"
 RETRY = RetryPolicy(
     attempts=5, connect_attempts=4, min_wait=0.1, max_wait=3.0, max_retry_after=5.0, repeats_open_writes=False
 )
+_REFUSED = ("transport", "per_retry_policies", "connection_cert")
+_HEEDED = ("proxies", "connection_verify")
 _CONNECT_S = 5.0
 _ON_THE_WAY_S = 2.0
+
+
+class ArgumentRefused(ConfigurationError, ValueError):
+    """An argument of the SDK's constructor that writes could not follow; a `ValueError`, as of the SDK."""
 
 
 class CredentialMissing(ConfigurationError, ValueError):
@@ -164,6 +171,24 @@ def prepared_with(
     return Prepared(declared, lambda name: secrets.get(name, b""), wrapping)
 
 
+def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the SDK's constructor that hold for the core's own connections as well.
+
+    Raises:
+        ArgumentRefused: one that could only hold for reads.
+    """
+    version = given.get("api_version")
+    refused = [name for name in _REFUSED if given.get(name)]
+    if refused or version not in (None, API_VERSION):
+        raise ArgumentRefused(
+            f"{refused[0]}= would not hold for writes, which rekey sends by itself"
+            if refused
+            else f"api_version={version!r} would not hold for writes: they are sent with {API_VERSION}",
+            hint=f"leave it out; {', '.join(_HEEDED)} and per_call_policies hold for reads and writes",
+        )
+    return {name: given[name] for name in _HEEDED if given.get(name) is not None}
+
+
 # --- the two accounts -------------------------------------------------------------------------------------
 
 
@@ -224,10 +249,15 @@ def timeouts_for(settings: LeaseSettings) -> Timeouts:
     )
 
 
-def connect(tables: Endpoint, restricted: Endpoint, settings: LeaseSettings) -> Accounts:
-    """Return the core's own connections to both accounts; the first request connects."""
+def connect(
+    tables: Endpoint, restricted: Endpoint, settings: LeaseSettings, options: Mapping[str, Any]
+) -> Accounts:
+    """Return the core's own connections to both accounts; the first request connects. `options`: as
+    `options_of` returns them."""
     timeouts, shared = timeouts_for(settings), replace(RETRY, content_settles=False)
     return Accounts(
-        AzureTableService.open(tables.address, tables.credential, retry=shared, timeouts=timeouts),
-        AzureTableService.open(restricted.address, restricted.credential, retry=RETRY, timeouts=timeouts),
+        AzureTableService.open(tables.address, tables.credential, retry=shared, timeouts=timeouts, **options),
+        AzureTableService.open(
+            restricted.address, restricted.credential, retry=RETRY, timeouts=timeouts, **options
+        ),
     )

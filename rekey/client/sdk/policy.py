@@ -45,7 +45,8 @@ class _Policy:
         try:
             call = call_of(request.http_request, self._core.table)
         except RequestRejected as refused:
-            return answer_to_error(refused, self._core.table)
+            batch = bool(getattr(request.http_request, "multipart_mixed_info", None))
+            return answer_to_error(refused, self._core.table, batch=batch)
         if isinstance(call, Write):
             self._hooks.on_request(request)
         return None if call in (Table.CREATE, Table.POLICY) else call
