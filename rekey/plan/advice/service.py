@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 from rekey.core.severity import Severity
 from rekey.plan.advice.facts import Facts
@@ -20,7 +19,6 @@ from rekey.plan.result import Advice
 PASSING = frozenset({"test", "tmp", "temp", "copy", "backup", "bak", "old", "new", "draft", "migrated"})
 COSMOS_ROW_KEY_BYTES = 255
 COSMOS_RESERVED = frozenset({"id", "rid", "etag", "resourceid"})
-COSMOS_HOSTS = (".table.cosmos.azure.com", ".table.cosmosdb.azure.com")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
 
@@ -57,9 +55,3 @@ def cosmos_limits(facts: Facts) -> Iterator[Advice]:
 
 
 RULES = (table_name, cosmos_limits)
-
-
-def is_cosmos(endpoint: str) -> bool:
-    """Tell whether an endpoint is one of Cosmos DB for Table."""
-    host = urlsplit(endpoint).hostname or ""
-    return host.endswith(COSMOS_HOSTS)
