@@ -26,8 +26,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
+from rekey.core.texts import table
 from rekey.plan.result import Duration, Estimate, Money, Requests, Storage, TableFill
 from rekey.project.config import Limits
 from rekey.project.prices import Prices
@@ -53,32 +55,8 @@ beforehand."""
 SWEEP_SECONDS = 5.0
 """Seconds between two looks into the journal while the runner works (`rekey.runner.clients`)."""
 
-_Control = Mapping[str, Mapping[Kind, int]]
-_CONTROL_DELTA: _Control = {
-    PREPARE: {Kind.READ: 5, Kind.SCAN: 1, Kind.TABLE: 5, Kind.WRITE: 2},
-    DUAL_WRITE: {Kind.READ: 2, Kind.TABLE: 2, Kind.WRITE: 1},
-    BACKFILL: {Kind.READ: 3, Kind.TABLE: 1},
-    RECONCILE: {Kind.READ: 2, Kind.TABLE: 5},
-    CUTOVER: {Kind.READ: 11, Kind.TABLE: 15, Kind.WRITE: 4},
-    COMPLETE: {Kind.READ: 8, Kind.TABLE: 4, Kind.WRITE: 3},
-    RETIRE: {Kind.READ: 9, Kind.SCAN: 2, Kind.TABLE: 6, Kind.WRITE: 3},
-}
-_CONTROL_DUAL: _Control = {
-    PREPARE: {Kind.READ: 6, Kind.SCAN: 2, Kind.TABLE: 6, Kind.WRITE: 2},
-    DUAL_WRITE: {Kind.READ: 4, Kind.SCAN: 6, Kind.TABLE: 7, Kind.WRITE: 1},
-    BACKFILL: {Kind.READ: 2, Kind.SCAN: 2, Kind.TABLE: 3, Kind.WRITE: 1},
-    RECONCILE: {Kind.READ: 2, Kind.SCAN: 6, Kind.TABLE: 5},
-    CUTOVER: {Kind.READ: 12, Kind.SCAN: 13, Kind.TABLE: 16, Kind.WRITE: 4},
-    COMPLETE: {Kind.READ: 10, Kind.SCAN: 7, Kind.TABLE: 17, Kind.WRITE: 3},
-    RETIRE: {Kind.READ: 11, Kind.SCAN: 6, Kind.TABLE: 10, Kind.WRITE: 3},
-}
-_SEALED: _Control = {
-    PREPARE: {Kind.READ: 3, Kind.SCAN: 1, Kind.TABLE: 1, Kind.WRITE: 1},
-    BACKFILL: {Kind.READ: 1, Kind.WRITE: 1},
-    CUTOVER: {Kind.READ: 3, Kind.SCAN: 1},
-    COMPLETE: {Kind.READ: 2, Kind.SCAN: 1},
-    RETIRE: {Kind.READ: 2, Kind.SCAN: 1},
-}
+_CONTROL: Mapping[str, Mapping[str, Mapping[str, int]]]
+_CONTROL = table(Path(__file__).with_name("control_requests.toml"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +203,9 @@ def _writes(table: str, sent: Batches) -> Iterator[Requests]:
 
 
 def _control(phase: str, work: Workload) -> Iterator[Requests]:
-    costs = [(_CONTROL_DELTA if work.follows else _CONTROL_DUAL)[phase]]
-    if work.sealed:
-        costs.append(_SEALED.get(phase, {}))
+    kept = ["delta" if work.follows else "dual-write", *(["sealed"] if work.sealed else [])]
     for kind in Kind:
-        count = sum(cost.get(kind, 0) for cost in costs)
+        count = sum(_CONTROL[one].get(phase, {}).get(kind, 0) for one in kept)
         yield Requests(phase, "locks, control row, clients, clock", kind, count)
 
 

@@ -85,36 +85,31 @@ class TableFacts:
             return self.counts.rows_met_together
         return self.rows / self.partitions
 
-    def advice(self, code: str, evidence: str, severity: Severity | None = None, **values: object) -> Advice:
+    def advice(self, code: str, severity: Severity | None = None, /, **values: object) -> Advice:
         """Return a piece of advice about the table, or about one of its keys.
 
         Args:
-            code, evidence, severity, values: as for `advice`; the value `key` names one of the keys.
+            code, severity, values: as for `advice`; the value `key` names one of the keys.
         """
         [key] = filled(TEXTS[code], values, "key")
-        return advice(code, f"{self.table} {key}".rstrip(), evidence, severity, self.today, **values)
+        return advice(code, f"{self.table} {key}".rstrip(), severity, self.today, **values)
 
 
 def advice(
-    code: str,
-    where: str,
-    evidence: str,
-    severity: Severity | None = None,
-    today: bool = False,
-    **values: object,
+    code: str, where: str, severity: Severity | None = None, today: bool = False, /, **values: object
 ) -> Advice:
     """Return a piece of advice.
 
     Args:
         code: a key of `TEXTS`.
         where: the table, and the key if it is about one.
-        evidence: the figures that it rests on.
         severity: replaces the severity of `TEXTS`.
         today: whether it is about today's keys.
-        values: for the names in braces in its texts; a value named `reason` or `cure` replaces that text.
+        values: for the names in braces in its texts; a value named `evidence`, `reason` or `cure`
+            replaces that text.
     """
     texts = TEXTS[code]
-    reason, cure = filled(texts, values, "reason", "cure")
+    evidence, reason, cure = filled(texts, values, "evidence", "reason", "cure")
     return Advice(code, severity or Severity(texts["severity"]), where, today, evidence, reason, cure)
 
 
