@@ -20,11 +20,20 @@ from pathlib import Path
 
 import click
 
-from rekey import errors
 from rekey.cli.project import open_project
 from rekey.cli.shell import FILE, FOLDER, Shell, command, file_option, flag
 from rekey.core.plain import plain
 from rekey.declaration.mapper import Mapper
+from rekey.errors import (
+    ConfigurationError,
+    ExitCode,
+    Findings,
+    Locked,
+    MachineFailed,
+    Moved,
+    StateUnusable,
+    one_line,
+)
 from rekey.evidence.bag import payload, statement_sha256
 from rekey.evidence.export import export as write
 from rekey.evidence.export import exports_of, record_verified
@@ -69,7 +78,7 @@ def evidence() -> None:
 
 @command("keygen", example="rekey evidence keygen\nrekey evidence keygen keys/evidence.pem")
 @click.argument("file", type=FILE, default=KEY_FILE)
-def keygen(shell: Shell, file: Path) -> errors.ExitCode:
+def keygen(shell: Shell, file: Path) -> ExitCode:
     """Make the Ed25519 key that signs evidence: FILE, and its public half next to it.
 
     Hand the public half to the auditors, before there is anything to check. Overwrites nothing.
@@ -97,7 +106,7 @@ Next: name it in {shell.config_path}:
 @click.option(
     "--timestamp", "authority", metavar="URL", help="Have a time stamp authority (RFC 3161) stamp it."
 )
-def export(shell: Shell, folder: Path, script: str | None, authority: str | None) -> errors.ExitCode:
+def export(shell: Shell, folder: Path, script: str | None, authority: str | None) -> ExitCode:
     """Write the evidence of SCRIPT to FOLDER, which must not be there yet.
 
     Holds the audit log with its checkpoint, declaration and script, plan, gate decisions, verifications with
@@ -145,7 +154,7 @@ def verify(
     kept: Path | None,
     timestamp_root: Path | None,
     without_timestamp: bool,
-) -> errors.ExitCode:
+) -> ExitCode:
     """Check the bundle in FOLDER. Exit code 1 when anything is wrong with it.
 
     Finds a changed byte, a file added or removed, an event removed, moved or inserted, a log that was cut
@@ -156,13 +165,13 @@ def verify(
     try:
         earlier = None if kept is None else kept.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
-        raise errors.ConfigurationError(
+        raise ConfigurationError(
             f"the checkpoint {kept} cannot be read", hint="name the file `data/audit/checkpoint` of a bundle"
         ) from None
     trusted = Trusted(keys, root=root, ignore_timestamp=without_timestamp, earlier=earlier)
     verdict = check(folder, trusted)
     recorded = verdict.is_right and _record(shell, folder, verdict)
-    code = errors.ExitCode.DONE if verdict.is_right else errors.ExitCode.FINDINGS
+    code = ExitCode.DONE if verdict.is_right else ExitCode.FINDINGS
     about = verdict.predicate
     lines = [f"{folder}: {'everything holds' if verdict.is_right else 'NOT as it was exported'}"]
     if about:
@@ -175,7 +184,7 @@ def verify(
         lines.append("  recorded    in the audit log of this project")
     document = {"folder": str(folder), **verdict.as_json(), "recorded": recorded}
     # A file's name may hold text that looks like a line of this output.
-    return shell.emit(document, "\n".join(map(errors.one_line, lines)), code)
+    return shell.emit(document, "\n".join(map(one_line, lines)), code)
 
 
 @command(
@@ -195,7 +204,7 @@ def recompute(
     endpoint: str | None,
     key_env: str | None,
     mapping: bool,
-) -> errors.ExitCode:
+) -> ExitCode:
     """Compute the content digests of the bundle in FOLDER again, from the tables.
 
     Reads the tables, nothing else. Exit code 1 when one differs: it was written since the verification, or
@@ -208,7 +217,7 @@ def recompute(
     keys = _keys_for(shell, key_files, folder)
     verdict = check(folder, Trusted(keys, ignore_timestamp=True))
     if not verdict.is_right:
-        raise errors.Findings(
+        raise Findings(
             f"{folder} is not as it was exported: {'; '.join(one.what for one in verdict.findings)}",
             kept="everything; no table was read",
             hint=f"`{shell.command(f'evidence verify {folder}')}` shows it all",
@@ -222,7 +231,7 @@ def recompute(
             return await compute(recorded, accounts.tables, shell.progress(), mapper=mapper)
 
     found = shell.do(from_tables())
-    code = errors.ExitCode.DONE if all(one.is_equal for one in found) else errors.ExitCode.FINDINGS
+    code = ExitCode.DONE if all(one.is_equal for one in found) else ExitCode.FINDINGS
     lines = [f"verified on {recorded['finished_at']}; now:"]
     names = {"source": "source", "target": "target", "expected": "what the source gives for"}
     for one in found:
@@ -252,7 +261,7 @@ def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
     project = open_project(shell)
     declared = project.choose(verdict.predicate["script_id"])
     if declared.digest != verdict.predicate["declaration_sha256"]:
-        raise errors.Moved(
+        raise Moved(
             f"the script {declared.script_id} of this project is not the one of the bundle",
             kept="everything; no table was read",
             hint="use the script that is in the bundle (data/script.py)",
@@ -270,7 +279,7 @@ def _record(shell: Shell, folder: Path, verdict: Verdict) -> bool:
             return False
         with State.open(config.state) as state:
             return record_verified(state, verdict)
-    except (errors.ConfigurationError, errors.StateUnusable, errors.Locked, errors.MachineFailed) as error:
+    except (ConfigurationError, StateUnusable, Locked, MachineFailed) as error:
         shell.note(f"warning: this verification is not recorded: {error.what}")
         return False
 
@@ -291,8 +300,8 @@ def _keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicK
     if shell.has_project:
         try:
             config = _exporter(shell, folder)
-        except errors.StateUnusable as error:
-            raise errors.ConfigurationError(error.what, hint=_GIVE_KEY) from None
+        except StateUnusable as error:
+            raise ConfigurationError(error.what, hint=_GIVE_KEY) from None
         if config is None:
             what = (
                 f"the audit log of the project {shell.config_path} does not say that it exported this bundle,"
@@ -301,7 +310,7 @@ def _keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicK
         elif (signer := open_signer(config)) is not None:
             origin = f"the project {config.path}, whose audit log says that it exported this"
             return [replace(signer.public, origin=origin)]
-    raise errors.ConfigurationError(what, hint=_GIVE_KEY)
+    raise ConfigurationError(what, hint=_GIVE_KEY)
 
 
 def _exporter(shell: Shell, folder: Path) -> Config | None:
@@ -322,7 +331,7 @@ def _refuse_within(shell: Shell, folder: Path) -> None:
     path = shell.config_path
     places = (path.parent.resolve() / path.name, path.resolve())
     if any(place.is_relative_to(folder.resolve()) for place in places):
-        raise errors.ConfigurationError(
+        raise ConfigurationError(
             f"the project {path} lies in the bundle, and is not looked at",
             hint=f"stand in another folder; {_GIVE_KEY}",
         )

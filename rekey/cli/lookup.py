@@ -23,12 +23,20 @@ from typing import Any
 
 import click
 
-from rekey import errors
 from rekey.cli.naming import Named, check_reason, naming, some
 from rekey.cli.project import Project, open_project
 from rekey.cli.shell import Shell, command, file_option
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
+from rekey.errors import (
+    ConfigurationError,
+    ExitCode,
+    Findings,
+    Locked,
+    MachineFailed,
+    Refused,
+    StateUnusable,
+)
 from rekey.mapping.lookup import Found, Gone, Lookup, Met, Query
 from rekey.migration.opening import Prepared, open_migration
 from rekey.phases import Phase
@@ -49,7 +57,7 @@ _MINUTE_S = 60.0
 @click.argument("script", required=False)
 @naming
 @file_option("--out", help="Write the answers to a new private file (JSON Lines).")
-def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Path | None) -> errors.ExitCode:
+def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Path | None) -> ExitCode:
     """Show which old key became which new keys, and back.
 
     The answer holds keys. The look-up and its reason are recorded before anything is read, and look-ups per
@@ -67,7 +75,7 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
         try:
             write_private(out, "".join(f"{line}\n" for line in lines).encode("utf-8"))
         except OSError as error:
-            raise errors.ConfigurationError(
+            raise ConfigurationError(
                 f"the answers cannot be written to {out} ({type(error).__name__})",
                 kept="the record of the look-up",
                 hint="name a file that does not exist, in a folder that this user can write to",
@@ -102,7 +110,7 @@ async def _look(
         migration = open_migration(prepared, accounts)
         control = await migration.control.read()
         if control is None:
-            raise errors.Refused(
+            raise Refused(
                 f"{declared.script_id} has not begun: nothing has a new key yet",
                 hint=f"`rekey plan {declared.script_id} --show-keys` shows examples of what keys will be",
             )
@@ -138,13 +146,13 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
         with State.open(project.config.state) as state:
             added = state.audit_within(EVENT, declared.script_id, details, most=most, seconds=_MINUTE_S)
             said = erasures(state.audit_events(declared.script_id))
-    except (errors.StateUnusable, errors.Locked, errors.MachineFailed) as error:
+    except (StateUnusable, Locked, MachineFailed) as error:
         if declared.migration.is_sealed:
             raise
         shell.note(f"warning: this lookup is not recorded: {error.what}")
         return Erasures()
     if added is None:
-        raise errors.Refused(
+        raise Refused(
             f"there were {most} look-ups in the last minute already",
             kept="the mapping, unopened; this look-up is not recorded",
             hint="wait a minute; for many keys use --bulk FILE, or raise [lookup] per_minute",
@@ -152,7 +160,7 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
     return said
 
 
-def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone]) -> errors.Findings:
+def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone]) -> Findings:
     """Return the error for rows that are unknown or were erased."""
     returned = [one for one in erased if one.returned]
     said = [f"row {one.row_id} was erased on {one.on}" for one in erased if not one.returned]
@@ -172,7 +180,7 @@ def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone
             "an old copy was put into the restricted store: find out by whom, and erase again"
             f" (`rekey erase {declared.script_id}`; the runbook on erasing says how)"
         )
-    return errors.Findings(some(said, "; "), kept=kept, hint=hint)
+    return Findings(some(said, "; "), kept=kept, hint=hint)
 
 
 def _told(declared: Declared, found: Found) -> list[str]:

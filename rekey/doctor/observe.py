@@ -35,7 +35,22 @@ from rekey.core.clock import ticks_of
 from rekey.core.distribution import DISTRIBUTION
 from rekey.declaration.migration import required_secrets
 from rekey.declaration.scripts import load_scripts
-from rekey.doctor import observed
+from rekey.doctor.observed import (
+    AccountSeen,
+    ConfigurationSeen,
+    Crossing,
+    FileSeen,
+    Kind,
+    MigrationSeen,
+    MigrationsSeen,
+    Observed,
+    Reading,
+    ScriptSeen,
+    SecretSeen,
+    StateSeen,
+    VersionsSeen,
+    Writing,
+)
 from rekey.errors import ConfigurationError, CredentialRefused, RekeyError, ServiceError
 from rekey.evidence.signing import open_signer
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
@@ -69,7 +84,7 @@ Ask: TypeAlias = Callable[[str, str, Credential | None], Awaitable[Heard]]
 
 async def observe(
     config: Config, *, connect: Callable[[Config], Accounts], ask: Ask, writes: bool = True
-) -> observed.Observed:
+) -> Observed:
     """Observe machine, accounts and restricted store.
 
     Args:
@@ -82,30 +97,30 @@ async def observe(
     migrations = see_migrations(config, configuration.secrets)
     tables = await see_account("tables", config.tables, ask)
     restricted = await see_account("restricted", config.restricted, ask)
-    sources: dict[str, observed.Reading] = {}
+    sources: dict[str, Reading] = {}
     if tables.is_usable:
         # Connected without the other account, so that only this one can fail.
         async with connect(replace(config, restricted=config.tables)) as accounts:
             for script in migrations.scripts:
                 sources[script.source] = await _read_table(accounts.tables, script.source)
-    store: dict[str, observed.Reading] = {}
-    stored: tuple[observed.MigrationSeen, ...] = ()
-    writing = observed.Writing()
+    store: dict[str, Reading] = {}
+    stored: tuple[MigrationSeen, ...] = ()
+    writing = Writing()
     if restricted.is_usable:
         async with connect(replace(config, tables=config.restricted)) as accounts:
             service = accounts.restricted
             store = {name: await _read_table(service, name) for name in STORE}
-            has_control = store[CONTROL_TABLE] is observed.Reading.READ
+            has_control = store[CONTROL_TABLE] is Reading.READ
             if has_control:
-                has_journal = store[JOURNAL_TABLE] is observed.Reading.READ
+                has_journal = store[JOURNAL_TABLE] is Reading.READ
                 see = partial(see_migration, service, gates=config.gates, has_journal=has_journal)
                 stored = tuple([await see(script) for script in migrations.scripts])
             if writes:
                 writing = await _try_writing(service, has_control=has_control)
-    crossing = observed.Crossing()
+    crossing = Crossing()
     if not configuration.same_account:
         crossing = await _try_crossing(tables, restricted, ask)
-    return observed.Observed(
+    return Observed(
         configuration=configuration,
         tables=tables,
         restricted=restricted,
@@ -131,7 +146,7 @@ def _tried(call: Callable[[], T]) -> tuple[T | None, RekeyError | None]:
 # --- configuration --------------------------------------------------------------------------------------
 
 
-def see_configuration(config: Config) -> observed.ConfigurationSeen:
+def see_configuration(config: Config) -> ConfigurationSeen:
     """Observe the configuration file, its secrets, wrapping key and evidence key. May ask Key Vault."""
     tables_key, restricted_key = (
         _tried(partial(account_key, account))[0] for account in (config.tables, config.restricted)
@@ -140,8 +155,8 @@ def see_configuration(config: Config) -> observed.ConfigurationSeen:
     if wrapping is not None and wrapping.kind is SecretKind.KEY_VAULT:
         wrapping = None  # it never leaves Key Vault
     evidence = config.evidence
-    return observed.ConfigurationSeen(
-        file=see_file(config.path) or observed.FileSeen(str(config.path)),
+    return ConfigurationSeen(
+        file=see_file(config.path) or FileSeen(str(config.path)),
         same_account=config.tables.is_same_as(config.restricted),
         same_key=tables_key is not None and tables_key == restricted_key,
         secrets=tuple(
@@ -157,20 +172,20 @@ def see_configuration(config: Config) -> observed.ConfigurationSeen:
     )
 
 
-def _see_secret(name: str, source: SecretSource, read: Callable[[], bytes]) -> observed.SecretSeen:
+def _see_secret(name: str, source: SecretSource, read: Callable[[], bytes]) -> SecretSeen:
     file = see_file(Path(source.where)) if source.kind is SecretKind.FILE else None
     secret, trouble = _tried(read)
-    return observed.SecretSeen(name, file, len(secret or b""), len(set(secret or b"")), trouble)
+    return SecretSeen(name, file, len(secret or b""), len(set(secret or b"")), trouble)
 
 
-def see_file(path: Path) -> observed.FileSeen | None:
+def see_file(path: Path) -> FileSeen | None:
     """Return a file's or folder's mode, owner and group; None when it is missing or cannot be looked up."""
     try:
         status = path.stat()
     except OSError:
         return None
     if sys.platform == "win32":
-        return observed.FileSeen(str(path))
+        return FileSeen(str(path))
 
     def named(name: Callable[[], str], number: int) -> str:
         try:
@@ -178,7 +193,7 @@ def see_file(path: Path) -> observed.FileSeen | None:
         except KeyError:
             return str(number)
 
-    return observed.FileSeen(
+    return FileSeen(
         str(path),
         mode=status.st_mode & 0o7777,
         owner=named(path.owner, status.st_uid),
@@ -190,14 +205,14 @@ def see_file(path: Path) -> observed.FileSeen | None:
 # --- state ----------------------------------------------------------------------------------------------
 
 
-def see_state(path: Path) -> observed.StateSeen:
+def see_state(path: Path) -> StateSeen:
     """Observe the state file, its folder, disk and lock, and read a copy of its present content."""
     existing = next(one for one in (path.parent, *path.parents, Path(path.anchor)) if one.exists())
     siblings = (see_file(path.with_name(path.name + suffix)) for suffix in _SIBLINGS)
     free: int | None = None
     with suppress(OSError):
         free = shutil.disk_usage(existing).free
-    seen = observed.StateSeen(
+    seen = StateSeen(
         path=str(path),
         file=see_file(path),
         siblings=tuple(one for one in siblings if one is not None),
@@ -269,14 +284,14 @@ def _held_by(lock: Path) -> str:
 # --- versions and scripts -------------------------------------------------------------------------------
 
 
-def see_versions() -> observed.VersionsSeen:
+def see_versions() -> VersionsSeen:
     """Return the installed versions, and the requirements that rekey's own distribution states."""
     try:
         wanted = tuple(requires(DISTRIBUTION) or ())
     except PackageNotFoundError:
         wanted = ()
     packages = {one.metadata["Name"].lower(): one.version for one in distributions() if one.metadata["Name"]}
-    return observed.VersionsSeen(
+    return VersionsSeen(
         python=sys.version_info[:3],
         rekey=packages.get(DISTRIBUTION, ""),
         packages=packages,
@@ -285,7 +300,7 @@ def see_versions() -> observed.VersionsSeen:
     )
 
 
-def see_migrations(config: Config, configured: Sequence[observed.SecretSeen]) -> observed.MigrationsSeen:
+def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> MigrationsSeen:
     """Load the scripts and try the secrets that they need. Executes the scripts, as other commands do.
 
     Args:
@@ -297,7 +312,7 @@ def see_migrations(config: Config, configured: Sequence[observed.SecretSeen]) ->
     files = tuple(seen for seen in map(see_file, paths) if seen is not None)
     declared, trouble = _tried(partial(load_scripts, config.migrations))
     if declared is None:
-        return observed.MigrationsSeen(folder, files, trouble=trouble)
+        return MigrationsSeen(folder, files, trouble=trouble)
     named = {one.script_id: required_secrets(one.migration) for one in declared}
     troubles = {secret.name: secret.trouble for secret in configured}
     for name in {name for names in named.values() for name in names} - troubles.keys():
@@ -310,7 +325,7 @@ def see_migrations(config: Config, configured: Sequence[observed.SecretSeen]) ->
     except RekeyError:
         shredded = {}  # `see_state` reports what is wrong with the state file
     scripts = [
-        observed.ScriptSeen(
+        ScriptSeen(
             one.script_id,
             one.migration.source,
             unresolved={
@@ -322,7 +337,7 @@ def see_migrations(config: Config, configured: Sequence[observed.SecretSeen]) ->
         )
         for one in declared
     ]
-    return observed.MigrationsSeen(
+    return MigrationsSeen(
         folder, files, tuple(scripts), frozenset(name for names in named.values() for name in names)
     )
 
@@ -330,10 +345,10 @@ def see_migrations(config: Config, configured: Sequence[observed.SecretSeen]) ->
 # --- accounts -------------------------------------------------------------------------------------------
 
 
-async def see_account(section: str, account: Account, ask: Ask) -> observed.AccountSeen:
+async def see_account(section: str, account: Account, ask: Ask) -> AccountSeen:
     """Ask an account for its tables: without a credential, then with its own; with a made-up key, too, when
     its own is a token and the service is Azure Storage."""
-    seen = observed.AccountSeen(section, account, anonymous=await ask(account.endpoint, _LIST, None))
+    seen = AccountSeen(section, account, anonymous=await ask(account.endpoint, _LIST, None))
     try:
         account_key(account)
     except ConfigurationError as error:
@@ -342,7 +357,7 @@ async def see_account(section: str, account: Account, ask: Ask) -> observed.Acco
         return seen
     async with _own_credential(account) as own:
         seen = replace(seen, listing=await ask(account.endpoint, _LIST, own))
-    if seen.uses_token and seen.kind is observed.Kind.STORAGE:
+    if seen.uses_token and seen.kind is Kind.STORAGE:
         made_up = SharedKey(account.name, secrets.token_bytes(_MADE_UP_BYTES))
         seen = replace(seen, made_up=await ask(account.endpoint, _LIST, made_up))
     return seen
@@ -358,20 +373,18 @@ async def _own_credential(account: Account) -> AsyncIterator[Credential]:
             await close()
 
 
-async def _try_crossing(
-    tables: observed.AccountSeen, restricted: observed.AccountSeen, ask: Ask
-) -> observed.Crossing:
+async def _try_crossing(tables: AccountSeen, restricted: AccountSeen, ask: Ask) -> Crossing:
     """Try to read the restricted account with the credential of the application's tables.
 
     A shared key is tried under the names of both accounts: names are no secret.
     """
     if tables.trouble is not None or not restricted.anonymous.answered:
-        return observed.Crossing()
+        return Crossing()
     if tables.uses_token and restricted.uses_token:
-        return observed.Crossing(same_identity=True)
+        return Crossing(same_identity=True)
     key, endpoint = account_key(tables.account), restricted.account.endpoint
     if key is None and not restricted.account.is_https:
-        return observed.Crossing()  # a token is never sent over http
+        return Crossing()  # a token is never sent over http
     read: list[str] = []
     async with _own_credential(tables.account) as own:
         for credential in [own] if key is None else [own, SharedKey.of(restricted.account.name, key)]:
@@ -381,25 +394,25 @@ async def _try_crossing(
                 heard = await ask(endpoint, f"{name}()?$top=1&$select=Epoch", credential)
                 if heard.accepted or heard.code == "TableNotFound":
                     read.append(name)
-    return observed.Crossing(tried=True, read=tuple(dict.fromkeys(read)))
+    return Crossing(tried=True, read=tuple(dict.fromkeys(read)))
 
 
 # --- tables ---------------------------------------------------------------------------------------------
 
 
-async def _read_table(service: TableService, name: str) -> observed.Reading:
+async def _read_table(service: TableService, name: str) -> Reading:
     """Try to read a table, and return how that went."""
     try:
-        return observed.Reading.READ if await service.table_exists(name) else observed.Reading.MISSING
+        return Reading.READ if await service.table_exists(name) else Reading.MISSING
     except CredentialRefused:
-        return observed.Reading.REFUSED
+        return Reading.REFUSED
     except ServiceError:
-        return observed.Reading.FAILED
+        return Reading.FAILED
 
 
 async def see_migration(
-    service: TableService, script: observed.ScriptSeen, *, gates: Gates, has_journal: bool = True
-) -> observed.MigrationSeen:
+    service: TableService, script: ScriptSeen, *, gates: Gates, has_journal: bool = True
+) -> MigrationSeen:
     """Return what the restricted store holds of one migration, in numbers."""
     script_id = script.script_id
     try:
@@ -415,13 +428,13 @@ async def see_migration(
         keep_s = gates.mapping_retention_s
         kept = await cohorts_kept(service, script_id, ended_at, sealed=script.sealed, keep_s=keep_s)
     except RekeyError as error:
-        return observed.MigrationSeen(script_id, trouble=error)
+        return MigrationSeen(script_id, trouble=error)
     standings = [standing(one, now) for one in clients]
     counts = Counter(standings)
     versions = {
         one.version for one, stands in zip(clients, standings, strict=True) if stands is not Standing.OVER
     }
-    return observed.MigrationSeen(
+    return MigrationSeen(
         script_id,
         phase="" if control is None else str(control.phase),
         epoch=0 if control is None else control.epoch,
@@ -435,7 +448,7 @@ async def see_migration(
     )
 
 
-async def _try_writing(service: TableService, *, has_control: bool) -> observed.Writing:
+async def _try_writing(service: TableService, *, has_control: bool) -> Writing:
     """Write a row to the restricted account, remove it, and return how that went."""
     if has_control:
         return await _try_row(service, CONTROL_TABLE)
@@ -443,8 +456,8 @@ async def _try_writing(service: TableService, *, has_control: bool) -> observed.
     try:
         await service.create_table(name)
     except RekeyError as error:
-        return observed.Writing(name, error)
-    writing = observed.Writing(name)
+        return Writing(name, error)
+    writing = Writing(name)
     try:
         tried = await _try_row(service, name)
         writing = replace(tried, left="")  # a row that was not removed goes with its table
@@ -452,11 +465,11 @@ async def _try_writing(service: TableService, *, has_control: bool) -> observed.
         try:
             await service.delete_table(name)
         except RekeyError as error:
-            writing = observed.Writing(name, writing.trouble or error, left=f"table {name}")
+            writing = Writing(name, writing.trouble or error, left=f"table {name}")
     return writing
 
 
-async def _try_row(service: TableService, name: str) -> observed.Writing:
+async def _try_row(service: TableService, name: str) -> Writing:
     row = {PARTITION_KEY: f"doctor.{secrets.token_hex(8)}", ROW_KEY: "doctor"}
     table, left = service.table(name), ""
     try:
@@ -464,5 +477,5 @@ async def _try_row(service: TableService, name: str) -> observed.Writing:
         left = f"the row {row[PARTITION_KEY]} of {name}"
         await table.delete(key_of(row))
     except RekeyError as error:
-        return observed.Writing(name, error, left)
-    return observed.Writing(name)
+        return Writing(name, error, left)
+    return Writing(name)

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from rekey import errors
-from rekey.mapping import sealing
 from rekey.mapping.rows import (
     MAPPING_TABLE,
     WHOLE,
@@ -44,6 +43,21 @@ from rekey.mapping.rows import (
     is_tombstone,
     pointer_of,
 )
+from rekey.mapping.sealing import (
+    DATA_KEY,
+    ROOT,
+    DataKey,
+    Sealer,
+    WrappingKey,
+    cohort_in,
+    cohort_of,
+    data_key_row,
+    key_partition,
+    new_data_key,
+    read_data_key,
+    unreadable,
+    within,
+)
 from rekey.model import EntityKey, KeyRange, Row, etag_of, key_of
 from rekey.state.audit import utc_now
 from rekey.tables.base import Page, Table, TableService
@@ -56,11 +70,7 @@ StillOwns = Callable[[EntityKey, TargetKey], Awaitable[bool]]
 
 async def data_key_rows(table: Table, script_id: str) -> list[Row]:
     """Return the rows in the partition of a migration's data keys; none is opened."""
-    return [
-        row
-        async for page in table.scan(sealing.within(sealing.key_partition(script_id)))
-        for row in page.rows
-    ]
+    return [row async for page in table.scan(within(key_partition(script_id))) for row in page.rows]
 
 
 async def cohorts_kept(
@@ -88,29 +98,24 @@ class Keyring:
     """The data keys of one migration. Call `begin` or `open` before anything else."""
 
     def __init__(
-        self,
-        table: Table,
-        script_id: str,
-        wrapping: sealing.WrappingKey,
-        *,
-        now: Callable[[], datetime] = utc_now,
+        self, table: Table, script_id: str, wrapping: WrappingKey, *, now: Callable[[], datetime] = utc_now
     ) -> None:
         """Create the keyring; nothing is read yet. `now` is this machine's clock: it is never wrong by as
         much as a cohort, a month."""
         self.table = table
         self.script_id = script_id
-        self.sealer = sealing.Sealer()
+        self.sealer = Sealer()
         self.gone: Mapping[str, str] = {}
         """Cohorts that the audit log says were shredded, and on which day: rows are not opened with their
         data keys, even if these are there again."""
         self._wrapping = wrapping
         self._now = now
-        self._root: sealing.DataKey | None = None
+        self._root: DataKey | None = None
         self._busy = asyncio.Lock()
 
     async def begin(self) -> None:
         """Make the root key if there is none, and open it. The mapping table must exist."""
-        self._root = await self._made(sealing.ROOT)
+        self._root = await self._made(ROOT)
 
     async def open(self) -> None:
         """Open the root key of a migration that has begun.
@@ -121,15 +126,13 @@ class Keyring:
         """
         if self._root is not None:
             return
-        row = await self._row(sealing.ROOT)
+        row = await self._row(ROOT)
         if row is None:
-            raise errors.SealedUnreadable(
-                self.table.name, sealing.ROOT, "the root key of the migration is gone"
-            )
+            raise errors.SealedUnreadable(self.table.name, ROOT, "the root key of the migration is gone")
         self._root = await self._unwrapped(row)
 
     @property
-    def root(self) -> sealing.DataKey:
+    def root(self) -> DataKey:
         """The root key; `begin` or `open` comes first."""
         if self._root is None:
             raise RuntimeError("the keyring was not opened")
@@ -142,7 +145,7 @@ class Keyring:
 
     async def fresh(self) -> None:
         """Load or make the present cohort's data key, to seal with. Raises Refused when it was shredded."""
-        cohort = sealing.cohort_of(self._now())
+        cohort = cohort_of(self._now())
         if self.sealer.cohort == cohort:
             return
         async with self._busy:
@@ -159,13 +162,11 @@ class Keyring:
             Moved: a data key does not unwrap.
         """
         knows = self.sealer.knows
-        wanted = {
-            name for row in rows if isinstance(name := row.get(sealing.DATA_KEY), str) and not knows(name)
-        }
+        wanted = {name for row in rows if isinstance(name := row.get(DATA_KEY), str) and not knows(name)}
         if not wanted:
             return
         async with self._busy:
-            for cohort in sorted({sealing.cohort_in(name) for name in wanted if not knows(name)}):
+            for cohort in sorted({cohort_in(name) for name in wanted if not knows(name)}):
                 row = await self._row(cohort)
                 if row is None:
                     continue
@@ -173,7 +174,7 @@ class Keyring:
                     self.sealer.shredded(cohort, self.tombstones.read(row))
                 elif cohort in self.gone:
                     said = f"it was shredded on {self.gone[cohort]}, and it was put back"
-                    raise sealing.unreadable(self.table.name, key_of(row), said)
+                    raise unreadable(self.table.name, key_of(row), said)
                 else:
                     self.sealer.add(await self._unwrapped(row))
 
@@ -202,7 +203,7 @@ class Keyring:
             cohort: its month; ValueError for `ROOT`.
             on: the day.
         """
-        if cohort == sealing.ROOT:
+        if cohort == ROOT:
             raise ValueError("the root key is never shredded: ids and tombstones hang on it")
         for _ in range(_MAX_ROUNDS):
             row = await self._row(cohort)
@@ -229,15 +230,15 @@ class Keyring:
 
     async def _row(self, cohort: str) -> Row | None:
         try:
-            return await self.table.get(EntityKey(sealing.key_partition(self.script_id), cohort))
+            return await self.table.get(EntityKey(key_partition(self.script_id), cohort))
         except errors.TableMissing:
             return None
 
-    async def _made(self, cohort: str) -> sealing.DataKey:
+    async def _made(self, cohort: str) -> DataKey:
         """Return the data key of a cohort; make it if there is none. Raises Refused when it was shredded."""
         row = await self._row(cohort)
         if row is None:
-            made = sealing.new_data_key(cohort)
+            made = new_data_key(cohort)
             fresh = await self._data_key_row(made)
             try:
                 await self.table.insert(fresh)
@@ -257,16 +258,16 @@ class Keyring:
             )
         return await self._unwrapped(row)
 
-    async def _data_key_row(self, key: sealing.DataKey) -> Row:
+    async def _data_key_row(self, key: DataKey) -> Row:
         """Wrap a data key and return its row."""
         wrap = self._wrapping.wrap
         wrapped = await asyncio.to_thread(wrap, key.key) if self._wrapping.is_remote else wrap(key.key)
-        return sealing.data_key_row(self.script_id, key, wrapped)
+        return data_key_row(self.script_id, key, wrapped)
 
-    async def _unwrapped(self, row: Row) -> sealing.DataKey:
+    async def _unwrapped(self, row: Row) -> DataKey:
         if self._wrapping.is_remote:
-            return await asyncio.to_thread(sealing.read_data_key, self.script_id, row, self._wrapping)
-        return sealing.read_data_key(self.script_id, row, self._wrapping)
+            return await asyncio.to_thread(read_data_key, self.script_id, row, self._wrapping)
+        return read_data_key(self.script_id, row, self._wrapping)
 
 
 @dataclass(eq=False)
@@ -327,7 +328,7 @@ class MappingStore:
         """
         if self.keyring is not None:
             return ""
-        row = await self.table.get(EntityKey(sealing.key_partition(self.rows.script_id), WHOLE))
+        row = await self.table.get(EntityKey(key_partition(self.rows.script_id), WHOLE))
         return "" if row is None or not is_tombstone(row) else self.rows.tombstones.read(row)
 
     async def claim(
@@ -437,7 +438,7 @@ class MappingStore:
     async def scan(self, direction: str) -> AsyncIterator[Page]:
         """Iterate over all mapping rows of a direction: `f` (forward) or `r` (reverse)."""
         for partition in self.rows.partitions(direction):
-            async for page in self.table.scan(sealing.within(partition)):
+            async for page in self.table.scan(within(partition)):
                 await self.learn(page.rows)
                 yield page
 

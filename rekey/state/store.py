@@ -34,9 +34,20 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from rekey.errors import StateUnusable
 from rekey.model import EntityKey, KeyRange
-from rekey.state import audit, backend, files, models
+from rekey.state import audit, backend, files
 from rekey.state.audit import AuditEvent, canonical_json, utc_text
 from rekey.state.filelock import FileLock
+from rekey.state.models import (
+    KEYS_FORGOTTEN,
+    KeyTexts,
+    MigrationRecord,
+    PhaseRun,
+    Segment,
+    StoredCheckpoint,
+    StoredSums,
+    Verification,
+    require_same_rules,
+)
 
 _REQUESTS = "requests."
 """Prefix of a phase run's counters that count requests; files of older versions have no such counters."""
@@ -53,7 +64,7 @@ def _fields(value: type[Any]) -> Iterator[str]:
     return (one.name for one in fields(value))
 
 
-MIGRATION = _table("migration", *_fields(models.MigrationRecord), json="secret_fingerprints")
+MIGRATION = _table("migration", *_fields(MigrationRecord), json="secret_fingerprints")
 FACT = _table("fact", "script_id", "name", "value")
 SEGMENT = _table(
     "segment",
@@ -66,12 +77,12 @@ PHASE_RUN = _table(
 )
 VERIFICATION = _table(
     "verification",
-    *("id", "script_id", *(name for name in _fields(models.Verification) if name != "number")),
+    *("id", "script_id", *(name for name in _fields(Verification) if name != "number")),
     json="report",
 )
-PARTIAL_SUMS = _table("partial_sums", "script_id", *_fields(models.StoredSums))
+PARTIAL_SUMS = _table("partial_sums", "script_id", *_fields(StoredSums))
 AUDIT_EVENT = _table("audit_event", *_fields(AuditEvent), json="details")
-AUDIT_CHECKPOINT = _table("audit_checkpoint", *_fields(models.StoredCheckpoint))
+AUDIT_CHECKPOINT = _table("audit_checkpoint", *_fields(StoredCheckpoint))
 
 
 class State:
@@ -85,7 +96,7 @@ class State:
         self.read_only = read_only
         self._clock = clock
         self._guard = threading.RLock()
-        self._keys: dict[str, models.KeyTexts] = {}
+        self._keys: dict[str, KeyTexts] = {}
         self._engine = sa.create_engine(
             "sqlite://",
             creator=lambda: raw,
@@ -173,14 +184,14 @@ class State:
             if known is not None:
                 known.require_same_place(source, endpoint_id, run_id)
                 began = known.digest, known.secret_fingerprints
-                models.require_same_rules(script_id, began, (digest, secret_fingerprints))
+                require_same_rules(script_id, began, (digest, secret_fingerprints))
                 return
-            made = models.MigrationRecord(
+            made = MigrationRecord(
                 script_id, digest, source, run_id, endpoint_id, dict(secret_fingerprints), self._now()
             )
             connection.execute(sa.insert(MIGRATION).values(asdict(made)))
 
-    def migration(self, script_id: str) -> models.MigrationRecord | None:
+    def migration(self, script_id: str) -> MigrationRecord | None:
         """Return what a migration started with, None when the file does not know it."""
         with self._reading() as connection:
             return _migration(connection, script_id)
@@ -194,11 +205,11 @@ class State:
 
     # --- segments and checkpoints -----------------------------------------------------------------------
 
-    def use_keys(self, script_id: str, keys: models.KeyTexts) -> None:
+    def use_keys(self, script_id: str, keys: KeyTexts) -> None:
         """Set how keys of a migration are written and read from now on; the default is in the clear."""
         self._keys[script_id] = keys
 
-    def segments(self, script_id: str, purpose: str, *, keys: bool = True) -> list[models.Segment]:
+    def segments(self, script_id: str, purpose: str, *, keys: bool = True) -> list[Segment]:
         """Return the segments of one purpose in the order in which they were added.
 
         Args:
@@ -212,12 +223,12 @@ class State:
         with self._reading() as connection:
             return _segments(connection, script_id, purpose, self._texts(script_id) if keys else None)
 
-    def add_segments(self, script_id: str, purpose: str, ranges: Iterable[KeyRange]) -> list[models.Segment]:
+    def add_segments(self, script_id: str, purpose: str, ranges: Iterable[KeyRange]) -> list[Segment]:
         """Add one segment for each range and return all segments of that purpose."""
         with self._writing() as connection:
             return _add_segments(connection, script_id, purpose, ranges, self._texts(script_id))
 
-    def checkpoint(self, segments: Sequence[models.Segment]) -> None:
+    def checkpoint(self, segments: Sequence[Segment]) -> None:
         """Save cursors, counts and `done` of segments of one migration, in one transaction.
 
         Raises:
@@ -237,7 +248,7 @@ class State:
                 }
                 connection.execute(sa.update(SEGMENT).where(SEGMENT.c.id == segment.id).values(saved))
 
-    def split_segment(self, segment: models.Segment, middle: EntityKey) -> models.Segment:
+    def split_segment(self, segment: Segment, middle: EntityKey) -> Segment:
         """End a segment at a key and add a new one for what lies after it, in one transaction.
 
         Returns:
@@ -275,10 +286,10 @@ class State:
             emptied = sa.update(SEGMENT).where(SEGMENT.c.script_id == script_id, holding)
             forgotten = connection.execute(emptied.values(dict.fromkeys(columns))).rowcount
             forgotten += _forget_sums(connection, script_id)
-        if forgotten or self.get_fact(script_id, models.KEYS_FORGOTTEN) is None:  # or the last rewrite failed
+        if forgotten or self.get_fact(script_id, KEYS_FORGOTTEN) is None:  # or the last rewrite failed
             with self._guard, files.translating(self.path):
                 files.rewrite(_raw(self._connection))
-            self.set_fact(script_id, models.KEYS_FORGOTTEN, "true")
+            self.set_fact(script_id, KEYS_FORGOTTEN, "true")
 
     # --- facts --------------------------------------------------------------------------------------------
 
@@ -316,7 +327,7 @@ class State:
         ended = {"finished_at": self._now(), "outcome": outcome, "counters": counted}
         self._write(sa.update(PHASE_RUN).where(PHASE_RUN.c.id == run).values(ended))
 
-    def phase_runs(self, script_id: str) -> list[models.PhaseRun]:
+    def phase_runs(self, script_id: str) -> list[PhaseRun]:
         """Return all phase runs of a migration, oldest first."""
         query = sa.select(PHASE_RUN).where(PHASE_RUN.c.script_id == script_id).order_by(PHASE_RUN.c.id)
         runs = []
@@ -324,23 +335,23 @@ class State:
             counters, requests = dict[str, int](), dict[str, int]()
             for name, number in values.pop("counters").items():
                 (requests if name.startswith(_REQUESTS) else counters)[name.removeprefix(_REQUESTS)] = number
-            runs.append(models.PhaseRun(**values, counters=counters, requests=requests))
+            runs.append(PhaseRun(**values, counters=counters, requests=requests))
         return runs
 
     # --- verifications ------------------------------------------------------------------------------------
 
-    def add_verification(self, script_id: str, verification: models.Verification) -> None:
+    def add_verification(self, script_id: str, verification: Verification) -> None:
         """Record the result of a verification. The migration must be registered."""
         values = {**asdict(verification), "script_id": script_id}
         del values["number"]  # the database assigns it
         self._write(sa.insert(VERIFICATION).values(values))
 
-    def latest_verification(self, script_id: str, mode: str = "full") -> models.Verification | None:
+    def latest_verification(self, script_id: str, mode: str = "full") -> Verification | None:
         """Return the verification of this mode that was recorded last, None when there is none."""
         found = self.verifications(script_id, mode=mode)
         return found[-1] if found else None
 
-    def verifications(self, script_id: str, *, mode: str | None = None) -> list[models.Verification]:
+    def verifications(self, script_id: str, *, mode: str | None = None) -> list[Verification]:
         """Return the verifications of a migration, oldest first; of one mode, or of all."""
         query = sa.select(VERIFICATION).where(VERIFICATION.c.script_id == script_id)
         if mode is not None:
@@ -348,9 +359,9 @@ class State:
         found = self._read(query.order_by(VERIFICATION.c.id))
         for values in found:
             del values["script_id"]
-        return [models.Verification(number=values.pop("id"), **values) for values in found]
+        return [Verification(number=values.pop("id"), **values) for values in found]
 
-    def keep_sums(self, script_id: str, stored: models.StoredSums | None) -> None:
+    def keep_sums(self, script_id: str, stored: StoredSums | None) -> None:
         """Store the sums of an unfinished verification in place of earlier ones; None removes them."""
         with self._writing() as connection:
             if stored is None:
@@ -360,9 +371,9 @@ class State:
             values = {"basis": stored.basis, "begun_at": stored.begun_at, "sums": sums}
             adding = upsert(PARTIAL_SUMS).values(script_id=script_id, **values)
             connection.execute(adding.on_conflict_do_update(index_elements=["script_id"], set_=values))
-            _put_fact(connection, script_id, models.KEYS_FORGOTTEN, None)  # the file holds keys again
+            _put_fact(connection, script_id, KEYS_FORGOTTEN, None)  # the file holds keys again
 
-    def sums(self, script_id: str) -> models.StoredSums | None:
+    def sums(self, script_id: str) -> StoredSums | None:
         """Return the sums of an unfinished verification, None when there are none.
 
         Raises:
@@ -380,7 +391,7 @@ class State:
                 kept="all tables; a verification changes none",
                 hint="run `rekey verify --mode full` again: it begins anew",
             ) from None
-        return models.StoredSums(stored["basis"], stored["begun_at"], sums)
+        return StoredSums(stored["basis"], stored["begun_at"], sums)
 
     # --- audit --------------------------------------------------------------------------------------------
 
@@ -422,10 +433,10 @@ class State:
         adding = upsert(AUDIT_CHECKPOINT).values(size=size, at=self._now(), note=note, remark=remark)
         self._write(adding.on_conflict_do_nothing())
 
-    def checkpoints(self) -> list[models.StoredCheckpoint]:
+    def checkpoints(self) -> list[StoredCheckpoint]:
         """Return all checkpoints over the audit log, by size."""
         found = self._read(sa.select(AUDIT_CHECKPOINT).order_by(AUDIT_CHECKPOINT.c.size))
-        return [models.StoredCheckpoint(**one) for one in found]
+        return [StoredCheckpoint(**one) for one in found]
 
     def _add_event(
         self, connection: sa.Connection, event: str, script_id: str | None, details: Mapping[str, Any]
@@ -442,8 +453,8 @@ class State:
     def _now(self) -> str:
         return utc_text(self._clock())
 
-    def _texts(self, script_id: str) -> models.KeyTexts:
-        return self._keys.get(script_id) or models.KeyTexts()
+    def _texts(self, script_id: str) -> KeyTexts:
+        return self._keys.get(script_id) or KeyTexts()
 
     def _read(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
         with self._reading() as connection:
@@ -475,30 +486,30 @@ def _raw(connection: sa.Connection) -> sqlite3.Connection:
     return cast(sqlite3.Connection, connection.connection.dbapi_connection)
 
 
-def _migration(connection: sa.Connection, script_id: str) -> models.MigrationRecord | None:
+def _migration(connection: sa.Connection, script_id: str) -> MigrationRecord | None:
     row = connection.execute(sa.select(MIGRATION).where(MIGRATION.c.script_id == script_id)).one_or_none()
-    return None if row is None else models.MigrationRecord(**row._asdict())
+    return None if row is None else MigrationRecord(**row._asdict())
 
 
 def _segments(
-    connection: sa.Connection, script_id: str, purpose: str, keys: models.KeyTexts | None
-) -> list[models.Segment]:
+    connection: sa.Connection, script_id: str, purpose: str, keys: KeyTexts | None
+) -> list[Segment]:
     of_purpose = SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose
     found = connection.execute(sa.select(SEGMENT).where(*of_purpose).order_by(SEGMENT.c.id))
     return [_segment(row, keys) for row in found]
 
 
-def _segment(row: sa.Row[Any], keys: models.KeyTexts | None) -> models.Segment:
+def _segment(row: sa.Row[Any], keys: KeyTexts | None) -> Segment:
     after, upto, cursor = (
         None if keys is None else keys.from_text(name, getattr(row, f"{name}_key")) for name in _KEYS
     )
     counts = row.row_count, row.byte_count, bool(row.done)
-    return models.Segment(row.id, row.script_id, row.purpose, after, upto, cursor, *counts)
+    return Segment(row.id, row.script_id, row.purpose, after, upto, cursor, *counts)
 
 
 def _add_segments(
-    connection: sa.Connection, script_id: str, purpose: str, ranges: Iterable[KeyRange], keys: models.KeyTexts
-) -> list[models.Segment]:
+    connection: sa.Connection, script_id: str, purpose: str, ranges: Iterable[KeyRange], keys: KeyTexts
+) -> list[Segment]:
     values = [
         {
             "script_id": script_id,

@@ -18,8 +18,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from rekey import errors
 from rekey.core.plain import members
+from rekey.errors import (
+    ConfigurationError,
+    ExitCode,
+    Findings,
+    Refused,
+    RekeyError,
+    ServiceError,
+    WorkersFailed,
+)
 from rekey.tables.sent import OPERATIONS
 from rekey.tables.sent import Kind as RequestKind
 
@@ -134,27 +142,27 @@ class Failure:
     exit_code: int
 
     @classmethod
-    def of(cls, error: errors.RekeyError) -> Failure:
+    def of(cls, error: RekeyError) -> Failure:
         """Return the failure that an error travels as."""
         return cls(type(error).__name__, error.what, error.kept, error.hint, int(error.exit_code))
 
     @property
     def may_pass(self) -> bool:
         """Whether the same task may succeed elsewhere, or later."""
-        return self.exit_code == errors.ExitCode.SERVICE
+        return self.exit_code == ExitCode.SERVICE
 
-    def raised(self) -> errors.RekeyError:
+    def raised(self) -> RekeyError:
         """Return the error to raise in the runner, with the same exit code and words."""
-        kind = _RAISED.get(self.exit_code, errors.WorkersFailed)
-        if kind is errors.WorkersFailed and not self.kept:
-            return errors.ServiceError(self.what, hint=self.hint)
+        kind = _RAISED.get(self.exit_code, WorkersFailed)
+        if kind is WorkersFailed and not self.kept:
+            return ServiceError(self.what, hint=self.hint)
         return kind(self.what, kept=self.kept, hint=self.hint)
 
 
-_RAISED: dict[int, type[errors.RekeyError]] = {
-    errors.ExitCode.FINDINGS: errors.Findings,
-    errors.ExitCode.USAGE: errors.ConfigurationError,
-    errors.ExitCode.REFUSED: errors.Refused,
+_RAISED: dict[int, type[RekeyError]] = {
+    ExitCode.FINDINGS: Findings,
+    ExitCode.USAGE: ConfigurationError,
+    ExitCode.REFUSED: Refused,
 }
 
 
@@ -207,7 +215,7 @@ def read_task(plain: Mapping[str, Any], *, version: str) -> Task:
     basis = plain.get("basis")
     made_by = basis.get("version") if isinstance(basis, Mapping) else None
     if plain.get("form") != FORM or made_by != version:
-        raise errors.ConfigurationError(
+        raise ConfigurationError(
             f"a worker runs rekey {version}, and the runner rekey {made_by or 'unknown'}",
             kept="everything that was checkpointed; the worker did nothing",
             hint="install the runner's version on all workers, restart them, and run the same command again",

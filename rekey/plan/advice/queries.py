@@ -24,8 +24,16 @@ from rekey.declaration.migration import Index
 from rekey.declaration.query import Query
 from rekey.inspect.shapes import Shape
 from rekey.model import PARTITION_KEY, ROW_KEY
-from rekey.plan.advice import structure
 from rekey.plan.advice.facts import Facts, TableFacts
+from rekey.plan.advice.structure import (
+    FALLING,
+    RISING,
+    SCRAMBLED,
+    inputs_of,
+    is_known,
+    keeps_order_of,
+    parts_of,
+)
 from rekey.plan.estimate import pages
 from rekey.plan.result import Access, Advice, Answer, Rated
 
@@ -48,7 +56,7 @@ def key_not_computable(facts: Facts) -> Iterator[Advice]:
     """Yield advice on point queries whose key cannot be computed from what the application knows then."""
     for one, table in _badly_served(facts):
         if one.query.kind == "point":
-            partition_is_known = structure.is_known(table.keys[0], table.declared, frozenset(one.query.known))
+            partition_is_known = is_known(table.keys[0], table.declared, frozenset(one.query.known))
             key = ROW_KEY if partition_is_known else PARTITION_KEY
             yield table.advice("key-not-computable", _severity(one), key=key, evidence=_evidence(one))
 
@@ -62,13 +70,9 @@ def not_served(facts: Facts) -> Iterator[Advice]:
         # The part of the RowKey that decides the order of the rows asked for.
         parts = _after_known(table.keys[1], table, frozenset(query.known))
         part = parts[0] if parts else None
-        if isinstance(part, structure.SCRAMBLED):
+        if isinstance(part, SCRAMBLED):
             code = "random-order"
-        elif (
-            query.kind == "latest"
-            and isinstance(part, structure.RISING)
-            and structure.keeps_order_of(part, query.by)
-        ):
+        elif query.kind == "latest" and isinstance(part, RISING) and keeps_order_of(part, query.by):
             code = "time-not-inverted"
         elif query.kind == "latest" or one.planned.access is Access.TABLE_SCAN:
             code = "query-not-served"
@@ -108,21 +112,21 @@ def _found(query: Query, table: TableFacts) -> tuple[Access, int]:
     whole_partition = Access.PARTITION_RANGE, pages(round(table.rows_per_partition))
     parts, row_parts = _after_known(partition, table, known), _after_known(row, table, known)
     if query.kind == "point":
-        if not structure.is_known(partition, of, known):
+        if not is_known(partition, of, known):
             return whole_table
-        if structure.is_known(row, of, known):
+        if is_known(row, of, known):
             return Access.POINT, 1
-        return (Access.ROW_RANGE, 1) if len(row_parts) < len(structure.parts_of(row)) else whole_partition
+        return (Access.ROW_RANGE, 1) if len(row_parts) < len(parts_of(row)) else whole_partition
     # The PartitionKey and the known parts at the beginning of the RowKey decide which range is read. Where
     # more is known than that, other rows are read too, and filtered out.
-    before = structure.parts_of(row)[: len(structure.parts_of(row)) - len(row_parts)]
-    if not known <= frozenset[str]().union(*(structure.inputs_of(key, of) for key in (partition, *before))):
+    before = parts_of(row)[: len(parts_of(row)) - len(row_parts)]
+    if not known <= frozenset[str]().union(*(inputs_of(key, of) for key in (partition, *before))):
         return whole_table if parts else whole_partition
-    served = bool(row_parts) and structure.keeps_order_of(row_parts[0], query.by)
+    served = bool(row_parts) and keeps_order_of(row_parts[0], query.by)
     if query.kind == "latest" and row_parts:
         # A RowKey that is kept unchanged may hold inverted ticks.
         counts_down = table.counts.row_keys.share(Shape.INVERTED_TICKS) >= NEARLY_ALL
-        served = (served and isinstance(row_parts[0], structure.FALLING)) or (
+        served = (served and isinstance(row_parts[0], FALLING)) or (
             row_parts[0] == Prop(ROW_KEY) and counts_down
         )
     within = (Access.ROW_RANGE, pages(query.rows)) if served else whole_partition
@@ -130,7 +134,7 @@ def _found(query: Query, table: TableFacts) -> tuple[Access, int]:
         return within
     # The PartitionKey continues with the property asked for, or with a moment: a range of partitions.
     walked = parts[0].inputs() if query.by is None else frozenset([query.by])
-    if structure.keeps_order_of(parts[0], query.by) and structure.is_known(partition, of, known | walked):
+    if keeps_order_of(parts[0], query.by) and is_known(partition, of, known | walked):
         partitions = max(1, round(query.rows / max(1.0, table.rows_per_partition)))
         return within[0], partitions * within[1]
     return whole_table
@@ -138,9 +142,9 @@ def _found(query: Query, table: TableFacts) -> tuple[Access, int]:
 
 def _after_known(expression: Expression, table: TableFacts, known: frozenset[str]) -> tuple[Expression, ...]:
     """Return the parts of a key, beginning with the first that cannot be computed from `known`."""
-    parts = structure.parts_of(expression)
+    parts = parts_of(expression)
     for number, part in enumerate(parts):
-        if not structure.is_known(part, table.declared, known):
+        if not is_known(part, table.declared, known):
             return parts[number:]
     return ()
 

@@ -18,7 +18,17 @@ from rekey.copy.delta import fresh_second
 from rekey.errors import Findings, GateClosed
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import TARGET
-from rekey.runner import clients
+from rekey.runner.clients import (
+    Deadline,
+    drain,
+    forget_ended,
+    look,
+    move,
+    named,
+    settle_again,
+    settle_stale,
+    unsettled_hint,
+)
 from rekey.runner.run import Counters, Operation, Run, until_quiet
 from rekey.runner.verification import closed_by_difference
 
@@ -33,10 +43,10 @@ async def gate(run: Run) -> list[str]:
         return [f"the control row says `{now.phase if now else 'nothing'}`, not `cutover`"]
     if run.is_delta:
         return []
-    seen = await clients.look(run)
-    old = [row for row in seen.live if row.view == "old"]
+    clients = await look(run)
+    old = [row for row in clients.live if row.view == "old"]
     said = "clients still use the old view, which `complete` ends"
-    return [f"{said}: {clients.named(old, seen.now)}"] if old else []
+    return [f"{said}: {named(old, clients.now)}"] if old else []
 
 
 async def run(run: Run) -> Counters:
@@ -51,20 +61,20 @@ async def run(run: Run) -> Counters:
     if now is not None and now.phase is ControlPhase.CUTOVER:
         if follows:  # after the move an intent that fails can only be given up
             reasons = await closed_by_difference(run)
-            settled = await clients.settle_stale(run, TARGET)
+            settled = await settle_stale(run, TARGET)
             if settled.failed:
-                hint = clients.unsettled_hint(run)
+                hint = unsettled_hint(run)
                 reasons.append(f"{settled.failed} intents of the journal cannot be settled; {hint}")
             if reasons:
                 again = f"`rekey apply {run.script_id} --to complete` again"
                 raise GateClosed(Phase.COMPLETE, reasons, hint=f"when that is mended: {again}")
-        await clients.move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
+        await move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
     counters: Counters = {}
     if not run.is_delta:
         counters["intents_settled"] = await _drain(run) if follows else 0
         # The intents that are left are settled and kept, or (without `reverse`) the source does not follow.
         await run.journal.clear()
-        await clients.forget_ended(run)
+        await forget_ended(run)
         run.state.set_fact(run.script_id, QUIET_AT, await fresh_second(run.tables.server_time, run.clock))
     run.state.forget_keys(run.script_id)
     return counters
@@ -81,8 +91,7 @@ async def _drain(run: Run) -> int:
         run.state.audit("intent-given-up", run.script_id, {"error": type(error).__name__, "what": error.what})
         run.progress.note(f"{run.script_id}: given up, the source keeps an older row: {error.what}")
 
-    deadline = clients.Deadline(run.clock, run.config.gates.clients_timeout_s)
-    return await clients.drain(run, TARGET, deadline, give_up)
+    return await drain(run, TARGET, Deadline(run.clock, run.config.gates.clients_timeout_s), give_up)
 
 
 async def undo(_run: Run) -> None:
@@ -97,7 +106,7 @@ async def undo(_run: Run) -> None:
 async def again(run: Run) -> int:
     """Settle the intents that are left; without `reverse` no replica follows, and they are removed."""
     if run.declared.migration.reverse:
-        return await clients.settle_again(run, side=TARGET)
+        return await settle_again(run, side=TARGET)
     if not run.is_delta:
         await run.journal.clear()  # a run of the phase that was cut off may have left them
     return 0

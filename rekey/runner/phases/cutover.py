@@ -45,9 +45,26 @@ from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_o
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.rules import TARGET, authority
-from rekey.runner import clients, verification
+from rekey.runner.clients import (
+    Deadline,
+    closed_by_clients,
+    drain,
+    settle_again,
+    settle_stale,
+    unsettled_hint,
+    wait_for_clients,
+    wait_until_heard,
+)
 from rekey.runner.phases.reconcile import catch_up
 from rekey.runner.run import Counters, Operation, Run, until_quiet
+from rekey.runner.verification import (
+    closed_by_difference,
+    closed_by_verification,
+    last_number,
+    unfollowed,
+    verify_full,
+    wrong,
+)
 from rekey.state.models import WATERMARK
 from rekey.status.facts import RETURNED_AFTER
 from rekey.tables.base import Table
@@ -66,11 +83,11 @@ async def gate(run: Run) -> list[str]:
         return ["the control row is gone from the restricted store"]
     if now.phase is ControlPhase.CUTOVER:
         return []
-    reasons = verification.closed_by_verification(run)
+    reasons = closed_by_verification(run)
     if run.is_delta and not run.options.writers_stopped:
         reasons.append(_NOT_STOPPED)
     if not run.is_delta:
-        reasons += await clients.closed_by_clients(run, now)
+        reasons += await closed_by_clients(run, now)
     return reasons
 
 
@@ -99,10 +116,10 @@ async def _prove_under_freeze(run: Run) -> Counters:
     run.state.set_fact(run.script_id, FROZEN_AT, frozen_at)
     caught = await catch_up(run, max_passes=1)
     await until_quiet(run)
-    report = await verification.verify_full(run)
+    report = await verify_full(run)
     if report.findings:
         raise Findings(
-            f"full verification under freeze found {verification.wrong(report)} rows that differ",
+            f"full verification under freeze found {wrong(report)} rows that differ",
             kept="both tables; the migration is back in `dual_write`, the source is the authority",
             hint=f"writers may go on; `rekey verify {run.script_id} --mode full` names the rows",
         )
@@ -161,21 +178,21 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
             kept="everything; nothing was changed",
             hint=f"`rekey status {run.script_id}` shows where the migration is",
         )
-    await clients.wait_until_heard(run, control)
-    settled = await clients.settle_stale(run, side)
+    await wait_until_heard(run, control)
+    settled = await settle_stale(run, side)
     if settled.failed:
         unsettled = f"{settled.failed} intents of the journal cannot be settled"
-        raise GateClosed(end, [unsettled], hint=clients.unsettled_hint(run))
-    deadline = clients.Deadline(run.clock, run.config.gates.freeze_timeout_s)
+        raise GateClosed(end, [unsettled], hint=unsettled_hint(run))
+    deadline = Deadline(run.clock, run.config.gates.freeze_timeout_s)
     frozen = await run.control.move(start, ControlPhase.FREEZE)
     try:
-        live = await clients.wait_for_clients(run, frozen, deadline)
-        drained = await clients.drain(run, side, deadline)
-        if not live or (end is ControlPhase.CUTOVER and verification.unfollowed(run)):
-            report = await verification.verify_full(run)
+        clients = await wait_for_clients(run, frozen, deadline)
+        drained = await drain(run, side, deadline)
+        if not clients or (end is ControlPhase.CUTOVER and unfollowed(run)):
+            report = await verify_full(run)
             if report.findings:
                 raise Findings(
-                    f"full verification under freeze found {verification.wrong(report)} rows that differ",
+                    f"full verification under freeze found {wrong(report)} rows that differ",
                     kept="both tables",
                     hint="they were not written through a client;"
                     f" `rekey verify {run.script_id} --mode full --repair` mends them, then verify again and"
@@ -192,9 +209,9 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
             error.kept = f"{error.kept or 'everything'}; the migration is back in `{start}`, and writes go on"
         raise
     frozen_ms = round(deadline.elapsed_s * 1000)
-    await clients.wait_for_clients(run, after)
+    await wait_for_clients(run, after)
     counters = {
-        "clients": live,
+        "clients": clients,
         "intents_settled": settled.settled + drained,
         "freeze_ms": frozen_ms,
         "followed_ms": round(deadline.elapsed_s * 1000),
@@ -249,12 +266,12 @@ async def undo(run: Run) -> None:
             raise GateClosed("dual_write", [_NOT_STOPPED], hint=hint)
         await _copy_back(run, now)
         return
-    reasons = await verification.closed_by_difference(run)
+    reasons = await closed_by_difference(run)
     if reasons:
         hint = f"when nothing differs any more: `rekey rollback {run.script_id}` again"
         raise GateClosed("dual_write", reasons, hint=hint)
     # Set before the control row moves: verifications up to now do not open the gate of a later cutover.
-    run.state.set_fact(run.script_id, RETURNED_AFTER, str(verification.last_number(run)))
+    run.state.set_fact(run.script_id, RETURNED_AFTER, str(last_number(run)))
     await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
 
 
@@ -317,17 +334,17 @@ async def _prove_the_way_back(run: Run) -> None:
         Findings: rows differ that are not only index rows, or that repair did not mend.
     """
     await until_quiet(run)
-    report = await verification.verify_full(run)
+    report = await verify_full(run)
     listed, indexes = report.found.listed, run.mapper.labels[1:]
     # A difference in the main target is never mended: the main target is the authority.
-    in_indexes = len(listed) == verification.wrong(report) and all(one.table in indexes for one in listed)
+    in_indexes = len(listed) == wrong(report) and all(one.table in indexes for one in listed)
     if report.findings and in_indexes:
-        await verification.verify_full(run, repair=True)
+        await verify_full(run, repair=True)
         await until_quiet(run)
-        report = await verification.verify_full(run)
+        report = await verify_full(run)
     if report.findings:
         raise Findings(
-            f"after copying back, {verification.wrong(report)} rows differ between source and targets",
+            f"after copying back, {wrong(report)} rows differ between source and targets",
             kept="the target is still the authority; nothing was deleted from it",
             hint="run `rekey rollback` again; if it stays so, see the runbook on divergences",
         )
@@ -335,7 +352,7 @@ async def _prove_the_way_back(run: Run) -> None:
 
 async def again(run: Run) -> int:
     """Settle the intents that are left, if the source follows (`reverse`)."""
-    return await clients.settle_again(run, side=TARGET) if run.declared.migration.reverse else 0
+    return await settle_again(run, side=TARGET) if run.declared.migration.reverse else 0
 
 
 CUTOVER = Operation(Phase.CUTOVER, gate=gate, run=run, undo=undo, again=again)
