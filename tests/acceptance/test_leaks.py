@@ -163,7 +163,7 @@ def test_what_is_refused_and_what_fails_says_nothing(watched: Watched) -> None:
     for expression in (
         'keys.part(keys.prop("RowKey"), "@", 1)',
         'keys.prop("RowKey") + keys.prop("Ssn") + keys.prop("NoSuch")',
-        'keys.join("", *[keys.prop("RowKey")] * 20)',
+        'keys.join("", *[keys.prop("RowKey")] * 50)',
         'keys.prop("RowKey") + keys.literal("/")',
         'keys.date("RowKey", "yyyy-MM")',
         'keys.custom("_own:key", version="1")',
