@@ -351,7 +351,7 @@ class SourceAuthority(Authority):
             work.expected = {}
         bare = self.bare(work.key)
         reads = [self.find_forward(work), self.read(work, {*(work.expected or ()), *bare}, early=True)]
-        if operation.verb in MERGES or self.mapper.content_derived:
+        if operation.verb in MERGES or self.mapper.content_derived or work.reads_before:
             # A merge is worked out on it; replica rows that are read late are compared with what it gives.
             reads.append(self.read_before(work))
         main = self.main_of(work)

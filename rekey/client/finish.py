@@ -169,10 +169,16 @@ class Finisher:
                     ref = IntentRef(one.id, one.side, one.key)
                     self._add(Leftover(ref, now, decides, decided=True, travels_s=0.0, others=True))
 
+    def _forget(self, left: Leftover) -> None:
+        self._kept.pop(left, None)
+        self.client.decided.pop(left.intent.id, None)
+
     def _add(self, left: Leftover) -> None:
-        if len(self._kept) < MAX_KEPT:
-            self._kept[left] = None
-            left.task = asyncio.ensure_future(self._keep_trying(left))
+        if len(self._kept) >= MAX_KEPT:
+            self._forget(left)
+            return
+        self._kept[left] = None
+        left.task = asyncio.ensure_future(self._keep_trying(left))
 
     async def settle(self) -> None:
         """Wait for the work in the background, and until no request for a leftover can take effect any more;
@@ -192,7 +198,7 @@ class Finisher:
         now = self.client.current()
         for left in kept:
             if now is None or left.permit.epoch != now.epoch:
-                self._kept.pop(left, None)
+                self._forget(left)
             elif left in self._kept:
                 left.ends = False
                 left.task = asyncio.ensure_future(self._keep_trying(left))
@@ -249,6 +255,8 @@ class Finisher:
         try:
             if intents:
                 await self.client.journal.end([intent.id for intent in intents])
+            for intent in intents:
+                self.client.decided.pop(intent.id, None)
         except BaseException:
             self._keep(flow, intents, still_open=False, decided=True)
             raise
@@ -296,7 +304,7 @@ class Finisher:
         if now is None:
             return
         if not left.is_decided_by(now):
-            self._kept.pop(left, None)
+            self._forget(left)
             return
         left.trying = True
         left.attempts += 1
@@ -314,7 +322,7 @@ class Finisher:
                             await self.client.journal.keep(intent.id, etag)
                         else:
                             await self.client.journal.end([intent.id])
-                        self._kept.pop(left, None)
+                        self._forget(left)
         except (RekeyError, TimeoutError) as error:
             self.client.counters.replica_failures += 1
             if may_travel(error):

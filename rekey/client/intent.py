@@ -130,6 +130,8 @@ class SameView(Flow):
 
     async def prepare(self) -> bool:
         first = []
+        for work in self.works:
+            work.reads_before = not self.permit.copied
         if not self.works[0].intents:
             first = [_begin(self, self.authority.side, [(work, work.key) for work in self.works])]
         await _for_each(self, self.authority.prepare, *first)

@@ -15,7 +15,7 @@ from functools import partial
 
 from rekey.client.authority import Flow
 from rekey.client.work import WIDTH, State, Work, refused_by
-from rekey.errors import Ambiguous, CredentialRefused, ServiceError
+from rekey.errors import CredentialRefused, ServiceError
 from rekey.protocol.effects import Outcome, apply_for_etags, in_turns, side_by_side
 from rekey.protocol.operations import may_travel
 from rekey.protocol.replicas import Writes, lacks_main, transactions
@@ -117,8 +117,9 @@ async def _write_conditionally(flow: Flow, work: Work) -> bool:
     if any(lacks_main(group, seen, together) for group in groups):
         return False  # it came after what was read: a main row that was not there may be there now
     outcomes = await side_by_side(write(group) for group in groups)
-    if Outcome.OPEN in outcomes:
-        raise Ambiguous("a replica's write may yet happen")
+    # One that may yet happen does not keep the others waiting: propagate writes what is missing now, and the
+    # intent stays until it is over.
+    work.open = work.open or Outcome.OPEN in outcomes
     return all(outcomes)
 
 

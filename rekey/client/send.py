@@ -10,8 +10,8 @@ Rules kept here (ADR 0035):
   authority's rows as written; a journal in which no other write of these keys is announced; replicas that
   stand as they stood before the write, and differ from what it makes of them; the authority's rows, still the
   same. Any other writer of those rows would have an intent, or would have changed the replicas.
-* The same evidence tells that a row was there before, which was to be new, or was not, which was to be
-  changed: the write was not applied. Before the backfill is done replicas tell nothing.
+* The same evidence tells that a row is as it was before, where the replicas show what the authority does now.
+  Before the backfill is done replicas tell nothing; the row as it was read before the write tells it then.
 * Where the caller set no condition, rows that hold what was to be written are an answer whoever wrote them,
   once no attempt can take effect any more.
 * A row that was to be created and is not there, or was to be deleted and is there, was not written, if no
@@ -21,18 +21,19 @@ Rules kept here (ADR 0035):
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 
 from rekey.client.authority import Flow, check_one_partition
 from rekey.client.work import State, Work
 from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
+from rekey.mapping.rows import TargetKey
 from rekey.model import Row, etag_of, key_of
 from rekey.protocol.effects import apply_operations, side_by_side
 from rekey.protocol.operations import CREATES, is_conditional, may_travel
 from rekey.protocol.propagate import version_of
-from rekey.protocol.replicas import same_content
+from rekey.protocol.replicas import same_content, source_place
 from rekey.protocol.rules import SOURCE, TARGET
 from rekey.tables.answers import may_be_applied
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table, Verb, rejected
@@ -81,7 +82,7 @@ async def send(flow: Flow) -> bool:
             hint="while the migration runs, write fewer rows in one transaction",
         )
     flow.client.permits.check(flow.permit)
-    flow.sent = True
+    flow.sent, began = True, next(flow.client.moments)
     try:
         etags, *_ = await side_by_side(
             [
@@ -94,7 +95,7 @@ async def send(flow: Flow) -> bool:
             try:
                 etags = await settled(
                     flow.authority.table, [work.given for work in flow.works], operations,
-                    wait=flow.client.wait_out, witness=lambda rows: _evidence(flow, operations, rows),
+                    wait=flow.client.wait_out, witness=lambda rows: _evidence(flow, began, operations, rows),
                     error=error,
                 )  # fmt: skip
             except Again:
@@ -108,6 +109,8 @@ async def send(flow: Flow) -> bool:
             if error.index is not None:
                 error.index = work.index if len(flow.works) > 1 else None
             raise
+    decided = next(flow.client.moments)
+    flow.client.decided.update((intent.id, decided) for work in flow.works for intent in work.intents)
     along = {id(operation) for work in flow.works for _, operation in work.along}
     for (work, operation), etag in zip(pairs, etags, strict=True):
         if id(operation) not in along:
@@ -181,15 +184,16 @@ async def settled(
             raise _unanswered(error) from failed
         if found is Landed.YES and (said is Evidence.OURS or (over and free)):
             return [version_of(row) for row in rows]
-        if over or (found is Landed.YES and not free and said in (Evidence.NONE, Evidence.ALONE)):
+        if over or (found is Landed.YES and not free and said is Evidence.ALONE):
             break  # waiting would tell nothing more
         await wait()
         waited = True
-    to_come = any(
-        (one.verb in CREATES and row is None) or (one.verb is Verb.DELETE and row is not None)
-        for one, row in zip(sent, rows, strict=True)
-    )
-    if unchanged or said is Evidence.UNTOUCHED or (to_come and said is not Evidence.NONE):
+    creates = any(one.verb in CREATES and row is None for one, row in zip(sent, rows, strict=True))
+    deletes = any(one.verb is Verb.DELETE and row is not None for one, row in zip(sent, rows, strict=True))
+    if unchanged or ((creates or deletes) and said is not Evidence.NONE):
+        raise Again
+    inserts = any(one.verb is Verb.INSERT for one in given)
+    if said is Evidence.UNTOUCHED and (inserts or found is not Landed.YES) and not pairs:
         raise Again
     raise _unanswered(error)
 
@@ -207,28 +211,29 @@ def _unanswered(error: RekeyError) -> Ambiguous:
     )
 
 
-async def _evidence(flow: Flow, sent: Sequence[Operation], rows: Rows) -> Evidence:
-    """Return what journal and replicas tell of rows that the authority has just shown."""
-    versions = {one.key: version_of(row) for one, row in zip(sent, rows, strict=True)}
+async def _evidence(flow: Flow, began: int, sent: Sequence[Operation], rows: Rows) -> Evidence:
+    """Return what journal and replicas tell of rows that the authority has just shown. `began`: when the
+    write was sent."""
+    by_key = {one.key: row for one, row in zip(sent, rows, strict=True)}
     before = [work.before for work in flow.works if work.before is not None]
-    if any(etag_of(row) == versions.get(key_of(row)) for row in before):
+    if any(etag_of(row) == version_of(by_key.get(key_of(row))) for row in before):
         return Evidence.UNTOUCHED  # nothing was written since
-    if await _is_announced(flow):
+    if await _is_announced(flow, began):
         return Evidence.NONE
     if not flow.permit.copied:
         return Evidence.ALONE  # a row without a replica may be one that is not copied yet
-    found = await side_by_side(
-        _of_replicas(flow, work, versions.get(work.sent[-1].key)) for work in flow.works
-    )
+    found = await side_by_side(_of_replicas(flow, work, by_key.get(work.sent[-1].key)) for work in flow.works)
     again = await side_by_side(flow.authority.table.get(one.key) for one in sent)
-    if [version_of(row) for row in again] != list(versions.values()):
+    if [version_of(row) for row in again] != [version_of(row) for row in rows]:
         return Evidence.NONE
     return next((one for one in (Evidence.UNTOUCHED, Evidence.OURS) if one in found), Evidence.ALONE)
 
 
-async def _is_announced(flow: Flow) -> bool:
-    """Tell whether the journal announces another write of the keys of a call."""
+async def _is_announced(flow: Flow, began: int) -> bool:
+    """Tell whether the journal announces another write of the keys of a call, not counting those of this
+    client that the authority had answered before: of them only replicas follow."""
     own = {intent.id for work in flow.works for intent in work.intents}
+    own |= {one for one, decided in flow.client.decided.items() if decided < began}
     about = {(intent.side, intent.key) for work in flow.works for intent in work.intents}
     about |= {(SOURCE, work.source_key) for work in flow.works if work.source_key is not None}
     about |= {(TARGET, main) for work in flow.works for main in work.main_keys}
@@ -238,25 +243,26 @@ async def _is_announced(flow: Flow) -> bool:
     return False
 
 
-async def _of_replicas(flow: Flow, work: Work, version: str | None) -> Evidence:
-    """Compare the replicas as they were read before the write with what is there now. `version`: of the
-    authority's row now, None when there is none."""
+async def _of_replicas(flow: Flow, work: Work, now: Row | None) -> Evidence:
+    """Compare the replicas that were read before the write with those that are there now. `now`: the
+    authority's row."""
     replicas, expected = flow.authority.replicas, work.expected
+    if expected is None or work.source_key is None:
+        return Evidence.ALONE
     beside = {place for place, _ in work.along}  # written with the authority
     early = {place: row for place, row in sorted(work.early.items()) if place not in beside}
-    now = await side_by_side(replicas.table(place.table).get(place.key) for place in early)
-    if expected is None or list(map(version_of, now)) != list(map(version_of, early.values())):
+    then = await side_by_side(replicas.table(place.table).get(place.key) for place in early)
+    if list(map(version_of, then)) != list(map(version_of, early.values())):
         return Evidence.ALONE
-    main = [early[place] for place in expected if place.table <= 0 and place in early]
-    if work.given.verb is Verb.INSERT and any(main) and version is not None:
-        return Evidence.UNTOUCHED
-    if work.given.verb in (Verb.REPLACE, Verb.MERGE) and main and not any(main) and version is None:
-        return Evidence.UNTOUCHED
-    for place, row in early.items():
-        wanted = expected.get(place)
+
+    def same(rows: Mapping[TargetKey, Row], place: TargetKey) -> bool:
+        wanted, row = rows.get(place), early.get(place)
         if wanted is None or row is None:
-            if (row is not None and place in work.ours) or wanted is not None:
-                return Evidence.OURS
-        elif not same_content(wanted, row, replicas.ignoring.get(place.table, frozenset())):
-            return Evidence.OURS
-    return Evidence.ALONE
+            return wanted is None and (row is None or place not in work.ours)
+        return same_content(wanted, row, replicas.ignoring.get(place.table, frozenset()))
+
+    shown = replicas.expected_of(work.old_key, now, early.get(source_place(work.old_key)))
+    main = {place for place in (*shown, *early) if place.table <= 0}
+    if main and all(same(shown, place) for place in main):
+        return Evidence.UNTOUCHED
+    return Evidence.ALONE if all(same(expected, place) for place in early) else Evidence.OURS

@@ -10,9 +10,10 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
+from itertools import count
 from typing import TypeVar
 
 from rekey.client.lease import ClientLease, Permit
@@ -74,6 +75,9 @@ class ClientParts:
         run_id: the run of the migration that they are made for; under a permit of another run nothing is
             done.
         counters: the client's counters.
+        decided: intents of writes of this client that the authority has answered and whose replicas follow,
+            with the moment of that answer.
+        moments: counts moments.
         longest_operation_s: after how many seconds an operation ends, successful or not.
         late_s: for how many seconds a request that was not answered may take effect after that is known.
         sleep: waits, between two attempts at a leftover among others.
@@ -87,6 +91,8 @@ class ClientParts:
     permits: ClientLease
     run_id: str = ""
     counters: Counters
+    decided: dict[EntityKey, int] = field(default_factory=dict)
+    moments: Iterator[int] = field(default_factory=count)
     longest_operation_s: float = LONGEST_OPERATION_S
     late_s: float = LATE_S
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
@@ -158,6 +164,8 @@ class Work:
         index: its position in the call.
         given: the operation as the caller gave it, with its row as the service will store it.
         key: the key it addresses, in the view.
+        reads_before: whether the authority's row is read before the write although no step needs it: before
+            the backfill is done nothing else tells how it was.
         word: names this write in reservations, the same in all attempts.
         source_key: the old key of the row, as soon as it is known.
         sent: the operations that are sent to the authority: the given one, or what stands for it there.
@@ -213,6 +221,7 @@ class Work:
     open: bool = False
     intents: list[IntentRef] = field(default_factory=list)
     lingers: bool = False
+    reads_before: bool = False
     others: Mapping[TargetKey, Row | None] | None = None
     outdated: bool = False
 

@@ -89,7 +89,7 @@ def content_is_proof() -> Any:
 def journal_is_not_asked() -> Any:
     """Do not look whether another write of the row is under way."""
 
-    async def is_announced(_flow: Flow) -> bool:
+    async def is_announced(_flow: Flow, _began: int) -> bool:
         return False
 
     return mock.patch.object(send, "_is_announced", is_announced)
