@@ -40,6 +40,7 @@ from rekey.protocol.registry import SAFETY_S, Registry
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.sweeper import Sweeper
 from rekey.protocol.term import Term
+from rekey.state.models import WATERMARK
 from rekey.state.store import State
 from rekey.tables.base import SHARED_SERVICE_S, Table, TableService
 
@@ -178,6 +179,11 @@ class Run:
         """Raise Interrupted or Locked when the work must not go on."""
         self.still_alone()
         self.stop.check()
+
+    async def begin_watermark(self) -> None:
+        """Store the first watermark if there is none. Call before the backfill reads its first row."""
+        if self.state.get_fact(self.script_id, WATERMARK) is None:
+            self.state.set_fact(self.script_id, WATERMARK, await self.tables.server_time())
 
 
 # --- phases ------------------------------------------------------------------------------------------------

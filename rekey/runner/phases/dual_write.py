@@ -27,16 +27,10 @@ async def gate(run: Run) -> list[str]:
     return [] if run.is_delta else (await look(run)).closed_by_refusing()
 
 
-async def begin_watermark(run: Run) -> None:
-    """Store the first watermark if there is none. Call before the backfill reads its first row."""
-    if run.state.get_fact(run.script_id, WATERMARK) is None:
-        run.state.set_fact(run.script_id, WATERMARK, await run.tables.server_time())
-
-
 async def run(run: Run) -> Counters:
     """Store the first watermark (capture "delta"), then move the control row to `dual_write`."""
     if run.is_delta:
-        await begin_watermark(run)
+        await run.begin_watermark()
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.SOURCE:
         await forget_ended(run)
