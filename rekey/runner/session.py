@@ -15,7 +15,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from rekey.copy.throttle import Throttle
@@ -276,7 +276,7 @@ class Session:
 
         def changed(said: Steering) -> None:
             self.progress.note(f"from now on: {said.told()}")
-            self.state.audit("steered", None, said.as_json())
+            self.state.audit("steered", None, asdict(said))
 
         limits = self.config.rates
         throttle = Throttle(
