@@ -351,20 +351,18 @@ class Session:
 
 def require_same_place(record: MigrationRecord, source: str, endpoint_id: str, run_id: str) -> None:
     """Refuse a state file that belongs to another migration of the same name. Raises StateUnusable."""
-    known = (record.source.lower(), record.endpoint_id, record.run_id)
-    if known == (source.lower(), endpoint_id, run_id):
-        return
-    part = "run"
-    if record.endpoint_id != endpoint_id:
-        part = "account"
-    elif record.source.lower() != source.lower():
-        part = "source table"
-    raise StateUnusable(
-        f"the state file is of another migration: its {record.script_id} has another {part}",
-        kept="the state file and all tables, unchanged",
-        hint="give this migration a state file of its own: [state] path in the configuration;"
-        " without its file a migration copies again and loses nothing",
-    )
+    for part, known, now in (
+        ("account", record.endpoint_id, endpoint_id),
+        ("source table", record.source.lower(), source.lower()),
+        ("run", record.run_id, run_id),
+    ):
+        if known != now:
+            raise StateUnusable(
+                f"the state file is of another migration: its {record.script_id} has another {part}",
+                kept="the state file and all tables, unchanged",
+                hint="give this migration a state file of its own: [state] path in the configuration;"
+                " without its file a migration copies again and loses nothing",
+            )
 
 
 Rules = tuple[str, Mapping[str, str]]
