@@ -37,9 +37,9 @@ from rekey.project.config import Config
 from rekey.protocol.control import ControlRow
 from rekey.protocol.lease import RunnerLease
 from rekey.protocol.term import Term
-from rekey.runner.clients import announcing, wait_for_present
+from rekey.runner.clients import announcing, hand_over, until_quiet, wait_for_present
 from rekey.runner.phases import PHASES
-from rekey.runner.run import Options, Run, StopFlag, hand_over, until_quiet
+from rekey.runner.run import Options, Run, StopFlag
 from rekey.runner.steering import Steering, follow
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger, aligned
@@ -309,7 +309,7 @@ class Session:
         if run.is_delta and counts and counts[-1] is Phase.DUAL_WRITE:
             # If the state file was lost, `dual_write` is only marked here, not run: it set no watermark. The
             # backfill is still to come, so one that is set now is early enough.
-            await run.begin_watermark()
+            await PHASES[Phase.DUAL_WRITE].again(run)
 
     # --- phases, as yoyo calls them ----------------------------------------------------------------------
 

@@ -23,13 +23,14 @@ from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 from rekey.core.plain import told
 from rekey.declaration.migration import Declared
 from rekey.errors import ServiceError, TableMissing
-from rekey.mapping.rows import JOURNAL_TABLE, Cohort
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY, Cohort
 from rekey.mapping.store import cohorts_kept
+from rekey.model import EntityKey
 from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Config, Gates
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.journal import Journal
-from rekey.protocol.lease import Holder, ends_at, holder_of, process_exists, read_lease
+from rekey.protocol.lease import Holder, ends_at, holder_of, process_exists
 from rekey.protocol.lease import is_over as lease_is_over
 from rekey.protocol.registry import ClientRow, Registry, is_current, is_over
 from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent, erasures
@@ -367,7 +368,10 @@ async def _intents(restricted: TableService, script_id: str) -> Intents:
 
 async def _lease(restricted: TableService, script_id: str, server_time: str) -> Lease | None:
     """Return the runner lease, None when there is none or this process holds it."""
-    row = await read_lease(restricted, script_id)
+    try:
+        row = await restricted.table(CONTROL_TABLE).get(EntityKey(script_id, LEASE_ROW_KEY))
+    except TableMissing:
+        return None
     if row is None:
         return None
     holder, ours = holder_of(row), Holder.current(lock="")

@@ -27,8 +27,8 @@ from rekey.core.clock import earlier
 from rekey.model import EVERYTHING, EntityKey
 from rekey.phases import Phase
 from rekey.protocol.rules import SOURCE
-from rekey.runner.clients import settle_again, while_sweeping
-from rekey.runner.run import Counters, Operation, Run, open_gate, until_quiet
+from rekey.runner.clients import settle_again, until_quiet, while_sweeping
+from rekey.runner.run import Counters, Operation, Run, open_gate
 from rekey.runner.workers import copy_with_workers
 from rekey.state.models import BACKFILL as PURPOSE
 from rekey.state.models import Segment

@@ -52,11 +52,12 @@ from rekey.runner.clients import (
     settle_again,
     settle_stale,
     unsettled_hint,
+    until_quiet,
     wait_for_clients,
     wait_until_heard,
 )
 from rekey.runner.phases.reconcile import catch_up
-from rekey.runner.run import Counters, Operation, Run, until_quiet
+from rekey.runner.run import Counters, Operation, Run
 from rekey.runner.verification import (
     closed_by_difference,
     closed_by_verification,
