@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 from rekey.core.limits import entity_bytes
 from rekey.core.plain import UNTOLD, members, told
 from rekey.inspect.sampling import RowEstimate, Sizer, Stretch, Units, key_from, units_of
-from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
+from rekey.model import ETAG, PARTITION_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 
 DIGEST_MODULUS = 1 << 128
@@ -98,9 +98,9 @@ Jump = Callable[[EntityKey], None]
 async def read_whole(table: Table, take: Take) -> Inventory:
     """Read every row of a table, handing pages to `take`. Raises TableMissing and service errors."""
     reading = _Reading(table, take, gaps=False)
-    async with aclosing(_scan(table, EVERYTHING)) as pages:
-        async for rows in pages:
-            reading.take_page(rows, True)
+    async with aclosing(table.scan()) as pages:  # type: ignore[type-var]  # all scans are generators
+        async for page in pages:
+            reading.take_page(page.rows, True)
     reading.requests = reading.pages
     return reading.inventory(reading.rows, exact=True, settled=True)
 
@@ -180,8 +180,9 @@ class _Reading:
     async def read_head(self, head_rows: int) -> tuple[list[Units], bool]:
         """Read the beginning of the table; return the last page's keys, and whether the table ends there."""
         last: list[Units] = []
-        async with aclosing(_scan(self._table, EVERYTHING)) as pages:
-            async for rows in pages:
+        async with aclosing(self._table.scan()) as pages:  # type: ignore[type-var]  # as above
+            async for page in pages:
+                rows = page.rows
                 self.requests += 1
                 if not rows:
                     self.pages += 1
@@ -206,11 +207,11 @@ class _Reading:
         ended = True
         sent = 0
         start = key_from(after)  # just before `after` where that is no valid text
-        async with aclosing(_scan(self._table, KeyRange(after=start))) as pages:
-            async for rows in pages:
+        async with aclosing(self._table.scan(KeyRange(after=start))) as pages:  # type: ignore[type-var]
+            async for page in pages:
                 sent += 1
-                found = [units_of(key_of(row)) for row in rows]
-                fresh = [row for row, key in zip(rows, found, strict=True) if not self._was_read(key)]
+                found = [units_of(key_of(row)) for row in page.rows]
+                fresh = [row for row, key in zip(page.rows, found, strict=True) if not self._was_read(key)]
                 self.take_page(fresh, bool(keys))
                 keys += found
                 if len(keys) >= MAX_PAGE_ROWS or sent == most:
@@ -244,14 +245,3 @@ class _Reading:
             digest=f"{self._digest % DIGEST_MODULUS:032x}" if exact else None,
             requests=self.requests,
         )
-
-
-async def _scan(table: Table, within: KeyRange) -> AsyncGenerator[list[Row], None]:
-    pages = table.scan(within, page_rows=MAX_PAGE_ROWS)
-    try:
-        async for page in pages:
-            yield page.rows
-    finally:
-        # A scan that is left early must not keep its connection until the garbage collector comes.
-        if isinstance(pages, AsyncGenerator):
-            await pages.aclose()

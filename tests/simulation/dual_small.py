@@ -276,9 +276,12 @@ class DualWorld(SmallWorld):
         since = format_ticks(self.sources.clock.ticks())
         async for page in self.source.scan():
             await copier.copy(page.rows)
-        concurrency = self.parts.concurrency
-        await self.dual.moved(propagator, since=since, concurrency=concurrency, advance=nothing, check=go_on)
-        await self.parts.sweep(propagator, concurrency=concurrency, advance=nothing, check=go_on)
+        if propagator.mapper.content_derived:
+            await self.dual.moved(
+                propagator.source, propagator.propagate_moved, since=since,
+                concurrency=self.parts.concurrency, advance=nothing, check=go_on,
+            )  # fmt: skip
+        await self._sweep()
 
     async def _sweep_once(self) -> None:
         for _ in range(self.sweeps):

@@ -36,9 +36,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
 from rekey.copy.back import BackPropagator
-from rekey.copy.delta import earlier, fresh_second
+from rekey.copy.delta import fresh_second
 from rekey.copy.sweep import gone
-from rekey.core.clock import ticks_of
+from rekey.core.clock import earlier, ticks_of
 from rekey.core.concurrency import for_each
 from rekey.errors import Findings, GateClosed, Moved, RekeyError, RowRefused, ServiceError
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
@@ -52,11 +52,12 @@ from rekey.runner.clients import (
     settle_again,
     settle_stale,
     unsettled_hint,
+    until_quiet,
     wait_for_clients,
     wait_until_heard,
 )
 from rekey.runner.phases.reconcile import catch_up
-from rekey.runner.run import Counters, Operation, Run, until_quiet
+from rekey.runner.run import Counters, Operation, Run
 from rekey.runner.verification import (
     closed_by_difference,
     closed_by_verification,
@@ -315,7 +316,7 @@ async def _copy_back(run: Run, now: ControlRow) -> None:
     try:
         await each_changed("copy back", bring)
         with run.progress.task("copy deletes back") as advance:
-            portions = gone(run.targets[0], run.ids, run.mapping, "r", advance=advance, check=run.check)
+            portions = gone(run.targets[0], run.mapping, "r", advance=advance, check=run.check)
             async with aclosing(portions):
                 async for portion in portions:
                     await for_each(portion, settle, limit=limit)
