@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from itertools import islice
@@ -65,24 +65,28 @@ class Spill(Generic[Record]):
         self._place, self._level = place, level
         self._files: dict[int, IO[bytes]] = {}
         self._waiting: list[list[Record]] = [[] for _ in range(_FILES)]
-        self._counts = [0] * _FILES
+        self._written = [0] * _FILES
         self._cipher = AESGCM(AESGCM.generate_key(256))
         self._sealed = 0
-        self.records = 0
+        self._unwritten = 0
 
     def put(self, record: Record) -> None:
         """Add a record. Raises MachineFailed when the disk is full."""
-        slot = self._place(record) >> _BITS * self._level & _FILES - 1
-        self._waiting[slot].append(record)
-        self._counts[slot] += 1
-        self.records += 1
-        if self.records % BUFFERED_RECORDS == 0:
-            self._write()
+        self._waiting[self._place(record) >> _BITS * self._level & _FILES - 1].append(record)
+        self._added(1)
+
+    def put_all(self, records: Sequence[Record]) -> None:
+        """Add records, at most a page's. Raises MachineFailed when the disk is full."""
+        place, shift, waiting = self._place, _BITS * self._level, self._waiting
+        for record in records:
+            waiting[place(record) >> shift & _FILES - 1].append(record)
+        self._added(len(records))
 
     def groups(self) -> Iterator[list[Record]]:
         """Yield all records in groups; those of equal hash in one group unless they are too many for that."""
         try:
-            for slot, count in enumerate(self._counts):
+            for slot, (written, waiting) in enumerate(zip(self._written, self._waiting, strict=True)):
+                count = written + len(waiting)
                 if count <= GROUP_RECORDS:
                     if count:
                         yield list(self._read(slot))
@@ -98,6 +102,11 @@ class Spill(Generic[Record]):
         except OSError as error:
             raise _failed(error) from None
 
+    def _added(self, records: int) -> None:
+        self._unwritten += records
+        if self._unwritten >= BUFFERED_RECORDS:
+            self._write()
+
     def _write(self) -> None:
         try:
             for slot, records in enumerate(self._waiting):
@@ -110,7 +119,9 @@ class Spill(Generic[Record]):
                     self._sealed += 1
                     sealed = self._cipher.encrypt(nonce, pickle.dumps(records), None)
                     self._files[slot].write(len(sealed).to_bytes(_LENGTH_BYTES) + nonce + sealed)
+                    self._written[slot] += len(records)
                     records.clear()
+            self._unwritten = 0
         except OSError as error:
             raise _failed(error) from None
 
