@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from itertools import islice
@@ -32,7 +32,7 @@ GROUP_RECORDS = 20_000
 BUFFERED_RECORDS = 4_096
 """Records in memory before they are written, all files together."""
 _BITS = 5
-_FILES = 1 << _BITS
+FILES = 1 << _BITS
 _DEEPEST = 5
 _NONCE_BYTES, _LENGTH_BYTES = 12, 4
 
@@ -64,23 +64,16 @@ class Spill(Generic[Record]):
             raise _failed(error) from None
         self._place, self._level = place, level
         self._files: dict[int, IO[bytes]] = {}
-        self._waiting: list[list[Record]] = [[] for _ in range(_FILES)]
-        self._written = [0] * _FILES
+        self._waiting: list[list[Record]] = [[] for _ in range(FILES)]
+        self._written = [0] * FILES
         self._cipher = AESGCM(AESGCM.generate_key(256))
         self._sealed = 0
         self._unwritten = 0
 
     def put(self, record: Record) -> None:
         """Add a record. Raises MachineFailed when the disk is full."""
-        self._waiting[self._place(record) >> _BITS * self._level & _FILES - 1].append(record)
+        self._waiting[self._place(record) >> _BITS * self._level & FILES - 1].append(record)
         self._added(1)
-
-    def put_all(self, records: Sequence[Record]) -> None:
-        """Add records, at most a page's. Raises MachineFailed when the disk is full."""
-        place, shift, waiting = self._place, _BITS * self._level, self._waiting
-        for record in records:
-            waiting[place(record) >> shift & _FILES - 1].append(record)
-        self._added(len(records))
 
     def groups(self) -> Iterator[list[Record]]:
         """Yield all records in groups; those of equal hash in one group unless they are too many for that."""

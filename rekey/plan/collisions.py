@@ -17,7 +17,7 @@ from heapq import nsmallest
 from itertools import chain
 from pathlib import Path
 
-from rekey.core.spill import Spill
+from rekey.core.spill import FILES, Spill
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
 from rekey.plan.result import CollisionGroup, Collisions
 
@@ -36,23 +36,25 @@ class CollisionSearch(Spill[bytes]):
 
         Raises MachineFailed when it cannot be used.
         """
-        super().__init__(folder, lambda record: int.from_bytes(record[_TABLE_BYTES : _TABLE_BYTES + 8]))
+        super().__init__(folder, lambda record: int.from_bytes(record[_TABLE_BYTES:_KEY_BYTES]))
         self._keyed = hashlib.blake2b(digest_size=16, key=secrets.token_bytes(32))
 
     def take(self, table: int, made: Iterable[tuple[Row, Row]]) -> list[bytes]:
         """Take rows of the target table with a number, each with its source row; return for each a digest of
         its key, which means nothing outside this search. Raises MachineFailed when the disk is full."""
-        begin, copy = table.to_bytes(_TABLE_BYTES), self._keyed.copy
-        records = []
+        begin, copy, waiting = table.to_bytes(_TABLE_BYTES), self._keyed.copy, self._waiting
+        digests = []
         for target, source in made:
             partition = target[PARTITION_KEY]
             hashed = copy()
             # the length first, so that no two keys give the same text
             hashed.update(f"{len(partition)},{partition}{target[ROW_KEY]}".encode("utf-8", "surrogatepass"))
             old = f"{source[PARTITION_KEY]}\0{source[ROW_KEY]}".encode("utf-8", "surrogatepass")
-            records.append(begin + hashed.digest() + old)
-        self.put_all(records)
-        return [record[_TABLE_BYTES:_KEY_BYTES] for record in records]
+            digest = hashed.digest()
+            digests.append(digest)
+            waiting[digest[-1] % FILES].append(begin + digest + old)  # as `put` does, for every row
+        self._added(len(digests))
+        return digests
 
     def finish(
         self, tables: Sequence[str], name: Callable[[EntityKey], str], *, exact: bool, show_keys: bool = False

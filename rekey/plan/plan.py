@@ -4,8 +4,8 @@ Rules kept here:
 
 * Tables are only read, the state is not touched; temporary files are sealed with a key that is not kept, and
   deleted when the plan is made.
-* What must hold for every row (it can be mapped, its new keys are its own) is asked of every row read. Advice,
-  bytes, examples and plots come from a sample of these rows, of bounded size.
+* What must hold for every row (it can be mapped, its new keys are its own) is asked of every row read.
+  Advice, bytes, examples and plots come from a sample of these rows, of bounded size.
 * A missing table, a missing secret, a row that cannot be mapped, a collision are findings of the plan, not
   errors of the command. A credential that is refused or an endpoint that is down is an error.
 * Designs that are compared see the very same rows: the source is read once for all of them.

@@ -484,6 +484,14 @@ class MigrationPlan:
     queries: tuple[Rated, ...] = ()
 
     @property
+    def sampled(self) -> str:
+        """Return what was counted in some of the rows only; "" where all were looked at."""
+        if self.looked_at == self.mapped_rows:
+            return ""
+        rows = f"{self.looked_at:,} of {self.mapped_rows:,} rows"
+        return f"advice, bytes, examples, lengths and load come from {rows}, drawn evenly"
+
+    @property
     def errors(self) -> tuple[Problem, ...]:
         """Return what makes `apply` refuse: problems that are errors, and advice that is an error on planned
         keys and not waived."""

@@ -15,7 +15,7 @@ from rekey.copy.scan import row_bytes
 from rekey.core.limits import entity_bytes
 from rekey.model import Row
 
-MOST_ROWS = 8_000
+MOST_ROWS = 5_000
 MOST_BYTES = 8 * 1024 * 1024
 
 
@@ -40,7 +40,7 @@ class RowSample:
         self._bytes += sum(map(row_bytes, drawn))
         while len(self.rows) > MOST_ROWS or (self._bytes > MOST_BYTES and len(self.rows) > 1):
             self.rows = self.rows[::2]
-            self._bytes = sum(map(row_bytes, self.rows))
+            self._bytes //= 2
             self._every *= 2
 
     @property
