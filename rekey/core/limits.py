@@ -26,7 +26,7 @@ MAX_KEY_UNITS = 1024
 MAX_KEYS_ADDRESS = 9 * MAX_KEY_UNITS
 """What two keys of 512 CJK characters take, percent-encoded; two of 1,024 letters take 2,048 bytes."""
 SURELY_ADDRESSED = MAX_KEYS_ADDRESS // 12
-"""Characters that two keys may have together without taking more: one takes 12 bytes at most (astral ones)."""
+"""So many characters in two keys never take more: one takes at most 12 bytes (astral ones)."""
 MAX_PROPERTIES = 252
 MAX_NAME_CHARACTERS = 255
 MAX_ENTITY_BYTES = 1024 * 1024

@@ -102,24 +102,24 @@ class Survey:
         self.rows += len(rows)
 
     def _take(self, rows: Sequence[Row]) -> None:
-        mapped: list[list[TargetRow]] = []
-        made: list[list[tuple[Row, Row]]] = [[] for _ in self.labels]
+        mapped: list[tuple[list[TargetRow], Row]] = []
         map_row = self._mapper.map
         for row in rows:
             try:
-                of_row = map_row(row)
+                mapped.append((map_row(row), row))
             except RowRefused as refused:
                 self._refuse(refused, key_of(row))
-                continue
-            mapped.append(of_row)
-            for number, target in of_row:
-                made[number].append((target, row))
+        made = [[(of_row[0][1], row) for of_row, row in mapped]]
+        for number in range(1, len(self.labels)):
+            made.append(
+                [(target, row) for of_row, row in mapped for table, target in of_row if table == number]
+            )
         digests, *_ = [self._search.take(number, pairs) for number, pairs in enumerate(made)]
         counts = [Counter([target[PARTITION_KEY] for target, _ in pairs]) for pairs in made]
         self.portrayer.count([Counter([row[PARTITION_KEY] for _, row in made[0]]), *counts])
         self.target_rows = [rows + len(pairs) for rows, pairs in zip(self.target_rows, made, strict=True)]
         if self._is_cosmos:
-            for of_row in mapped:
+            for of_row, _ in mapped:
                 self.gatherer.limit(of_row)
         if self.packing.open:
             unit = self._rows_together(mapped)
@@ -137,11 +137,11 @@ class Survey:
             wire_bytes = round(len(rows) * _mean(list(map(row_bytes, rows[::SIZED]))))
             self.packing.page(len(rows), wire_bytes, filled, Filled(forward + reverse))
 
-    def _rows_together(self, mapped: Sequence[Sequence[TargetRow]]) -> float:
+    def _rows_together(self, mapped: Sequence[tuple[Sequence[TargetRow], Row]]) -> float:
         """Return how many rows of the main target's table a source row gives one partition, on average."""
         partitions = Counter(
             (number, row[PARTITION_KEY])
-            for number, of_row in enumerate(mapped if self.together else ())
+            for number, (of_row, _) in enumerate(mapped if self.together else ())
             for table, row in of_row
             if table in self.together
         )
