@@ -110,10 +110,10 @@ class Survey:
             except RowRefused as refused:
                 self._refuse(refused, key_of(row))
         made = [[(of_row[0][1], row) for of_row, row in mapped]]
-        for number in range(1, len(self.labels)):
-            made.append(
-                [(target, row) for of_row, row in mapped for table, target in of_row if table == number]
-            )
+        made += [
+            [(target, row) for of_row, row in mapped for table, target in of_row if table == number]
+            for number in range(1, len(self.labels))
+        ]
         digests, *_ = [self._search.take(number, pairs) for number, pairs in enumerate(made)]
         counts = [Counter([target[PARTITION_KEY] for target, _ in pairs]) for pairs in made]
         self.portrayer.count([Counter([row[PARTITION_KEY] for _, row in made[0]]), *counts])
