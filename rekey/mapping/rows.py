@@ -148,12 +148,12 @@ class MappingRows:
     def forward_key(self, source_key: EntityKey) -> EntityKey:
         """Return the key of a source key's forward row in the mapping table."""
         digest = self.ids.long(self.source, source_key)
-        return EntityKey(f"{self.script_id}.f.{digest[0]}", digest)
+        return _make(EntityKey, (f"{self.script_id}.f.{digest[0]}", digest))
 
     def reverse_key(self, target_key: EntityKey) -> EntityKey:
         """Return the key of a main target key's reverse row in the mapping table."""
         digest = self.ids.long(self.tables[0], target_key)
-        return EntityKey(f"{self.script_id}.r.{digest[0]}", digest)
+        return _make(EntityKey, (f"{self.script_id}.r.{digest[0]}", digest))
 
     def require_fits(self, source_key: EntityKey, targets: Iterable[TargetKey]) -> str:
         """Return target keys as the JSON text that a forward row holds.
@@ -265,7 +265,7 @@ def _listed(targets: Iterable[TargetKey]) -> str:
     """Return target keys as JSON in ASCII, where a character is one UTF-16 unit wherever the text is cut."""
     ordered = sorted(targets)
     listed = [tuple(target) for target in ordered]
-    return _ascii_json(listed, all(one.partition.isascii() and one.row.isascii() for one in ordered))
+    return _ascii_json(listed, all([one.partition.isascii() and one.row.isascii() for one in ordered]))
 
 
 def _ascii_json(value: list[Any], is_ascii: bool) -> str:
