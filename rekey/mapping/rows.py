@@ -265,7 +265,7 @@ def _listed(targets: Iterable[TargetKey]) -> str:
     """Return target keys as JSON in ASCII, where a character is one UTF-16 unit wherever the text is cut."""
     ordered = sorted(targets)
     listed = [tuple(target) for target in ordered]
-    return _ascii_json(listed, all([one.partition.isascii() and one.row.isascii() for one in ordered]))
+    return _ascii_json(listed, all(one.partition.isascii() and one.row.isascii() for one in ordered))
 
 
 def _ascii_json(value: list[Any], is_ascii: bool) -> str:
