@@ -20,16 +20,17 @@ _DIGIT_OF = (ALPHABET * 8).encode()
 """Table for `bytes.translate`: the digit of each number below 32."""
 
 
-def _lower(digits: int) -> int:
-    """Return the mask of lower halves for one step of `encode_id`.
+def _apart(digits: int) -> tuple[int, int]:
+    """Return one step of `encode_id`: the mask of the lower halves, and how many bits upper halves move up.
 
     Before the step every `2 * digits` bytes hold `2 * digits` digits of 5 bits at their lower end; after it
-    every `digits` bytes hold `digits` of them: upper halves move up by `3 * digits` bits.
+    every `digits` bytes hold `digits` of them.
     """
-    return sum((1 << 5 * digits) - 1 << 8 * begin for begin in range(0, _ID_DIGITS, 2 * digits))
+    lower = (1 << 5 * digits) - 1
+    return sum(lower << 8 * begin for begin in range(0, _ID_DIGITS, 2 * digits)), 3 * digits
 
 
-_LOWER_16, _LOWER_8, _LOWER_4, _LOWER_2, _LOWER_1 = map(_lower, (16, 8, 4, 2, 1))
+_STEPS = tuple(map(_apart, (16, 8, 4, 2, 1)))
 
 
 def encode(data: bytes) -> str:
@@ -43,15 +44,7 @@ def encode_id(digest: bytes) -> str:
     """Return the 32 digits of a digest's first 20 bytes. Halves of the number are moved apart, step by step,
     until every digit has a byte of its own."""
     number = int.from_bytes(digest[:ID_BYTES], "big")
-    # Not a loop: that takes twice as long, and three ids are made for every row.
-    stays = number & _LOWER_16
-    number = (number ^ stays) << 48 | stays
-    stays = number & _LOWER_8
-    number = (number ^ stays) << 24 | stays
-    stays = number & _LOWER_4
-    number = (number ^ stays) << 12 | stays
-    stays = number & _LOWER_2
-    number = (number ^ stays) << 6 | stays
-    stays = number & _LOWER_1
-    number = (number ^ stays) << 3 | stays
+    for lower, distance in _STEPS:
+        stays = number & lower
+        number = (number ^ stays) << distance | stays
     return number.to_bytes(_ID_DIGITS, "big").translate(_DIGIT_OF).decode("ascii")
