@@ -10,8 +10,10 @@ Rules kept here (ADR 0017):
   is running.
 * A key is tried again with growing pauses. While a request for it may yet take effect (an open outcome) its
   intent stays; where that request is one to the authority, the key is not tried before that time is over.
-* A leftover never outlives its epoch: `settle` tries each once more before the next epoch is acknowledged,
-  and then leaves those of older epochs to the sweeper. In another epoch the authority may be another side.
+* A leftover never outlives its epoch: `settle` tries each once more before the next epoch is acknowledged, as
+  soon as no request for it can take effect any more, and then leaves those of older epochs to the sweeper. In
+  another epoch the authority may be another side. So a freeze waits for an open outcome as long as a request
+  can be late, not as long as an operation.
 """
 
 from __future__ import annotations
@@ -22,11 +24,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
-from rekey.client.authority import MARGIN_S, Flow
+from rekey.client.authority import Flow
 from rekey.client.lease import Permit
 from rekey.client.replicas import leave, propagate, release
 from rekey.client.work import WIDTH, ClientParts, IntentRef, State, Work
-from rekey.core.concurrency import cancel
 from rekey.errors import RekeyError
 from rekey.phases import ControlPhase
 from rekey.protocol.effects import in_turns
@@ -137,27 +138,24 @@ class Finisher:
         self.client.counters.left += 1
         if len(self._kept) >= MAX_KEPT:
             return
-        left = Leftover(intent, permit, decides, decided, self._travel_s if still_open else 0.0)
+        left = Leftover(intent, permit, decides, decided, self.client.late_s if still_open else 0.0)
         self._kept[left] = None
         left.task = asyncio.ensure_future(self._keep_trying(left))
 
     async def settle(self) -> None:
-        """Wait for the work in the background, then try each leftover once, except those with requests that
-        may yet take effect. Those of other epochs than the current one, or all without a current permit, are
-        then forgotten; the others are tried again later.
+        """Wait for the work in the background, and until no request for a leftover can take effect any more;
+        then try each leftover once. Those of other epochs than the current one, or all without a current
+        permit, are then forgotten; the others are tried again later.
 
         Waits only for work that is running now: under steady load there is always more of the new epoch.
         """
         await self.wait()
-        kept = list(self._kept)
-        for left in kept:
-            left.ends = True
-            if not left.trying:
-                left.task.cancel()
-        if kept:
-            await asyncio.wait([left.task for left in kept])
-        due = [left for left in kept if left in self._kept and not left.travels_s]
-        await in_turns([partial(self._try, left) for left in due], _LEFTOVERS_AT_ONCE)
+        kept = await self._interrupt()
+        if any(left.travels_s for left in kept):
+            await self.client.wait_out()
+            for left in kept:
+                left.travels_s = 0.0
+        await in_turns([partial(self._try, left) for left in kept], _LEFTOVERS_AT_ONCE)
         now = self.client.current()
         for left in kept:
             if now is None or left.permit.epoch != now.epoch:
@@ -168,9 +166,21 @@ class Finisher:
 
     async def close(self) -> None:
         """Settle, and forget all leftovers: what could not be settled stays in the journal."""
-        await self.settle()
-        kept, self._kept = list(self._kept), {}
-        await cancel(left.task for left in kept)
+        await self.wait()
+        kept = [left for left in await self._interrupt() if not left.travels_s]
+        await in_turns([partial(self._try, left) for left in kept], _LEFTOVERS_AT_ONCE)
+        self._kept = {}
+
+    async def _interrupt(self) -> list[Leftover]:
+        """End the pauses of all leftovers; return them when no attempt is running any more."""
+        kept = list(self._kept)
+        for left in kept:
+            left.ends = True
+            if not left.trying:
+                left.task.cancel()
+        if kept:
+            await asyncio.wait([left.task for left in kept])
+        return [left for left in kept if left in self._kept]
 
     async def wait(self) -> None:
         """Wait for the work in the background."""
@@ -227,10 +237,6 @@ class Finisher:
 
     # --- leftovers --------------------------------------------------------------------------------------
 
-    @property
-    def _travel_s(self) -> float:
-        return self.client.longest_operation_s + MARGIN_S
-
     async def _keep_trying(self, left: Leftover) -> None:
         if not left.decided:
             await self._pause(left, left.travels_s)
@@ -260,14 +266,14 @@ class Finisher:
                     done = await self.reverse.settle(left.authority, intent.side, intent.key)
                     self.client.counters.propagated += 1
                     if done.open:
-                        left.travels_s = self._travel_s
+                        left.travels_s = self.client.late_s
                     if not left.travels_s:
                         await self.client.journal.end([intent.id])
                         self._kept.pop(left, None)
         except (RekeyError, TimeoutError) as error:
             self.client.counters.replica_failures += 1
             if may_travel(error):
-                left.travels_s = self._travel_s
+                left.travels_s = self.client.late_s
         finally:
             left.trying = False
 

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import TypeVar
 
 from rekey.client.lease import ClientLease, Permit
-from rekey.errors import CredentialRefused
+from rekey.errors import CredentialRefused, ServiceError
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE, Forward, TargetKey
 from rekey.model import EntityKey, Row
 from rekey.protocol.journal import Journal
@@ -28,6 +28,7 @@ from rekey.tables.base import Operation, Table
 K = TypeVar("K")
 
 LONGEST_OPERATION_S = 30.0
+LATE_S = 7.0
 ROW_TOO_BUSY = "RowTooBusy"
 """The code of a write that failed because of other writes of the same row; the caller may repeat it."""
 WIDTH = 32
@@ -74,7 +75,8 @@ class ClientParts:
             done.
         counters: the client's counters.
         longest_operation_s: after how many seconds an operation ends, successful or not.
-        sleep: waits between two attempts at a leftover.
+        late_s: for how many seconds a request that was not answered may take effect after that is known.
+        sleep: waits, between two attempts at a leftover among others.
     """
 
     view: View
@@ -86,6 +88,7 @@ class ClientParts:
     run_id: str = ""
     counters: Counters
     longest_operation_s: float = LONGEST_OPERATION_S
+    late_s: float = LATE_S
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
     @property
@@ -93,16 +96,25 @@ class ClientParts:
         """The table that the view addresses."""
         return self.propagator.source if self.view is View.OLD else self.propagator.targets[0]
 
+    async def wait_out(self) -> None:
+        """Wait until nothing that was sent so far, and not answered, can take effect any more."""
+        await self.sleep(self.late_s)
+
     def current(self) -> Permit | None:
         """Return what `ClientLease.current` does, None also for a permit of another run."""
         permit = self.permits.current()
         return permit if permit is not None and permit.run_id == self.run_id else None
 
 
+def account_of(error: ServiceError) -> str:
+    """Return which account an error is of, `restricted` or `tables`, by the table that it names."""
+    restricted = any(name in error.what for name in (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE))
+    return "restricted" if restricted else "tables"
+
+
 def refused_by(error: CredentialRefused) -> CredentialRefused:
     """Return the refusal of a credential with the account that refused it, and what to do there."""
-    restricted = any(name in error.what for name in (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE))
-    which = "restricted" if restricted else "tables"
+    which = account_of(error)
     return CredentialRefused(
         f"the {which} account refused the credential of this client: {error.what}",
         code=error.code,

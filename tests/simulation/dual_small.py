@@ -235,6 +235,7 @@ class DualWorld(SmallWorld):
                 journal=self.journal(name),
                 permits=FixedPermits(self.permit),
                 counters=Counters(),
+                late_s=LONGEST_S,
             )
         )
 

@@ -27,6 +27,7 @@ from rekey.client.reading import closed
 from rekey.client.route import OtherRun, Writer, took_too_long
 from rekey.client.sdk.calls import Read
 from rekey.client.sdk.plan import Plan
+from rekey.client.send import send_alone
 from rekey.client.shadow import Shadow
 from rekey.client.work import ClientParts, Counters, refused_by
 from rekey.errors import (
@@ -42,7 +43,7 @@ from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.migration.opening import OpenMigration, open_migration
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
-from rekey.protocol.effects import apply_operations, side_by_side
+from rekey.protocol.effects import side_by_side
 from rekey.protocol.journal import Journal
 from rekey.protocol.registry import SAFETY_S, Registry
 from rekey.protocol.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
@@ -193,7 +194,9 @@ class ClientCore:
             table = self._opened().accounts.tables.table(self.table)
             with while_allowed(partial(lease.check, permit)):
                 async with asyncio.timeout(self.plan.settings.sending_s):
-                    etags = await apply_operations(table, operations)
+                    etags = await send_alone(
+                        table, operations, partial(asyncio.sleep, self.plan.settings.late_s)
+                    )
             self.counters.writes += len(operations)
             if not self.plan.is_index and not lease.in_time(permit):
                 try:
@@ -283,6 +286,7 @@ class ClientCore:
                 run_id=control.run_id,
                 counters=self.counters,
                 longest_operation_s=plan.settings.sending_s,
+                late_s=plan.settings.late_s,
             )
             shadow = Shadow(client, plan.shadow_reads, plan.shadow_seed)
             self._working = working = _Working(control.run_id, Writer(client), shadow)

@@ -1,0 +1,263 @@
+"""Step 3 of a write, the sending: the authority's write, and what is known of it when no answer came.
+
+Rules kept here (ADR 0035):
+
+* An attempt that was not answered can take effect for `ClientParts.late_s` seconds more. One that depends on
+  a version cannot any more once that version is gone, since every write changes the ETag.
+* As long as an attempt can take effect, the write is not sent again.
+* Content alone proves nothing where the caller asked for a condition or for a new row: another writer may
+  have written the same. The write is this client's own if these were read one after the other: the
+  authority's rows as written; a journal in which no other write of these keys is announced; replicas that
+  stand as they stood before the write, and differ from what it makes of them; the authority's rows, still the
+  same. Any other writer of those rows would have an intent, or would have changed the replicas.
+* Where the caller set no condition, rows that hold what was to be written are an answer whoever wrote them,
+  once no attempt can take effect any more.
+* Before the backfill is done replicas prove nothing: rows may lack them that nobody writes.
+* The same evidence tells that a row was there before, which was to be new, or was not, which was to be
+  changed: the write was not applied.
+* Otherwise a write without a condition, and one whose new row is not there, is sent again. If another writer
+  changed or deleted the row in between, the first attempt may have been seen as well, as with the SDK's own
+  repetitions. What is refused after that is told as open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
+
+from rekey.client.authority import Flow, check_one_partition
+from rekey.client.work import State, Work
+from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
+from rekey.model import Row, etag_of, key_of
+from rekey.protocol.effects import apply_operations, side_by_side
+from rekey.protocol.operations import is_conditional, may_travel
+from rekey.protocol.propagate import version_of
+from rekey.protocol.replicas import same_content
+from rekey.protocol.rules import SOURCE, TARGET
+from rekey.tables.answers import may_be_applied
+from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table, Verb, rejected
+from rekey.tables.requests import Landed, all_landed
+
+Rows = Sequence[Row | None]
+Wait = Callable[[], Awaitable[object]]
+"""Waits until nothing that was sent can take effect any more."""
+
+
+class Evidence(Enum):
+    """What the journal and the replicas tell of rows that the authority shows after a lost answer."""
+
+    OURS = "ours"
+    """The write was applied, by this client."""
+    UNTOUCHED = "untouched"
+    """The row is there, or is not, as when the write began: the write did not change that."""
+    NONE = "none"
+
+
+Witness = Callable[[Rows], Awaitable[Evidence]]
+"""Looks for evidence about the authority's rows as read."""
+
+
+class Again(Exception):
+    """The write is to be sent again. `sure` tells whether no attempt so far was applied."""
+
+    def __init__(self, *, sure: bool) -> None:
+        super().__init__()
+        self.sure = sure
+
+
+async def send(flow: Flow) -> bool:
+    """Write the authority, with the late reads during that write; return False to begin again.
+
+    Raises:
+        RekeyError: the answer to the caller. `flow.sent` tells whether the write may have been applied.
+    """
+    pairs = [(work, operation) for work in flow.works for operation in work.sent]
+    check_one_partition({operation.key.partition for _, operation in pairs})
+    pairs += [(work, operation) for work in flow.works for _, operation in work.along]
+    operations = [operation for _, operation in pairs]
+    if len(operations) > MAX_BATCH_OPERATIONS:
+        raise rejected(
+            "InvalidInput",
+            f"a transaction has at most {MAX_BATCH_OPERATIONS} operations, and each row counts with its"
+            " secondary rows",
+            hint="while the migration runs, write fewer rows in one transaction",
+        )
+    flow.client.permits.check(flow.permit)
+    before, flow.sent = flow.sent, True
+    try:
+        etags, *_ = await side_by_side(
+            [
+                apply_operations(flow.authority.table, operations),
+                *(flow.authority.while_writing(work) for work in flow.works),
+            ]
+        )
+    except RekeyError as error:
+        if is_open(error):
+            try:
+                etags = await settled(
+                    flow.authority.table, [work.given for work in flow.works], operations,
+                    wait=flow.client.wait_out, witness=lambda rows: _evidence(flow, operations, rows),
+                    error=error,
+                )  # fmt: skip
+            except Again as again:
+                flow.sent = before or not again.sure
+                return False
+        else:
+            flow.sent = before
+            work, operation = pairs[error.index or 0]
+            if flow.raced(error, work, operation):
+                return False
+            if error.index is not None:
+                error.index = work.index if len(flow.works) > 1 else None
+            raise
+    along = {id(operation) for work in flow.works for _, operation in work.along}
+    for (work, operation), etag in zip(pairs, etags, strict=True):
+        if id(operation) not in along:
+            work.etag, work.state = etag, State.DECIDED
+    return True
+
+
+async def send_alone(table: Table, operations: Sequence[Operation], wait: Wait) -> list[str | None]:
+    """Write a table that no replica follows; return the new ETags. The caller bounds the time.
+
+    Raises:
+        RekeyError: the answer to the caller; Ambiguous where it is not known whether it was applied.
+    """
+
+    async def none(_rows: Rows) -> Evidence:
+        return Evidence.NONE
+
+    unsure = False
+    while True:
+        try:
+            return await apply_operations(table, operations)
+        except RekeyError as error:
+            if not is_open(error):
+                raise told(error, unsure=unsure) from None
+            try:
+                return await settled(table, operations, operations, wait=wait, witness=none, error=error)
+            except Again as again:
+                unsure = unsure or not again.sure
+
+
+def told(error: RekeyError, *, unsure: bool) -> RekeyError:
+    """Return the error to tell the caller: an open outcome in place of a refusal, where an attempt before the
+    refused one may have been applied (`unsure`)."""
+    return _unanswered(error) if unsure and not isinstance(error, Ambiguous) else error
+
+
+def is_open(error: BaseException) -> bool:
+    """Tell whether a write that ended with this error may have been applied, or may yet be."""
+    return may_travel(error) and not (isinstance(error, Unavailable) and not may_be_applied(error))
+
+
+async def settled(
+    table: Table,
+    given: Sequence[Operation],
+    sent: Sequence[Operation],
+    *,
+    wait: Wait,
+    witness: Witness,
+    error: RekeyError,
+) -> list[str | None]:
+    """Return the ETags of a write that was not answered, if it turns out to be applied.
+
+    Args:
+        table: what was written.
+        given: the operations as the caller gave them.
+        sent: the operations as they were sent, one by itself or several as one transaction.
+        wait: waits until no attempt can take effect any more.
+        witness: looks for evidence whose write it was.
+        error: with which the attempt ended.
+
+    Raises:
+        Again: it was not applied, or it may be done once more; no attempt can take effect any more.
+        Ambiguous: it cannot be told.
+    """
+    free = not any(one.verb is Verb.INSERT or is_conditional(one) for one in given)
+    waited = False
+    while True:
+        try:
+            rows: Rows = await side_by_side(table.get(one.key) for one in sent)
+            found = all_landed(sent, rows)
+            over = waited or any(_is_gone(one, row) for one, row in zip(sent, rows, strict=True))
+            said = await witness(rows)
+        except ServiceError as failed:
+            raise _unanswered(error) from failed
+        if found is Landed.YES and (said is Evidence.OURS or (over and free)):
+            return [version_of(row) for row in rows]
+        if over or (found is Landed.YES and not free and said is Evidence.NONE):
+            break  # waiting would tell nothing more
+        await wait()
+        waited = True
+    unchanged = any(
+        is_conditional(one) and not _is_gone(one, row) for one, row in zip(sent, rows, strict=True)
+    )
+    if unchanged or found is Landed.NO or free or said is Evidence.UNTOUCHED:
+        raise Again(sure=unchanged or said is Evidence.UNTOUCHED)
+    raise _unanswered(error)
+
+
+def left_open(said: str) -> Ambiguous:
+    """Return the error of a write of which it is not known whether it was, or will be, applied."""
+    return Ambiguous(f"the outcome is open: {said}", hint="read the row before you repeat the operation")
+
+
+def _unanswered(error: RekeyError) -> Ambiguous:
+    code = error.code if isinstance(error, ServiceError) else ""
+    return left_open(
+        "the write was sent and not answered, and what is there now does not tell whether it was applied"
+        f" ({code or type(error).__name__})"
+    )
+
+
+def _is_gone(operation: Operation, row: Row | None) -> bool:
+    return is_conditional(operation) and version_of(row) != operation.etag
+
+
+async def _evidence(flow: Flow, sent: Sequence[Operation], rows: Rows) -> Evidence:
+    """Return what journal and replicas tell of rows that the authority has just shown."""
+    versions = {one.key: version_of(row) for one, row in zip(sent, rows, strict=True)}
+    if not flow.permit.copied:
+        return Evidence.NONE  # a row without a replica may be one that is not copied yet
+    before = [work.before for work in flow.works if work.before is not None]
+    if any(etag_of(row) == versions.get(key_of(row)) for row in before):
+        return Evidence.UNTOUCHED  # nothing was written since
+    own = {intent.id for work in flow.works for intent in work.intents}
+    about = {(intent.side, intent.key) for work in flow.works for intent in work.intents}
+    about |= {(SOURCE, work.source_key) for work in flow.works if work.source_key is not None}
+    about |= {(TARGET, main) for work in flow.works for main in work.main_keys}
+    async for intents in flow.client.journal.scan():
+        if any(one.id not in own and (one.side, one.key) in about for one in intents):
+            return Evidence.NONE
+    found = await side_by_side(
+        _of_replicas(flow, work, versions.get(work.sent[-1].key)) for work in flow.works
+    )
+    again = await side_by_side(flow.authority.table.get(one.key) for one in sent)
+    if [version_of(row) for row in again] != list(versions.values()):
+        return Evidence.NONE
+    return next((one for one in (Evidence.UNTOUCHED, Evidence.OURS) if one in found), Evidence.NONE)
+
+
+async def _of_replicas(flow: Flow, work: Work, version: str | None) -> Evidence:
+    """Compare the replicas as they were read before the write with what is there now. `version`: of the
+    authority's row now, None when there is none."""
+    replicas, expected = flow.authority.replicas, work.expected
+    beside = {place for place, _ in work.along}  # written with the authority
+    early = {place: row for place, row in sorted(work.early.items()) if place not in beside}
+    now = await side_by_side(replicas.table(place.table).get(place.key) for place in early)
+    if expected is None or list(map(version_of, now)) != list(map(version_of, early.values())):
+        return Evidence.NONE
+    main = [early[place] for place in expected if place.table <= 0 and place in early]
+    if work.given.verb is Verb.INSERT and any(main) and version is not None:
+        return Evidence.UNTOUCHED
+    if work.given.verb in (Verb.REPLACE, Verb.MERGE) and main and not any(main) and version is None:
+        return Evidence.UNTOUCHED
+    for place, row in early.items():
+        wanted = expected.get(place)
+        if wanted is None or row is None:
+            if (row is not None and place in work.ours) or wanted is not None:
+                return Evidence.OURS
+        elif not same_content(wanted, row, replicas.ignoring.get(place.table, frozenset())):
+            return Evidence.OURS
+    return Evidence.NONE
