@@ -1,4 +1,4 @@
-"""An even sample of the rows that are read, of bounded size, however many there will be. Pure.
+"""An even sample of the rows that are read, of bounded size, however many there will be.
 
 Rules kept here:
 
