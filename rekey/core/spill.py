@@ -32,7 +32,7 @@ GROUP_RECORDS = 20_000
 BUFFERED_RECORDS = 4_096
 """Records in memory before they are written, all files together."""
 _BITS = 5
-FILES = 1 << _BITS
+_FILES = 1 << _BITS
 _DEEPEST = 5
 _NONCE_BYTES, _LENGTH_BYTES = 12, 4
 
@@ -64,22 +64,25 @@ class Spill(Generic[Record]):
             raise _failed(error) from None
         self._place, self._level = place, level
         self._files: dict[int, IO[bytes]] = {}
-        self._waiting: list[list[Record]] = [[] for _ in range(FILES)]
-        self._written = [0] * FILES
+        self._waiting: list[list[Record]] = [[] for _ in range(_FILES)]
+        self._counts = [0] * _FILES
         self._cipher = AESGCM(AESGCM.generate_key(256))
         self._sealed = 0
-        self._unwritten = 0
+        self.records = 0
 
     def put(self, record: Record) -> None:
         """Add a record. Raises MachineFailed when the disk is full."""
-        self._waiting[self._place(record) >> _BITS * self._level & FILES - 1].append(record)
-        self._added(1)
+        slot = self._place(record) >> _BITS * self._level & _FILES - 1
+        self._waiting[slot].append(record)
+        self._counts[slot] += 1
+        self.records += 1
+        if self.records % BUFFERED_RECORDS == 0:
+            self._write()
 
     def groups(self) -> Iterator[list[Record]]:
         """Yield all records in groups; those of equal hash in one group unless they are too many for that."""
         try:
-            for slot, (written, waiting) in enumerate(zip(self._written, self._waiting, strict=True)):
-                count = written + len(waiting)
+            for slot, count in enumerate(self._counts):
                 if count <= GROUP_RECORDS:
                     if count:
                         yield list(self._read(slot))
@@ -95,11 +98,6 @@ class Spill(Generic[Record]):
         except OSError as error:
             raise _failed(error) from None
 
-    def _added(self, records: int) -> None:
-        self._unwritten += records
-        if self._unwritten >= BUFFERED_RECORDS:
-            self._write()
-
     def _write(self) -> None:
         try:
             for slot, records in enumerate(self._waiting):
@@ -112,9 +110,7 @@ class Spill(Generic[Record]):
                     self._sealed += 1
                     sealed = self._cipher.encrypt(nonce, pickle.dumps(records), None)
                     self._files[slot].write(len(sealed).to_bytes(_LENGTH_BYTES) + nonce + sealed)
-                    self._written[slot] += len(records)
                     records.clear()
-            self._unwritten = 0
         except OSError as error:
             raise _failed(error) from None
 

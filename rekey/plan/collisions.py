@@ -17,7 +17,7 @@ from heapq import nsmallest
 from itertools import chain
 from pathlib import Path
 
-from rekey.core.spill import FILES, Spill
+from rekey.core import spill
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
 from rekey.plan.result import CollisionGroup, Collisions
 
@@ -28,7 +28,7 @@ _KEY_BYTES = _TABLE_BYTES + 16
 """Of a record: the table's number and the digest of the target key. The source row's key follows them."""
 
 
-class CollisionSearch(Spill[bytes]):
+class CollisionSearch(spill.Spill[bytes]):
     """Takes every (target key, source row) and finds the keys that came more than once. A context manager."""
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -42,7 +42,8 @@ class CollisionSearch(Spill[bytes]):
     def take(self, table: int, made: Iterable[tuple[Row, Row]]) -> list[bytes]:
         """Take rows of the target table with a number, each with its source row; return for each a digest of
         its key, which means nothing outside this search. Raises MachineFailed when the disk is full."""
-        begin, copy, waiting = table.to_bytes(_TABLE_BYTES), self._keyed.copy, self._waiting
+        begin, copy = table.to_bytes(_TABLE_BYTES), self._keyed.copy
+        waiting, counts = self._waiting, self._counts
         digests = []
         for target, source in made:
             partition = target[PARTITION_KEY]
@@ -52,8 +53,14 @@ class CollisionSearch(Spill[bytes]):
             old = f"{source[PARTITION_KEY]}\0{source[ROW_KEY]}".encode("utf-8", "surrogatepass")
             digest = hashed.digest()
             digests.append(digest)
-            waiting[digest[-1] % FILES].append(begin + digest + old)  # as `put` does, for every row
-        self._added(len(digests))
+            # What `put` does: a call for each of all rows would take as long as the digest.
+            slot = digest[-1] % len(waiting)
+            waiting[slot].append(begin + digest + old)
+            counts[slot] += 1
+        before = self.records // spill.BUFFERED_RECORDS
+        self.records += len(digests)
+        if self.records // spill.BUFFERED_RECORDS > before:
+            self._write()
         return digests
 
     def finish(

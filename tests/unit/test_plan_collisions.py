@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from rekey.model import EntityKey, Row
 from rekey.plan import collisions
 from rekey.plan.collisions import CollisionSearch
 from rekey.plan.result import Collisions
+from tests.every import every
 
 TABLES = ("UsersV2", "UsersByTag")
 
@@ -92,20 +95,29 @@ def test_memory_is_flat_from_30_000_to_120_000_rows(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] + 8 * 1024 * 1024
 
 
-def test_temporary_files_hold_no_key_that_can_be_read_and_are_gone_afterwards(tmp_path: Path) -> None:
+def test_temporary_files_hold_no_key_that_can_be_read_and_are_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: list[IO[bytes]] = []
+    make = tempfile.TemporaryFile
+
+    def made_file(**how: Any) -> IO[bytes]:
+        files.append(make(**how))
+        return files[-1]
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", made_file)
     with CollisionSearch(tmp_path) as search:
         anna: Row = {"PartitionKey": "anna@mail.example", "RowKey": "anna@"}
         for number in range(6):
             made = [({"PartitionKey": "p", "RowKey": f"{number} {n}"}, anna) for n in range(1_000)]
             search.take(0, made)
-        files = list(search._files.values())
         for file in files:
             file.seek(0)
         held = [file.read() for file in files]
         assert len(held) == 32
         assert not any(b"anna@" in part for part in held), "four letters would come up by chance"
         assert ended(search).keys == 0
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir()) and every(file.closed for file in files)
 
 
 def test_few_rows_need_no_file(tmp_path: Path) -> None:
