@@ -10,6 +10,8 @@ Rules kept here (ADR 0017):
   is running.
 * A key is tried again with growing pauses. While a request for it may yet take effect (an open outcome) its
   intent stays; where that request is one to the authority, the key is not tried before that time is over.
+* What a client has left that is gone is settled by one of those that live, as its own leftovers are: so the
+  other view catches up although no command runs.
 * A leftover never outlives its epoch: `settle` tries each once more before the next epoch is acknowledged, as
   soon as no request for it can take effect any more, and then leaves those of older epochs to the sweeper. In
   another epoch the authority may be another side. So a freeze waits for an open outcome as long as a request
@@ -32,8 +34,10 @@ from rekey.errors import RekeyError
 from rekey.phases import ControlPhase
 from rekey.protocol.effects import in_turns
 from rekey.protocol.operations import may_travel
+from rekey.protocol.registry import is_over
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side, authority
+from rekey.protocol.sweeper import Company
 from rekey.tables.allowance import while_allowed
 
 MAX_KEPT = 1_000
@@ -54,6 +58,9 @@ class Leftover:
         travels_s: for how many seconds more a request for it may take effect; until then its intent stays.
         attempts: how often it was tried.
         task: tries it repeatedly.
+        others: whether a client that is gone has left it: then its intent is marked, and not removed. That
+            process may only be suspended; the runner knows when nothing can come of it any more.
+        lingers: whether it is settled, and only its intent is to stay for `travels_s`.
         trying: whether an attempt is running.
         ends: set by `settle`: the task ends after the running attempt, without another pause.
     """
@@ -63,6 +70,8 @@ class Leftover:
     authority: Side
     decided: bool
     travels_s: float
+    others: bool = False
+    lingers: bool = False
     attempts: int = 0
     task: asyncio.Task[None] = field(init=False)
     trying: bool = False
@@ -136,11 +145,34 @@ class Finisher:
             decided: whether the authority has answered.
         """
         self.client.counters.left += 1
-        if len(self._kept) >= MAX_KEPT:
+        self._add(Leftover(intent, permit, decides, decided, self.client.late_s if still_open else 0.0))
+
+    async def take_over(self, company: Company) -> None:
+        """Keep, as leftovers, what clients that are gone have left in the journal and nobody has settled.
+
+        Args:
+            company: the clients of the migration, as read before this call.
+
+        Raises:
+            RekeyError: the journal could not be read.
+        """
+        now = self.client.current()
+        decides = None if now is None or now.phase is None else authority(now.phase)
+        if now is None or decides is None:
             return
-        left = Leftover(intent, permit, decides, decided, self.client.late_s if still_open else 0.0)
-        self._kept[left] = None
-        left.task = asyncio.ensure_future(self._keep_trying(left))
+        known = {left.intent.id for left in self._kept}
+        async for intents in self.client.journal.scan():
+            for one in intents:
+                row = company.clients.get(one.client_id)
+                gone = row is None or is_over(row, company.now)
+                if gone and not one.settled and not company.is_young(one) and one.id not in known:
+                    ref = IntentRef(one.id, one.side, one.key)
+                    self._add(Leftover(ref, now, decides, decided=True, travels_s=0.0, others=True))
+
+    def _add(self, left: Leftover) -> None:
+        if len(self._kept) < MAX_KEPT:
+            self._kept[left] = None
+            left.task = asyncio.ensure_future(self._keep_trying(left))
 
     async def settle(self) -> None:
         """Wait for the work in the background, and until no request for a leftover can take effect any more;
@@ -151,11 +183,12 @@ class Finisher:
         """
         await self.wait()
         kept = await self._interrupt()
-        if any(left.travels_s for left in kept):
+        due = [left for left in kept if not left.lingers]
+        if any(left.travels_s for left in due):
             await self.client.wait_out()
-            for left in kept:
+            for left in due:
                 left.travels_s = 0.0
-        await in_turns([partial(self._try, left) for left in kept], _LEFTOVERS_AT_ONCE)
+        await in_turns([partial(self._try, left) for left in due], _LEFTOVERS_AT_ONCE)
         now = self.client.current()
         for left in kept:
             if now is None or left.permit.epoch != now.epoch:
@@ -197,11 +230,20 @@ class Finisher:
             raise
         done: list[IntentRef] = []
         for work in flow.works:
-            if work.state is State.SETTLED:
+            if work.state is State.SETTLED and not work.lingers:
                 done += work.intents
+            elif work.state is State.SETTLED:
+                await self._linger(flow, work)
             else:
                 self._keep(flow, work.intents, still_open=work.open, decided=True)
         await self._end(flow, done)
+
+    async def _linger(self, flow: Flow, work: Work) -> None:
+        """Mark the intents of a key as settled; remove them when no unfinished write can look for them."""
+        for intent in work.intents:
+            await self.client.journal.keep(intent.id, "*")
+            longest_s = self.client.longest_operation_s
+            self._add(Leftover(intent, flow.permit, flow.authority.side, False, longest_s, lingers=True))
 
     async def _end(self, flow: Flow, intents: Sequence[IntentRef]) -> None:
         try:
@@ -262,13 +304,16 @@ class Finisher:
             with self.client.permits.hold(now), while_allowed(partial(self.client.permits.check, now)):
                 async with asyncio.timeout(self.client.longest_operation_s):
                     intent = left.intent
-                    await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
+                    etag = await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
                     done = await self.reverse.settle(left.authority, intent.side, intent.key)
                     self.client.counters.propagated += 1
                     if done.open:
                         left.travels_s = self.client.late_s
                     if not left.travels_s:
-                        await self.client.journal.end([intent.id])
+                        if left.others:
+                            await self.client.journal.keep(intent.id, etag)
+                        else:
+                            await self.client.journal.end([intent.id])
                         self._kept.pop(left, None)
         except (RekeyError, TimeoutError) as error:
             self.client.counters.replica_failures += 1

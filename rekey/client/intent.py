@@ -207,6 +207,7 @@ class CrossView(Flow):
         shown = self.authority.replicas.expected_of(work.old_key, work.before, view_row).get(place)
         in_step = same_content(shown, view_row) if shown and view_row else shown is view_row
         if not in_step:
+            work.lingers = True
             try:
                 done = await self.authority.replicas.propagate(work.old_key)
             except RekeyError:

@@ -26,10 +26,11 @@ from rekey.client.finish import Finisher
 from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, works_of
 from rekey.client.lease import Permit
 from rekey.client.replicas import follow
-from rekey.client.send import left_open, send, send_alone, told
+from rekey.client.send import left_open, send, send_alone
 from rekey.client.work import ROW_TOO_BUSY, ClientParts, IntentRef, State
 from rekey.errors import RekeyError, ServiceError, Unavailable
 from rekey.phases import FOLLOWED
+from rekey.protocol.operations import may_travel
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import SECONDARY_ROW, SOURCE, Route, View, authority, refusal, refusal_code, route
 from rekey.tables.allowance import while_allowed
@@ -170,8 +171,8 @@ class Writer:
             self.finisher.give_up(flow)
             if isinstance(error, TimeoutError):
                 raise took_too_long(self.client.table.name, sent=flow.sent) from None
-            if isinstance(error, RekeyError):
-                raise told(error, unsure=flow.sent) from error.__cause__
+            if flow.sent and isinstance(error, RekeyError) and not may_travel(error):
+                raise left_open(f"it could not be settled ({type(error).__name__})") from error
             raise
         try:
             async with asyncio.timeout_at(flow.deadline):

@@ -3,26 +3,26 @@
 Rules kept here (ADR 0035):
 
 * An attempt that was not answered can take effect for `ClientParts.late_s` seconds more. One that depends on
-  a version cannot any more once that version is gone, since every write changes the ETag.
-* As long as an attempt can take effect, the write is not sent again.
+  a version cannot any more once that version is gone, since every write changes the ETag. As long as an
+  attempt can take effect, the write is not sent again.
 * Content alone proves nothing where the caller asked for a condition or for a new row: another writer may
   have written the same. The write is this client's own if these were read one after the other: the
   authority's rows as written; a journal in which no other write of these keys is announced; replicas that
   stand as they stood before the write, and differ from what it makes of them; the authority's rows, still the
   same. Any other writer of those rows would have an intent, or would have changed the replicas.
+* The same evidence tells that a row was there before, which was to be new, or was not, which was to be
+  changed: the write was not applied. Before the backfill is done replicas tell nothing.
 * Where the caller set no condition, rows that hold what was to be written are an answer whoever wrote them,
   once no attempt can take effect any more.
-* Before the backfill is done replicas prove nothing: rows may lack them that nobody writes.
-* The same evidence tells that a row was there before, which was to be new, or was not, which was to be
-  changed: the write was not applied.
-* Otherwise a write without a condition, and one whose new row is not there, is sent again. If another writer
-  changed or deleted the row in between, the first attempt may have been seen as well, as with the SDK's own
-  repetitions. What is refused after that is told as open.
+* A row that was to be created and is not there, or was to be deleted and is there, was not written, if no
+  other write of it is announced: one that had deleted or created it in between lingers in the journal
+  (`Work.lingers`). So such a write is sent again, too. All else is told as open.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from enum import Enum
 
 from rekey.client.authority import Flow, check_one_partition
@@ -30,7 +30,7 @@ from rekey.client.work import State, Work
 from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
 from rekey.model import Row, etag_of, key_of
 from rekey.protocol.effects import apply_operations, side_by_side
-from rekey.protocol.operations import is_conditional, may_travel
+from rekey.protocol.operations import CREATES, is_conditional, may_travel
 from rekey.protocol.propagate import version_of
 from rekey.protocol.replicas import same_content
 from rekey.protocol.rules import SOURCE, TARGET
@@ -46,11 +46,13 @@ Wait = Callable[[], Awaitable[object]]
 class Evidence(Enum):
     """What the journal and the replicas tell of rows that the authority shows after a lost answer."""
 
-    OURS = "ours"
-    """The write was applied, by this client."""
-    UNTOUCHED = "untouched"
-    """The row is there, or is not, as when the write began: the write did not change that."""
     NONE = "none"
+    ALONE = "alone"
+    """No other write of these keys is announced."""
+    OURS = "ours"
+    """Nor has any other been done: rows that hold what was written were written by this client."""
+    UNTOUCHED = "untouched"
+    """Nor has any other been done, and the row is there, or is not, as when the write began."""
 
 
 Witness = Callable[[Rows], Awaitable[Evidence]]
@@ -58,11 +60,7 @@ Witness = Callable[[Rows], Awaitable[Evidence]]
 
 
 class Again(Exception):
-    """The write is to be sent again. `sure` tells whether no attempt so far was applied."""
-
-    def __init__(self, *, sure: bool) -> None:
-        super().__init__()
-        self.sure = sure
+    """The write was not applied, and no attempt can take effect any more: it is to be sent again."""
 
 
 async def send(flow: Flow) -> bool:
@@ -83,7 +81,7 @@ async def send(flow: Flow) -> bool:
             hint="while the migration runs, write fewer rows in one transaction",
         )
     flow.client.permits.check(flow.permit)
-    before, flow.sent = flow.sent, True
+    flow.sent = True
     try:
         etags, *_ = await side_by_side(
             [
@@ -99,11 +97,11 @@ async def send(flow: Flow) -> bool:
                     wait=flow.client.wait_out, witness=lambda rows: _evidence(flow, operations, rows),
                     error=error,
                 )  # fmt: skip
-            except Again as again:
-                flow.sent = before or not again.sure
+            except Again:
+                flow.sent = False
                 return False
         else:
-            flow.sent = before
+            flow.sent = False
             work, operation = pairs[error.index or 0]
             if flow.raced(error, work, operation):
                 return False
@@ -120,30 +118,24 @@ async def send(flow: Flow) -> bool:
 async def send_alone(table: Table, operations: Sequence[Operation], wait: Wait) -> list[str | None]:
     """Write a table that no replica follows; return the new ETags. The caller bounds the time.
 
+    There is no journal: a row that was created and deleted again meanwhile is taken for one that was not
+    created, as by the SDK's own repetitions.
+
     Raises:
         RekeyError: the answer to the caller; Ambiguous where it is not known whether it was applied.
     """
 
     async def none(_rows: Rows) -> Evidence:
-        return Evidence.NONE
+        return Evidence.ALONE
 
-    unsure = False
     while True:
         try:
             return await apply_operations(table, operations)
         except RekeyError as error:
             if not is_open(error):
-                raise told(error, unsure=unsure) from None
-            try:
+                raise
+            with suppress(Again):
                 return await settled(table, operations, operations, wait=wait, witness=none, error=error)
-            except Again as again:
-                unsure = unsure or not again.sure
-
-
-def told(error: RekeyError, *, unsure: bool) -> RekeyError:
-    """Return the error to tell the caller: an open outcome in place of a refusal, where an attempt before the
-    refused one may have been applied (`unsure`)."""
-    return _unanswered(error) if unsure and not isinstance(error, Ambiguous) else error
 
 
 def is_open(error: BaseException) -> bool:
@@ -171,7 +163,7 @@ async def settled(
         error: with which the attempt ended.
 
     Raises:
-        Again: it was not applied, or it may be done once more; no attempt can take effect any more.
+        Again: it was not applied, and no attempt can take effect any more.
         Ambiguous: it cannot be told.
     """
     free = not any(one.verb is Verb.INSERT or is_conditional(one) for one in given)
@@ -180,21 +172,25 @@ async def settled(
         try:
             rows: Rows = await side_by_side(table.get(one.key) for one in sent)
             found = all_landed(sent, rows)
-            over = waited or any(_is_gone(one, row) for one, row in zip(sent, rows, strict=True))
+            pairs = [(one, row) for one, row in zip(sent, rows, strict=True) if is_conditional(one)]
+            unchanged = any(version_of(row) == one.etag for one, row in pairs)
+            # Rows are read one by one: a transaction may have taken effect between two of them.
+            over = waited or (bool(pairs) and not unchanged)
             said = await witness(rows)
         except ServiceError as failed:
             raise _unanswered(error) from failed
         if found is Landed.YES and (said is Evidence.OURS or (over and free)):
             return [version_of(row) for row in rows]
-        if over or (found is Landed.YES and not free and said is Evidence.NONE):
+        if over or (found is Landed.YES and not free and said in (Evidence.NONE, Evidence.ALONE)):
             break  # waiting would tell nothing more
         await wait()
         waited = True
-    unchanged = any(
-        is_conditional(one) and not _is_gone(one, row) for one, row in zip(sent, rows, strict=True)
+    to_come = any(
+        (one.verb in CREATES and row is None) or (one.verb is Verb.DELETE and row is not None)
+        for one, row in zip(sent, rows, strict=True)
     )
-    if unchanged or found is Landed.NO or free or said is Evidence.UNTOUCHED:
-        raise Again(sure=unchanged or said is Evidence.UNTOUCHED)
+    if unchanged or said is Evidence.UNTOUCHED or (to_come and said is not Evidence.NONE):
+        raise Again
     raise _unanswered(error)
 
 
@@ -211,32 +207,35 @@ def _unanswered(error: RekeyError) -> Ambiguous:
     )
 
 
-def _is_gone(operation: Operation, row: Row | None) -> bool:
-    return is_conditional(operation) and version_of(row) != operation.etag
-
-
 async def _evidence(flow: Flow, sent: Sequence[Operation], rows: Rows) -> Evidence:
     """Return what journal and replicas tell of rows that the authority has just shown."""
     versions = {one.key: version_of(row) for one, row in zip(sent, rows, strict=True)}
-    if not flow.permit.copied:
-        return Evidence.NONE  # a row without a replica may be one that is not copied yet
     before = [work.before for work in flow.works if work.before is not None]
     if any(etag_of(row) == versions.get(key_of(row)) for row in before):
         return Evidence.UNTOUCHED  # nothing was written since
-    own = {intent.id for work in flow.works for intent in work.intents}
-    about = {(intent.side, intent.key) for work in flow.works for intent in work.intents}
-    about |= {(SOURCE, work.source_key) for work in flow.works if work.source_key is not None}
-    about |= {(TARGET, main) for work in flow.works for main in work.main_keys}
-    async for intents in flow.client.journal.scan():
-        if any(one.id not in own and (one.side, one.key) in about for one in intents):
-            return Evidence.NONE
+    if await _is_announced(flow):
+        return Evidence.NONE
+    if not flow.permit.copied:
+        return Evidence.ALONE  # a row without a replica may be one that is not copied yet
     found = await side_by_side(
         _of_replicas(flow, work, versions.get(work.sent[-1].key)) for work in flow.works
     )
     again = await side_by_side(flow.authority.table.get(one.key) for one in sent)
     if [version_of(row) for row in again] != list(versions.values()):
         return Evidence.NONE
-    return next((one for one in (Evidence.UNTOUCHED, Evidence.OURS) if one in found), Evidence.NONE)
+    return next((one for one in (Evidence.UNTOUCHED, Evidence.OURS) if one in found), Evidence.ALONE)
+
+
+async def _is_announced(flow: Flow) -> bool:
+    """Tell whether the journal announces another write of the keys of a call."""
+    own = {intent.id for work in flow.works for intent in work.intents}
+    about = {(intent.side, intent.key) for work in flow.works for intent in work.intents}
+    about |= {(SOURCE, work.source_key) for work in flow.works if work.source_key is not None}
+    about |= {(TARGET, main) for work in flow.works for main in work.main_keys}
+    async for intents in flow.client.journal.scan():
+        if any(one.id not in own and (one.side, one.key) in about for one in intents):
+            return True
+    return False
 
 
 async def _of_replicas(flow: Flow, work: Work, version: str | None) -> Evidence:
@@ -247,7 +246,7 @@ async def _of_replicas(flow: Flow, work: Work, version: str | None) -> Evidence:
     early = {place: row for place, row in sorted(work.early.items()) if place not in beside}
     now = await side_by_side(replicas.table(place.table).get(place.key) for place in early)
     if expected is None or list(map(version_of, now)) != list(map(version_of, early.values())):
-        return Evidence.NONE
+        return Evidence.ALONE
     main = [early[place] for place in expected if place.table <= 0 and place in early]
     if work.given.verb is Verb.INSERT and any(main) and version is not None:
         return Evidence.UNTOUCHED
@@ -260,4 +259,4 @@ async def _of_replicas(flow: Flow, work: Work, version: str | None) -> Evidence:
                 return Evidence.OURS
         elif not same_content(wanted, row, replicas.ignoring.get(place.table, frozenset())):
             return Evidence.OURS
-    return Evidence.NONE
+    return Evidence.ALONE

@@ -180,6 +180,10 @@ class Work:
         state: how far its replicas are.
         open: whether a request for it may yet take effect.
         intents: its intents, and what they are about.
+        lingers: whether its intent stays for a while when all is done, because the row that it deleted had no
+            replica, or the one that it created had one, or the replica of its row was out of step: another
+            write of the row is unfinished, and looks in the journal for who changed the row since
+            (`rekey.client.send`).
         others: rows under other main target keys of its old key, if read while the key was reserved.
         outdated: whether the forward row changed after it was read: the write is worked out anew.
     """
@@ -208,6 +212,7 @@ class Work:
     state: State = State.UNDECIDED
     open: bool = False
     intents: list[IntentRef] = field(default_factory=list)
+    lingers: bool = False
     others: Mapping[TargetKey, Row | None] | None = None
     outdated: bool = False
 

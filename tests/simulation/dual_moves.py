@@ -35,7 +35,7 @@ from rekey.protocol.rules import SOURCE, TARGET, Side
 from rekey.runner import clients
 from rekey.runner.phases import cutover
 from tests.faults import Call
-from tests.simulation.dual_small import LONGEST_S, DualParts, DualWorld, Works
+from tests.simulation.dual_small import DualParts, DualWorld, Works
 from tests.simulation.scheduler import Scheduler, Waits
 from tests.simulation.witness import Client
 from tests.worlds import SCRIPT, go_on
@@ -187,7 +187,6 @@ class MovingWorld(DualWorld):
                 permits=permits,
                 run_id="run",
                 counters=Counters(),
-                late_s=LONGEST_S,
             )
         )
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from rekey.client.lease import Permit
 from rekey.client.route import Writer
-from rekey.client.work import ClientParts, Counters
+from rekey.client.work import LATE_S, ClientParts, Counters
 from rekey.copy.sweep import settle_moved
 from rekey.core.clock import format_ticks
 from rekey.declaration.mapper import Mapper
@@ -99,7 +99,7 @@ class FixedPermits:
 class DualWorld(SmallWorld):
     """Clients that write dual, beside a backfill or a sweeper if so wished."""
 
-    longest = LONGEST_S
+    longest = LATE_S
     learns = True
     punctual = frozenset({"backfill"})
     unseen = frozenset({JOURNAL_TABLE})
@@ -235,7 +235,6 @@ class DualWorld(SmallWorld):
                 journal=self.journal(name),
                 permits=FixedPermits(self.permit),
                 counters=Counters(),
-                late_s=LONGEST_S,
             )
         )
 

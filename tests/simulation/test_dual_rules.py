@@ -27,6 +27,7 @@ OPEN = Budget(lost_answers=1, late_requests=True, preemptions=4)
 CALM = Budget(preemptions=4)
 BOUNDED = Budget(preemptions=1)
 TWO = "users, dual_write: old replace | old replace"
+BOTH_DELETE = "users, dual_write: old delete-if | old delete-if"
 COMES_AND_GOES = "users, dual_write, absent: old upsert | old delete"
 
 
@@ -149,8 +150,34 @@ def test_the_sweeper_leaves_young_intents_alone() -> None:
 
 
 def test_an_open_outcome_leaves_the_intent() -> None:
+    """An answer is lost, and what is there cannot be looked at."""
     parts = DualParts(writer=dual_broken.ForgetsOpenWrites)
-    lost(dual("users, dual_write: old replace", OPEN, parts), OLDER)
+    budget = replace(OPEN, failures=1)
+    lost(dual("users, dual_write: old replace", budget, parts), OLDER)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "what"),
+    [
+        (dual_broken.no_wait_for_what_is_late, TWO, OLDER),
+        (dual_broken.content_is_proof, BOTH_DELETE, TOLD),
+        (dual_broken.journal_is_not_asked, BOTH_DELETE, TOLD),
+        (dual_broken.replicas_are_not_asked, BOTH_DELETE, TOLD),
+        (dual_broken.nothing_lingers, "users, dual_write, absent: old insert | old delete", TOLD),
+    ],
+    ids=["late requests", "content", "the journal", "replicas", "traces"],
+)
+def test_a_lost_answer_is_settled_by_all_of_its_rules(rule: Any, name: str, what: str) -> None:
+    """Late requests are waited for, content is no proof, the journal and the replicas tell who else wrote,
+    and a write that met an unfinished one leaves a trace (ADR 0035)."""
+    with rule():
+        lost(dual(name, replace(OPEN, preemptions=1)), what)
+
+
+def test_the_owner_of_a_deleted_row_is_read_after_the_delete() -> None:
+    """Another client may claim the key and make the row while it is being deleted."""
+    with dual_broken.owner_is_read_once():
+        lost(dual("users, cutover, absent: new insert | new delete", BOUNDED), "UsersV2 lacks 1 rows")
 
 
 def test_a_freeze_waits_until_every_client_has_acknowledged_it_or_is_over() -> None:
