@@ -12,14 +12,15 @@ Rules kept here:
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
-from rekey.core.limits import entity_bytes
 from rekey.core.plain import UNTOLD, members, told
 from rekey.inspect.sampling import RowEstimate, Sizer, Stretch, Units, key_from, units_of
 from rekey.model import ETAG, PARTITION_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
@@ -50,7 +51,7 @@ class Inventory:
     Attributes:
         table: its name.
         rows: how many rows, and how certain that is.
-        stored_bytes: bytes the service bills; an estimate unless `rows.exact`.
+        stored_bytes: bytes the service bills; who takes the rows measures them (`sized`).
         pages: pages read.
         partitions: partitions met; all there are when `rows.exact`.
         largest_partition: rows of the largest partition; unless `rows.exact`, the most rows of a partition
@@ -82,6 +83,10 @@ class Inventory:
             f"sampled: {self.rows.at_least:,} rows in {self.pages:,} pages were read; "
             "rows, bytes and all that follows from them are estimates"
         )
+
+    def sized(self, mean_row_bytes: float) -> Inventory:
+        """Return the inventory of a table whose rows have so many bytes on average."""
+        return replace(self, stored_bytes=round(mean_row_bytes * self.rows.rows))
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object, as it stands in a plan."""
@@ -145,7 +150,6 @@ class _Reading:
         self._table = table
         self._take = take
         self._gaps = gaps
-        self._stored = 0
         self._digest = 0
         self._partitions = 0
         self._largest = 0
@@ -161,18 +165,17 @@ class _Reading:
         self.pages += 1
         if not continues:
             self._partition = None
-        for row in rows:
-            self._stored += entity_bytes(row)
-            stamp = f"{row.get(ETAG, '')}\0{row.get(TIMESTAMP, '')}".encode()
-            self._digest += int.from_bytes(hashlib.blake2b(stamp, digest_size=16).digest())
-            partition = row[PARTITION_KEY]
+        stamps = [f"{row.get(ETAG, '')}\0{row.get(TIMESTAMP, '')}".encode() for row in rows]
+        digests = [blake2b(stamp, digest_size=16).digest() for stamp in stamps]
+        self._digest = (self._digest + sum(map(int.from_bytes, digests))) % DIGEST_MODULUS
+        for partition, run in groupby(map(itemgetter(PARTITION_KEY), rows)):
             if partition != self._partition:
                 self._partition = partition
                 self._run = 0
                 self._partitions += partition not in self._met
                 if self._gaps:
                     self._met.add(partition)
-            self._run += 1
+            self._run += len(list(run))
             self._largest = max(self._largest, self._run)
         self.rows += len(rows)
         self._take(rows, continues)
@@ -238,10 +241,10 @@ class _Reading:
         return Inventory(
             table=self._table.name,
             rows=RowEstimate(rows, self.rows, exact, settled),
-            stored_bytes=self._stored * rows // self.rows if self.rows else 0,
+            stored_bytes=0,
             pages=self.pages,
             partitions=self._partitions,
             largest_partition=self._largest,
-            digest=f"{self._digest % DIGEST_MODULUS:032x}" if exact else None,
+            digest=f"{self._digest:032x}" if exact else None,
             requests=self.requests,
         )
