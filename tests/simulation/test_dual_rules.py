@@ -2,7 +2,8 @@
 
 The program keeps more than one of these rules would need: after every write of a replica it looks at the
 authority once more. Where a rule alone is made up for by that, the test says so: alone nothing is lost, and
-with that look switched off as well, the loss is there.
+with that look switched off as well, the loss is there. Likewise the intents that linger (ADR 0035): their keys are
+propagated once more.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def test_what_the_last_look_makes_up_for(rule: Any, name: str, what: str) -> Non
     lost. (Propagate by itself needs each of them: `test_rules.py`.)"""
     with rule():
         assert not dual(name, BOUNDED).loss
-        with dual_broken.no_last_look():
+        with dual_broken.no_last_look(), dual_broken.nothing_lingers():
             lost(dual(name, CALM), what)
 
 
@@ -73,7 +74,7 @@ def test_with_four_preemptions_the_last_look_makes_up_for_it_too(rule: Any, name
 
 def test_after_the_replicas_the_authority_is_read_again() -> None:
     """A row that was inserted where none was: absence is no version, so the row may be gone again."""
-    with dual_broken.no_last_look():
+    with dual_broken.no_last_look(), dual_broken.nothing_lingers():
         lost(dual("users, dual_write, absent: old insert | old delete", CALM), EXTRA)
 
 
@@ -132,7 +133,9 @@ def test_the_backfill_takes_nothing_from_a_client(copier: Any, what: str) -> Non
 
 def test_a_sweep_finds_what_was_deleted_while_it_was_copied() -> None:
     parts = DualParts(sweep=broken.no_sweep)
-    lost(dual("users, dual_write: old delete", CALM, parts, backfill=True, copied=False), EXTRA)
+    with dual_broken.nothing_lingers():
+        found = dual("users, dual_write: old delete", CALM, parts, backfill=True, copied=False)
+    lost(found, EXTRA)
 
 
 def test_rows_that_moved_while_they_were_copied_are_looked_at_once_more() -> None:
