@@ -10,6 +10,7 @@ Rules kept here (ADR 0017):
   is running.
 * A key is tried again with growing pauses. While a request for it may yet take effect (an open outcome) its
   intent stays; where that request is one to the authority, the key is not tried before that time is over.
+* Replicas of a key that this client is writing are left alone (`ClientParts.is_writing`).
 * What a client has left that is gone is settled by one of those that live, as its own leftovers are: so the
   other view catches up although no command runs.
 * A leftover never outlives its epoch: `settle` tries each once more before the next epoch is acknowledged, as
@@ -303,6 +304,9 @@ class Finisher:
         now = self.client.current()
         if now is None:
             return
+        if left.attempts < len(PAUSES) - 1 and self.client.is_writing([left.intent]):
+            left.attempts += 1
+            return
         if not left.is_decided_by(now):
             self._forget(left)
             return
@@ -340,6 +344,8 @@ async def _last_look(flow: Flow, work: Work) -> None:
         if not work.look_again and await flow.authority.is_settled(work):
             # A request that propagate left open before the authority was written may yet take effect.
             work.state = State.LEFT if work.open else State.SETTLED
+        elif flow.client.is_writing(work.intents):
+            work.state = State.LEFT
         else:
             await propagate(flow, work)
     except Exception as error:  # noqa: BLE001 - the caller has its answer

@@ -18,6 +18,7 @@ Rules kept here (ADR 0017):
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -168,6 +169,7 @@ class Writer:
                         hint="repeat the operation",
                     )
         except BaseException as error:
+            self._is_written(flow)
             self.finisher.give_up(flow)
             if isinstance(error, TimeoutError):
                 raise took_too_long(self.client.table.name, sent=flow.sent) from None
@@ -184,8 +186,12 @@ class Writer:
             if not isinstance(error, TimeoutError):
                 raise
         finally:
+            self._is_written(flow)
             self.finisher.finish(flow)
         return flow.etags()
+
+    def _is_written(self, flow: Flow) -> None:
+        self.client.writing -= Counter((one.side, one.key) for work in flow.works for one in work.intents)
 
 
 def took_too_long(table: str, *, sent: bool) -> ServiceError:

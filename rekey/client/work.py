@@ -10,7 +10,8 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from itertools import count
@@ -78,6 +79,7 @@ class ClientParts:
         decided: intents of writes of this client that the authority has answered and whose replicas follow,
             with the moment of that answer.
         moments: counts moments.
+        writing: what is being written now, from its intent to the answer: sides and keys, counted.
         longest_operation_s: after how many seconds an operation ends, successful or not.
         late_s: for how many seconds a request that was not answered may take effect after that is known.
         sleep: waits, between two attempts at a leftover among others.
@@ -93,6 +95,7 @@ class ClientParts:
     counters: Counters
     decided: dict[EntityKey, int] = field(default_factory=dict)
     moments: Iterator[int] = field(default_factory=count)
+    writing: Counter[tuple[Side, EntityKey]] = field(default_factory=Counter)
     longest_operation_s: float = LONGEST_OPERATION_S
     late_s: float = LATE_S
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
@@ -105,6 +108,11 @@ class ClientParts:
     async def wait_out(self) -> None:
         """Wait until nothing that was sent so far, and not answered, can take effect any more."""
         await self.sleep(self.late_s)
+
+    def is_writing(self, intents: Iterable[IntentRef]) -> bool:
+        """Tell whether one other write of a key is under way: then its replicas are left to that write, which
+        tells by them whether it was applied if its answer is lost. Many tell nothing by them anyway."""
+        return any(self.writing[intent.side, intent.key] == 1 for intent in intents)
 
     def current(self) -> Permit | None:
         """Return what `ClientLease.current` does, None also for a permit of another run."""

@@ -33,7 +33,7 @@ from tests.clients import Driver, ours
 SHARE = 0.01
 """Of all requests, for each thing that goes wrong."""
 ALL_AT_ONCE = Weather(failed=SHARE, timed_out=SHARE, busy=SHARE, cut=SHARE, lost=SHARE)
-SETTINGS = LeaseSettings(poll_s=0.5, lease_s=15.0, longest_operation_s=12.0, freeze_wait_s=10.0)
+SETTINGS = LeaseSettings(poll_s=0.5, lease_s=15.0, longest_operation_s=30.0, freeze_wait_s=10.0)
 WRITERS = 16
 
 
