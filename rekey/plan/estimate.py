@@ -173,22 +173,17 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     yield from _writes("the mapping", work.mapping)
     for fill, rows in work.tables:
         yield from _writes(fill.table, Batches.of(rows, fill.fills))
-    yield Requests(BACKFILL, "sweep: read source and mapping", Kind.SCAN, work.swept_pages)
     if not work.follows:
+        yield Requests(BACKFILL, "sweep: read source and mapping", Kind.SCAN, work.swept_pages)
         yield Requests(BACKFILL, "rows that moved: read the source", Kind.SCAN, work.filtered_pages)
         looks = 1 + int(backfill_seconds / SWEEP_SECONDS)
         yield Requests(BACKFILL, "journal: clients and intents", Kind.SCAN, 2 * looks)
         yield Requests(BACKFILL, "journal: the service's clock", Kind.TABLE, looks)
     yield from _control(BACKFILL, work)
-    if work.follows:
-        yield Requests(RECONCILE, "delta pass: read the source for changes", Kind.SCAN, work.filtered_pages)
-        yield Requests(RECONCILE, "sweep: read source and mapping", Kind.SCAN, work.swept_pages)
-    yield Requests(RECONCILE, "verification: read source and targets", Kind.SCAN, work.compared_pages)
+    yield Requests(RECONCILE, "comparison: read source and targets", Kind.SCAN, work.compared_pages)
     yield from _control(RECONCILE, work)
     if work.follows:
-        yield Requests(CUTOVER, "last pass: read the source for changes", Kind.SCAN, work.filtered_pages)
-        yield Requests(CUTOVER, "sweep: read source and mapping", Kind.SCAN, work.swept_pages)
-        yield Requests(CUTOVER, "verification: read source and targets", Kind.SCAN, work.compared_pages)
+        yield Requests(CUTOVER, "comparison: read source and targets", Kind.SCAN, work.compared_pages)
         yield Requests(CUTOVER, "look for stray writers: read the source", Kind.SCAN, work.filtered_pages)
     yield from _control(CUTOVER, work)
     yield from _control(COMPLETE, work)

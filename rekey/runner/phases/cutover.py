@@ -21,9 +21,12 @@ In capture "delta" (writers stop, a last pass, a last proof):
 * The freeze time is a whole second of the service's clock that lies after every write made before the
   operator said that writers have stopped; the final pass begins after it. A source row newer than it is a
   stray writer: refused, back to `dual_write`, nothing lost.
-* Order under freeze: final pass, sweep, full verification, stray check, move. Each finds what the one before
-  it could have missed. No unanswered request is in flight when the pass begins, nor when the verification
-  begins (`until_quiet`).
+* Order under freeze: one comparison that brings what differs, look for strays, move (ADR 0035). No request
+  is in flight unanswered when the comparison begins (`until_quiet`). It proves the tables equal if every sum
+  is equal with the rows that it brought, as they were seen after the last of its writes, and none of its
+  writes is open. Otherwise all is compared once more, when nothing can take effect any more.
+* With workers, or where too much differs to be brought row by row: a final pass, a sweep and a full
+  verification in place of the one comparison.
 * A freeze that a killed run left does not last: the next command that works on the migration leaves it, and
   then begins the cutover again or goes back.
 * Undo copies the target rows written since cutover back to the source: first a check of every row that writes
@@ -33,7 +36,7 @@ In capture "delta" (writers stop, a last pass, a last proof):
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from rekey.copy.back import BackPropagator
 from rekey.copy.delta import earlier, fresh_second
@@ -56,7 +59,7 @@ from rekey.runner.clients import (
     wait_until_heard,
 )
 from rekey.runner.phases.reconcile import catch_up
-from rekey.runner.run import Counters, Operation, Run, until_quiet
+from rekey.runner.run import Counters, Operation, Run, open_s, until_quiet
 from rekey.runner.verification import (
     closed_by_difference,
     closed_by_verification,
@@ -68,6 +71,8 @@ from rekey.runner.verification import (
 from rekey.state.models import WATERMARK
 from rekey.status.facts import RETURNED_AFTER
 from rekey.tables.base import Table
+from rekey.verify.full import TooMany
+from rekey.verify.report import FullReport
 
 FROZEN_AT = "frozen_at"
 """Fact: the freeze time of capture "delta"; `retire` compares with it."""
@@ -114,9 +119,7 @@ async def run(run: Run) -> Counters:
 async def _prove_under_freeze(run: Run) -> Counters:
     frozen_at = await fresh_second(run.tables.server_time, run.clock)
     run.state.set_fact(run.script_id, FROZEN_AT, frozen_at)
-    caught = await catch_up(run, max_passes=1)
-    await until_quiet(run)
-    report = await verify_full(run)
+    counters, report = await _compare_under_freeze(run)
     if report.findings:
         raise Findings(
             f"full verification under freeze found {wrong(report)} rows that differ",
@@ -133,11 +136,22 @@ async def _prove_under_freeze(run: Run) -> Counters:
             [f"{len(strays)} source rows were written after the freeze: {', '.join(strays[:_NAMED])}"],
             hint="a writer is still running: find it, stop it, and cut over again",
         )
-    return {
-        "rows_changed_by_last_pass": caught["rows_changed_by_passes"],
-        "rows_swept": caught["rows_swept"],
-        "rows_compared": report.source_rows,
-    }
+    return {**counters, "rows_compared": report.source_rows}
+
+
+async def _compare_under_freeze(run: Run) -> tuple[Counters, FullReport]:
+    """Bring the targets up to date for the last time, and prove it."""
+    counters: Counters | None = None
+    if run.factory is None:
+        with suppress(TooMany):
+            report = await verify_full(run, brings=True)
+            counters = {"rows_brought": report.found.brought}
+            # What was brought is proved by the sums it was put back into, if it can change no more.
+            if report.findings or (report.equal and not open_s(run)):
+                return counters, report
+    counters = counters or await catch_up(run, max_passes=1)
+    await until_quiet(run)
+    return counters, await verify_full(run)
 
 
 async def written_since(table: Table, moment: str) -> AsyncIterator[Row]:
