@@ -56,12 +56,15 @@ class Options:
 
     Attributes:
         writers_stopped: the operator confirms that no application writes.
+        stop_at_most_s: refuse to cut over when writers would stand still for more seconds than this (capture
+            "delta"); None: however long it takes.
         drop_targets: on rollback to `source`: drop the target tables (True) or keep them (False).
         typed_table: the source's name as typed for `retire`.
         executor: `module:callable`, in place of the one in [executor]; "": use that one.
     """
 
     writers_stopped: bool = False
+    stop_at_most_s: float | None = None
     drop_targets: bool = False
     typed_table: str = ""
     executor: str = ""
@@ -224,17 +227,20 @@ async def until_quiet(run: Run) -> None:
     """Wait until no request that was sent before can take effect any more; return at once if all were
     answered."""
     term, margin_s = Term(run.restricted, run.script_id), run.config.gates.margin_s
-    theirs = await term.left(margin_s)
-    seconds = max(theirs, open_s(run))
+    seconds = await quiet_in_s(run)
     if seconds:
         run.progress.note(
             f"{run.script_id}: waiting {seconds:.0f} s: what was sent and not answered may still take effect"
         )
-    if theirs:
         await term.wait(margin_s, run.clock, run.check)
     while (left := open_s(run)) > 0:
         run.check()
         await run.clock.sleep(min(_LOOK_S, left))
+
+
+async def quiet_in_s(run: Run) -> float:
+    """Return for how many seconds a request that was sent before may still take effect; 0: none may."""
+    return max(await Term(run.restricted, run.script_id).left(run.config.gates.margin_s), open_s(run))
 
 
 async def hand_over(run: Run) -> bool:

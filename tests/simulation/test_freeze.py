@@ -34,7 +34,7 @@ WORLDS: dict[str, World] = {
     "replace": (USERS, [ANN], [Do("replace", ANN_2)]),
     "move": (POSTS, [HELLO], [Do("replace", MOVED)]),
     "key passes": (LOWERED, [ANN], [Do("delete", ANN), Do("insert", UPPER_ANN)]),
-    "collide": (LOWERED, [ANN], [Do("insert", UPPER_ANN)]),
+    "collide": (LOWERED, [UPPER_ANN], [Do("insert", ANN)]),
 }
 CRASH = Budget(crashes=1, late_requests=True)
 LOST_ANSWER = Budget(lost_answers=1, late_requests=True)
