@@ -23,7 +23,7 @@ from rekey.verify.report import FullReport
 
 MEASURED = "stop_measured"
 """Fact: the last `Measured`, as JSON."""
-FIXED_S = 3.0
+FIXED_S = 2.0
 """Seconds for the second of the service's clock that a freeze begins with, and for moving the control row."""
 ASSUMED_BRING_S = 0.05
 """Seconds for bringing a row where too few were brought to measure it."""
