@@ -108,6 +108,7 @@ async def verify_full(run: Run, *, repair: bool = False, brings: bool = False) -
             While writers may run the watermark moves to the time before the first row was read.
 
     Raises:
+        Collision, RowRefused: with `brings`: of a row that cannot be brought.
         TooMany: with `brings`: more rows differ than are worth bringing one by one; nothing was recorded.
     """
     row = await run.control.read()

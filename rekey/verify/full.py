@@ -90,6 +90,7 @@ async def full(
         reader: reads the tables; None: this process.
 
     Raises:
+        Collision, RowRefused: with `ctx.brings`: of a row that cannot be brought.
         TooMany: more rows differ than are worth bringing one by one (`ctx.brings`); nothing was changed.
         Interrupted: `ctx.stop` raised it. The comparison can be resumed from the last checkpoint.
         MachineFailed: the disk is full.

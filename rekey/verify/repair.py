@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
 from itertools import chain
 
 from rekey.core.concurrency import for_each
@@ -52,19 +51,18 @@ async def repair_all(ctx: ReconcileContext, kept: Spill[Found]) -> RepairReport:
 async def bring(ctx: ReconcileContext, candidates: Iterable[Candidate]) -> set[Point]:
     """Propagate the source keys of the rows that differ; return their points. Rows without a source row stay.
 
-    Raises ServiceError, and Interrupted of `ctx.stop`; what was propagated until then stays so.
+    Raises:
+        Collision, RowRefused: of a row that the mapping or another row forbids; it is named.
+        ServiceError, and Interrupted of `ctx.stop`. What was propagated until then stays so.
     """
     brought: set[Point] = set()
 
     async def propagate(point: Point) -> None:
         ctx.stop()
         verdict = (await observe(ctx, point)).verdict
-        if verdict is None or verdict.kind in (Kind.REFUSED, Kind.COLLISION):
-            return
-        for source_key in verdict.sources:
-            with suppress(NotMendable):  # the mapping refuses it, or another row has its key: it stays
-                await ctx.propagate(source_key)
-                brought.add(point)
+        for source_key in () if verdict is None else verdict.sources:
+            await ctx.propagate(source_key)
+            brought.add(point)
         ctx.advance(0)
 
     await for_each(chain.from_iterable(candidates), propagate, limit=ctx.concurrency)

@@ -83,13 +83,15 @@ class FreezeWorld(LateWorld):
 
     def __init__(
         self, scheduler: Scheduler, migration: Migration, before: Sequence[Row], operations: Sequence[Do],
-        *, deleted: Sequence[Row] = (), stray: bool = False, reconciles: bool = False,
+        *, deleted: Sequence[Row] = (), foreign: Sequence[Row] = (), stray: bool = False,
+        reconciles: bool = False,
     ) -> None:  # fmt: skip
         """Take the world.
 
         Args:
             scheduler, migration, before, operations: as `DeltaWorld` does.
             deleted: source rows whose target rows a user deletes behind the cutover.
+            foreign: index rows that no source row gives, from the beginning.
             stray: whether the writer writes behind the freeze, although it was said to have stopped.
             reconciles: whether the comparison of `reconcile` is made, too.
         """
@@ -97,6 +99,7 @@ class FreezeWorld(LateWorld):
         super().__init__(
             scheduler, migration, before, operations, follows=False, passages=int(reconciles), fine=True
         )
+        self.foreign = foreign
         self.deleted, self.stray, self.reconciles = deleted, stray, reconciles
         self.learns = not stray  # whether a comparison ended before or behind a write is of importance
         self.file: FullStateFile = FullStateFile()
@@ -104,6 +107,11 @@ class FreezeWorld(LateWorld):
         self.begun = 0
         self.used = self.unpromised = False
         _moves[0] = 0
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        for row in self.foreign:
+            await self.targets[1].insert(row)
 
     def actors(self) -> dict[str, Callable[[], object]]:
         users = {"user": self._use} if self.deleted else {}

@@ -26,6 +26,8 @@ ANN, ANN_2 = (user("ann@example.com", Age=age) for age in (1, 2))
 UPPER_ANN = user("ANN@example.com")
 HELLO, MOVED = (post("hello", month, "a") for month in ("2024-01", "2024-02"))
 
+FOREIGN = {"PartitionKey": "z", "RowKey": "stray", "Title": "?"}
+
 World = tuple[Migration, list[Row], list[Do]]
 
 WORLDS: dict[str, World] = {
@@ -94,8 +96,9 @@ def test_what_a_writer_writes_that_had_not_stopped_is_seen_until_all_is_compared
     visited(name, freeze(name, Budget(), stray=True), at_least=80)
 
 
-def test_rows_that_collide_keep_the_authority_where_it_is() -> None:
+def test_rows_that_collide_and_rows_of_nobody_keep_the_authority_where_it_is() -> None:
     visited("collide", freeze("collide", Budget()), at_least=50)
+    visited("foreign", freeze("move", Budget(), foreign=[FOREIGN]), at_least=50)
 
 
 @pytest.mark.parametrize("name", ["delete", "replace", "move"])
@@ -132,10 +135,10 @@ def test_what_was_written_since_the_freeze_is_looked_for_when_all_is_compared(na
         lost(freeze(name, Budget(), stray=True), what)
 
 
-def test_what_was_brought_is_compared_again() -> None:
-    """Of two rows that map to one key propagate refuses the second."""
+def test_what_differed_is_compared_again_when_all_is_brought() -> None:
+    """A row of which no source key is known cannot be brought."""
     with freeze_broken.not_compared_again():
-        lost(freeze("collide", Budget()), OLDER)
+        lost(freeze("move", Budget(), foreign=[FOREIGN]), "PostsByTag holds 1 rows that no source row gives")
 
 
 def test_rows_of_both_sides_are_read_again_which_the_sums_would_make_up_for() -> None:

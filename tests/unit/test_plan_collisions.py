@@ -75,7 +75,7 @@ def test_temporary_files_hold_no_key_and_are_gone_afterwards(tmp_path: Path) -> 
     with CollisionSearch(tmp_path) as search:
         for number in range(6_000):
             search.add(0, EntityKey("anna@mail.example", f"r{number}"), source(number))
-        files = list(search._files.values())
+        files = [sealed._file for sealed in search._files.values()]
         for file in files:
             file.seek(0)
         held = [file.read() for file in files]

@@ -152,6 +152,11 @@ async def run(run: Run) -> Counters:
         counters, report = await follow(run)
     else:
         counters, report = {"intents_settled": await settle_again(run, side=SOURCE)}, await verify_full(run)
+    _require_equal(run, report)
+    return {**counters, "rows_compared": report.source_rows}
+
+
+def _require_equal(run: Run, report: FullReport) -> None:
     if report.findings:
         raise Findings(
             f"full verification found {wrong(report)} rows that differ",
@@ -159,14 +164,15 @@ async def run(run: Run) -> Counters:
             hint=f"`rekey verify {run.script_id} --mode full` names them, `--repair` mends them;"
             " then `rekey apply` again",
         )
-    return {**counters, "rows_compared": report.source_rows}
 
 
 async def again(run: Run) -> int:
-    """Catch up with later changes (capture "delta") or settle intents; return how many rows or intents."""
+    """Catch up with later changes (capture "delta") or settle intents; return how many rows or intents.
+    Raises Findings when rows differ that cannot be brought."""
     if not run.is_delta:
         return await settle_again(run, side=SOURCE)
-    counters, _ = await follow(run)
+    counters, report = await follow(run)
+    _require_equal(run, report)
     return _changed(counters)
 
 
