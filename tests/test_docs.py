@@ -18,6 +18,8 @@ import pytest
 from docs.pictures import draw_phases
 from rekey import Index, Migration, Target, keys, props
 from rekey.cli.main import rekey
+from rekey.client.sdk.errors import NOTHING_WRITTEN, OPEN
+from rekey.client.work import ROW_TOO_BUSY
 from rekey.declaration.migration import CAPTURES
 from rekey.declaration.requirements import CODES, LOADS
 from rekey.errors import ExitCode
@@ -215,6 +217,26 @@ def test_the_runbook_knows_every_error_of_a_plan() -> None:
     assert len(errors) > 5
     explained = (ROOT / "runbooks/plan.md").read_text("utf-8")
     assert {code for code in errors if f"`{code}`" not in explained} == set()
+
+
+def test_the_runbook_for_applications_has_every_code_in_one_table() -> None:
+    """Codes are constants of the client's modules and of the protocol's rules, and the first argument of the
+    errors that refuse rows."""
+    page = (ROOT / "runbooks/application-teams.md").read_text("utf-8")
+    table = page[page.index("All codes:") : page.index("## Not recoverable")]
+    modules = [*(ROOT / "rekey/client").rglob("*.py"), ROOT / "rekey/protocol/rules.py"]
+    found: set[str] = set()
+    constant = r'^[A-Z][A-Z_]+ = "([a-z]+(?:-[a-z]+)+|closed|frozen|forked|unavailable)"'
+    for module in modules:
+        found |= set(re.findall(constant, module.read_text("utf-8"), flags=re.MULTILINE))
+    for module in (ROOT / "rekey").rglob("*.py"):
+        refusals = re.findall(r'(?:RowRefused|\.refusal)\(\s*"([a-z-]+)"', module.read_text("utf-8"))
+        found |= set(refusals)
+    found |= {ROW_TOO_BUSY, "collision"}
+    assert len(found) > 30
+    assert {code for code in found if f"`{code}`" not in table} == set()
+    assert f"| `{NOTHING_WRITTEN}` |" in page
+    assert f"| `{OPEN}` |" in page
 
 
 @pytest.mark.parametrize("code", CODES)

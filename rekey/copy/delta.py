@@ -18,7 +18,7 @@ from rekey.copy.checkpoint import copy_segments
 from rekey.copy.map import Copied
 from rekey.copy.scan import WindowSize
 from rekey.copy.write import Copier
-from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
+from rekey.core.clock import Clock, earlier, later, ticks_of
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row
 from rekey.state.models import Segment
 from rekey.tables.base import Table
@@ -34,16 +34,6 @@ class PassResult:
     started_at: str
     copied: Copied
     whole: bool
-
-
-def earlier(timestamp: str, seconds: float) -> str:
-    """Return the time `seconds` before a timestamp."""
-    return format_ticks(ticks_of(timestamp) - round(seconds * TICKS_PER_SECOND))
-
-
-def later(timestamp: str, seconds: float) -> str:
-    """Return the time `seconds` after a timestamp."""
-    return earlier(timestamp, -seconds)
 
 
 async def fresh_second(server_time: Callable[[], Awaitable[str]], clock: Clock) -> str:

@@ -29,9 +29,9 @@ from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan, Plan
 from rekey.plan.subject import PlanOptions, subject_of
 from rekey.protocol.rules import SOURCE, authority
-from rekey.runner.clients import wait_for_present, while_sweeping
+from rekey.runner.clients import until_quiet, wait_for_present, while_sweeping
 from rekey.runner.phases import PHASES
-from rekey.runner.run import Run, until_quiet
+from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import context, verify_full

@@ -63,10 +63,6 @@ def context(
     """
     watermark = since or run.state.get_fact(run.script_id, WATERMARK)
 
-    async def owner(target_key: EntityKey) -> EntityKey | None:
-        found = await run.mapping.owner(target_key)
-        return None if found is None else found.source
-
     async def pending(source_key: EntityKey) -> bool:
         """Tell whether a source row changed after the last pass began, or is gone: the next handles it."""
         row = await run.source.get(source_key, select=[TIMESTAMP])
@@ -80,7 +76,7 @@ def context(
         targets=run.targets,
         mapper=run.mapper,
         ids=run.ids,
-        owner=owner,
+        owner=run.propagator.owner_of,
         propagate=run.reverse.propagate if from_target else run.propagator.propagate,
         folder=Path(tempfile.gettempdir()),
         advance=advance,

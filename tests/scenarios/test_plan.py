@@ -161,6 +161,17 @@ async def test_rows_that_cannot_be_mapped_are_counted_by_reason(memory: MemoryTa
     assert plan.fills[0].rows == 100
 
 
+async def test_every_row_is_tried_however_few_are_looked_at_for_advice(memory: MemoryTableService) -> None:
+    """Rows are looked at in steps from the first one on; the second and the last but one are not."""
+    rows = posts(6_000)
+    for place in (1, -2):
+        rows[place] = {**rows[place], "Month": "2024/01"}
+    await fill(memory, "Posts", rows)
+    plan = await plan_one(memory, subject(POSTS), exact=True)
+    assert (plan.mapped_rows, plan.looked_at) == (6_000, 3_000)
+    assert [(one.code, one.rows) for one in plan.refused] == [("refused-character", 2)]
+
+
 async def test_examples_show_five_rows_by_safe_id_with_every_new_key(memory: MemoryTableService) -> None:
     await fill(memory, "Posts", posts(200))
     plan = await plan_one(memory, subject(POSTS))

@@ -31,7 +31,7 @@ from rekey.model import Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol import control, term
 from rekey.protocol.term import Term
-from rekey.runner import run as opened_run
+from rekey.runner import clients
 from rekey.runner.phases import backfill, cutover, reconcile
 from rekey.runner.run import Run
 from rekey.state.models import Segment, StoredSums, Verification
@@ -230,7 +230,7 @@ def at_work() -> Iterator[None]:
         for replaced in (
             patch(delta, "_POLL_SECONDS", 1.0),
             patch(term, "_LOOK_S", ALL_S),
-            patch(opened_run, "_LOOK_S", ALL_S),
+            patch(clients, "_LOOK_S", ALL_S),
             patch(control, "secrets", SimpleNamespace(token_hex=_token_hex)),
             patch(digest, "BUCKET_MASK", few - 1),
             patch(sums, "BUCKET_MASK", few - 1),

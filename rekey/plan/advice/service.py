@@ -37,7 +37,7 @@ def cosmos_limits(facts: Facts) -> Iterator[Advice]:
         return
     for table in facts.tables:
         sizes = [len(key.encode("utf-8", "surrogatepass")) for key in table.counts.row_keys.sample]
-        longest = max([table.counts.row_keys.lengths.most, *sizes])
+        longest = max([table.counts.row_keys.lengths.most, table.longest_row_key, *sizes])
         if longest > COSMOS_ROW_KEY_BYTES:
             said = f"RowKeys of up to {longest} bytes; the limit is {COSMOS_ROW_KEY_BYTES}"
             cure = "shorten the RowKey, e.g. by keys.opaque"

@@ -25,13 +25,13 @@ from __future__ import annotations
 from functools import partial
 
 from rekey.copy.checkpoint import copy_segments
-from rekey.copy.delta import earlier
 from rekey.copy.sweep import settle_moved, sweep
+from rekey.core.clock import earlier
 from rekey.model import EVERYTHING, EntityKey
 from rekey.phases import Phase
 from rekey.protocol.rules import SOURCE
-from rekey.runner.clients import settle_again, while_sweeping
-from rekey.runner.run import Counters, Operation, Run, open_gate, until_quiet
+from rekey.runner.clients import settle_again, until_quiet, while_sweeping
+from rekey.runner.run import Counters, Operation, Run, open_gate
 from rekey.runner.workers import copy_with_workers
 from rekey.state.models import BACKFILL as PURPOSE
 from rekey.state.models import Segment
@@ -57,14 +57,17 @@ async def _copy_and_sweep(run: Run) -> Counters:
     since = run.state.get_fact(run.script_id, COPYING_SINCE)
     if since is None:
         raise AssertionError("rows were copied, but not since when")
+    counters["rows_moved"] = 0
     with run.progress.task("rows written meanwhile") as advance:
-        counters["rows_moved"] = await settle_moved(
-            run.propagator,
-            since=earlier(since, run.config.gates.margin_s),
-            concurrency=run.config.limits.concurrency,
-            advance=advance,
-            check=run.check,
-        )
+        if run.mapper.content_derived:
+            counters["rows_moved"] = await settle_moved(
+                run.source,
+                run.propagator.propagate_moved,
+                since=earlier(since, run.config.gates.margin_s),
+                concurrency=run.config.limits.concurrency,
+                advance=advance,
+                check=run.check,
+            )
     return {**counters, "rows_swept": await swept_rows(run)}
 
 
@@ -120,7 +123,12 @@ async def swept_rows(run: Run) -> int:
     """Sweep, with progress; return for how many keys that changed something."""
     with run.progress.task("sweep", total=estimated_rows(run)) as advance:
         return await sweep(
-            run.propagator, concurrency=run.config.limits.concurrency, advance=advance, check=run.check
+            run.source,
+            run.mapping,
+            run.propagator.propagate,
+            concurrency=run.config.limits.concurrency,
+            advance=advance,
+            check=run.check,
         )
 
 

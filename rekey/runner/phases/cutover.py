@@ -21,7 +21,7 @@ In capture "delta" (writers stop, a last pass, a last proof):
 * The freeze time is a whole second of the service's clock that lies after every write made before the
   operator said that writers have stopped; the final pass begins after it. A source row newer than it is a
   stray writer: refused, back to `dual_write`, nothing lost.
-* Order under freeze: one comparison that brings what differs, look for strays, move (ADR 0035). No request
+* Order under freeze: one comparison that brings what differs, look for strays, move (ADR 0036). No request
   is in flight unanswered when the comparison begins (`until_quiet`). It proves the tables equal if every sum
   is equal with the rows that it brought, as they were seen after the last of its writes, and none of its
   writes is open. Otherwise all is compared once more, when nothing can take effect any more.
@@ -40,8 +40,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 
 from rekey.copy.back import BackPropagator
-from rekey.copy.delta import earlier, fresh_second, written_since
+from rekey.copy.delta import fresh_second, written_since
 from rekey.copy.sweep import gone
+from rekey.core.clock import earlier
 from rekey.core.concurrency import for_each
 from rekey.errors import Findings, GateClosed, Moved, RekeyError, RowRefused, ServiceError
 from rekey.model import EntityKey, Row, key_of
@@ -53,14 +54,17 @@ from rekey.runner.clients import (
     Deadline,
     closed_by_clients,
     drain,
+    open_s,
+    quiet_in_s,
     settle_again,
     settle_stale,
     unsettled_hint,
+    until_quiet,
     wait_for_clients,
     wait_until_heard,
 )
 from rekey.runner.phases.reconcile import catch_up
-from rekey.runner.run import Counters, Operation, Run, open_s, quiet_in_s, until_quiet
+from rekey.runner.run import Counters, Operation, Run
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import (
     closed_by_difference,
@@ -335,7 +339,7 @@ async def _copy_back(run: Run, now: ControlRow) -> None:
     try:
         await each_changed("copy back", bring)
         with run.progress.task("copy deletes back") as advance:
-            portions = gone(run.targets[0], run.ids, run.mapping, "r", advance=advance, check=run.check)
+            portions = gone(run.targets[0], run.mapping, "r", advance=advance, check=run.check)
             async with aclosing(portions):
                 async for portion in portions:
                     await for_each(portion, settle, limit=limit)

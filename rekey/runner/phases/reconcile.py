@@ -5,7 +5,7 @@ Rules kept here:
 * The phase is done only when a full verification found no row that differs, stable or unsettled; otherwise it
   stays open and the error says how many rows differ (`rekey verify` names them, by safe id).
 * Capture "delta": one comparison reads source and targets, brings what is missing, extra or changed by
-  propagate, and compares that again (ADR 0035). It is pass, sweep and verification at once.
+  propagate, and compares that again (ADR 0036). It is pass, sweep and verification at once.
 * Passes follow until the next one would find little; how long writers will have to stop is kept (`stop`).
 * Where too much differs to be brought row by row, and with workers, delta passes bring it first. They are
   repeated until one finds few changes, and at most `MAX_PASSES` times: a source that changes faster than it

@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import Literal
 
 from rekey.client.reading import LeaseSettings
-from rekey.copy.delta import later, written_since
-from rekey.core.clock import ticks_of
+from rekey.copy.delta import written_since
+from rekey.core.clock import later, ticks_of
 from rekey.core.concurrency import for_each
 from rekey.errors import ConditionFailed, Findings, RowMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row, etag_of, key_of
