@@ -34,12 +34,13 @@ from rekey.protocol.term import Term
 from rekey.runner import clients
 from rekey.runner.phases import backfill, cutover, reconcile
 from rekey.runner.run import Run
-from rekey.state.models import Segment, StoredSums, Verification
+from rekey.state.models import WATERMARK, Segment, StoredSums, Verification
 from rekey.verify import digest, sums, trace
 from tests.faults import Call
 from tests.simulation.late_small import ALL_S, LateWorld, StateFile
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.small import Do
+from tests.worlds import SCRIPT
 
 ATTEMPTS = 3
 
@@ -168,6 +169,8 @@ class FreezeWorld(LateWorld):
         await cutover.leave_freeze(run, ControlPhase.DUAL_WRITE)
         if await self._is_moved():
             return
+        if self.file.get_fact(SCRIPT, WATERMARK) is None:
+            self.file.set_fact(SCRIPT, WATERMARK, await self.sources.server_time())
         await backfill._copy_and_sweep(run)
         if self.reconciles:
             with suppress(Findings):
