@@ -8,10 +8,12 @@ from dataclasses import replace as changed
 
 import pytest
 
+from rekey.client.work import LATE_S
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import Unavailable
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import key_of
+from rekey.phases import ControlPhase
 from rekey.protocol.registry import ClientRow
 from rekey.protocol.sweeper import Company
 from tests.dualwriting import delete, insert, memory_world, replace
@@ -136,6 +138,32 @@ async def test_a_live_client_settles_what_a_dead_one_has_left_and_leaves_the_int
     await living.finisher.take_over(changed(young, now=2 * later))
     assert living.left == 0, "settled once"
     await world.sweep()
+    await world.assert_quiet()
+
+
+async def test_a_freeze_waits_for_an_open_outcome_only_as_long_as_a_request_can_be_late(
+    memory: MemoryTableService,
+) -> None:
+    """Then the key is settled, and its intent does not hold up the runner until it is old."""
+    world = await memory_world(USERS, memory).prepare()
+    writer, waited = world.writer(sleep=_never), list[float]()
+
+    async def waits(seconds: float) -> None:
+        waited.append(seconds)
+        if seconds != LATE_S:
+            await asyncio.Event().wait()
+
+    writer.client.sleep = waits
+    memory.faults = PlannedFaults(
+        Planned(Fault(FaultKind.LOST_REQUEST), action="insert", table="UsersV2", times=1)
+    )
+    await writer.write([insert(user("ann@example.com"))])
+    await writer.finisher.wait()
+    assert (world.intents, writer.left) == (1, 1), "the lost insert may yet land"
+    world.permits.move(ControlPhase.FREEZE)
+    await writer.settle()
+    assert waited[-1] == LATE_S
+    assert world.intents == 0
     await world.assert_quiet()
 
 

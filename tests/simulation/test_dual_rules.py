@@ -2,8 +2,8 @@
 
 The program keeps more than one of these rules would need: after every write of a replica it looks at the
 authority once more. Where a rule alone is made up for by that, the test says so: alone nothing is lost, and
-with that look switched off as well, the loss is there. Likewise the intents that linger (ADR 0035): their keys are
-propagated once more.
+with that look switched off as well, the loss is there. Likewise the intents that linger (ADR 0035): their
+keys are propagated once more.
 """
 
 from __future__ import annotations
