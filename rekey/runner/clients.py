@@ -299,16 +299,21 @@ async def until_quiet(run: Run) -> None:
     answered."""
     term, margin_s = Term(run.restricted, run.script_id), run.config.gates.margin_s
     theirs = await term.left(margin_s)
-    seconds = max(theirs, _open_s(run))
+    seconds = max(theirs, open_s(run))
     if seconds:
         run.progress.note(
             f"{run.script_id}: waiting {seconds:.0f} s: what was sent and not answered may still take effect"
         )
     if theirs:
         await term.wait(margin_s, run.clock, run.check)
-    while (left := _open_s(run)) > 0:
+    while (left := open_s(run)) > 0:
         run.check()
         await run.clock.sleep(min(_LOOK_S, left))
+
+
+async def quiet_in_s(run: Run) -> float:
+    """Return for how many seconds a request that was sent before may still take effect; 0: none may."""
+    return max(await Term(run.restricted, run.script_id).left(run.config.gates.margin_s), open_s(run))
 
 
 async def hand_over(run: Run) -> bool:
@@ -317,7 +322,7 @@ async def hand_over(run: Run) -> bool:
     Returns:
         False when the service failed and the next runner will not know of them.
     """
-    if not _open_s(run):
+    if not open_s(run):
         return True
     try:
         await Term(run.restricted, run.script_id).extend(await run.restricted.server_time())
@@ -326,7 +331,7 @@ async def hand_over(run: Run) -> bool:
     return True
 
 
-def _open_s(run: Run) -> float:
+def open_s(run: Run) -> float:
     """Return for how many more seconds a request that this process left open may take effect; 0: none may."""
     opened = [at for at in (run.tables.last_open, run.restricted.last_open) if at is not None]
     return max(0.0, max(opened) + run.config.gates.margin_s - run.clock.rising()) if opened else 0.0

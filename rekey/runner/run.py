@@ -47,12 +47,15 @@ class Options:
 
     Attributes:
         writers_stopped: the operator confirms that no application writes.
+        stop_at_most_s: refuse to cut over when writers would stand still for more seconds than this (capture
+            "delta"); None: however long it takes.
         drop_targets: on rollback to `source`: drop the target tables (True) or keep them (False).
         typed_table: the source's name as typed for `retire`.
         executor: `module:callable`, in place of the one in [executor]; "": use that one.
     """
 
     writers_stopped: bool = False
+    stop_at_most_s: float | None = None
     drop_targets: bool = False
     typed_table: str = ""
     executor: str = ""

@@ -13,6 +13,7 @@ import pytest
 from rekey.errors import ServiceError
 from rekey.model import Row
 from rekey.phases import Phase
+from rekey.plan.estimate import SPLIT_REQUESTS
 from rekey.state.store import State
 from rekey.tables.sent import Kind
 from tests.commands import Commands
@@ -87,7 +88,8 @@ def test_the_worked_examples_send_what_was_estimated(
     assert [phase["phase"] for phase in requests["phases"]] == list(Phase)[: list(Phase).index(Phase.RETIRE)]
     by_kind, actual = of_kind(requests, "estimated_by_kind"), of_kind(requests, "sent_by_kind")
     for kind in (Kind.SCAN, Kind.BATCH):
-        assert abs(by_kind[kind] - actual[kind]) <= max(12, 0.1 * actual[kind]), kind
+        # Whether a copy of many windows splits what it reads is not known before.
+        assert abs(by_kind[kind] - actual[kind]) <= max(SPLIT_REQUESTS, 0.1 * actual[kind]), kind
     # Every row is written once for each table and twice for the mapping, whatever batches it comes in.
     mine = by_kind["operations"] + by_kind[Kind.WRITE]
     assert abs(mine - actual["operations"] - actual[Kind.WRITE]) <= 12
