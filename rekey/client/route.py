@@ -29,9 +29,8 @@ from rekey.client.lease import Permit
 from rekey.client.replicas import follow
 from rekey.client.send import left_open, send, send_alone
 from rekey.client.work import ROW_TOO_BUSY, ClientParts, IntentRef, State
-from rekey.errors import RekeyError, ServiceError, Unavailable
+from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
 from rekey.phases import FOLLOWED
-from rekey.protocol.operations import may_travel
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import SECONDARY_ROW, SOURCE, Route, View, authority, refusal, refusal_code, route
 from rekey.tables.allowance import while_allowed
@@ -173,7 +172,7 @@ class Writer:
             self.finisher.give_up(flow)
             if isinstance(error, TimeoutError):
                 raise took_too_long(self.client.table.name, sent=flow.sent) from None
-            if flow.sent and isinstance(error, RekeyError) and not may_travel(error):
+            if flow.sent and isinstance(error, RekeyError) and not isinstance(error, Ambiguous):
                 raise left_open(f"it could not be settled ({type(error).__name__})") from error
             raise
         try:

@@ -121,15 +121,17 @@ async def send(flow: Flow) -> bool:
 async def send_alone(table: Table, operations: Sequence[Operation], wait: Wait) -> list[str | None]:
     """Write a table that no replica follows; return the new ETags. The caller bounds the time.
 
-    There is no journal: a row that was created and deleted again meanwhile is taken for one that was not
-    created, as by the SDK's own repetitions.
+    There is no journal. So a write without a condition is sent again if its row does not show it, as by the
+    SDK, but only when no attempt can take effect any more; what another client did meanwhile is not seen.
 
     Raises:
         RekeyError: the answer to the caller; Ambiguous where it is not known whether it was applied.
     """
 
+    free = not any(one.verb is Verb.INSERT or is_conditional(one) for one in operations)
+
     async def none(_rows: Rows) -> Evidence:
-        return Evidence.ALONE
+        return Evidence.UNTOUCHED if free else Evidence.ALONE
 
     while True:
         try:

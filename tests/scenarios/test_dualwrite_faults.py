@@ -7,9 +7,11 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from unittest import mock
 
 import pytest
 
+from rekey.client.authority import SourceAuthority
 from rekey.client.work import LATE_S
 from rekey.errors import (
     Ambiguous,
@@ -17,6 +19,7 @@ from rekey.errors import (
     EndpointDown,
     RowExists,
     RowMissing,
+    SealedUnreadable,
     ServiceError,
     Unavailable,
 )
@@ -226,6 +229,48 @@ async def test_a_lost_answer_of_the_authority_is_settled_inside_the_call(
     memory.faults = PlannedFaults(Planned(Fault(kind), action=_action(what), table="Users", times=1))
     [etag] = await writer.write([WRITES[what]])
     assert etag == (None if what == "delete" else world.etag("Users", WRITES[what].key))
+    await writer.settle()
+    await world.assert_quiet()
+
+
+@pytest.mark.parametrize("kind", [FaultKind.LOST_REQUEST, FaultKind.LOST_ANSWER])
+@pytest.mark.parametrize("what", ["replace", "merge", "upsert", "delete"])
+async def test_where_no_replica_follows_a_lost_answer_is_waited_for_and_looked_at(
+    memory: MemoryTableService, kind: FaultKind, what: str
+) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    world.permits.move(ControlPhase.SOURCE)
+    memory.faults = PlannedFaults(Planned(Fault(kind), action=_action(what), table="Users", times=1))
+    await world.writer().write([WRITES[what]])
+    assert [row["Age"] for row in memory.dump("Users")] == ([] if what == "delete" else [2])
+    assert world.intents == 0
+
+
+async def test_where_no_replica_follows_an_insert_that_was_applied_is_open_and_one_that_was_not_is_done(
+    memory: MemoryTableService,
+) -> None:
+    world = await memory_world(USERS, memory).prepare()
+    world.permits.move(ControlPhase.SOURCE)
+    memory.faults = failing("Users", FaultKind.LOST_REQUEST, "insert", times=1)
+    await world.writer().write([insert(user(ANN.row))])
+    memory.faults = failing("Users", FaultKind.LOST_ANSWER, "insert", times=1)
+    with pytest.raises(Ambiguous, match="the outcome is open"):
+        await world.writer().write([insert(user("bob@example.com"))])
+
+
+async def test_what_goes_wrong_after_the_authority_was_sent_is_never_told_as_nothing_written(
+    memory: MemoryTableService,
+) -> None:
+    """A mapping row that cannot be unsealed is found while the authority is written."""
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    writer = world.writer(sleep=_never)
+
+    async def unreadable(_work: object) -> None:
+        raise SealedUnreadable("a mapping row", "it was altered")
+
+    with mock.patch.object(SourceAuthority, "read_late", lambda _self, work: unreadable(work)):
+        [etag] = await writer.write([replace(user(ANN.row, Age=2))])
+    assert etag == world.etag("Users", ANN)
     await writer.settle()
     await world.assert_quiet()
 
