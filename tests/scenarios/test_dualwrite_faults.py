@@ -266,7 +266,7 @@ async def test_what_goes_wrong_after_the_authority_was_sent_is_never_told_as_not
     writer = world.writer(sleep=_never)
 
     async def unreadable(_work: object) -> None:
-        raise SealedUnreadable("a mapping row", "it was altered")
+        raise SealedUnreadable("rekeymap", "a row", "it was altered")
 
     with mock.patch.object(SourceAuthority, "read_late", lambda _self, work: unreadable(work)):
         [etag] = await writer.write([replace(user(ANN.row, Age=2))])
