@@ -166,7 +166,7 @@ def test_an_open_outcome_leaves_the_intent() -> None:
         (dual_broken.content_is_proof, BOTH_DELETE, TOLD),
         (dual_broken.journal_is_not_asked, BOTH_DELETE, TOLD),
         (dual_broken.replicas_are_not_asked, BOTH_DELETE, TOLD),
-        (dual_broken.nothing_lingers, "users, dual_write, absent: old insert | old delete", TOLD),
+        (dual_broken.nothing_lingers, "users, dual_write, absent: old insert | old delete-if", TOLD),
     ],
     ids=["late requests", "content", "the journal", "replicas", "traces"],
 )
