@@ -252,7 +252,9 @@ async def _of_replicas(flow: Flow, work: Work, now: Row | None) -> Evidence:
     if expected is None or work.source_key is None:
         return Evidence.ALONE
     beside = {place for place, _ in work.along}  # written with the authority
-    early = {place: row for place, row in sorted(work.early.items()) if place not in beside}
+    # What was read during a delete will do: a replica of a row that another writer deleted would be gone.
+    read = {**work.late, **work.early} if work.given.verb is Verb.DELETE else work.early
+    early = {place: row for place, row in sorted(read.items()) if place not in beside}
     then = await side_by_side(replicas.table(place.table).get(place.key) for place in early)
     if list(map(version_of, then)) != list(map(version_of, early.values())):
         return Evidence.ALONE

@@ -23,8 +23,9 @@ from rekey.errors import (
     ServiceError,
     Unavailable,
 )
-from rekey.model import EntityKey, Row, key_of
+from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
+from rekey.protocol.rules import View
 from rekey.protocol.sweeper import Company
 from rekey.tables.base import Operation
 from tests.dualwriting import TAGGED, delete, insert, key_row, memory_world, merge, replace, upsert
@@ -284,6 +285,23 @@ async def test_a_lost_answer_to_a_write_on_a_condition_is_settled_too(
     writer = world.writer(sleep=_never)
     memory.faults = PlannedFaults(Planned(Fault(kind), action=what, table="Users", times=1))
     await writer.write([dataclasses.replace(WRITES[what], etag=world.etag("Users", ANN))])
+    await writer.settle()
+    await world.assert_quiet()
+    assert [row["Age"] for row in memory.dump("Users")] == ([] if what == "delete" else [2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", ["replace", "delete"])
+async def test_a_lost_answer_is_settled_after_cutover_as_well(
+    memory: MemoryTableService, kind: FaultKind, what: str
+) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    world.permits.move(ControlPhase.CUTOVER)
+    [row] = memory.dump("UsersV2")
+    operation = replace({**content_of(row), "Age": 2}) if what == "replace" else delete(key_of(row))
+    memory.faults = PlannedFaults(Planned(Fault(kind), action=what, table="UsersV2", times=1))
+    writer = world.writer(View.NEW)
+    await writer.write([dataclasses.replace(operation, etag=world.etag("UsersV2", key_of(row)))])
     await writer.settle()
     await world.assert_quiet()
     assert [row["Age"] for row in memory.dump("Users")] == ([] if what == "delete" else [2])
