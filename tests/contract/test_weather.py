@@ -219,9 +219,9 @@ VIEWS = {
 @pytest.mark.parametrize(
     ("where", "sync", "writes"),
     [
-        ("the old view in dual_write", False, 320),
-        ("the new view after cutover", False, 320),
-        ("the new view in dual_write", True, 160),
+        ("the old view in dual_write", False, 160),
+        ("the new view after cutover", False, 160),
+        ("the new view in dual_write", True, 112),
         *(
             pytest.param(where, False, 10_000, marks=[pytest.mark.soak, pytest.mark.timeout(0)])
             for where in VIEWS
