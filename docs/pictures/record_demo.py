@@ -3,7 +3,7 @@
 Rules kept here:
 
 * It is a recording: every line that the demo prints, in order and at its pace, with long pauses cut short.
-  Only the name of the machine is replaced.
+  Only the names of the machine and of its folder for temporary files are left out.
 * The picture loads nothing and runs no script; CSS moves it. A reader who prefers reduced motion sees the
   last screen.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -46,10 +47,8 @@ def printed(command: list[str]) -> Iterator[Printed]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8") as process:
         assert process.stdout is not None  # noqa: S101 - asked for above
         for line in process.stdout:
-            yield (
-                time.monotonic() - start,
-                line.rstrip().replace(f" on {platform.node()},", " on this-machine,"),
-            )
+            shown = line.rstrip().replace(f" on {platform.node()},", " on this-machine,")
+            yield time.monotonic() - start, shown.replace(f"{tempfile.gettempdir()}/", "")
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
 
