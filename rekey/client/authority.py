@@ -99,6 +99,10 @@ class Flow(ABC):
     def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:
         """Tell whether the authority refused only a condition that this client added."""
 
+    def end(self) -> None:
+        """Note that the call's writes are no longer under way."""
+        self.client.ends(intent for work in self.works for intent in work.intents)
+
     def etags(self) -> list[str | None]:
         """Return the caller's ETags, None for deletes."""
         return [work.etag for work in self.works]

@@ -57,12 +57,13 @@ _CURE = (
 )
 
 
-def works_of(operations: Sequence[Operation], journal: Journal) -> list[Work]:
+def works_of(operations: Sequence[Operation], journal: Journal, *, copied: bool) -> list[Work]:
     """Return one `Work` for each operation of a call, in its order.
 
     Args:
         operations: as the caller gave them.
         journal: gives each write its name (`Work.word`).
+        copied: whether the backfill is done.
 
     Raises:
         RequestRejected: the service would refuse the call.
@@ -72,7 +73,7 @@ def works_of(operations: Sequence[Operation], journal: Journal) -> list[Work]:
     works = []
     for index, one in enumerate(operations):
         try:
-            works.append(Work(index, as_stored(one), one.key, journal.word()))
+            works.append(Work(index, as_stored(one), one.key, journal.word(), reads_before=not copied))
         except RequestRejected as refused:
             refused.index = index if len(operations) > 1 else None
             raise
@@ -108,7 +109,7 @@ async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Work, EntityKey]])
     )
     for (work, key), intent_id in zip(keys, ids, strict=True):
         work.intents.append(IntentRef(intent_id, side, key))
-        flow.client.writing[side, key] += 1
+        flow.client.begins(side, key)
 
 
 async def _for_each(flow: Flow, call: Callable[[Work], Awaitable[Any]], *first: Awaitable[None]) -> list[Any]:
@@ -131,8 +132,6 @@ class SameView(Flow):
 
     async def prepare(self) -> bool:
         first = []
-        for work in self.works:
-            work.reads_before = not self.permit.copied
         if not self.works[0].intents:
             first = [_begin(self, self.authority.side, [(work, work.key) for work in self.works])]
         await _for_each(self, self.authority.prepare, *first)

@@ -33,7 +33,7 @@ async def follow(flow: Flow) -> None:
 async def _follow(flow: Flow, work: Work) -> None:
     if work.source_key is None and not await _has_owner_now(flow, work):
         return
-    work.lingers = work.lingers or _is_strange(work)
+    work.lingers = work.lingers or _met_another(work)
     await side_by_side([_release(flow, work), _write_replicas(flow, work)])
 
 
@@ -51,8 +51,9 @@ async def _has_owner_now(flow: Flow, work: Work) -> bool:
     return work.source_key is not None
 
 
-def _is_strange(work: Work) -> bool:
-    """Tell whether the row that was deleted had no replica, or the one that was created had one."""
+def _met_another(work: Work) -> bool:
+    """Tell whether a write has met an unfinished one: the row that it deleted had no replica, or the one that
+    it created had one."""
     rows = {**work.late, **work.early}
     there = any(row is not None and place.table <= 0 and place in work.ours for place, row in rows.items())
     return there if work.given.verb is Verb.INSERT else work.given.verb is Verb.DELETE and not there

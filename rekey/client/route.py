@@ -18,7 +18,6 @@ Rules kept here (ADR 0017):
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -104,7 +103,7 @@ class Writer:
                 if taken is Route.CROSS_VIEW:
                     kind = NewViewFirst if client.view is View.NEW else OldViewAfter
                 side = self._source if authority(permit.phase) == SOURCE else self._target
-                works = works_of(operations, client.journal)
+                works = works_of(operations, client.journal, copied=permit.copied)
                 etags = await self._dual(kind(works, client, side, permit, deadline))
         if not client.permits.in_time(permit):
             await self.announce_late(operations, permit)
@@ -168,7 +167,7 @@ class Writer:
                         hint="repeat the operation",
                     )
         except BaseException as error:
-            self._is_written(flow)
+            flow.end()
             self.finisher.give_up(flow)
             if isinstance(error, TimeoutError):
                 raise took_too_long(self.client.table.name, sent=flow.sent) from None
@@ -185,12 +184,9 @@ class Writer:
             if not isinstance(error, TimeoutError):
                 raise
         finally:
-            self._is_written(flow)
+            flow.end()
             self.finisher.finish(flow)
         return flow.etags()
-
-    def _is_written(self, flow: Flow) -> None:
-        self.client.writing -= Counter((one.side, one.key) for work in flow.works for one in work.intents)
 
 
 def took_too_long(table: str, *, sent: bool) -> ServiceError:

@@ -128,10 +128,8 @@ async def send_alone(table: Table, operations: Sequence[Operation], wait: Wait) 
         RekeyError: the answer to the caller; Ambiguous where it is not known whether it was applied.
     """
 
-    free = not any(one.verb is Verb.INSERT or is_conditional(one) for one in operations)
-
     async def none(_rows: Rows) -> Evidence:
-        return Evidence.UNTOUCHED if free else Evidence.ALONE
+        return Evidence.UNTOUCHED if _is_free(operations) else Evidence.ALONE
 
     while True:
         try:
@@ -141,6 +139,11 @@ async def send_alone(table: Table, operations: Sequence[Operation], wait: Wait) 
                 raise
             with suppress(Again):
                 return await settled(table, operations, operations, wait=wait, witness=none, error=error)
+
+
+def _is_free(given: Sequence[Operation]) -> bool:
+    """Tell whether a write demands no state of its rows: rows that hold it answer its caller."""
+    return not any(one.verb is Verb.INSERT or is_conditional(one) for one in given)
 
 
 def is_open(error: BaseException) -> bool:
@@ -171,8 +174,7 @@ async def settled(
         Again: it was not applied, and no attempt can take effect any more.
         Ambiguous: it cannot be told.
     """
-    free = not any(one.verb is Verb.INSERT or is_conditional(one) for one in given)
-    waited = False
+    free, waited = _is_free(given), False
     while True:
         try:
             rows: Rows = await side_by_side(table.get(one.key) for one in sent)

@@ -109,6 +109,17 @@ class ClientParts:
         """Wait until nothing that was sent so far, and not answered, can take effect any more."""
         await self.sleep(self.late_s)
 
+    def begins(self, side: Side, key: EntityKey) -> None:
+        """Note that a write of a key is under way."""
+        self.writing[side, key] += 1
+
+    def ends(self, intents: Iterable[IntentRef]) -> None:
+        """Note that a write is no longer under way. `intents`: all that it began."""
+        for one in intents:
+            self.writing[one.side, one.key] -= 1
+            if not self.writing[one.side, one.key]:
+                del self.writing[one.side, one.key]
+
     def is_writing(self, intents: Iterable[IntentRef]) -> bool:
         """Tell whether one other write of a key is under way: then its replicas are left to that write, which
         tells by them whether it was applied if its answer is lost. Many tell nothing by them anyway."""

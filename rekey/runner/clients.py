@@ -46,7 +46,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.journal import Journal
 from rekey.protocol.propagate import Announce
-from rekey.protocol.registry import SAFETY_S, ClientRow, is_current, is_over, over_at, refused_at, silent_at
+from rekey.protocol.registry import ClientRow, is_current, is_over, over_at, refused_at, silent_at
 from rekey.protocol.rules import SOURCE, TARGET, Side
 from rekey.protocol.sweeper import Company, Hopeless, Sweeper, Swept
 from rekey.protocol.term import Term
@@ -383,15 +383,13 @@ def announcing(journal: Journal, clock: Clock) -> Announce:
 async def company(run: Run) -> Company:
     """Return the clients and other writers that may have a request in flight now, for a sweep of the journal.
 
-    `usual_s`, for intents of a version that did not record their own time, is the longest operation of the
-    registered clients and a margin.
+    Intents of a version that did not record their own time count as in flight for the longest operation of
+    the registered clients and a margin.
     """
-    clients = {client.client_id: client for client in await run.registry.list()}
-    said = [client.longest_s for client in clients.values()]
-    usual_s = max(said, default=LeaseSettings().longest_operation_s) + SAFETY_S
+    rows = await run.registry.list()
     unquiet = await Term(run.restricted, run.script_id).left(run.config.gates.margin_s) > 0
     now = ticks_of(await run.restricted.server_time())
-    return Company(now, clients, usual_s, unquiet)
+    return Company.of(rows, now, usual_s=LeaseSettings().longest_operation_s, unquiet=unquiet)
 
 
 async def sweep_journal(

@@ -183,7 +183,7 @@ def test_an_error_of_another_table_is_not_taken_for_one_of_this_table() -> None:
         (WritesRefused("digest-moved", "another declaration", hint="deploy"), 403, "digest-moved"),
         (RowRefused("empty-key", "target.row_key", "it is empty", cure="fill it"), 400, "empty-key"),
         (Collision("UsersV2", "a1", "b2"), 400, "collision"),
-        (Moved("moved", hint="look"), 403, "Moved"),
+        (Moved("moved", hint="look"), 403, "mapping-unusable"),
     ],
 )
 def test_a_refusal_says_what_happened_and_what_to_do_and_is_an_error_of_the_sdk(

@@ -252,10 +252,8 @@ def connect(
 ) -> Accounts:
     """Return the core's own connections to both accounts; the first request connects. `options`: as
     `options_of` returns them."""
-    timeouts, shared = (
-        timeouts_for(settings),
-        replace(RETRY, repeats_open_writes=False, content_settles=False),
-    )
+    timeouts = timeouts_for(settings)
+    shared = replace(RETRY, repeats_open_writes=False, content_settles=False)
     return Accounts(
         AzureTableService.open(tables.address, tables.credential, retry=shared, timeouts=timeouts, **options),
         AzureTableService.open(
