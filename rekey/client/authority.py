@@ -293,8 +293,17 @@ class Authority(ABC):
         for target in work.expected or ():
             row = work.early.get(target)
             if target.table > 0 and row is not None and pointer_of(row) not in self.own_mains(work):
-                await self.replicas.yield_or_collide(work.old_key, target, row)
+                if not await self._leaves(work, pointer_of(row)):
+                    await self.replicas.yield_or_collide(work.old_key, target, row)
                 work.ours.add(target)
+
+    async def _leaves(self, work: Work, main: EntityKey) -> bool:
+        """Tell whether the same call deletes the row that stands under a main target key."""
+        leaves = (TARGET, main) in work.leaving
+        if work.leaving and not leaves:
+            leaves = (SOURCE, await self.replicas.owner_of(main)) in work.leaving
+        work.moves = work.moves or leaves
+        return leaves
 
     def given_before(self, work: Work, source_row: Row | None = None) -> Rows:
         """Return the replicas' rows by the authority's row as read; empty if the mapping refuses that row.
@@ -320,6 +329,13 @@ class Authority(ABC):
             return self.mapper.source_key(row)
         except RowRefused as refused:
             raise refused.for_row(self.replicas.target_id(work.key)) from None
+
+    def passes_on(self, work: Work) -> bool:
+        """Tell whether the same call deletes the row of the main target key's owner. Propagate passes the
+        claim on when both are written: before that, the key belongs to the row that is there."""
+        passes = (SOURCE, work.owner) in work.leaving
+        work.moves = work.moves or passes
+        return passes
 
     def key_taken(self, main: EntityKey) -> RowRefused:
         """Return the error for a row whose old key has another row in the main target."""
@@ -378,7 +394,7 @@ class SourceAuthority(Authority):
             await self.claim(work)
 
     async def claim_main(self, work: Work, target: TargetKey) -> None:
-        if work.owner != work.old_key:
+        if work.owner != work.old_key and not self.passes_on(work):
             await self.mapping.claim_main(work.old_key, target, self.replicas.still_owns)
         work.ours.add(target)
 
@@ -435,8 +451,10 @@ class TargetAuthority(Authority):
             await self._prepare_row(work, row_after(operation, work.before) or {})
 
     async def claim_main(self, work: Work, target: TargetKey) -> None:
-        if work.owner != work.old_key:
-            if work.before is not None and work.owner is not None:
+        if work.owner != work.old_key and not self.passes_on(work):
+            if work.before is not None and self.reverse.named_by(work.before) == work.old_key:
+                work.slow = True  # the key is passing on to this old key at this moment
+            elif work.before is not None and work.owner is not None:
                 raise RowRefused(
                     "not-reversible",
                     "target",
@@ -444,7 +462,8 @@ class TargetAuthority(Authority):
                     cure="leave the properties that hold a row's old key as they are until `complete`",
                     row_id=self.replicas.target_id(target.key),
                 )
-            await self.mapping.claim_main(work.old_key, target, self._keeps)
+            else:
+                await self.mapping.claim_main(work.old_key, target, self._keeps)
         if self.mapper.content_derived and any(one.verb is Verb.INSERT for one in work.sent):
             await self._reserve(work, target)
         else:
@@ -533,7 +552,10 @@ class TargetAuthority(Authority):
             reads.append(self.read_before(work))
         await side_by_side(reads)
         self.expect(work, row)
-        work.ours.add(source_place(source_key))
+        place = source_place(source_key)
+        # A row without its source row may be one whose key is passing on, or has passed on meanwhile.
+        work.slow = work.slow or (work.given.verb not in CREATES and work.early.get(place) is None)
+        work.ours.add(place)
         if self.mapper.together:
             await self._read_secondary(work, work.key.partition)
         if self.mapper.content_derived and work.given.verb in (Verb.INSERT, Verb.INSERT_OR_REPLACE):
@@ -547,7 +569,9 @@ class TargetAuthority(Authority):
                 rows = await self.replicas.read(_others(work, work.known))
             for target, other in rows.items():
                 if other is not None and await self.replicas.is_owner(source_key, target.key):
-                    raise self.key_taken(work.key)
+                    if (TARGET, target.key) not in work.leaving:
+                        raise self.key_taken(work.key)
+                    work.moves = True
         await self.claim(work)
         await self.take_along(work)
 

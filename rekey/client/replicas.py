@@ -27,7 +27,15 @@ _log = logging.getLogger(__name__)
 
 async def follow(flow: Flow) -> None:
     """Write the replicas of all keys. Errors of replicas are not raised."""
-    await in_turns([partial(_follow, flow, work) for work in flow.works], WIDTH)
+    works, last = flow.works, list[Work]()
+    if any(work.moves for work in works):
+        for work in works:
+            work.slow = True
+        # A row that takes a key first: otherwise it would be missed under that key for a moment.
+        last = [work for work in works if work.given.verb is Verb.DELETE]
+        works = [work for work in works if work.given.verb is not Verb.DELETE]
+    for some in (works, last):
+        await in_turns([partial(_follow, flow, work) for work in some], WIDTH)
 
 
 async def _follow(flow: Flow, work: Work) -> None:

@@ -29,7 +29,7 @@ from rekey.client.authority import Flow, check_one_partition
 from rekey.client.work import State, Work
 from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
 from rekey.mapping.rows import TargetKey
-from rekey.model import Row, etag_of, key_of
+from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.protocol.effects import apply_operations, side_by_side
 from rekey.protocol.operations import CREATES, is_conditional, may_travel
 from rekey.protocol.propagate import version_of
@@ -73,6 +73,7 @@ async def send(flow: Flow) -> bool:
     pairs = [(work, operation) for work in flow.works for operation in work.sent]
     check_one_partition({operation.key.partition for _, operation in pairs})
     pairs += [(work, operation) for work in flow.works for _, operation in work.along]
+    pairs = _once_a_row(pairs)
     operations = [operation for _, operation in pairs]
     if len(operations) > MAX_BATCH_OPERATIONS:
         raise rejected(
@@ -111,10 +112,10 @@ async def send(flow: Flow) -> bool:
             raise
     decided = next(flow.client.moments)
     flow.client.decided.update((intent.id, decided) for work in flow.works for intent in work.intents)
-    along = {id(operation) for work in flow.works for _, operation in work.along}
-    for (work, operation), etag in zip(pairs, etags, strict=True):
-        if id(operation) not in along:
-            work.etag, work.state = etag, State.DECIDED
+    written = {operation.key: etag for operation, etag in zip(operations, etags, strict=True)}
+    for work in flow.works:
+        work.etag = None if work.sent[-1].verb is Verb.DELETE else written[work.sent[-1].key]
+        work.state = State.DECIDED
     return True
 
 
@@ -139,6 +140,21 @@ async def send_alone(table: Table, operations: Sequence[Operation], wait: Wait) 
                 raise
             with suppress(Again):
                 return await settled(table, operations, operations, wait=wait, witness=none, error=error)
+
+
+def _once_a_row(pairs: Sequence[tuple[Work, Operation]]) -> list[tuple[Work, Operation]]:
+    """Return the operations of a transaction, which can have each row once: one that is deleted and created
+    again is replaced. Raises RequestRejected for any other two operations of one row."""
+    rows: dict[EntityKey, tuple[Work, Operation]] = {}
+    for work, operation in pairs:
+        _, other = rows.setdefault(operation.key, (work, operation))
+        if other is operation:
+            continue
+        gone, new = sorted((other, operation), key=lambda one: one.verb is not Verb.DELETE)
+        if gone.verb is not Verb.DELETE or new.verb not in (Verb.INSERT, Verb.REPLACE):
+            raise rejected("InvalidDuplicateRow", "a transaction has two operations on one row")
+        rows[operation.key] = work, Operation(Verb.REPLACE, new.row, gone.etag)
+    return list(rows.values())
 
 
 def _is_free(given: Sequence[Operation]) -> bool:

@@ -185,6 +185,8 @@ class Work:
         key: the key it addresses, in the view.
         reads_before: whether the authority's row is read before the write although no step needs it: before
             the backfill is done nothing else tells how it was.
+        leaving: sides and keys of the rows that other operations of the same call delete.
+        moves: whether the row takes a key from one of those: then propagate writes the replicas of the call.
         word: names this write in reservations, the same in all attempts.
         source_key: the old key of the row, as soon as it is known.
         sent: the operations that are sent to the authority: the given one, or what stands for it there.
@@ -241,6 +243,8 @@ class Work:
     intents: list[IntentRef] = field(default_factory=list)
     lingers: bool = False
     reads_before: bool = False
+    leaving: frozenset[tuple[Side, EntityKey | None]] = frozenset()
+    moves: bool = False
     others: Mapping[TargetKey, Row | None] | None = None
     outdated: bool = False
 

@@ -162,7 +162,7 @@ class Propagator:
         """
         tally = self.tally(source_key)
         for former in sorted(await self._propagate(source_key, tally)):
-            owner = await self.owner_of(former)
+            owner = await self._holder_of(former)
             if owner is not None and owner != source_key:
                 # A new owner that cannot be propagated is told where it is written or verified.
                 with suppress(RowRefused, Collision):
@@ -199,9 +199,9 @@ class Propagator:
                 continue
             authority = await self._authority(source_key)
             expected = self.expected_of(source_key, authority, found.get(source_place(source_key)))
-            unlisted = await self._unlisted(source_key, expected, listed)
+            unlisted = await self._unlisted(source_key, expected, listed, authority)
             if unlisted:
-                await self.mapping.claim(source_key, forward, unlisted, self.still_owns)
+                await self._claim(source_key, forward, unlisted, tally)
                 continue
             found = await self._owned(source_key, expected, found, listed, tally, room_for)
             main = self._main_of(expected, found, authority)
@@ -345,10 +345,24 @@ class Propagator:
         now = await self.mapping.forward(source_key)
         return (now and now.etag) == (forward and forward.etag)
 
+    async def _holder_of(self, main: EntityKey) -> EntityKey | None:
+        """Return the source key that a main target key belongs to, whoever has claimed it."""
+        return await self.owner_of(main)
+
+    async def _claim(
+        self, source_key: EntityKey, forward: Forward | None, targets: set[TargetKey], _tally: Tally
+    ) -> None:
+        """Claim target keys. `forward`: the forward row as read. Raises Collision, RowRefused."""
+        await self.mapping.claim(source_key, forward, targets, self.still_owns)
+
     async def _unlisted(
-        self, source_key: EntityKey, expected: Rows, listed: frozenset[TargetKey]
+        self,
+        source_key: EntityKey,
+        expected: Rows,
+        listed: frozenset[TargetKey],
+        _authority: Row | None,
     ) -> set[TargetKey]:
-        """Return the expected target keys that this source key has not claimed, or does not own any more."""
+        """Return the target keys that this source key has not claimed, or does not own any more."""
         unlisted = {target for target in expected if target.table != SOURCE_TABLE} - listed
         for target in sorted(expected.keys() & listed):
             # A listed key may have another owner by now: the claim can pass on while our row is gone.

@@ -181,6 +181,20 @@ def stale_list() -> Iterator[None]:
         yield
 
 
+def claims_alone_say_whose_a_row_is() -> Any:
+    """Do not ask the row itself which old key it stands for."""
+
+    async def holder(self: ReversePropagator, row: Row) -> EntityKey | None:
+        return await self.owner_of(key_of(row))
+
+    return mock.patch.object(ReversePropagator, "_holder", holder)
+
+
+def former_owners_stay() -> Any:
+    """Pass a key on before the former owner's source row is removed."""
+    return mock.patch.object(ReversePropagator, "_claim", Propagator._claim)
+
+
 def no_reservations() -> Any:
     """Make rows under new main keys without reserving them."""
 
