@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -375,8 +375,10 @@ class SourceAuthority(Authority):
             # A merge is worked out on it; replica rows that are read late are compared with what it gives.
             reads.append(self.read_before(work))
         main = self.main_of(work)
-        if main is not None:
-            reads.append(self.find_owner(work, main, claims=True))
+        if operation.verb in MERGES:  # its row is not known yet, but the main key may follow from the old key
+            main = next((place.key for place in bare if place.table == 0), None)
+        if main is not None:  # a merge may find that its row is not there: it claims nothing for that
+            reads.append(self.find_owner(work, main, claims=operation.verb is not Verb.MERGE))
         elif operation.verb is Verb.DELETE:
             reads.append(self.note_owned(work, bare))
         await side_by_side(reads)
@@ -384,10 +386,10 @@ class SourceAuthority(Authority):
             after = row_after(operation, work.before)
             work.sent = [as_sent(operation, work.before)]
             self.expect(work, after or {})
-            main = self.main_of(work)
+            known, main = main, self.main_of(work)
             reads = [self.read(work, work.expected or (), early=True)]
-            if main is not None:
-                reads.append(self.find_owner(work, main, claims=True))
+            if main not in (None, known):
+                reads.append(self.find_owner(work, found(main), claims=True))
             await side_by_side(reads)
         work.previous = self.given_before(work)
         if operation.verb is not Verb.DELETE:
@@ -446,9 +448,12 @@ class TargetAuthority(Authority):
                 await self.find_forward(work)
                 await self.take_along(work)
         else:
-            await self.read_before(work)
+            # Who owns the key is not known yet, but it may have been seen before: then one trip is enough.
+            owner = self._owners.get(work.key) if operation.verb is Verb.MERGE else None
+            reads = [] if owner is None else self._reads_for(work, owner)
+            await side_by_side([self.read_before(work), *reads])
             work.sent = [as_sent(operation, work.before)]
-            await self._prepare_row(work, row_after(operation, work.before) or {})
+            await self._prepare_row(work, row_after(operation, work.before) or {}, owner)
 
     async def claim_main(self, work: Work, target: TargetKey) -> None:
         if work.owner != work.old_key and not self.passes_on(work):
@@ -540,14 +545,10 @@ class TargetAuthority(Authority):
 
     # --- one operation ----------------------------------------------------------------------------------
 
-    async def _prepare_row(self, work: Work, row: Row) -> None:
-        source_key = work.source_key = self.named_key(work, row)
-        bare = self.bare(source_key)
-        reads = [
-            self.find_owner(work, work.key, claims=True),
-            self._find_forward(work, {TargetKey(0, *work.key), *bare}),
-            self.read(work, {source_place(source_key), *_indexes(bare)}, early=True),
-        ]
+    async def _prepare_row(self, work: Work, row: Row, read_for: EntityKey | None = None) -> None:
+        """Prepare a write that makes its row `row`. `read_for`: the old key whose rows are read already."""
+        source_key = self.named_key(work, row)
+        reads = [] if read_for == source_key else self._reads_for(work, source_key)
         if work.before is None:
             reads.append(self.read_before(work))
         await side_by_side(reads)
@@ -574,6 +575,16 @@ class TargetAuthority(Authority):
                     work.moves = True
         await self.claim(work)
         await self.take_along(work)
+
+    def _reads_for(self, work: Work, source_key: EntityKey) -> list[Awaitable[None]]:
+        """Return the reads of mapping and replica rows of a row that stands for an old key."""
+        work.source_key = source_key
+        bare = self.bare(source_key)
+        return [
+            self.find_owner(work, work.key, claims=True),
+            self._find_forward(work, {TargetKey(0, *work.key), *bare}),
+            self.read(work, {source_place(source_key), *_indexes(bare)}, early=True),
+        ]
 
     async def _find_forward(self, work: Work, targets: set[TargetKey]) -> None:
         """Read the forward row; if the write may create a row, try at the same time to insert it."""

@@ -29,7 +29,7 @@ from functools import partial
 
 from rekey.client.authority import Flow
 from rekey.client.lease import Permit
-from rekey.client.replicas import leave, propagate, release
+from rekey.client.replicas import follow, leave, propagate, release
 from rekey.client.work import WIDTH, ClientParts, IntentRef, State, Work
 from rekey.errors import RekeyError
 from rekey.phases import ControlPhase
@@ -128,9 +128,15 @@ class Finisher:
         if needless:
             self._go_on(flow, take_back)
 
-    def finish(self, flow: Flow) -> None:
-        """Look at the authority again, in the background, and end the intents of keys that are settled."""
-        self._go_on(flow, partial(self._finish, flow))
+    @property
+    def running(self) -> int:
+        """Number of calls whose work goes on in the background."""
+        return len(self._tasks)
+
+    def finish(self, flow: Flow, *, follows: bool = False) -> None:
+        """Look at the authority again, in the background, and end the intents of keys that are settled.
+        `follows`: the replicas are not written yet."""
+        self._go_on(flow, partial(self._finish, flow, follows))
 
     def keep(
         self, intent: IntentRef, permit: Permit, decides: Side, *, still_open: bool, decided: bool
@@ -225,8 +231,10 @@ class Finisher:
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    async def _finish(self, flow: Flow) -> None:
+    async def _finish(self, flow: Flow, follows: bool) -> None:
         try:
+            if follows:
+                await follow(flow)
             await in_turns([partial(_last_look, flow, work) for work in flow.works], WIDTH)
         except BaseException:
             for work in flow.works:

@@ -9,7 +9,8 @@ Rules kept here (ADR 0017):
   epoch, where replicas follow; and only if that is still its own epoch does it say that the write was done.
 * Three steps one after the other until the caller has its answer: intents, reads and claims; the write of the
   authority; the conditional writes of the replicas. The last look is taken after the answer.
-* The caller is told what the authority answered.
+* The caller is told what the authority answered. With `Acknowledge.AUTHORITY` it is told before the replicas
+  are written; where its ETag is that of a replica (`CrossView`), and beyond `MAX_BEHIND`, it waits for them.
 * An error, a cancellation or the deadline, when it is certain that no request was or will be applied (none
   was sent, or the answer says so): nothing was written, the intents are removed. Otherwise the intents stay:
   a request may have been applied, or may yet be.
@@ -27,7 +28,7 @@ from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, w
 from rekey.client.lease import Permit
 from rekey.client.replicas import follow
 from rekey.client.send import left_open, send, send_alone
-from rekey.client.work import ROW_TOO_BUSY, ClientParts, IntentRef, State
+from rekey.client.work import ROW_TOO_BUSY, Acknowledge, ClientParts, IntentRef, State
 from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
 from rekey.phases import FOLLOWED
 from rekey.protocol.reverse import ReversePropagator
@@ -35,6 +36,8 @@ from rekey.protocol.rules import SECONDARY_ROW, SOURCE, Route, View, authority, 
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Operation
 
+MAX_BEHIND = 256
+"""Writes whose replicas may follow after the answer; beyond that a caller waits for its own."""
 MAX_TRIES = 20
 """Attempts to work out a write before its row counts as too busy."""
 
@@ -152,6 +155,7 @@ class Writer:
             raise took_too_long(self.client.table.name, sent=True) from None
 
     async def _dual(self, flow: Flow) -> list[str | None]:
+        client = self.client
         try:
             async with asyncio.timeout_at(flow.deadline):
                 for _ in range(MAX_TRIES):
@@ -170,10 +174,18 @@ class Writer:
             flow.end()
             self.finisher.give_up(flow)
             if isinstance(error, TimeoutError):
-                raise took_too_long(self.client.table.name, sent=flow.sent) from None
+                raise took_too_long(client.table.name, sent=flow.sent) from None
             if flow.sent and isinstance(error, RekeyError) and not isinstance(error, Ambiguous):
                 raise left_open(f"it could not be settled ({type(error).__name__})") from error
             raise
+        if (
+            client.acknowledge is Acknowledge.AUTHORITY
+            and isinstance(flow, SameView)
+            and self.finisher.running < MAX_BEHIND
+        ):
+            flow.end()
+            self.finisher.finish(flow, follows=True)
+            return flow.etags()
         try:
             async with asyncio.timeout_at(flow.deadline):
                 await follow(flow)

@@ -13,7 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from itertools import count
 from typing import TypeVar
 
@@ -35,6 +35,15 @@ ROW_TOO_BUSY = "RowTooBusy"
 """The code of a write that failed because of other writes of the same row; the caller may repeat it."""
 WIDTH = 32
 """Most keys of a transaction whose replicas are written at the same time."""
+
+
+class Acknowledge(StrEnum):
+    """When the caller of a write has its answer, in the view whose table is the authority."""
+
+    BOTH = "both"
+    """When its replicas are current, or known to be left to a durable intent."""
+    AUTHORITY = "authority"
+    """When intent and authority are durable: the replicas follow at once, after the answer."""
 
 
 @dataclass(slots=True)
@@ -80,6 +89,7 @@ class ClientParts:
             with the moment of that answer.
         moments: counts moments.
         writing: what is being written now, from its intent to the answer: sides and keys, counted.
+        acknowledge: when the caller of a write has its answer.
         longest_operation_s: after how many seconds an operation ends, successful or not.
         late_s: for how many seconds a request that was not answered may take effect after that is known.
         sleep: waits, between two attempts at a leftover among others.
@@ -96,6 +106,7 @@ class ClientParts:
     decided: dict[EntityKey, int] = field(default_factory=dict)
     moments: Iterator[int] = field(default_factory=count)
     writing: Counter[tuple[Side, EntityKey]] = field(default_factory=Counter)
+    acknowledge: Acknowledge = Acknowledge.BOTH
     longest_operation_s: float = LONGEST_OPERATION_S
     late_s: float = LATE_S
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep

@@ -31,6 +31,7 @@ from rekey.client.sdk.plan import (
     options_of,
     prepared_with,
 )
+from rekey.client.work import Acknowledge
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError
@@ -60,6 +61,7 @@ class DualWriting(ABC, Generic[CredentialT]):
         name: str = DEFAULT_NAME,
         shadow_reads: float = DEFAULT_SHADOW_READS,
         shadow_seed: int | None = None,
+        acknowledge: Acknowledge | str = Acknowledge.BOTH,
         settings: LeaseSettings | None = None,
         **kwargs: Any,
     ) -> None:
@@ -77,6 +79,8 @@ class DualWriting(ABC, Generic[CredentialT]):
             name: what the client is called in `rekey status`.
             shadow_reads: share of reads that are also done on the other side and compared, 0 to 1.
             shadow_seed: the seed of the draw which reads these are.
+            acknowledge: `both`: a write is answered when its replicas are current; `authority`: when intent
+                and authority are durable, and the replicas follow at once.
             settings: times of the lease.
 
         Raises:
@@ -92,6 +96,7 @@ class DualWriting(ABC, Generic[CredentialT]):
             settings=settings,
             shadow_reads=shadow_reads,
             shadow_seed=shadow_seed,
+            acknowledge=acknowledge,
         )
         tables = account_of(endpoint, credential, "tables")
         restricted = account_of(restricted_endpoint, restricted_credential, "restricted")
@@ -120,7 +125,7 @@ class DualWriting(ABC, Generic[CredentialT]):
             script_id: the migration.
             table: the client's table; by default the source or the main target, as `view` says.
             view: `old` or `new`.
-            kwargs: `name`, `shadow_reads`, `settings` and arguments of the SDK's client.
+            kwargs: `name`, `shadow_reads`, `acknowledge`, `settings` and arguments of the SDK's client.
 
         Raises:
             ConfigurationError, DeclarationError, SecretMissing: an argument, the file, the script or a secret

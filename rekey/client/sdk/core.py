@@ -297,6 +297,7 @@ class ClientCore:
                 permits=lease,
                 run_id=control.run_id,
                 counters=self.counters,
+                acknowledge=plan.acknowledge,
                 longest_operation_s=plan.settings.sending_s,
                 late_s=plan.settings.late_s,
             )

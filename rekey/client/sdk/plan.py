@@ -31,6 +31,7 @@ from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSa
 from azure.core.credentials_async import AsyncTokenCredential
 
 from rekey.client.reading import ON_THE_WAY_S, ClientFacts, LeaseSettings
+from rekey.client.work import Acknowledge
 from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError, SecretMissing
@@ -84,6 +85,7 @@ class Plan:
         settings: the lease's times.
         shadow_reads: share of reads that are also done on the replica, 0 to 1.
         shadow_seed: the seed of the draw which reads these are; None for a different one each time.
+        acknowledge: when the caller of a write has its answer.
     """
 
     def __init__(
@@ -96,11 +98,12 @@ class Plan:
         settings: LeaseSettings | None = None,
         shadow_reads: float = DEFAULT_SHADOW_READS,
         shadow_seed: int | None = None,
+        acknowledge: Acknowledge | str = Acknowledge.BOTH,
     ) -> None:
         """Check the arguments of a client.
 
         Raises:
-            ConfigurationError: the table, the view or the share of shadow reads is not valid.
+            ConfigurationError: the table, the view, the share of shadow reads or `acknowledge` is not valid.
             SecretMissing: a secret that the declaration names, or the wrapping key of a sealed mapping, is
                 absent or too short.
         """
@@ -109,6 +112,12 @@ class Plan:
                 f"shadow_reads is {shadow_reads}, and it is a share of all reads",
                 hint="give a number from 0 to 1",
             )
+        if acknowledge not in list(Acknowledge):
+            raise ConfigurationError(
+                f"acknowledge is {acknowledge!r}, and a write is answered by both sides or by the authority",
+                hint=f"give one of {', '.join(Acknowledge)}",
+            )
+        self.acknowledge = Acknowledge(acknowledge)
         self.prepared, self.declared = prepared, prepared.declared
         self.view, self.table, self.is_index = view_of(self.declared.migration, table, view)
         prepared.wrapping, prepared.mapper  # noqa: B018 - a secret that is absent or too short is told now
