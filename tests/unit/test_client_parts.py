@@ -286,6 +286,8 @@ def test_what_cannot_work_is_refused_when_the_client_is_made() -> None:
         plan(wrapping_key=b"short")
     with pytest.raises(ConfigurationError, match="shadow_reads"):
         plan(shadow_reads=1.5)
+    with pytest.raises(ConfigurationError, match=r"acknowledge is 'one'[\s\S]*both, authority"):
+        plan(acknowledge="one")
     with pytest.raises(ConfigurationError, match="view"):
         DualWriteTableClient.from_config("rekey.toml", "0001_users")
 
