@@ -57,7 +57,12 @@ ONE_CLIENT = [
     "races, cutover: old rename",
     "races, cutover: new delete",
 ]
-LARGE = ("posts, dual_write: old move", "an open outcome"), ("posts, dual_write: old move", "a busy service")
+LARGE = (
+    ("posts, dual_write: old move", "an open outcome"),
+    ("posts, dual_write: old move", "a busy service"),
+    ("lowered, cutover: old batch of delete and insert", "an open outcome"),
+    ("folded, cutover: old batch of delete and insert", "an open outcome"),
+)
 """A source row, a main row and index rows, one request after the other: as long as all others together."""
 
 
