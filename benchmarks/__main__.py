@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import asked, dualwrite, machine, project, pure, stubbed
+from benchmarks import asked, dualwrite, machine, peers, project, pure, stubbed
 from benchmarks.measure import Measured, run
 from rekey.rehearse.azurite import Azurite
 
@@ -103,10 +103,13 @@ class Sizes:
     pure: int = 20_000
     calls: int = dualwrite.CALLS
     kinds: int | None = None
+    tries: int = peers.TRIES
+    row_check: int = 300_000
+    peers: int = 100_000
 
 
-FULL = replace(Sizes(), limits=1_000_000, sizes=(10_000, 1_000_000, 3_000_000))
-QUICK = Sizes((400,), 400, 2_000, 2_000, 2_000, 2_000, (1_000, 2_000), 1_000, 2_000, 2, 1)
+FULL = replace(Sizes(), limits=1_000_000, sizes=(10_000, 1_000_000, 3_000_000), row_check=1_000_000)
+QUICK = Sizes((400,), 400, 2_000, 2_000, 2_000, 2_000, (1_000, 2_000), 1_000, 2_000, 2, 1, 1, 2_000, 400)
 
 
 def all_lives(counts: tuple[int, ...]) -> dict[str, Any]:
@@ -130,6 +133,8 @@ PARTS: dict[str, Callable[[Sizes], dict[str, Any]]] = {
     "throttled": lambda sizes: {"throttled": asked.throttled(sizes.throttled, say)},
     "requests": lambda sizes: {"requests": asked.requests(sizes.requests, say)},
     "sizes": lambda sizes: {"sizes": asked.sizes(sizes.sizes, sizes.base, say)},
+    "row_check": lambda sizes: {"row_check": asked.row_check(sizes.row_check, say, sizes.tries)},
+    "peers": lambda sizes: {"peers": peers.measure(sizes.peers, say, tries=sizes.tries)},
     "dual_write": lambda sizes: {
         "dual_write": dualwrite.measure(sizes.calls, say, dualwrite.KINDS[: sizes.kinds])
     },

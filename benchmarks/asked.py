@@ -3,6 +3,7 @@
     limits      30 ms a request, half of the rows in one partition, 20,000 rows/s and 2,000 a partition
     throttled   the same limits, partitions of one size, and a tenth of all requests refused
     requests    requests sent, against the least that the mapping allows
+    row_check   every row tried, rows per second of processor
     sizes       resident memory and rows per second at several sizes
 
 Rules kept here:
@@ -33,6 +34,8 @@ WANTED = {"copy": 15, "copy_targets": 25, "verify": 6}
 """Rows per second of processor, times the loop's."""
 LEAST_ON_AZURITE = 3
 LEAST_OF_ALLOWED, LEAST_THROTTLED = 0.90, 0.85
+LEAST_CHECKED = 100_000
+MOST_TIMES_NODE = {"cpu": 2, "wall": 3}
 MOST_REQUESTS, MOST_MIB, LEAST_RATE = 1.1, 250, 0.9
 
 
@@ -175,6 +178,25 @@ def sizes(counts: tuple[int, ...], base: int, say: Say) -> dict[str, Any]:
     }
 
 
+# --- row check ------------------------------------------------------------------------------------------
+
+
+def row_check(rows: int, say: Say, tries: int) -> dict[str, Any]:
+    """Try every row, as `apply` does before its first write: the best of some tries."""
+    done = []
+    for _ in range(tries):
+        say(f"stub, {rows:,} rows: row check")
+        done.append(work("rekey", "check", rows))
+    rate = max(one["rows"] / one["cpu_seconds"] for one in done)
+    return figure(
+        f"at least {LEAST_CHECKED:,} rows per second of processor",
+        round(rate),
+        rate >= LEAST_CHECKED,
+        rows=rows,
+        peak_rss_mib=round(max(one["peak_mib"] for one in done), 1),
+    )
+
+
 # --- all of it ------------------------------------------------------------------------------------------
 
 
@@ -195,6 +217,14 @@ def asked_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
         found["at the service's limits"] = document["limits"]
     if "throttled" in document:
         found["a tenth of requests refused"] = document["throttled"]
+    if "row_check" in document:
+        found["row check"] = document["row_check"]
+    if "peers" in document:
+        ratios = document["peers"]["rekey_apply_to"]["node_sdk"]
+        for clock, most in MOST_TIMES_NODE.items():
+            found[f"`rekey apply` to the copy by the SDK for Node.js, {clock}"] = figure(
+                f"at most {most} times", ratios[clock], ratios[clock] <= most
+            )
     for name, case in document.get("requests", {}).get("cases", {}).items():
         found[f"requests, {name}"] = case
     for name, one in document.get("sizes", {}).items():

@@ -7,14 +7,18 @@ Rules kept here:
 * The same calls with the same rows: insert, replace, merge, delete; keys derived from keys alone and from
   content with an index table; the view of the authority and the other one, before cutover and after it.
 * A figure is the median of single calls, one at a time, over a connection that is warm.
+* Under load, 32 tasks of one process write rows of their own while the authority moves: writes per second,
+  processor for each, the freeze, and what failed; with all answers, and with 4 of 1,000 lost.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +33,9 @@ from rekey.rehearse.azurite import Azurite
 
 LATENCY_SECONDS = 0.03
 CALLS = 15
+LOST = 0.004
+WRITERS = 32
+LOAD_SECONDS = 20.0
 _CONFIG = """\
 [tables]
 endpoint = "http://127.0.0.1:{port}/tables"
@@ -95,6 +102,12 @@ def measure(calls: int, say: Callable[[str], None], kinds: Sequence[Kind] = KIND
         }
         for kind in kinds:
             figures[kind.name] = bench.life(kind, plain)
+        seconds = LOAD_SECONDS if calls >= CALLS else 12.0
+        figures["load"] = {"plain_sdk": bench.load("plain", "", "", seconds)}
+        figures["load"]["all_answers"] = bench.under_load(seconds)
+        with Latency(azurite.port, LATENCY_SECONDS, LOST) as losing:
+            bench.behind(losing.port)
+            figures["load"]["4_of_1000_answers_lost"] = bench.under_load(seconds)
     return figures
 
 
@@ -109,7 +122,11 @@ class _Bench:
         (folder / "migrations" / f"{project.SCRIPT_ID}.py").unlink()
         for kind in KINDS:
             (folder / "migrations" / f"{kind.script_id}.py").write_text(kind.script, "utf-8")
-        (folder / "far.toml").write_text(
+        self.behind(port)
+
+    def behind(self, port: int) -> None:
+        """Let clients reach the accounts through a line."""
+        (self._folder / "far.toml").write_text(
             f'{_CONFIG.format(port=port)}[migrations]\npath = "migrations"\n', "utf-8"
         )
 
@@ -141,9 +158,34 @@ class _Bench:
         words = [sys.executable, "-m", "benchmarks.dualwrite_calls", kind, script_id, view, str(self._calls)]
         return dict(json.loads(self._run(words)))
 
-    def _rekey(self, *words: str) -> None:
+    def load(self, kind: str, script_id: str, view: str, seconds: float) -> dict[str, Any]:
+        """Put a client under load; return its figures."""
+        done: dict[str, Any] = json.loads(self._run(self._loading(kind, script_id, view, seconds)))
+        return done
+
+    def under_load(self, seconds: float) -> dict[str, Any]:
+        """Take the first migration back to `dual_write`, and to cutover while its old view is written."""
+        kind = KINDS[0]
+        self._rekey("rollback", kind.script_id, "--to", "dual_write", "--writers-stopped")
+        self._say(f"{WRITERS} writers for {seconds:g} s: {kind.name}")
+        words = self._loading(kind.name, kind.script_id, "old", seconds)
+        with subprocess.Popen(
+            words, cwd=self._folder, env=self._environ, stdout=subprocess.PIPE, text=True
+        ) as writing:
+            time.sleep(seconds / 4)
+            self._rekey("verify", kind.script_id, "--mode", "full")  # the gate asks for one with clients
+            moved = self._rekey("apply", kind.script_id, "--to", "cutover", "--json")
+            written, _ = writing.communicate()
+        found = re.search(r'"freeze_ms": (\d+)', moved)
+        return {**json.loads(written), "freeze_ms": int(found[1]) if found else None}
+
+    def _loading(self, kind: str, script_id: str, view: str, seconds: float) -> list[str]:
+        module = "benchmarks.dualwrite_load"
+        return [sys.executable, "-m", module, kind, script_id, view, str(WRITERS), str(seconds)]
+
+    def _rekey(self, *words: str) -> str:
         self._say(f"rekey {' '.join(words)}")
-        self._run([sys.executable, "-m", "rekey", *words])
+        return self._run([sys.executable, "-m", "rekey", *words])
 
     def _run(self, words: list[str]) -> str:
         done = subprocess.run(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.phases import BEGAN
 
 _ACCOUNT = Path(__file__).with_name("account.py")
 
@@ -32,13 +35,25 @@ class Measured:
         }
 
 
-def run(words: Sequence[str], *, folder: Path, environ: Mapping[str, str]) -> Measured:
-    """Run `python -m ...` to its end and account for it. Raises RuntimeError when it fails."""
+def run(
+    words: Sequence[str],
+    *,
+    folder: Path,
+    environ: Mapping[str, str],
+    program: Sequence[str] = (sys.executable, "-m"),
+) -> Measured:
+    """Run `python -m ...`, or another program, to its end and account for it. Raises RuntimeError when it
+    fails."""
     figures = folder / "figures.json"
-    command = [sys.executable, "-I", "-S", str(_ACCOUNT), str(figures), sys.executable, "-m", *words]
+    command = [sys.executable, "-I", "-S", str(_ACCOUNT), str(figures), *program, *words]
     with (folder / "output.txt").open("w+") as output:
         done = subprocess.run(
-            command, cwd=folder, env=environ, stdout=output, stderr=subprocess.STDOUT, check=False
+            command,
+            cwd=folder,
+            env={**environ, BEGAN: str(time.monotonic())},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
         )
         if done.returncode:
             output.seek(0)

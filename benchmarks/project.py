@@ -104,8 +104,7 @@ def fill(azurite: Azurite, count: int) -> None:
     """Put `count` rows into the source."""
 
     async def write() -> None:
-        account = azurite.tables
-        service = AzureTableService.open(account.endpoint, SharedKey.of(account.name, account.key))
+        service = _open(azurite)
         await service.create_table("Users")
         table = service.table("Users")
         operations = (Operation(Verb.INSERT, row) for row in rows(count))
@@ -113,3 +112,20 @@ def fill(azurite: Azurite, count: int) -> None:
         await service.close()
 
     asyncio.run(write())
+
+
+def count(azurite: Azurite, table: str) -> int:
+    """Return how many rows a table has."""
+
+    async def read() -> int:
+        service = _open(azurite)
+        found = sum([len(page.rows) async for page in service.table(table).scan()])
+        await service.close()
+        return found
+
+    return asyncio.run(read())
+
+
+def _open(azurite: Azurite) -> AzureTableService:
+    account = azurite.tables
+    return AzureTableService.open(account.endpoint, SharedKey.of(account.name, account.key))

@@ -20,10 +20,11 @@ from typing import Any
 from azure.core.credentials import AzureNamedKeyCredential
 from azure.data.tables import TableClient, TableServiceClient
 
+from benchmarks.phases import Phases
 from rekey.core.crockford import encode
 
-_PAGE = 1000
-_BATCH = 100
+PAGE = 1000
+BATCH = 100
 
 
 def opaque(secret: bytes, value: str) -> str:
@@ -45,8 +46,8 @@ def write(table: TableClient, entities: Iterable[dict[str, Any]]) -> None:
     for entity in entities:
         partitions[entity["PartitionKey"]].append(entity)
     for members in partitions.values():
-        for start in range(0, len(members), _BATCH):
-            table.submit_transaction([("create", entity) for entity in members[start : start + _BATCH]])
+        for start in range(0, len(members), BATCH):
+            table.submit_transaction([("create", entity) for entity in members[start : start + BATCH]])
 
 
 def mapping_rows(secret: bytes, old: dict[str, Any], new: dict[str, Any]) -> list[dict[str, Any]]:
@@ -62,15 +63,17 @@ def mapping_rows(secret: bytes, old: dict[str, Any], new: dict[str, Any]) -> lis
 
 
 def main() -> None:
-    """Copy the whole source."""
+    """Copy the whole source, and write down what start and copy took."""
+    phases = Phases()
     config = tomllib.loads(Path("rekey.toml").read_text("utf-8"))
     secret = os.environ["BENCH_SECRET"].encode()
     tables = service(config, "tables", "BENCH_TABLES_KEY")
+    phases.ended("start")
     source, target = tables.get_table_client("Users"), tables.create_table("UsersV2")
     mapping = None
     if "--mapping" in sys.argv:
         mapping = service(config, "restricted", "BENCH_RESTRICTED_KEY").create_table("mapping")
-    for page in source.list_entities(results_per_page=_PAGE).by_page():
+    for page in source.list_entities(results_per_page=PAGE).by_page():
         old = [dict(entity) for entity in page]
         new = [
             {**entity, "RowKey": opaque(secret, entity["RowKey"]), "ContactEmail": entity["RowKey"]}
@@ -80,6 +83,8 @@ def main() -> None:
             pairs = zip(old, new, strict=True)
             write(mapping, (row for pair in pairs for row in mapping_rows(secret, *pair)))
         write(target, new)
+    phases.ended("copy")
+    phases.write()
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@
 
 SIDE is `rekey` or `sdk`; WORK is `copy` (with mapping rows), `copy-targets` (without) or `verify`, for rekey
 also `copy-limited` (with mapping rows, at the rates that rekey keeps to against the service), `copy:MAPPING`,
-another declaration of `DECLARED`, `inspect` (every row) and `scan` (the same pages, read and dropped). The
-loops over azure-data-tables are those that teams write by hand (`sdk_loop`). Writes `work.json` into the
-current folder: rows, seconds, and seconds of this process's processor, its start and imports left out.
+another declaration of `DECLARED`, `check` (the row check), `inspect` (every row) and `scan` (the same pages,
+read and dropped). The loops over azure-data-tables are those that teams write by hand (`sdk_loop`). Writes
+`work.json` into the current folder: rows, seconds, and seconds of this process's processor, its start and
+imports left out.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ from rekey.copy.map import CopyWindow, Write
 from rekey.copy.scan import window_of
 from rekey.copy.throttle import Throttle
 from rekey.copy.write import Copier
+from rekey.core.collector import patient_collector
 from rekey.declaration.mapper import Mapper
+from rekey.declaration.migration import Declared
 from rekey.inspect.inspect import inspect_table
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows
 from rekey.mapping.sealing import Sealer, new_data_key
 from rekey.mapping.store import MappingStore
 from rekey.model import EVERYTHING, EntityKey
+from rekey.plan.plan import make_plan
+from rekey.plan.subject import PlanOptions, Subject
 from rekey.project.config import Limits
 from rekey.protocol.propagate import Propagator
 from rekey.state.store import State
@@ -147,6 +152,16 @@ async def _verify(service: AzureTableService) -> int:
     return report.source_rows + sum(table.actual_rows for table in report.tables)
 
 
+async def _check(service: AzureTableService) -> int:
+    declared = Declared(SCRIPT_ID, Path(f"{SCRIPT_ID}.py"), "", frozenset(), USERS, USERS.digest())
+    subject = Subject(declared, Mapper(USERS, {"users": _SECRET}), SafeIds(bytes(32)))
+    with patient_collector():
+        plan = await make_plan([subject], service, PlanOptions(exact=True))
+    [migration] = plan.migrations
+    assert not migration.errors
+    return migration.mapped_rows
+
+
 async def _inspect(service: AzureTableService, *, scan_only: bool) -> int:
     source = service.table(USERS.source)
     if scan_only:
@@ -163,6 +178,8 @@ def rekey(work: str, endpoint: str) -> int:
         try:
             if work == "verify":
                 return await _verify(service)
+            if work == "check":
+                return await _check(service)
             if work in ("inspect", "scan"):
                 return await _inspect(service, scan_only=work == "scan")
             limits = Limits().with_targets() if work == "copy-limited" else Limits()

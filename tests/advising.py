@@ -59,7 +59,11 @@ def facts(rows: Sequence[Row], what: Migration, *, scale: int = 1, is_cosmos: bo
         for table, met in zip(what.labels, targets, strict=True)
     }
     fills = [_fill(table, met, scale) for table, met in zip(what.labels, targets, strict=True)]
-    return gatherer.facts(inventory, fills, colliding)
+    together = [
+        inventory.rows.rows / inventory.partitions,
+        *(one.rows / max(1, one.partitions) for one in fills),
+    ]
+    return gatherer.facts(inventory, fills, colliding, together)
 
 
 def _fill(table: str, met: Counter[tuple[str, str]], scale: int) -> TableFill:

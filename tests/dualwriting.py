@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from rekey import Index, Migration, Target, keys, props
 from rekey.client.lease import Permit
 from rekey.client.route import Writer
-from rekey.client.work import ClientParts, Counters
+from rekey.client.work import LATE_S, ClientParts, Counters
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
@@ -115,7 +115,13 @@ class DualWorld(World):
         sleep: Callable[[float], Awaitable[object]] | None = None,
         longest: float = 30.0,
     ) -> Writer:
-        """Return a writer as one client has it."""
+        """Return a writer as one client has it. `sleep`: its pauses between attempts at what is left; what is
+        late is waited for in no time."""
+        pauses = sleep or self.service.clock.sleep
+
+        async def waits(seconds: float) -> object:
+            return await (self.service.clock.sleep if seconds == LATE_S else pauses)(seconds)
+
         made = Writer(
             ClientParts(
                 view,
@@ -124,7 +130,7 @@ class DualWorld(World):
                 journal=self.journal,
                 permits=self.permits,
                 counters=self.counters,
-                sleep=sleep or self.service.clock.sleep,
+                sleep=waits,
                 longest_operation_s=longest,
             )
         )
@@ -157,7 +163,8 @@ class DualWorld(World):
     async def assert_quiet(self) -> None:
         """Everything in the background has ended, nothing is left, all tables are in step."""
         await self.close()
-        assert self.intents == 0
+        left = self.service.dump(JOURNAL_TABLE)
+        assert [row for row in left if "Settled" not in row] == []
         assert self.permits.in_use == 0
         self.assert_in_step()
 

@@ -18,6 +18,8 @@ import pytest
 from docs.pictures import draw_phases
 from rekey import Index, Migration, Target, keys, props
 from rekey.cli.main import rekey
+from rekey.client.sdk.errors import NOTHING_WRITTEN, OPEN
+from rekey.client.work import ROW_TOO_BUSY
 from rekey.declaration.migration import CAPTURES
 from rekey.declaration.requirements import CODES, LOADS
 from rekey.errors import ExitCode
@@ -217,6 +219,26 @@ def test_the_runbook_knows_every_error_of_a_plan() -> None:
     assert {code for code in errors if f"`{code}`" not in explained} == set()
 
 
+def test_the_runbook_for_applications_has_every_code_in_one_table() -> None:
+    """Codes are constants of the client's modules and of the protocol's rules, and the first argument of the
+    errors that refuse rows."""
+    page = (ROOT / "runbooks/application-teams.md").read_text("utf-8")
+    table = page[page.index("All codes:") : page.index("## Not recoverable")]
+    modules = [*(ROOT / "rekey/client").rglob("*.py"), ROOT / "rekey/protocol/rules.py"]
+    found: set[str] = set()
+    constant = r'^[A-Z][A-Z_]+ = "([a-z]+(?:-[a-z]+)+|closed|frozen|forked|unavailable)"'
+    for module in modules:
+        found |= set(re.findall(constant, module.read_text("utf-8"), flags=re.MULTILINE))
+    for module in (ROOT / "rekey").rglob("*.py"):
+        refusals = re.findall(r'(?:RowRefused|\.refusal)\(\s*"([a-z-]+)"', module.read_text("utf-8"))
+        found |= set(refusals)
+    found |= {ROW_TOO_BUSY, "collision"}
+    assert len(found) > 30
+    assert {code for code in found if f"`{code}`" not in table} == set()
+    assert f"| `{NOTHING_WRITTEN}` |" in page
+    assert f"| `{OPEN}` |" in page
+
+
 @pytest.mark.parametrize("code", CODES)
 def test_every_kind_of_advice_has_its_page(code: str) -> None:
     page = (ROOT / f"docs/advice/{code}.md").read_text("utf-8")
@@ -390,3 +412,18 @@ def test_the_recording_of_the_demo_shows_all_of_it_and_no_key() -> None:
     ]
     assert "Passed: everything was as it must be, after every step." in lines
     assert not any("@" in line for line in lines), "an e-mail address is a key of this table"
+
+
+def test_what_is_left_to_the_soak_is_named_with_its_reason() -> None:
+    """Nothing is moved out of sight: CONTRIBUTING.md lists the files with such tests, and no others."""
+    _, _, listed = CONTRIBUTING.partition("| in the soak |")
+    rows = re.findall(
+        r"^\| `(tests/[^`]+)`[^|]*\| ([^|]+) \|$", listed.partition("\n\n")[0], flags=re.MULTILINE
+    )
+    marked = [
+        path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if re.search(r"\bmark\.soak\b|\bothers_in_soak\(", path.read_text("utf-8"))
+    ]
+    assert [file for file, _ in rows] == marked
+    assert every(reason for _, reason in rows)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rekey import Index, Migration, Target, keys, props
 from rekey.copy.scan import WindowSize
+from rekey.copy.sweep import sweep
 from rekey.copy.write import Copier
 from rekey.declaration.mapper import Mapper
 from rekey.mapping.ids import SafeIds
@@ -204,6 +205,12 @@ def never() -> bool:
 
 def go_on() -> None:
     """A check that never stops."""
+
+
+async def swept(world: World) -> int:
+    """Sweep; return for how many keys that changed something."""
+    to = world.propagator
+    return await sweep(to.source, to.mapping, to.propagate, concurrency=4, advance=nothing, check=go_on)
 
 
 Make = Callable[[], Row]

@@ -27,6 +27,7 @@ from rekey.plan.plan import take_basis
 from rekey.plan.planfile import PlanFile, check_plan, read_plan
 from rekey.plan.subject import PlanOptions, subject_of
 from rekey.present.text import duration, wrapped
+from rekey.project.sections import seconds_of
 from rekey.runner import commands
 from rekey.runner.commands import Applied
 from rekey.runner.run import Options
@@ -59,6 +60,7 @@ class _Result:
             "waits_for": plain(self.waits),
             "next_phase": plain(done.next_phase) if done else None,
             "asks": list(done.asks) if done else [],
+            "stop_seconds": round(done.stop_s, 1) if done and done.stop_s is not None else None,
             "next": self.status.next if self.status else None,
         }
 
@@ -88,8 +90,20 @@ class _Result:
                 f"  stopped before `{applied.next_phase}`" + (", which asks for:" if applied.asks else "")
             )
             lines += [line for ask in applied.asks for line in wrapped(ask, first="    - ")]
+            if applied.stop_s is not None:
+                lines += wrapped(
+                    f"the application's writers would have to stop for about {duration(applied.stop_s)}",
+                    first="  ",
+                )
             lines += next_lines(self.status, shell.command) if self.status else []
         return "\n".join([*lines, ""])
+
+
+def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
+    found = None if text is None else seconds_of(text)
+    if text is not None and found is None:
+        raise click.BadParameter("write for example 60s, 10m or 1h")
+    return found
 
 
 @command(
@@ -107,6 +121,13 @@ class _Result:
     "--writers-stopped",
     help='You confirm that no application writes: for cutover in capture "delta", or with no client running.',
 )
+@click.option(
+    "--stop-at-most",
+    metavar="DURATION",
+    callback=_seconds,
+    help="Refuse to cut over when the application's writers would stand still for longer, for example 60s or"
+    ' 10m (capture "delta").',
+)
 @file_option(
     "--plan",
     "plan_path",
@@ -122,6 +143,7 @@ def apply(
     scripts: tuple[str, ...],
     to: str | None,
     writers_stopped: bool,
+    stop_at_most: float | None,
     plan_path: Path | None,
     skip_row_check: bool,
     executor: str | None,
@@ -139,7 +161,7 @@ def apply(
         listed = ", ".join(one.script_id for one in chosen)
         raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
     results: list[_Result] = []
-    options = Options(writers_stopped=writers_stopped, executor=executor or "")
+    options = Options(writers_stopped=writers_stopped, stop_at_most_s=stop_at_most, executor=executor or "")
     with open_session(shell, project, options) as session:
         if plan_path is not None:
             _hold_to_plan(session, chosen, plan_path)

@@ -20,7 +20,6 @@ from rekey.inspect.report import Inspection
 from rekey.plan.advice.advise import advise
 from rekey.plan.advice.facts import Facts
 from rekey.plan.advice.gather import facts_of_profile
-from rekey.plan.advice.service import is_cosmos
 from rekey.plan.render import advice_lines
 from rekey.project.config import load_config
 
@@ -57,4 +56,4 @@ async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tu
             )
         except TableMissing:
             raise no_such_table(table, config) from None
-    return found, facts_of_profile(profile, found.inventory, is_cosmos=is_cosmos(config.tables.endpoint))
+    return found, facts_of_profile(profile, found.inventory, is_cosmos=config.tables.is_cosmos)

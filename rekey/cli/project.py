@@ -24,8 +24,8 @@ from rekey.phases import Phase
 from rekey.project.config import load_config
 from rekey.state.ledger import applied_phases
 from rekey.state.store import State
+from rekey.status.facts import look_at
 from rekey.status.judge import judge
-from rekey.status.read import look_at
 
 if TYPE_CHECKING:
     from rekey.cli.shell import Shell

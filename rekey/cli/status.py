@@ -20,8 +20,8 @@ from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
 from rekey.runner import steering
 from rekey.state.store import State
+from rekey.status.facts import look_at
 from rekey.status.judge import Status, judge
-from rekey.status.read import look_at
 from rekey.status.tell import field, moment, told
 
 

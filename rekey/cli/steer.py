@@ -9,7 +9,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import click
 
@@ -72,4 +72,4 @@ def _say(shell: Shell, change: Callable[[Steering], Steering], *, only_show: boo
     if not only_show:
         said = steering.say(config.state, change(said or steering.Steering()))
     shown = said or steering.Steering()
-    return shell.emit({"steering": shown.as_json()}, shown.told())
+    return shell.emit({"steering": asdict(shown)}, shown.told())

@@ -30,11 +30,10 @@ from rekey.errors import ConfigurationError, ExitCode, Locked, Refused, RekeyErr
 from rekey.plan.planfile import write_output
 from rekey.project.config import Config, load_config, read_toml
 from rekey.state.filelock import FileLock
-from rekey.stress.load import Generator, InProcess
+from rekey.stress.load import Generator, InProcess, LoadProcesses, open_loaded
 from rekey.stress.mix import Mix, inserts, read_mix
 from rekey.stress.notes import Notes
 from rekey.stress.page import stress_page
-from rekey.stress.processes import LoadProcesses, open_loaded
 from rekey.stress.report import StressReport
 from rekey.stress.run import Bounds
 from rekey.stress.run import stress as run

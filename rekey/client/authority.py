@@ -1,7 +1,7 @@
 """Step 3 of a write: the authority, which is the source in `dual_write` and the main target in `cutover`.
 
-`send` writes the authority. `SourceAuthority` and `TargetAuthority` say what is read, claimed and checked
-before, during and after that write.
+`SourceAuthority` and `TargetAuthority` say what is read, claimed and checked before, during and after the
+write of the authority; `send.py` sends it.
 
 Rules kept here (ADR 0017, ADR 0026):
 
@@ -49,17 +49,17 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rekey.client.lease import Permit
-from rekey.client.work import ROW_TOO_BUSY, ClientParts, State, Work, found
+from rekey.client.work import ROW_TOO_BUSY, ClientParts, Work, found
 from rekey.errors import RekeyError, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of
 from rekey.model import TIMESTAMP, EntityKey, Row, etag_of, key_of
-from rekey.protocol.effects import apply_operations, side_by_side
-from rekey.protocol.operations import CREATES, FULL, MERGES, as_sent, is_conditional, may_travel, row_after
+from rekey.protocol.effects import side_by_side
+from rekey.protocol.operations import CREATES, FULL, MERGES, as_sent, is_conditional, row_after
 from rekey.protocol.propagate import MAX_ROUNDS, Propagator, version_of
 from rekey.protocol.replicas import SOURCE_TABLE, STAND_IN, Rows, source_place
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import SOURCE, TARGET, Side
-from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb, rejected
+from rekey.tables.base import Operation, Verb, rejected
 
 V = TypeVar("V")
 
@@ -105,46 +105,6 @@ class Flow(ABC):
 
     async def after_propagate(self, work: Work) -> None:  # noqa: B027 - nothing, in the authority's own view
         """Read the new ETag of the view's row, after propagate has written the replicas."""
-
-
-async def send(flow: Flow) -> bool:
-    """Write the authority, with the late reads during that write; return False to begin again.
-
-    Raises:
-        RekeyError: the answer to the caller. `flow.sent` tells whether the write may have been applied.
-    """
-    sent = [(work, operation) for work in flow.works for operation in work.sent]
-    check_one_partition({operation.key.partition for _, operation in sent})
-    sent += [(work, operation) for work in flow.works for _, operation in work.along]
-    if len(sent) > MAX_BATCH_OPERATIONS:
-        raise rejected(
-            "InvalidInput",
-            f"a transaction has at most {MAX_BATCH_OPERATIONS} operations, and each row counts with its"
-            " secondary rows",
-            hint="while the migration runs, write fewer rows in one transaction",
-        )
-    flow.client.permits.check(flow.permit)
-    flow.sent = True
-    try:
-        etags, *_ = await side_by_side(
-            [
-                apply_operations(flow.authority.table, [operation for _, operation in sent]),
-                *(flow.authority.while_writing(work) for work in flow.works),
-            ]
-        )
-    except RekeyError as error:
-        flow.sent = may_travel(error)
-        work, operation = sent[error.index or 0]
-        if flow.raced(error, work, operation):
-            return False
-        if error.index is not None:
-            error.index = work.index if len(flow.works) > 1 else None
-        raise
-    along = {id(operation) for work in flow.works for _, operation in work.along}
-    for (work, operation), etag in zip(sent, etags, strict=True):
-        if id(operation) not in along:
-            work.etag, work.state = etag, State.DECIDED
-    return True
 
 
 def check_one_partition(partitions: set[str]) -> None:
@@ -391,7 +351,7 @@ class SourceAuthority(Authority):
             work.expected = {}
         bare = self.bare(work.key)
         reads = [self.find_forward(work), self.read(work, {*(work.expected or ()), *bare}, early=True)]
-        if operation.verb in MERGES or self.mapper.content_derived:
+        if operation.verb in MERGES or self.mapper.content_derived or work.reads_before:
             # A merge is worked out on it; replica rows that are read late are compared with what it gives.
             reads.append(self.read_before(work))
         main = self.main_of(work)

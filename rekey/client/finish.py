@@ -10,8 +10,13 @@ Rules kept here (ADR 0017):
   is running.
 * A key is tried again with growing pauses. While a request for it may yet take effect (an open outcome) its
   intent stays; where that request is one to the authority, the key is not tried before that time is over.
-* A leftover never outlives its epoch: `settle` tries each once more before the next epoch is acknowledged,
-  and then leaves those of older epochs to the sweeper. In another epoch the authority may be another side.
+* Replicas of a key that this client is writing are left alone (`ClientParts.is_writing`).
+* What a client has left that is gone is settled by one of those that live, as its own leftovers are: so the
+  other view catches up although no command runs.
+* A leftover never outlives its epoch: `settle` tries each once more before the next epoch is acknowledged, as
+  soon as no request for it can take effect any more, and then leaves those of older epochs to the sweeper. In
+  another epoch the authority may be another side. So a freeze waits for an open outcome as long as a request
+  can be late, not as long as an operation.
 """
 
 from __future__ import annotations
@@ -22,17 +27,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
-from rekey.client.authority import MARGIN_S, Flow
+from rekey.client.authority import Flow
 from rekey.client.lease import Permit
 from rekey.client.replicas import leave, propagate, release
 from rekey.client.work import WIDTH, ClientParts, IntentRef, State, Work
-from rekey.core.concurrency import cancel
 from rekey.errors import RekeyError
 from rekey.phases import ControlPhase
 from rekey.protocol.effects import in_turns
 from rekey.protocol.operations import may_travel
+from rekey.protocol.registry import is_over
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side, authority
+from rekey.protocol.sweeper import Company
 from rekey.tables.allowance import while_allowed
 
 MAX_KEPT = 1_000
@@ -53,6 +59,9 @@ class Leftover:
         travels_s: for how many seconds more a request for it may take effect; until then its intent stays.
         attempts: how often it was tried.
         task: tries it repeatedly.
+        others: whether a client that is gone has left it: then its intent is marked, and not removed. That
+            process may only be suspended; the runner knows when nothing can come of it any more.
+        lingers: whether it is settled, and only its intent is to stay for `travels_s`.
         trying: whether an attempt is running.
         ends: set by `settle`: the task ends after the running attempt, without another pause.
     """
@@ -62,6 +71,8 @@ class Leftover:
     authority: Side
     decided: bool
     travels_s: float
+    others: bool = False
+    lingers: bool = False
     attempts: int = 0
     task: asyncio.Task[None] = field(init=False)
     trying: bool = False
@@ -135,20 +146,73 @@ class Finisher:
             decided: whether the authority has answered.
         """
         self.client.counters.left += 1
-        if len(self._kept) >= MAX_KEPT:
+        self._add(Leftover(intent, permit, decides, decided, self.client.late_s if still_open else 0.0))
+
+    async def take_over(self, company: Company) -> None:
+        """Keep, as leftovers, what clients that are gone have left in the journal and nobody has settled.
+
+        Args:
+            company: the clients of the migration, as read before this call.
+
+        Raises:
+            RekeyError: the journal could not be read.
+        """
+        now = self.client.current()
+        decides = None if now is None or now.phase is None else authority(now.phase)
+        if now is None or decides is None:
             return
-        left = Leftover(intent, permit, decides, decided, self._travel_s if still_open else 0.0)
+        known = {left.intent.id for left in self._kept}
+        async for intents in self.client.journal.scan():
+            for one in intents:
+                row = company.clients.get(one.client_id)
+                gone = row is None or is_over(row, company.now)
+                if gone and not one.settled and not company.is_young(one) and one.id not in known:
+                    ref = IntentRef(one.id, one.side, one.key)
+                    self._add(Leftover(ref, now, decides, decided=True, travels_s=0.0, others=True))
+
+    def _forget(self, left: Leftover) -> None:
+        self._kept.pop(left, None)
+        self.client.decided.pop(left.intent.id, None)
+
+    def _add(self, left: Leftover) -> None:
+        if len(self._kept) >= MAX_KEPT:
+            self._forget(left)
+            return
         self._kept[left] = None
         left.task = asyncio.ensure_future(self._keep_trying(left))
 
     async def settle(self) -> None:
-        """Wait for the work in the background, then try each leftover once, except those with requests that
-        may yet take effect. Those of other epochs than the current one, or all without a current permit, are
-        then forgotten; the others are tried again later.
+        """Wait for the work in the background, and until no request for a leftover can take effect any more;
+        then try each leftover once. Those of other epochs than the current one, or all without a current
+        permit, are then forgotten; the others are tried again later.
 
         Waits only for work that is running now: under steady load there is always more of the new epoch.
         """
         await self.wait()
+        kept = await self._interrupt()
+        due = [left for left in kept if not left.lingers]
+        if any(left.travels_s for left in due):
+            await self.client.wait_out()
+            for left in due:
+                left.travels_s = 0.0
+        await in_turns([partial(self._try, left) for left in due], _LEFTOVERS_AT_ONCE)
+        now = self.client.current()
+        for left in kept:
+            if now is None or left.permit.epoch != now.epoch:
+                self._forget(left)
+            elif left in self._kept:
+                left.ends = False
+                left.task = asyncio.ensure_future(self._keep_trying(left))
+
+    async def close(self) -> None:
+        """Settle, and forget all leftovers: what could not be settled stays in the journal."""
+        await self.wait()
+        kept = [left for left in await self._interrupt() if not left.travels_s]
+        await in_turns([partial(self._try, left) for left in kept], _LEFTOVERS_AT_ONCE)
+        self._kept = {}
+
+    async def _interrupt(self) -> list[Leftover]:
+        """End the pauses of all leftovers; return them when no attempt is running any more."""
         kept = list(self._kept)
         for left in kept:
             left.ends = True
@@ -156,21 +220,7 @@ class Finisher:
                 left.task.cancel()
         if kept:
             await asyncio.wait([left.task for left in kept])
-        due = [left for left in kept if left in self._kept and not left.travels_s]
-        await in_turns([partial(self._try, left) for left in due], _LEFTOVERS_AT_ONCE)
-        now = self.client.current()
-        for left in kept:
-            if now is None or left.permit.epoch != now.epoch:
-                self._kept.pop(left, None)
-            elif left in self._kept:
-                left.ends = False
-                left.task = asyncio.ensure_future(self._keep_trying(left))
-
-    async def close(self) -> None:
-        """Settle, and forget all leftovers: what could not be settled stays in the journal."""
-        await self.settle()
-        kept, self._kept = list(self._kept), {}
-        await cancel(left.task for left in kept)
+        return [left for left in kept if left in self._kept]
 
     async def wait(self) -> None:
         """Wait for the work in the background."""
@@ -187,16 +237,27 @@ class Finisher:
             raise
         done: list[IntentRef] = []
         for work in flow.works:
-            if work.state is State.SETTLED:
+            if work.state is State.SETTLED and not work.lingers:
                 done += work.intents
+            elif work.state is State.SETTLED:
+                await self._linger(flow, work)
             else:
                 self._keep(flow, work.intents, still_open=work.open, decided=True)
         await self._end(flow, done)
+
+    async def _linger(self, flow: Flow, work: Work) -> None:
+        """Mark the intents of a key as settled; remove them when no unfinished write can look for them."""
+        for intent in work.intents:
+            await self.client.journal.keep(intent.id, "*")
+            longest_s = self.client.longest_operation_s
+            self._add(Leftover(intent, flow.permit, flow.authority.side, False, longest_s, lingers=True))
 
     async def _end(self, flow: Flow, intents: Sequence[IntentRef]) -> None:
         try:
             if intents:
                 await self.client.journal.end([intent.id for intent in intents])
+            for intent in intents:
+                self.client.decided.pop(intent.id, None)
         except BaseException:
             self._keep(flow, intents, still_open=False, decided=True)
             raise
@@ -227,10 +288,6 @@ class Finisher:
 
     # --- leftovers --------------------------------------------------------------------------------------
 
-    @property
-    def _travel_s(self) -> float:
-        return self.client.longest_operation_s + MARGIN_S
-
     async def _keep_trying(self, left: Leftover) -> None:
         if not left.decided:
             await self._pause(left, left.travels_s)
@@ -247,8 +304,11 @@ class Finisher:
         now = self.client.current()
         if now is None:
             return
+        if left.attempts < len(PAUSES) - 1 and self.client.is_writing([left.intent]):
+            left.attempts += 1
+            return
         if not left.is_decided_by(now):
-            self._kept.pop(left, None)
+            self._forget(left)
             return
         left.trying = True
         left.attempts += 1
@@ -256,18 +316,21 @@ class Finisher:
             with self.client.permits.hold(now), while_allowed(partial(self.client.permits.check, now)):
                 async with asyncio.timeout(self.client.longest_operation_s):
                     intent = left.intent
-                    await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
+                    etag = await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
                     done = await self.reverse.settle(left.authority, intent.side, intent.key)
                     self.client.counters.propagated += 1
                     if done.open:
-                        left.travels_s = self._travel_s
+                        left.travels_s = self.client.late_s
                     if not left.travels_s:
-                        await self.client.journal.end([intent.id])
-                        self._kept.pop(left, None)
+                        if left.others:
+                            await self.client.journal.keep(intent.id, etag)
+                        else:
+                            await self.client.journal.end([intent.id])
+                        self._forget(left)
         except (RekeyError, TimeoutError) as error:
             self.client.counters.replica_failures += 1
             if may_travel(error):
-                left.travels_s = self._travel_s
+                left.travels_s = self.client.late_s
         finally:
             left.trying = False
 
@@ -281,6 +344,8 @@ async def _last_look(flow: Flow, work: Work) -> None:
         if not work.look_again and await flow.authority.is_settled(work):
             # A request that propagate left open before the authority was written may yet take effect.
             work.state = State.LEFT if work.open else State.SETTLED
+        elif flow.client.is_writing(work.intents):
+            work.state = State.LEFT
         else:
             await propagate(flow, work)
     except Exception as error:  # noqa: BLE001 - the caller has its answer

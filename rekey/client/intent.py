@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from rekey.client.authority import Flow, SourceAuthority, TargetAuthority, check_one_partition
-from rekey.client.work import ROW_TOO_BUSY, IntentRef, Work, found, refused_by
+from rekey.client.work import ROW_TOO_BUSY, IntentRef, Work, account_of, found, refused_by
 from rekey.errors import (
     ConditionFailed,
     CredentialRefused,
@@ -92,12 +92,12 @@ async def prepare(flow: Flow) -> bool:
             raise
         if isinstance(error, CredentialRefused):
             raise refused_by(error) from error
+        which = account_of(error)
         raise Unavailable(
-            f"nothing was written: what must be known or kept before a write failed"
-            f" ({error.code or type(error).__name__})",
-            code=error.code,
+            "nothing was written: what must be known or kept before a write could not be read or written in"
+            f" the {which} account ({error.code or type(error).__name__})",
             status=503,
-            hint="repeat the operation; if it stays so, look at the restricted account",
+            hint=f"repeat the operation; if it stays so, look at the {which} account",
         ) from error
 
 
@@ -108,6 +108,7 @@ async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Work, EntityKey]])
     )
     for (work, key), intent_id in zip(keys, ids, strict=True):
         work.intents.append(IntentRef(intent_id, side, key))
+        flow.client.writing[side, key] += 1
 
 
 async def _for_each(flow: Flow, call: Callable[[Work], Awaitable[Any]], *first: Awaitable[None]) -> list[Any]:
@@ -130,6 +131,8 @@ class SameView(Flow):
 
     async def prepare(self) -> bool:
         first = []
+        for work in self.works:
+            work.reads_before = not self.permit.copied
         if not self.works[0].intents:
             first = [_begin(self, self.authority.side, [(work, work.key) for work in self.works])]
         await _for_each(self, self.authority.prepare, *first)
@@ -207,6 +210,7 @@ class CrossView(Flow):
         shown = self.authority.replicas.expected_of(work.old_key, work.before, view_row).get(place)
         in_step = same_content(shown, view_row) if shown and view_row else shown is view_row
         if not in_step:
+            work.lingers = True
             try:
                 done = await self.authority.replicas.propagate(work.old_key)
             except RekeyError:

@@ -28,9 +28,11 @@ SECRET_MOVED = "secret-moved"  # noqa: S105 - a code
 LEASE_LOST = "lease-lost"
 CLOSED = "closed"
 
-_SERVICE_SHARE = 3
+_SERVICE_SHARE = 6
 """The service may work on one request for the longest operation divided by this."""
 _MOST_SERVICE_S = 30
+ON_THE_WAY_S = 2.0
+"""Seconds that a request and its answer may be on their way, besides the service's work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,11 @@ class LeaseSettings:
     def service_s(self) -> int:
         """For how long the service may work on one request, in whole seconds, at least one."""
         return int(min(_MOST_SERVICE_S, max(1.0, self.longest_operation_s / _SERVICE_SHARE)))
+
+    @property
+    def late_s(self) -> float:
+        """For how long a request may take effect after it is known that no answer comes."""
+        return self.service_s + ON_THE_WAY_S
 
     @property
     def sending_s(self) -> float:

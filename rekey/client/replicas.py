@@ -3,6 +3,7 @@
 Rules kept here (ADR 0017):
 
 * Once the authority has answered, no error of a replica fails the call: the intent stays instead.
+* The owner of a row that was deleted is read again after the delete, if there was none before it.
 * A credential that a replica refuses does not mend itself: the application's log says so once, and
   `rekey status` as long as the client lives.
 """
@@ -14,11 +15,12 @@ from functools import partial
 
 from rekey.client.authority import Flow
 from rekey.client.work import WIDTH, State, Work, refused_by
-from rekey.errors import Ambiguous, CredentialRefused, ServiceError
+from rekey.errors import CredentialRefused, ServiceError
 from rekey.protocol.effects import Outcome, apply_for_etags, in_turns, side_by_side
 from rekey.protocol.operations import may_travel
 from rekey.protocol.replicas import Writes, lacks_main, transactions
 from rekey.protocol.replicas import follow as following_writes
+from rekey.tables.base import Verb
 
 _log = logging.getLogger(__name__)
 
@@ -29,10 +31,31 @@ async def follow(flow: Flow) -> None:
 
 
 async def _follow(flow: Flow, work: Work) -> None:
+    if work.source_key is None and not await _has_owner_now(flow, work):
+        return
+    work.lingers = work.lingers or _is_strange(work)
+    await side_by_side([_release(flow, work), _write_replicas(flow, work)])
+
+
+async def _has_owner_now(flow: Flow, work: Work) -> bool:
+    """Look again for the owner of a row that was deleted: another client may have claimed its key and made it
+    after the owner was looked for. A row without an owner has no replicas."""
+    try:
+        work.source_key = await flow.authority.replicas.owner_of(work.key)
+    except ServiceError as error:
+        leave(flow, work, error)
+        return False
+    work.slow = True
     if work.source_key is None:
         work.state = State.SETTLED
-        return
-    await side_by_side([_release(flow, work), _write_replicas(flow, work)])
+    return work.source_key is not None
+
+
+def _is_strange(work: Work) -> bool:
+    """Tell whether the row that was deleted had no replica, or the one that was created had one."""
+    rows = {**work.late, **work.early}
+    there = any(row is not None and place.table <= 0 and place in work.ours for place, row in rows.items())
+    return there if work.given.verb is Verb.INSERT else work.given.verb is Verb.DELETE and not there
 
 
 async def release(flow: Flow) -> None:
@@ -94,8 +117,9 @@ async def _write_conditionally(flow: Flow, work: Work) -> bool:
     if any(lacks_main(group, seen, together) for group in groups):
         return False  # it came after what was read: a main row that was not there may be there now
     outcomes = await side_by_side(write(group) for group in groups)
-    if Outcome.OPEN in outcomes:
-        raise Ambiguous("a replica's write may yet happen")
+    # One that may yet happen does not keep the others waiting: propagate writes what is missing now, and the
+    # intent stays until it is over.
+    work.open = work.open or Outcome.OPEN in outcomes
     return all(outcomes)
 
 

@@ -18,18 +18,19 @@ Rules kept here (ADR 0017):
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
-from rekey.client.authority import Flow, SourceAuthority, TargetAuthority, send
+from rekey.client.authority import Flow, SourceAuthority, TargetAuthority
 from rekey.client.finish import Finisher
 from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, works_of
 from rekey.client.lease import Permit
 from rekey.client.replicas import follow
+from rekey.client.send import left_open, send, send_alone
 from rekey.client.work import ROW_TOO_BUSY, ClientParts, IntentRef, State
-from rekey.errors import ServiceError, Unavailable
+from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
 from rekey.phases import FOLLOWED
-from rekey.protocol.effects import apply_operations
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import SECONDARY_ROW, SOURCE, Route, View, authority, refusal, refusal_code, route
 from rekey.tables.allowance import while_allowed
@@ -147,7 +148,7 @@ class Writer:
     async def _plain(self, operations: Sequence[Operation], deadline: float) -> list[str | None]:
         try:
             async with asyncio.timeout_at(deadline):
-                return await apply_operations(self.client.table, operations)
+                return await send_alone(self.client.table, operations, self.client.wait_out)
         except TimeoutError:
             raise took_too_long(self.client.table.name, sent=True) from None
 
@@ -167,9 +168,12 @@ class Writer:
                         hint="repeat the operation",
                     )
         except BaseException as error:
+            self._is_written(flow)
             self.finisher.give_up(flow)
             if isinstance(error, TimeoutError):
                 raise took_too_long(self.client.table.name, sent=flow.sent) from None
+            if flow.sent and isinstance(error, RekeyError) and not isinstance(error, Ambiguous):
+                raise left_open(f"it could not be settled ({type(error).__name__})") from error
             raise
         try:
             async with asyncio.timeout_at(flow.deadline):
@@ -181,15 +185,17 @@ class Writer:
             if not isinstance(error, TimeoutError):
                 raise
         finally:
+            self._is_written(flow)
             self.finisher.finish(flow)
         return flow.etags()
+
+    def _is_written(self, flow: Flow) -> None:
+        self.client.writing -= Counter((one.side, one.key) for work in flow.works for one in work.intents)
 
 
 def took_too_long(table: str, *, sent: bool) -> ServiceError:
     """Return the error of a write that was not sent in time, or answered too late to be relied on."""
-    said, hint = " before it began; nothing was written", "repeat the operation"
+    what = f"the write to {table} took too long"
     if sent:
-        said = "; it may have been applied, or may be yet"
-        hint = "read the row before you repeat the operation"
-    what = f"the write to {table} took too long{said}"
-    return Unavailable(what, code="OperationTimedOut", status=500, hint=hint)
+        return left_open(f"{what}: it may have been applied, or may be yet")
+    return Unavailable(f"nothing was written: {what} before it began", hint="repeat the operation")

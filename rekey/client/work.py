@@ -10,13 +10,15 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
+from itertools import count
 from typing import TypeVar
 
 from rekey.client.lease import ClientLease, Permit
-from rekey.errors import CredentialRefused
+from rekey.errors import CredentialRefused, ServiceError
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE, Forward, TargetKey
 from rekey.model import EntityKey, Row
 from rekey.protocol.journal import Journal
@@ -28,6 +30,7 @@ from rekey.tables.base import Operation, Table
 K = TypeVar("K")
 
 LONGEST_OPERATION_S = 30.0
+LATE_S = 7.0
 ROW_TOO_BUSY = "RowTooBusy"
 """The code of a write that failed because of other writes of the same row; the caller may repeat it."""
 WIDTH = 32
@@ -73,8 +76,13 @@ class ClientParts:
         run_id: the run of the migration that they are made for; under a permit of another run nothing is
             done.
         counters: the client's counters.
+        decided: intents of writes of this client that the authority has answered and whose replicas follow,
+            with the moment of that answer.
+        moments: counts moments.
+        writing: what is being written now, from its intent to the answer: sides and keys, counted.
         longest_operation_s: after how many seconds an operation ends, successful or not.
-        sleep: waits between two attempts at a leftover.
+        late_s: for how many seconds a request that was not answered may take effect after that is known.
+        sleep: waits, between two attempts at a leftover among others.
     """
 
     view: View
@@ -85,7 +93,11 @@ class ClientParts:
     permits: ClientLease
     run_id: str = ""
     counters: Counters
+    decided: dict[EntityKey, int] = field(default_factory=dict)
+    moments: Iterator[int] = field(default_factory=count)
+    writing: Counter[tuple[Side, EntityKey]] = field(default_factory=Counter)
     longest_operation_s: float = LONGEST_OPERATION_S
+    late_s: float = LATE_S
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
     @property
@@ -93,16 +105,30 @@ class ClientParts:
         """The table that the view addresses."""
         return self.propagator.source if self.view is View.OLD else self.propagator.targets[0]
 
+    async def wait_out(self) -> None:
+        """Wait until nothing that was sent so far, and not answered, can take effect any more."""
+        await self.sleep(self.late_s)
+
+    def is_writing(self, intents: Iterable[IntentRef]) -> bool:
+        """Tell whether one other write of a key is under way: then its replicas are left to that write, which
+        tells by them whether it was applied if its answer is lost. Many tell nothing by them anyway."""
+        return any(self.writing[intent.side, intent.key] == 1 for intent in intents)
+
     def current(self) -> Permit | None:
         """Return what `ClientLease.current` does, None also for a permit of another run."""
         permit = self.permits.current()
         return permit if permit is not None and permit.run_id == self.run_id else None
 
 
+def account_of(error: ServiceError) -> str:
+    """Return which account an error is of, `restricted` or `tables`, by the table that it names."""
+    restricted = any(name in error.what for name in (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE))
+    return "restricted" if restricted else "tables"
+
+
 def refused_by(error: CredentialRefused) -> CredentialRefused:
     """Return the refusal of a credential with the account that refused it, and what to do there."""
-    restricted = any(name in error.what for name in (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE))
-    which = "restricted" if restricted else "tables"
+    which = account_of(error)
     return CredentialRefused(
         f"the {which} account refused the credential of this client: {error.what}",
         code=error.code,
@@ -146,6 +172,8 @@ class Work:
         index: its position in the call.
         given: the operation as the caller gave it, with its row as the service will store it.
         key: the key it addresses, in the view.
+        reads_before: whether the authority's row is read before the write although no step needs it: before
+            the backfill is done nothing else tells how it was.
         word: names this write in reservations, the same in all attempts.
         source_key: the old key of the row, as soon as it is known.
         sent: the operations that are sent to the authority: the given one, or what stands for it there.
@@ -168,6 +196,10 @@ class Work:
         state: how far its replicas are.
         open: whether a request for it may yet take effect.
         intents: its intents, and what they are about.
+        lingers: whether its intent stays for a while when all is done, because the row that it deleted had no
+            replica, or the one that it created had one, or the replica of its row was out of step: another
+            write of the row is unfinished, and looks in the journal for who changed the row since
+            (`rekey.client.send`).
         others: rows under other main target keys of its old key, if read while the key was reserved.
         outdated: whether the forward row changed after it was read: the write is worked out anew.
     """
@@ -196,6 +228,8 @@ class Work:
     state: State = State.UNDECIDED
     open: bool = False
     intents: list[IntentRef] = field(default_factory=list)
+    lingers: bool = False
+    reads_before: bool = False
     others: Mapping[TargetKey, Row | None] | None = None
     outdated: bool = False
 

@@ -11,14 +11,15 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from rekey.copy.checkpoint import copy_segments
 from rekey.copy.map import Copied
 from rekey.copy.scan import WindowSize
 from rekey.copy.write import Copier
-from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
+from rekey.core.clock import Clock, earlier, later, ticks_of
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row
 from rekey.state.models import Segment
 from rekey.tables.base import Table
 
@@ -35,16 +36,6 @@ class PassResult:
     whole: bool
 
 
-def earlier(timestamp: str, seconds: float) -> str:
-    """Return the time `seconds` before a timestamp."""
-    return format_ticks(ticks_of(timestamp) - round(seconds * TICKS_PER_SECOND))
-
-
-def later(timestamp: str, seconds: float) -> str:
-    """Return the time `seconds` after a timestamp."""
-    return earlier(timestamp, -seconds)
-
-
 async def fresh_second(server_time: Callable[[], Awaitable[str]], clock: Clock) -> str:
     """Wait for the next second of the service's clock, which tells whole seconds only; return when it began.
 
@@ -57,6 +48,18 @@ async def fresh_second(server_time: Callable[[], Awaitable[str]], clock: Clock) 
         await clock.sleep(_POLL_SECONDS)
         now = await server_time()
     return next_one
+
+
+async def written_since(table: Table, moment: str) -> AsyncIterator[Row]:
+    """Iterate over the rows (key, ETag and Timestamp) written at or after `moment`, exact to 100 ns.
+
+    Filtered here again, because a service may filter more coarsely (Azurite: by the millisecond) and return
+    rows that are a little older.
+    """
+    async for page in table.scan(modified_from=moment, select=[PARTITION_KEY, ROW_KEY]):
+        for row in page.rows:
+            if ticks_of(row[TIMESTAMP]) >= ticks_of(moment):
+                yield row
 
 
 async def delta_pass(

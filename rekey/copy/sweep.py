@@ -20,16 +20,18 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from pathlib import Path
+from typing import TypeVar
 
 from rekey.core.concurrency import for_each
-from rekey.mapping.ids import SafeIds
 from rekey.mapping.store import MappingStore
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
-from rekey.protocol.propagate import Propagator
+from rekey.protocol.propagate import Propagated
 from rekey.tables.base import Table
+
+T = TypeVar("T")
 
 _PREFIX = 2
 _DIGEST_CHARACTERS = 32
@@ -79,7 +81,6 @@ class DigestParts:
 
 async def gone(
     table: Table,
-    ids: SafeIds,
     mapping: MappingStore,
     direction: str,
     *,
@@ -92,17 +93,17 @@ async def gone(
 
     Args:
         table: the source (direction `f`) or the main target (direction `r`).
-        ids: makes the safe ids of the migration.
-        mapping: its mapping store.
+        mapping: the mapping of the migration.
         direction: which mapping rows to walk: `f` forward, `r` reverse.
         advance: called with the number of rows of `table` scanned, page by page.
         check: called between pages; raises to stop.
     """
     with DigestParts() as parts:
+        digest_of = mapping.rows.ids.long
         async for page in table.scan(select=[PARTITION_KEY, ROW_KEY]):
             check()
             for row in page.rows:
-                parts.add(ids.long(table.name, key_of(row)))
+                parts.add(digest_of(table.name, key_of(row)))
             advance(len(page.rows))
         prefix, present = "", set[str]()
         async for page in mapping.scan(direction):
@@ -120,7 +121,9 @@ async def gone(
 
 
 async def sweep(
-    propagator: Propagator,
+    source: Table,
+    mapping: MappingStore,
+    propagate: Callable[[EntityKey], Awaitable[Propagated]],
     *,
     concurrency: int,
     advance: Callable[[int], None],
@@ -132,23 +135,15 @@ async def sweep(
     deletes of capture "delta".
     """
     changed = 0
-
-    async def settle(source_key: EntityKey) -> None:
-        nonlocal changed
-        # A separate statement: `changed += await ...` would read the sum first and lose concurrent additions.
-        outcome = await propagator.propagate(source_key)
-        changed += outcome.changed
-
-    mapping = propagator.mapping
-    candidates = gone(propagator.source, mapping.rows.ids, mapping, "f", advance=advance, check=check)
-    async with aclosing(candidates):
+    async with aclosing(gone(source, mapping, "f", advance=advance, check=check)) as candidates:
         async for portion in candidates:
-            await for_each(portion, settle, limit=concurrency)
+            changed += await _propagated(portion, propagate, concurrency)
     return changed
 
 
 async def settle_moved(
-    propagator: Propagator,
+    source: Table,
+    propagate: Callable[[Row], Awaitable[Propagated]],
     *,
     since: str,
     concurrency: int,
@@ -158,7 +153,8 @@ async def settle_moved(
     """Propagate every source row written since `since` that may have been copied under an older target key.
 
     Args:
-        propagator: the migration's propagator.
+        source: the source.
+        propagate: `Propagator.propagate_moved`.
         since: a time of the service, before the first row was read for the copy.
         concurrency: how many rows are looked at at a time.
         advance: called with the number of rows looked at, page by page.
@@ -171,21 +167,24 @@ async def settle_moved(
         Collision, RowRefused: as propagate does.
     """
     changed = 0
+    async for page in source.scan(modified_from=since):
+        check()
+        changed += await _propagated(page.rows, propagate, concurrency)
+        advance(len(page.rows))
+    return changed
 
-    async def settle(row: Row) -> None:
+
+async def _propagated(
+    items: Iterable[T], propagate: Callable[[T], Awaitable[Propagated]], concurrency: int
+) -> int:
+    """Propagate each item; return for how many this wrote something."""
+    changed = 0
+
+    async def settle(item: T) -> None:
         nonlocal changed
-        source_key = key_of(row)
-        forward = await propagator.mapping.forward(source_key)
-        if forward is None or forward.targets == propagator.expected_of(source_key, row).keys():
-            return
         # A separate statement: `changed += await ...` would read the sum first and lose concurrent additions.
-        outcome = await propagator.propagate(source_key)
+        outcome = await propagate(item)
         changed += outcome.changed
 
-    if not propagator.mapper.content_derived:
-        return 0
-    async for page in propagator.source.scan(modified_from=since):
-        check()
-        await for_each(page.rows, settle, limit=concurrency)
-        advance(len(page.rows))
+    await for_each(items, settle, limit=concurrency)
     return changed

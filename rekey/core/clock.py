@@ -99,3 +99,13 @@ def ticks_of(text: str) -> int:
     since = moment - _EPOCH
     whole = since.days * 86_400 + since.seconds
     return whole * TICKS_PER_SECOND + int(fraction.ljust(7, "0"))
+
+
+def earlier(text: str, seconds: float) -> str:
+    """Return the time `seconds` before a UTC time as the service writes it."""
+    return format_ticks(ticks_of(text) - round(seconds * TICKS_PER_SECOND))
+
+
+def later(text: str, seconds: float) -> str:
+    """Return the time `seconds` after a UTC time as the service writes it."""
+    return earlier(text, -seconds)

@@ -25,6 +25,8 @@ from rekey.model import PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, Row, property
 MAX_KEY_UNITS = 1024
 MAX_KEYS_ADDRESS = 9 * MAX_KEY_UNITS
 """What two keys of 512 CJK characters take, percent-encoded; two of 1,024 letters take 2,048 bytes."""
+SURELY_ADDRESSED = MAX_KEYS_ADDRESS // 12
+"""So many characters in two keys never take more: one takes at most 12 bytes (astral ones)."""
 MAX_PROPERTIES = 252
 MAX_NAME_CHARACTERS = 255
 MAX_ENTITY_BYTES = 1024 * 1024
@@ -94,7 +96,7 @@ def check_address(row: Row, field: str) -> None:
         field: where in the declaration, for the refusal.
     """
     keys = row[PARTITION_KEY] + row[ROW_KEY]
-    if len(keys) * 9 <= MAX_KEYS_ADDRESS:
+    if len(keys) <= SURELY_ADDRESSED:
         return
     if len(quote(keys.replace("'", "''"), safe="", errors="replace")) > MAX_KEYS_ADDRESS:
         problem = f"both keys together take more than {MAX_KEYS_ADDRESS} bytes of an address"

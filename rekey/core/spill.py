@@ -6,7 +6,7 @@ Rules kept here:
   more than `GROUP_RECORDS` records is spread again by further bits of the hash. Few records need no file.
 * Records hold keys. Files are made by `tempfile.TemporaryFile` in a private folder (mode 0700): where the
   system can, they never have a name, so not even SIGKILL leaves one. They are never logged.
-* Files are encrypted with a key that only this object has: the remains of a file on the disk tell nothing.
+* Each file is encrypted with a key that only its object has: the remains of a file on the disk tell nothing.
 * Records whose hashes are all equal cannot be spread: they come in several groups, one after the other.
 """
 
@@ -42,6 +42,47 @@ def hash_of(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
+class SealedFile:
+    """A temporary file of pieces of bytes, encrypted with a key that only this object has. Raises OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the file in a folder."""
+        self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 closed by `close`
+        self._cipher = AESGCM(AESGCM.generate_key(256))
+        self._pieces = self._end = 0
+
+    def append(self, piece: bytes) -> int:
+        """Append a piece and return where it stands."""
+        # The key is of this object alone, so that counting gives each piece a nonce of its own.
+        nonce = self._pieces.to_bytes(_NONCE_BYTES)
+        self._pieces += 1
+        sealed = self._cipher.encrypt(nonce, piece, None)
+        at = self._file.seek(self._end)
+        self._end += self._file.write(len(sealed).to_bytes(_LENGTH_BYTES) + nonce + sealed)
+        return at
+
+    def read(self, at: int) -> bytes:
+        """Return the piece that stands at `at`, b"" at the end of the file."""
+        self._file.seek(at)
+        length = self._file.read(_LENGTH_BYTES)
+        if not length:
+            return b""
+        nonce, sealed = self._file.read(_NONCE_BYTES), self._file.read(int.from_bytes(length))
+        return self._cipher.decrypt(nonce, sealed, None)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield all pieces in order."""
+        at = 0
+        while piece := self.read(at):
+            at = self._file.tell()
+            yield piece
+
+    def close(self) -> None:
+        """Close the file, which deletes it."""
+        with suppress(OSError):  # data that a full disk could not take is not needed any more
+            self._file.close()
+
+
 class Spill(Generic[Record]):
     """Records that are read back in groups, those of equal hash together. A context manager."""
 
@@ -61,13 +102,11 @@ class Spill(Generic[Record]):
                 parent.mkdir(parents=True, exist_ok=True)
             self._folder = tempfile.TemporaryDirectory(prefix="rekey-", dir=parent)
         except OSError as error:
-            raise _failed(error) from None
+            raise disk_failed(error) from None
         self._place, self._level = place, level
-        self._files: dict[int, IO[bytes]] = {}
+        self._files: dict[int, SealedFile] = {}
         self._waiting: list[list[Record]] = [[] for _ in range(_FILES)]
         self._counts = [0] * _FILES
-        self._cipher = AESGCM(AESGCM.generate_key(256))
-        self._sealed = 0
         self.records = 0
 
     def put(self, record: Record) -> None:
@@ -96,30 +135,23 @@ class Spill(Generic[Record]):
                     while group := list(islice(records, GROUP_RECORDS)):
                         yield group
         except OSError as error:
-            raise _failed(error) from None
+            raise disk_failed(error) from None
 
     def _write(self) -> None:
         try:
             for slot, records in enumerate(self._waiting):
                 if records:
                     if slot not in self._files:
-                        file = tempfile.TemporaryFile(dir=self._folder.name)  # noqa: SIM115 closed by __exit__
-                        self._files[slot] = file
-                    # The key is of this object alone, so that counting gives each piece a nonce of its own.
-                    nonce = self._sealed.to_bytes(_NONCE_BYTES)
-                    self._sealed += 1
-                    sealed = self._cipher.encrypt(nonce, pickle.dumps(records), None)
-                    self._files[slot].write(len(sealed).to_bytes(_LENGTH_BYTES) + nonce + sealed)
+                        self._files[slot] = SealedFile(Path(self._folder.name))
+                    self._files[slot].append(pickle.dumps(records))
                     records.clear()
         except OSError as error:
-            raise _failed(error) from None
+            raise disk_failed(error) from None
 
     def _read(self, slot: int) -> Iterator[Record]:
         if file := self._files.get(slot):
-            file.seek(0)
-            while length := file.read(_LENGTH_BYTES):
-                nonce, sealed = file.read(_NONCE_BYTES), file.read(int.from_bytes(length))
-                yield from pickle.loads(self._cipher.decrypt(nonce, sealed, None))  # noqa: S301 sealed by us
+            for piece in file.pieces():
+                yield from pickle.loads(piece)  # noqa: S301 sealed by us
         yield from self._waiting[slot]
 
     def __enter__(self) -> Self:
@@ -127,12 +159,12 @@ class Spill(Generic[Record]):
 
     def __exit__(self, *_: object) -> None:
         while self._files:
-            with suppress(OSError):  # data that a full disk could not take is not needed any more
-                self._files.popitem()[1].close()
+            self._files.popitem()[1].close()
         self._folder.cleanup()
 
 
-def _failed(error: OSError) -> MachineFailed:
+def disk_failed(error: OSError) -> MachineFailed:
+    """Return the error for a temporary file that cannot be written or read."""
     return MachineFailed(
         f"a temporary file cannot be written or read ({error.strerror or 'I/O error'})",
         kept="all tables; nothing in them was changed",

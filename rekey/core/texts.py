@@ -1,4 +1,4 @@
-"""Catalogues of texts: TOML files of the package that hold what is told about each code.
+"""Catalogues of texts, and other tables: TOML files of the package that hold what is told about each code.
 
 Rules kept here:
 
@@ -11,17 +11,22 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Catalogue: TypeAlias = Mapping[str, Mapping[str, str]]
 """The texts by code, and of each code by the name of the part."""
 
 
+def table(path: Path) -> dict[str, Any]:
+    """Read a file of the package."""
+    return tomllib.loads(path.read_text("utf-8"))
+
+
 def catalogue(path: Path) -> Catalogue:
     """Read the texts of a file of the package."""
-    codes = tomllib.loads(path.read_text("utf-8"))
     return {
-        code: {part: " ".join(text.split()) for part, text in texts.items()} for code, texts in codes.items()
+        code: {part: " ".join(text.split()) for part, text in texts.items()}
+        for code, texts in table(path).items()
     }
 
 

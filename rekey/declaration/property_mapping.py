@@ -307,15 +307,19 @@ def _carrying_all_but(names: Iterable[str]) -> Step:
     skipped = frozenset(field for name in names for field in _wire_fields(name))
     # Rows of one table have few shapes (tuples of field names): what a shape carries is worked out once.
     shapes: dict[tuple[str, ...], tuple[str, ...]] = {}
+    last: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
 
     def carry_all(row: Row, out: Row) -> None:
+        nonlocal last, carried
         shape = tuple(row)
-        carried = shapes.get(shape)
-        if carried is None:
-            if len(shapes) >= _KNOWN_SHAPES:
-                shapes.clear()
-            carried = tuple(name for name in shape if name not in skipped and not name.startswith("odata."))
-            shapes[shape] = carried
+        if shape != last:  # comparing takes half as long as looking up
+            if shape not in shapes:
+                if len(shapes) >= _KNOWN_SHAPES:
+                    shapes.clear()
+                kept = (name for name in shape if name not in skipped and not name.startswith("odata."))
+                shapes[shape] = tuple(kept)
+            last, carried = shape, shapes[shape]
         for name in carried:
             value = row[name]
             # the service stores no nulls, so a null an application sent is not a property

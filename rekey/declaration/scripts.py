@@ -16,7 +16,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import heapq
 import importlib
 import re
 import sys
@@ -239,8 +238,7 @@ def _ordered(scripts: Mapping[str, Declared]) -> list[Declared]:
     free: list[str] = []
     order: list[Declared] = []
     while waiting.is_active():
-        for name in waiting.get_ready():
-            heapq.heappush(free, name)
-        order.append(scripts[heapq.heappop(free)])
+        free = sorted([*free, *waiting.get_ready()])
+        order.append(scripts[free.pop(0)])
         waiting.done(order[-1].script_id)
     return order

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rekey.errors import RekeyError
-from rekey.plan.advice.service import is_cosmos
 from rekey.project.config import AZURITE_ACCOUNT, Account
 from rekey.tables.probe import NO_TOKEN, Heard
 
@@ -166,7 +165,7 @@ class AccountSeen:
         unknown service: of a proxy in between, or of an imitation.
         """
         server = self.anonymous.server.lower()
-        if is_cosmos(self.account.endpoint):
+        if self.account.is_cosmos:
             return Kind.COSMOS
         if not self.anonymous.answered:
             return Kind.SILENT

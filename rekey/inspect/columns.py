@@ -43,16 +43,19 @@ class Mark(IntFlag):
     """Not in Unicode's composed form: two keys may look alike and differ."""
 
 
-# As plain integers: flags are slow, and every character of every key is looked up.
-_MARKS = {
-    **dict.fromkeys(map(chr, range(128)), int(Mark.SPECIAL)),
-    **dict.fromkeys(ascii_lowercase, int(Mark.LOWER)),
-    **dict.fromkeys(ascii_uppercase, int(Mark.UPPER)),
-    **dict.fromkeys(digits, int(Mark.DIGITS)),
-    **dict.fromkeys("-._~", int(Mark.PLAIN)),
-    " ": int(Mark.SPACE),
+# As plain integers: flags are slow.
+_SPACE, _SPECIAL, _NON_ASCII, _EDGE, _LOOSE = map(
+    int, (Mark.SPACE, Mark.SPECIAL, Mark.NON_ASCII, Mark.EDGE, Mark.LOOSE)
+)
+_MARK_OF = {
+    **dict.fromkeys(ascii_lowercase, Mark.LOWER),
+    **dict.fromkeys(ascii_uppercase, Mark.UPPER),
+    **dict.fromkeys(digits, Mark.DIGITS),
+    **dict.fromkeys("-._~", Mark.PLAIN),
+    " ": Mark.SPACE,
 }
-_NON_ASCII = int(Mark.NON_ASCII)
+_MARKS = bytes(_MARK_OF.get(chr(code), Mark.SPECIAL) for code in range(256))
+"""The marks of ASCII characters, by code, as a table for `bytes.translate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +88,17 @@ class KeyColumn:
         units = utf16_units(key)
         self._units[min(units, MAX_KEY_UNITS + 1)] += 1
         self._total_units += units
+        in_ascii = key.encode("ascii", "ignore")
         marks = 0
-        for character in set(key):
-            mark = _MARKS.get(character, _NON_ASCII)
+        for mark in set(in_ascii.translate(_MARKS)):
             marks |= mark
-            if mark == Mark.SPECIAL:
-                self.specials[character] += 1
-        if marks & Mark.SPACE and key != key.strip(" "):
-            marks |= Mark.EDGE
-        if marks & _NON_ASCII and not unicodedata.is_normalized("NFC", key):
-            marks |= Mark.LOOSE
-        self._marks[int(marks)] += 1
+        if len(in_ascii) < len(key):
+            marks |= _NON_ASCII if unicodedata.is_normalized("NFC", key) else _NON_ASCII | _LOOSE
+        if marks & _SPECIAL:
+            self.specials.update(chr(code) for code in set(in_ascii) if _MARKS[code] == _SPECIAL)
+        if marks & _SPACE and key != key.strip(" "):
+            marks |= _EDGE
+        self._marks[marks] += 1
         if not key:
             self.empty += 1
             return

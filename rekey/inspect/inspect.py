@@ -51,4 +51,5 @@ async def inspect_table(
             size = SampleSize(head_rows=HEAD_ROWS, probes=SAMPLE_REQUESTS, requests=SAMPLE_REQUESTS)
             inventory = await read_sample(table, size, take, profile.jump)
     profile.finish(whole=inventory.exact)
+    inventory = inventory.sized(profile.mean_row_bytes)
     return report_of(profile, inventory, SafeIds(new_key()), show_keys=show_keys), profile

@@ -12,17 +12,18 @@ Rules kept here:
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
-from rekey.core.limits import entity_bytes
 from rekey.core.plain import UNTOLD, members, told
 from rekey.inspect.sampling import RowEstimate, Sizer, Stretch, Units, key_from, units_of
-from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
+from rekey.model import ETAG, PARTITION_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 
 DIGEST_MODULUS = 1 << 128
@@ -50,7 +51,7 @@ class Inventory:
     Attributes:
         table: its name.
         rows: how many rows, and how certain that is.
-        stored_bytes: bytes the service bills; an estimate unless `rows.exact`.
+        stored_bytes: bytes the service bills; who takes the rows measures them (`sized`).
         pages: pages read.
         partitions: partitions met; all there are when `rows.exact`.
         largest_partition: rows of the largest partition; unless `rows.exact`, the most rows of a partition
@@ -83,6 +84,10 @@ class Inventory:
             "rows, bytes and all that follows from them are estimates"
         )
 
+    def sized(self, mean_row_bytes: float) -> Inventory:
+        """Return the inventory of a table whose rows have so many bytes on average."""
+        return replace(self, stored_bytes=round(mean_row_bytes * self.rows.rows))
+
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object, as it stands in a plan."""
         return {**members(self), "basis": self.basis}
@@ -98,9 +103,9 @@ Jump = Callable[[EntityKey], None]
 async def read_whole(table: Table, take: Take) -> Inventory:
     """Read every row of a table, handing pages to `take`. Raises TableMissing and service errors."""
     reading = _Reading(table, take, gaps=False)
-    async with aclosing(_scan(table, EVERYTHING)) as pages:
-        async for rows in pages:
-            reading.take_page(rows, True)
+    async with aclosing(table.scan()) as pages:  # type: ignore[type-var]  # all scans are generators
+        async for page in pages:
+            reading.take_page(page.rows, True)
     reading.requests = reading.pages
     return reading.inventory(reading.rows, exact=True, settled=True)
 
@@ -145,7 +150,6 @@ class _Reading:
         self._table = table
         self._take = take
         self._gaps = gaps
-        self._stored = 0
         self._digest = 0
         self._partitions = 0
         self._largest = 0
@@ -161,18 +165,17 @@ class _Reading:
         self.pages += 1
         if not continues:
             self._partition = None
-        for row in rows:
-            self._stored += entity_bytes(row)
-            stamp = f"{row.get(ETAG, '')}\0{row.get(TIMESTAMP, '')}".encode()
-            self._digest += int.from_bytes(hashlib.blake2b(stamp, digest_size=16).digest())
-            partition = row[PARTITION_KEY]
+        stamps = [f"{row.get(ETAG, '')}\0{row.get(TIMESTAMP, '')}".encode() for row in rows]
+        digests = [blake2b(stamp, digest_size=16).digest() for stamp in stamps]
+        self._digest = (self._digest + sum(map(int.from_bytes, digests))) % DIGEST_MODULUS
+        for partition, run in groupby(map(itemgetter(PARTITION_KEY), rows)):
             if partition != self._partition:
                 self._partition = partition
                 self._run = 0
                 self._partitions += partition not in self._met
                 if self._gaps:
                     self._met.add(partition)
-            self._run += 1
+            self._run += len(list(run))
             self._largest = max(self._largest, self._run)
         self.rows += len(rows)
         self._take(rows, continues)
@@ -180,8 +183,9 @@ class _Reading:
     async def read_head(self, head_rows: int) -> tuple[list[Units], bool]:
         """Read the beginning of the table; return the last page's keys, and whether the table ends there."""
         last: list[Units] = []
-        async with aclosing(_scan(self._table, EVERYTHING)) as pages:
-            async for rows in pages:
+        async with aclosing(self._table.scan()) as pages:  # type: ignore[type-var]  # as above
+            async for page in pages:
+                rows = page.rows
                 self.requests += 1
                 if not rows:
                     self.pages += 1
@@ -206,11 +210,11 @@ class _Reading:
         ended = True
         sent = 0
         start = key_from(after)  # just before `after` where that is no valid text
-        async with aclosing(_scan(self._table, KeyRange(after=start))) as pages:
-            async for rows in pages:
+        async with aclosing(self._table.scan(KeyRange(after=start))) as pages:  # type: ignore[type-var]
+            async for page in pages:
                 sent += 1
-                found = [units_of(key_of(row)) for row in rows]
-                fresh = [row for row, key in zip(rows, found, strict=True) if not self._was_read(key)]
+                found = [units_of(key_of(row)) for row in page.rows]
+                fresh = [row for row, key in zip(page.rows, found, strict=True) if not self._was_read(key)]
                 self.take_page(fresh, bool(keys))
                 keys += found
                 if len(keys) >= MAX_PAGE_ROWS or sent == most:
@@ -237,21 +241,10 @@ class _Reading:
         return Inventory(
             table=self._table.name,
             rows=RowEstimate(rows, self.rows, exact, settled),
-            stored_bytes=self._stored * rows // self.rows if self.rows else 0,
+            stored_bytes=0,
             pages=self.pages,
             partitions=self._partitions,
             largest_partition=self._largest,
-            digest=f"{self._digest % DIGEST_MODULUS:032x}" if exact else None,
+            digest=f"{self._digest:032x}" if exact else None,
             requests=self.requests,
         )
-
-
-async def _scan(table: Table, within: KeyRange) -> AsyncGenerator[list[Row], None]:
-    pages = table.scan(within, page_rows=MAX_PAGE_ROWS)
-    try:
-        async for page in pages:
-            yield page.rows
-    finally:
-        # A scan that is left early must not keep its connection until the garbage collector comes.
-        if isinstance(pages, AsyncGenerator):
-            await pages.aclose()

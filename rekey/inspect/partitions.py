@@ -18,7 +18,7 @@ import heapq
 import zlib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -131,11 +131,12 @@ class PartitionTally:
         self._seen = 0
         self.exact = True
 
-    def add(self, partition: str) -> None:
-        """Count one row."""
-        self._seen += partition not in self._counts
-        self._counts[partition] = self._counts.get(partition, 0) + 1
-        if len(self._counts) > self._capacity:
+    def add(self, rows: Mapping[str, int]) -> None:
+        """Count rows: how many there are of each partition, at most a page's."""
+        for partition, number in rows.items():
+            self._seen += partition not in self._counts
+            self._counts[partition] = self._counts.get(partition, 0) + number
+        while len(self._counts) > self._capacity:
             self.exact = False
             # Subtracting the median from all counts drops half of them; only rows counted before are lost.
             less = sorted(self._counts.values())[len(self._counts) // 2]
@@ -165,14 +166,19 @@ class PartitionSizes:
         self._counts: dict[str, int] = {}
         self._mask = 0
 
-    def add(self, partition: str) -> None:
-        """Count one row."""
-        if self._mask and _rank(partition) & self._mask:
-            return
-        self._counts[partition] = self._counts.get(partition, 0) + 1
+    def add(self, rows: Mapping[str, int]) -> None:
+        """Count rows: how many there are of each partition, at most a page's."""
+        for partition, number in rows.items():
+            if not self._mask or not _rank(partition) & self._mask:
+                self._counts[partition] = self._counts.get(partition, 0) + number
         while len(self._counts) > self._capacity:
             self._mask = 2 * self._mask + 1
             self._counts = {name: rows for name, rows in self._counts.items() if not _rank(name) & self._mask}
+
+    @property
+    def rows_together(self) -> float:
+        """Return the mean rows of a partition; 0.0 without rows."""
+        return sum(self._counts.values()) / len(self._counts) if self._counts else 0.0
 
     @property
     def by_class(self) -> dict[str, int]:

@@ -45,21 +45,12 @@ class RowCounts:
         self.most_properties = 0
         self.partition_keys = KeyColumn()
         """One key for each partition that is counted; the caller decides which ones are."""
-        self.rows_of_partition_keys = 0
-        """Rows met while partitions were counted."""
         self.row_keys = KeyColumn()
 
     @property
     def mean_row_bytes(self) -> float:
         """Return the bytes of a row as the service bills them; 0.0 without rows."""
         return self.stored_bytes / self.rows if self.rows else 0.0
-
-    @property
-    def rows_met_together(self) -> float:
-        """Return the rows met for each partition met. Near 1.0 hardly any two rows share a partition, however
-        many partitions there are; 0.0 without rows."""
-        partitions = self.partition_keys.keys
-        return self.rows_of_partition_keys / partitions if partitions else 0.0
 
     def count(self, row: Row, names: Sequence[str]) -> None:
         """Count one row with these properties."""
@@ -119,7 +110,6 @@ class TableProfile(RowCounts):
             elif len(self._firsts) < _MOST_FIRSTS:
                 self._firsts.append((utf16_order(partition), stamp))
             self._last = row
-        self.rows_of_partition_keys += len(rows)
         if before is not None and rows:
             self.pages.append((len(rows), Counter(self.row_keys.shapes) - before))
 

@@ -148,12 +148,12 @@ class MappingRows:
     def forward_key(self, source_key: EntityKey) -> EntityKey:
         """Return the key of a source key's forward row in the mapping table."""
         digest = self.ids.long(self.source, source_key)
-        return EntityKey(f"{self.script_id}.f.{digest[0]}", digest)
+        return _make(EntityKey, (f"{self.script_id}.f.{digest[0]}", digest))
 
     def reverse_key(self, target_key: EntityKey) -> EntityKey:
         """Return the key of a main target key's reverse row in the mapping table."""
         digest = self.ids.long(self.tables[0], target_key)
-        return EntityKey(f"{self.script_id}.r.{digest[0]}", digest)
+        return _make(EntityKey, (f"{self.script_id}.r.{digest[0]}", digest))
 
     def require_fits(self, source_key: EntityKey, targets: Iterable[TargetKey]) -> str:
         """Return target keys as the JSON text that a forward row holds.

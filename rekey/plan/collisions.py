@@ -2,8 +2,9 @@
 
 Rules kept here:
 
-* Only digests go to disk: of the target key, with a random key that lives as long as the search, and the
-  source row's safe id. Guesses of keys cannot be tested against files that a crash may leave there.
+* A record is the source row's key after a digest of the target key, made with a random key that lives as long
+  as the search. Records go to disk sealed with a key that only the process has (`rekey.core.spill`): what a
+  crash may leave there tells nothing.
 * Records with equal digests are a collision: by accident once in 10^18 tables of ten billion rows (128 bits).
 """
 
@@ -11,25 +12,23 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
 from itertools import chain
 from pathlib import Path
 
-from rekey.core import crockford
-from rekey.core.spill import Spill
-from rekey.mapping.ids import SHORT_CHARACTERS
-from rekey.model import EntityKey
+from rekey.core import spill
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
 from rekey.plan.result import CollisionGroup, Collisions
 
 FIRST_GROUPS = 20
 FIRST_ROWS = 10
 _TABLE_BYTES = 2
 _KEY_BYTES = _TABLE_BYTES + 16
-"""Of a record: the table's number and the digest of the target key. The source row's id follows them."""
+"""Of a record: the table's number and the digest of the target key. The source row's key follows them."""
 
 
-class CollisionSearch(Spill[bytes]):
+class CollisionSearch(spill.Spill[bytes]):
     """Takes every (target key, source row) and finds the keys that came more than once. A context manager."""
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -37,30 +36,51 @@ class CollisionSearch(Spill[bytes]):
 
         Raises MachineFailed when it cannot be used.
         """
-        super().__init__(folder, lambda record: int.from_bytes(record[_TABLE_BYTES : _TABLE_BYTES + 8]))
+        super().__init__(folder, lambda record: int.from_bytes(record[_TABLE_BYTES:_KEY_BYTES]))
         self._keyed = hashlib.blake2b(digest_size=16, key=secrets.token_bytes(32))
 
-    def add(self, table: int, key: EntityKey, source: bytes) -> None:
-        """Take one target row: its table's number, its key, its source row's 20-byte id."""
-        partition = key.partition.encode("utf-8", "surrogatepass")
-        row = key.row.encode("utf-8", "surrogatepass")
-        hashed = self._keyed.copy()
-        hashed.update(b"%d,%d,%b%b" % (table, len(partition), partition, row))
-        self.put(table.to_bytes(_TABLE_BYTES) + hashed.digest() + source)
+    def take(self, table: int, made: Iterable[tuple[Row, Row]]) -> list[bytes]:
+        """Take rows of the target table with a number, each with its source row; return for each a digest of
+        its key, which means nothing outside this search. Raises MachineFailed when the disk is full."""
+        begin, copy = table.to_bytes(_TABLE_BYTES), self._keyed.copy
+        waiting, counts = self._waiting, self._counts
+        digests = []
+        for target, source in made:
+            partition = target[PARTITION_KEY]
+            hashed = copy()
+            # the length first, so that no two keys give the same text
+            hashed.update(f"{len(partition)},{partition}{target[ROW_KEY]}".encode("utf-8", "surrogatepass"))
+            old = f"{source[PARTITION_KEY]}\0{source[ROW_KEY]}".encode("utf-8", "surrogatepass")
+            digest = hashed.digest()
+            digests.append(digest)
+            # What `put` does: a call for each of all rows would take as long as the digest.
+            slot = digest[-1] % len(waiting)
+            waiting[slot].append(begin + digest + old)
+            counts[slot] += 1
+        before = self.records // spill.BUFFERED_RECORDS
+        self.records += len(digests)
+        if self.records // spill.BUFFERED_RECORDS > before:
+            self._write()
+        return digests
 
-    def finish(self, tables: Sequence[str], *, exact: bool) -> Collisions:
+    def finish(
+        self, tables: Sequence[str], name: Callable[[EntityKey], str], *, exact: bool, show_keys: bool = False
+    ) -> Collisions:
         """Return all collisions. Raises MachineFailed when the disk fails.
 
         Args:
             tables: the tables' names by their numbers.
+            name: returns the safe id of a source row.
             exact: every source row was taken.
+            show_keys: keep the keys of the first rows, for the operator's eyes only.
         """
         keys = rows = 0
         first: list[tuple[int, list[bytes], int]] = []
         met: dict[bytes, tuple[int, list[bytes]]] = {}
         for records in chain(self.groups(), [[]]):
+            found = [record[:_KEY_BYTES] for record in records]
             # A key with more rows than fit into a group continues in the next group: it is not counted yet.
-            if met.keys().isdisjoint(record[:_KEY_BYTES] for record in records):
+            if met.keys().isdisjoint(found):
                 for key, (count, sources) in met.items():
                     if count > 1:
                         keys += 1
@@ -68,19 +88,21 @@ class CollisionSearch(Spill[bytes]):
                         first.append((int.from_bytes(key[:_TABLE_BYTES]), sorted(sources), count))
                 first = nsmallest(FIRST_GROUPS, first)
                 met.clear()
-            for record in records:
-                key = record[:_KEY_BYTES]
+                if len(set(found)) == len(found):
+                    continue  # equal digests are equal keys, and these all come in one group, or fill groups
+            for key, record in zip(found, records, strict=True):
                 count, sources = met.get(key, (0, []))
                 if count < FIRST_ROWS:
                     sources.append(record[_KEY_BYTES:])
                 met[key] = count + 1, sources
-        groups = [
-            CollisionGroup(
-                table=tables[number],
-                rows=count,
-                row_ids=tuple(crockford.encode(raw)[:SHORT_CHARACTERS] for raw in sources),
-                sources=tuple(sources),
-            )
-            for number, sources, count in first
-        ]
+        groups = []
+        for number, sources, count in first:
+            named = sorted((name(key), key) for key in map(_source_key, sources))
+            ids, old_keys = zip(*named, strict=True)
+            groups.append(CollisionGroup(tables[number], count, ids, old_keys if show_keys else None))
         return Collisions(keys, rows, exact, tuple(groups))
+
+
+def _source_key(old: bytes) -> EntityKey:
+    partition, _, row = old.decode("utf-8", "surrogatepass").partition("\0")
+    return EntityKey(partition, row)

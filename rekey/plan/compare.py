@@ -63,8 +63,9 @@ def comparison_page(plan: Plan) -> str:
 
 
 def _basis(plan: Plan) -> list[str]:
-    inventory = plan.migrations[0].inventory
-    return [] if inventory is None else [f"the same rows for each: {inventory.basis}"]
+    first = plan.migrations[0]
+    basis = [] if first.inventory is None else [f"the same rows for each: {first.inventory.basis}"]
+    return [*basis, *filter(None, [first.sampled])]
 
 
 def _sections(plan: Plan) -> dict[str, Lines]:

@@ -26,8 +26,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
+from rekey.core.texts import table
 from rekey.plan.result import Duration, Estimate, Money, Requests, Storage, TableFill
 from rekey.project.config import Limits
 from rekey.project.prices import Prices
@@ -53,32 +55,8 @@ beforehand."""
 SWEEP_SECONDS = 5.0
 """Seconds between two looks into the journal while the runner works (`rekey.runner.clients`)."""
 
-_Control = Mapping[str, Mapping[Kind, int]]
-_CONTROL_DELTA: _Control = {
-    PREPARE: {Kind.READ: 5, Kind.SCAN: 1, Kind.TABLE: 5, Kind.WRITE: 2},
-    DUAL_WRITE: {Kind.READ: 2, Kind.TABLE: 2, Kind.WRITE: 1},
-    BACKFILL: {Kind.READ: 3, Kind.TABLE: 1},
-    RECONCILE: {Kind.READ: 2, Kind.TABLE: 5},
-    CUTOVER: {Kind.READ: 11, Kind.TABLE: 15, Kind.WRITE: 4},
-    COMPLETE: {Kind.READ: 8, Kind.TABLE: 4, Kind.WRITE: 3},
-    RETIRE: {Kind.READ: 9, Kind.SCAN: 2, Kind.TABLE: 6, Kind.WRITE: 3},
-}
-_CONTROL_DUAL: _Control = {
-    PREPARE: {Kind.READ: 6, Kind.SCAN: 2, Kind.TABLE: 6, Kind.WRITE: 2},
-    DUAL_WRITE: {Kind.READ: 4, Kind.SCAN: 6, Kind.TABLE: 7, Kind.WRITE: 1},
-    BACKFILL: {Kind.READ: 2, Kind.SCAN: 2, Kind.TABLE: 3, Kind.WRITE: 1},
-    RECONCILE: {Kind.READ: 2, Kind.SCAN: 6, Kind.TABLE: 5},
-    CUTOVER: {Kind.READ: 12, Kind.SCAN: 13, Kind.TABLE: 16, Kind.WRITE: 4},
-    COMPLETE: {Kind.READ: 10, Kind.SCAN: 7, Kind.TABLE: 17, Kind.WRITE: 3},
-    RETIRE: {Kind.READ: 11, Kind.SCAN: 6, Kind.TABLE: 10, Kind.WRITE: 3},
-}
-_SEALED: _Control = {
-    PREPARE: {Kind.READ: 3, Kind.SCAN: 1, Kind.TABLE: 1, Kind.WRITE: 1},
-    BACKFILL: {Kind.READ: 1, Kind.WRITE: 1},
-    CUTOVER: {Kind.READ: 3, Kind.SCAN: 1},
-    COMPLETE: {Kind.READ: 2, Kind.SCAN: 1},
-    RETIRE: {Kind.READ: 2, Kind.SCAN: 1},
-}
+_CONTROL: Mapping[str, Mapping[str, Mapping[str, int]]]
+_CONTROL = table(Path(__file__).with_name("control_requests.toml"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +98,7 @@ class Workload:
         mapping: the requests that write the mapping rows.
         fills: what each target table gets.
         page_rows: rows of a page of the copy; fewer than 1,000 where windows are smaller than that.
-        follows: capture "delta": delta passes and sweeps follow the source; else clients do.
+        follows: capture "delta": comparisons that bring what differs follow the source; else clients do.
         sealed: the mapping is sealed.
         tries_rows: `apply` tries every row before the first write.
         source_bytes, mapping_bytes: as the service bills them.
@@ -195,22 +173,21 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     yield from _writes("the mapping", work.mapping)
     for fill, rows in work.tables:
         yield from _writes(fill.table, Batches.of(rows, fill.fills))
-    yield Requests(BACKFILL, "sweep: read source and mapping", Kind.SCAN, work.swept_pages)
     if not work.follows:
+        yield Requests(BACKFILL, "sweep: read source and mapping", Kind.SCAN, work.swept_pages)
         yield Requests(BACKFILL, "rows that moved: read the source", Kind.SCAN, work.filtered_pages)
         looks = 1 + int(backfill_seconds / SWEEP_SECONDS)
         yield Requests(BACKFILL, "journal: clients and intents", Kind.SCAN, 2 * looks)
         yield Requests(BACKFILL, "journal: the service's clock", Kind.TABLE, looks)
     yield from _control(BACKFILL, work)
+    yield Requests(RECONCILE, "comparison: read source and targets", Kind.SCAN, work.compared_pages)
     if work.follows:
-        yield Requests(RECONCILE, "delta pass: read the source for changes", Kind.SCAN, work.filtered_pages)
-        yield Requests(RECONCILE, "sweep: read source and mapping", Kind.SCAN, work.swept_pages)
-    yield Requests(RECONCILE, "verification: read source and targets", Kind.SCAN, work.compared_pages)
+        yield Requests(
+            RECONCILE, "look for rows written since: read the source", Kind.SCAN, work.filtered_pages
+        )
     yield from _control(RECONCILE, work)
     if work.follows:
-        yield Requests(CUTOVER, "last pass: read the source for changes", Kind.SCAN, work.filtered_pages)
-        yield Requests(CUTOVER, "sweep: read source and mapping", Kind.SCAN, work.swept_pages)
-        yield Requests(CUTOVER, "verification: read source and targets", Kind.SCAN, work.compared_pages)
+        yield Requests(CUTOVER, "comparison: read source and targets", Kind.SCAN, work.compared_pages)
         yield Requests(CUTOVER, "look for stray writers: read the source", Kind.SCAN, work.filtered_pages)
     yield from _control(CUTOVER, work)
     yield from _control(COMPLETE, work)
@@ -225,11 +202,9 @@ def _writes(table: str, sent: Batches) -> Iterator[Requests]:
 
 
 def _control(phase: str, work: Workload) -> Iterator[Requests]:
-    costs = [(_CONTROL_DELTA if work.follows else _CONTROL_DUAL)[phase]]
-    if work.sealed:
-        costs.append(_SEALED.get(phase, {}))
+    kept = ["delta" if work.follows else "dual-write", *(["sealed"] if work.sealed else [])]
     for kind in Kind:
-        count = sum(cost.get(kind, 0) for cost in costs)
+        count = sum(_CONTROL[one].get(phase, {}).get(kind, 0) for one in kept)
         yield Requests(phase, "locks, control row, clients, clock", kind, count)
 
 
@@ -244,9 +219,9 @@ def estimate(
         retention_s: seconds from `complete` to `retire`.
         prices: as configured.
     """
-    reading = [_reading(RECONCILE, work, scans=3 if work.follows else 1)]
+    reading = [_reading(RECONCILE, work, scans=2 if work.follows else 1)]
     if work.follows:
-        reading.append(_reading(CUTOVER, work, scans=4))
+        reading.append(_reading(CUTOVER, work, scans=2))
     durations = (_backfill(work, limits), *reading)
     requests = tuple(one for one in requests_of(work, durations[0].at_limits_s) if one.count)
     expected = sum(one.at_limits_s for one in durations)
@@ -309,12 +284,12 @@ def _backfill(work: Workload, limits: Limits) -> Duration:
     if partition_rate is not None:
         slowest = PARTITION_TARGET / partition_rate * max(hottest, source_hottest)
         bounds[f"{partition_rate:,} entities/s of a partition configured"] = slowest
-    return _duration(BACKFILL, targets, bounds, swept=rows)
+    return _duration(BACKFILL, targets, bounds, swept=None if work.follows else rows)
 
 
 def _reading(phase: str, work: Workload, *, scans: int) -> Duration:
-    """Return the duration of a phase that reads the source `scans` times and the targets once, and walks
-    through the mapping where a sweep belongs to it (capture "delta")."""
+    """Return the duration of a phase that reads the source `scans` times, once to compare it with the targets
+    and once for rows written since, and the targets once."""
     rows = scans * work.source_rows + work.target_rows
     hottest = scans * work.largest_source_partition / PARTITION_TARGET
     targets = {
@@ -322,7 +297,7 @@ def _reading(phase: str, work: Workload, *, scans: int) -> Duration:
         "2,000 entities/s of the largest source partition": hottest,
     }
     pages_read = {"pages, one after another": scans * work.source_pages * ASSUMED_REQUEST_SECONDS}
-    return _duration(phase, targets, targets | pages_read, swept=work.source_rows if work.follows else None)
+    return _duration(phase, targets, targets | pages_read, swept=None)
 
 
 def _duration(

@@ -2,8 +2,9 @@
 
 Rules kept here:
 
-* The same `BatchBuffer` that backfill uses decides which batches are full, which rows are held back for rows
-  of later windows, and for how long; only sizes go in, no rows.
+* The rules of `rekey.copy.batches` decide which batches are full, which rows are held back for rows of later
+  windows, and for how long. They ask only how many rows a partition has, so rows are counted, not kept; their
+  bytes are the mean of a few rows of each page.
 * Windows end where backfill's end: at a page's end, and pages are no larger than a window.
 * Reading is assumed as far ahead of writing as it may be: the first windows have all begun before the first
   target row is sent. From then on a window's target rows follow its mapping rows, which are durable when the
@@ -15,37 +16,32 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-from rekey.copy.batches import BatchBuffer, Partitions, sort_out
-from rekey.copy.map import Write
-from rekey.copy.scan import WindowSize, row_bytes
+from rekey.copy.scan import WindowSize
 from rekey.copy.write import GATHERED_WINDOWS, MAPPING_WINDOWS, TARGET_WINDOWS
-from rekey.mapping.ids import DIGEST_BYTES
-from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
-from rekey.tables.base import MAX_PAGE_ROWS, Verb
+from rekey.tables.base import MAX_BATCH_BYTES, MAX_BATCH_OPERATIONS, MAX_PAGE_ROWS
 
 STEADY_WINDOWS = GATHERED_WINDOWS + 1
 """After so many windows the batches counted are typical of the rest of the table."""
-_MAPPING_BYTES = 2_000
-"""Assumed size; a mapping row is nearly always smaller: its batches end at 100 operations, not at 4 MiB."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Sized(Write):
-    """A write of which only the size is known."""
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The rows that one page of source rows gives one table.
 
-    size: int
+    Attributes:
+        partitions: their number by partition.
+        row_bytes: mean bytes of one in a batch.
+        unit: how many are of one source row and go in one batch, on average.
+    """
 
-
-_SIZES = SimpleNamespace(encoded_size=attrgetter("size"))
-"""Replaces the table of a `BatchBuffer`, which asks it for sizes only."""
-_NO_SOURCE = EntityKey("", "")
+    partitions: Mapping[Any, int]
+    row_bytes: float = 0.0
+    unit: float = 1.0
 
 
 class Sends:
@@ -58,82 +54,110 @@ class Sends:
         hottest: sum over windows of the rows of the window's largest partition.
     """
 
-    def __init__(self, windows: int, numbers: Collection[int] = ()) -> None:
-        """Create an empty count.
-
-        Args:
-            windows: how many windows rows may wait for others of their partition.
-            numbers: the target tables whose rows are counted.
-        """
+    def __init__(self, windows: int) -> None:
+        """Create an empty count; `windows`: how many windows rows may wait for others of their partition."""
         self.rows = self.given = self.hottest = 0
         self.fills: Counter[int] = Counter()
-        self._held = BatchBuffer(cast(Any, _SIZES), windows, numbers)
+        self._windows = windows
+        self._held: dict[Any, tuple[int, int]] = {}
+        """By partition, the rows held, and the number of the window that the first of them is from."""
 
-    def add(self, writes: Sequence[Write]) -> None:
-        """Pack the writes of one window; rows that fill no batch are held."""
-        partitions: Partitions = defaultdict(list)
-        sort_out(writes, partitions)
-        for partition, members in partitions.items():
-            full, _ = self._held.add(partition, members)
-            self._send(full)
-        self.given += len(writes)
-        self.hottest += max(map(len, partitions.values()), default=0)
+    def add(self, window: int, rows: _Gathered) -> None:
+        """Pack the rows of one window; rows that fill no batch are held."""
+        most = rows.most
+        for partition, more in rows.partitions.items():
+            held, since = self._held.pop(partition, (0, window))
+            full, rest = divmod(held + more, most)
+            if not rest and most < MAX_BATCH_OPERATIONS:
+                full, rest = full - 1, most  # one more row may be small enough to fit in
+            if full:
+                self._send(most, full)
+            if rest:
+                self._held[partition] = rest, window if full else since
+        self.given += rows.partitions.total()
+        self.hottest += max(rows.partitions.values(), default=0)
 
     def release(self, newest: int | None = None) -> None:
         """Count as sent the rows held long enough when window `newest` begins; None: all rows held."""
-        self._send(self._held.release_all() if newest is None else self._held.release(newest))
+        limit = None if newest is None else newest - self._windows
+        due = [name for name, (_, since) in self._held.items() if limit is None or since <= limit]
+        for name in due:
+            self._send(self._held.pop(name)[0])
 
-    def _send(self, batches: Iterable[list[Write]]) -> None:
-        for batch in batches:
-            self.rows += len(batch)
-            self.fills[len(batch)] += 1
+    def _send(self, rows: int, times: int = 1) -> None:
+        self.rows += rows * times
+        self.fills[rows] += times
+
+
+class _Gathered:
+    """The rows that one window gives one table."""
+
+    def __init__(self) -> None:
+        self.partitions: Counter[Any] = Counter()
+        self._bytes = self._units = 0.0
+
+    def take(self, page: Filled) -> None:
+        self.partitions.update(page.partitions)
+        rows = sum(page.partitions.values())
+        self._bytes += rows * page.row_bytes
+        self._units += rows / page.unit
+
+    @property
+    def most(self) -> int:
+        """The rows of a full batch."""
+        rows = self.partitions.total()
+        most = float(MAX_BATCH_OPERATIONS)
+        if self._bytes:
+            most = min(most, MAX_BATCH_BYTES * rows // self._bytes)
+        unit = rows / self._units if self._units else 1.0
+        return max(1, round(most // unit * unit))
 
 
 class Packing:
-    """Takes the rows of windows (`target` and `mapping` for each, then `page`) and counts batches."""
+    """Takes what pages of source rows give each table (`page`) and counts batches."""
 
     def __init__(self, tables: int, window: WindowSize, together: Collection[int] = ()) -> None:
         """Create empty counts for so many targets; `window` says when a window is full, `together` which
         targets share the main target's table."""
         self.page_rows = min(window.rows, MAX_PAGE_ROWS)
         self.mapping_sends = Sends(MAPPING_WINDOWS)
-        self.sends = [Sends(TARGET_WINDOWS, () if number else together) for number in range(tables)]
+        self.sends = [Sends(TARGET_WINDOWS) for _ in range(tables)]
         """For each target table; what is one table is sent with the first."""
         self.open = True
         """Whether rows are still taken."""
         self._size = window
         self._together = together
-        self._waiting: list[list[list[Write]]] = []
-        """Target rows of earlier windows, by target table: sent after the mapping rows of their window."""
+        self._waiting: list[tuple[int, list[_Gathered]]] = []
+        """Numbers of earlier windows, and their target rows by target table: sent after the mapping rows of
+        their window."""
         self._number = 0
         self._open_window()
 
     def _open_window(self) -> None:
         self._number += 1
-        self._window = cast(Any, SimpleNamespace(number=self._number))
         self._rows = self._bytes = 0
-        self._mapping: list[Write] = []
-        self._targets: list[list[Write]] = [[] for _ in self.sends]
+        self._mapping = _Gathered()
+        self._targets = [_Gathered() for _ in self.sends]
 
     @property
     def steady(self) -> bool:
         """Tell whether enough windows were packed to be typical of the rest of the table."""
         return self._number > STEADY_WINDOWS
 
-    def target(self, table: int, key: EntityKey, size: int, source: EntityKey = _NO_SOURCE) -> None:
-        """Take one row of a target, the bytes it takes in a batch, and the source key it comes from."""
-        number = 0 if table in self._together else table
-        self._targets[number].append(self._write(key.partition, key.row, size, source))
+    def page(self, rows: int, wire_bytes: int, targets: Sequence[Filled], mapping: Filled) -> None:
+        """Take one page, and end its window when that is full.
 
-    def mapping(self, digest: bytes, *, reverse: bool) -> None:
-        """Take one mapping row, by the raw safe id that is its key."""
-        partition = f"{'r' if reverse else 'f'}{digest[0] >> 3}"
-        self._mapping.append(self._write(partition, digest[:DIGEST_BYTES].hex(), _MAPPING_BYTES))
-
-    def page(self, rows: Sequence[Row]) -> None:
-        """End a page of source rows, at most `page_rows`, and its window when that is full."""
-        self._rows += len(rows)
-        self._bytes += sum(map(row_bytes, rows))
+        Args:
+            rows: its source rows, at most `page_rows`.
+            wire_bytes: their bytes, as `rekey.copy.scan.row_bytes` counts them.
+            targets: what it gives each target table.
+            mapping: what it gives the mapping table.
+        """
+        for table, filled in enumerate(targets):
+            self._targets[0 if table in self._together else table].take(filled)
+        self._mapping.take(mapping)
+        self._rows += rows
+        self._bytes += wire_bytes
         if self._rows >= self._size.rows or self._bytes >= self._size.bytes:
             self._end_window()
             self._open_window()
@@ -148,24 +172,23 @@ class Packing:
         if self._rows:
             self._end_window()
         self.mapping_sends.release()
-        for window in self._waiting:
-            for sends, writes in zip(self.sends, window, strict=True):
-                sends.add(writes)
+        self._send_waiting()
         for sends in self.sends:
             sends.release()
 
     def _end_window(self) -> None:
         """Pack a window that has been read: its mapping rows, then target rows of the windows before it."""
-        self.mapping_sends.add(self._mapping)
+        self.mapping_sends.add(self._number, self._mapping)
         self.mapping_sends.release(self._number)
         if self._number >= GATHERED_WINDOWS:
-            for window in self._waiting:
-                for sends, writes in zip(self.sends, window, strict=True):
-                    sends.add(writes)
-                    sends.release(self._number)
-            self._waiting = []
-        self._waiting.append(self._targets)
+            self._send_waiting(self._number)
+        self._waiting.append((self._number, self._targets))
 
-    def _write(self, partition: str, row: str, size: int, source: EntityKey = _NO_SOURCE) -> Write:
-        place: Row = {PARTITION_KEY: partition, ROW_KEY: row}
-        return _Sized(Verb.INSERT, place, source=source, window=self._window, size=size)
+    def _send_waiting(self, newest: int | None = None) -> None:
+        """Pack the target rows that wait; rows held long enough when window `newest` begins are sent."""
+        for number, targets in self._waiting:
+            for sends, rows in zip(self.sends, targets, strict=True):
+                sends.add(number, rows)
+                if newest is not None:
+                    sends.release(newest)
+        self._waiting = []

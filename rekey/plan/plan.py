@@ -2,8 +2,10 @@
 
 Rules kept here:
 
-* Tables are only read, the state is not touched; temporary files hold keyed digests and are deleted when the
-  plan is made.
+* Tables are only read, the state is not touched; temporary files are sealed with a key that is not kept, and
+  deleted when the plan is made.
+* What must hold for every row (it can be mapped, its new keys are its own) is asked of every row read.
+  Advice, bytes, examples and plots come from a sample of these rows, of bounded size.
 * A missing table, a missing secret, a row that cannot be mapped, a collision are findings of the plan, not
   errors of the command. A credential that is refused or an endpoint that is down is an error.
 * Designs that are compared see the very same rows: the source is read once for all of them.
@@ -24,12 +26,13 @@ from rekey.core.progress import Progress, Silent
 from rekey.core.severity import Severity
 from rekey.errors import TableMissing
 from rekey.inspect.inventory import Inventory, read_sample, read_whole
-from rekey.model import EntityKey, Row, key_of
+from rekey.model import Row
 from rekey.plan.advice.advise import advise
 from rekey.plan.advice.queries import rated
 from rekey.plan.estimate import Batches, Workload, estimate
 from rekey.plan.problems import declaration_problems, ordered, row_problems, table_problems
 from rekey.plan.result import Advice, Basis, Collisions, MigrationPlan, Plan, TableFill, TableState
+from rekey.plan.sample import RowSample
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.plan.survey import Survey
 from rekey.tables.base import Table, TableService
@@ -102,7 +105,10 @@ async def _plan(
             for subject in subjects
         ]
 
+        sample = RowSample()
+
         def take(rows: Sequence[Row], continues: bool) -> None:
+            sample.take(rows)
             for survey in surveys:
                 if survey is not None:
                     survey.take(rows, continues)
@@ -114,15 +120,14 @@ async def _plan(
                 inventory = await read_whole(source, take)
             else:
                 inventory = await read_sample(source, options.sample, take)
+            inventory = inventory.sized(sample.mean_row_bytes)
         except TableMissing:
             pass  # a problem of the plan
         plans = []
         for subject, states, survey in zip(subjects, targets, surveys, strict=True):
             plan = _without_rows(subject, options, inventory, states, makers.get(source.name.lower()))
             if survey is not None and inventory is not None:
-                collisions = survey.finish(exact=inventory.exact)
-                if options.show_keys:
-                    collisions = await _with_keys(collisions, source, subject)
+                collisions = survey.finish(sample.rows, exact=inventory.exact)
                 plan = _with_rows(plan, subject, options, inventory, survey, collisions)
             plans.append(plan)
         return plans
@@ -153,28 +158,6 @@ async def _first_row(table: Table) -> Row | None:
     except TableMissing:
         pass  # the table was deleted since it was found to exist: it holds nothing
     return None
-
-
-async def _with_keys(collisions: Collisions, source: Table, subject: Subject) -> Collisions:
-    """Return collisions with the keys of their first rows: digests cannot be turned back, so the source is
-    read again."""
-    wanted = {raw for group in collisions.first for raw in group.sources}
-    if not wanted:
-        return collisions
-    keys: dict[bytes, EntityKey] = {}
-    async for page in source.scan(select=["PartitionKey", "RowKey"]):
-        for row in page.rows:
-            key = key_of(row)
-            raw = subject.ids.raw(source.name, key)
-            if raw in wanted:
-                keys[raw] = key
-        if len(keys) == len(wanted):
-            break
-    first = [
-        replace(group, old_keys=tuple(keys[raw] for raw in group.sources if raw in keys))
-        for group in collisions.first
-    ]
-    return replace(collisions, first=tuple(first))
 
 
 def _without_rows(
@@ -255,6 +238,7 @@ def _with_rows(
         plan,
         problems=ordered([*plan.problems, *problems]),
         mapped_rows=survey.rows,
+        looked_at=survey.looked_at,
         examples=survey.examples,
         refused=survey.refused,
         collisions=collisions,
@@ -266,7 +250,8 @@ def _with_rows(
     colliding: Counter[str] = Counter()
     for group in collisions.first:
         colliding[group.table] += group.rows
-    facts = survey.gatherer.facts(inventory, fills, colliding)
+    together = [sizes.rows_together for sizes in survey.portrayer.sizes]
+    facts = survey.gatherer.facts(inventory, fills, colliding, together)
     found = advise(facts)
     return replace(
         plan,

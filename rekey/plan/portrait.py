@@ -3,8 +3,8 @@
 Rules kept here:
 
 * Portraits and loads name partitions by safe id and hold no key.
-* Memory is bounded: counts of partitions (`PartitionTally`), and cells of partition and time, whose times
-  get coarser when there are too many.
+* Memory is bounded: partitions of all rows are counted by `PartitionTally` and `PartitionSizes`, times in a
+  sample of the rows.
 * Load over time is shown where a key of a target holds a moment: that moment is the time. The source is shown
   next to it, by the same moments. Rows that have none were refused and are not shown.
 """
@@ -12,7 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from rekey.declaration.keys.base import Scope
@@ -22,51 +22,53 @@ from rekey.inspect.partitions import PartitionSizes, PartitionTally
 from rekey.inspect.profile import RowCounts
 from rekey.mapping.ids import SafeIds
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
-from rekey.plan.advice.gather import ALL_ROWS, MADE_UP_SECRET, STRIDE
+from rekey.plan.advice.gather import MADE_UP_SECRET
 from rekey.plan.advice.structure import MOMENTS
 from rekey.plan.result import Load, Portrait, TableFill
 
 LARGEST = 8
 LANES = 40
 TIMES = 60
-MOST_CELLS = 60_000
 LENGTH_STEP = 8
 _STEPS = (13, 10, 7, 4)
 """Steps of time as lengths of ISO text: hours, days, months, years."""
 
 
 class Portrayer:
-    """Takes source rows with their target rows (`take`), then gives portraits and loads."""
+    """Counts the partitions of all rows (`count`) and the times of a sample of them (`take`), then gives
+    portraits and loads."""
 
     def __init__(self, migration: Migration) -> None:
         """Create empty counts for the source and the targets of a migration."""
         self._tables = (migration.source, *migration.tables)
         self._labels = (migration.source, *migration.labels)
         self.partitions = [PartitionTally() for _ in self._tables]
-        """One for the source, then one for each target table."""
-        self._sizes = [PartitionSizes() for _ in self._tables]
+        """One for the source, then one for each target table; as are the sizes."""
+        self.sizes = [PartitionSizes() for _ in self._tables]
         # The expression inside the first moment of any key; PartitionKeys are searched before RowKeys.
         keys = [one.partition_key for one in migration.filled] + [one.row_key for one in migration.filled]
         nodes = (node for key in keys for node in key.walk())
         moment = next((node.of for node in nodes if isinstance(node, MOMENTS)), None)
         secrets = dict.fromkeys(required_secrets(migration), MADE_UP_SECRET)
         self._moment = None if moment is None else moment.compile(Scope("load over time", secrets))
-        self._cells = [_Cells() for _ in self._tables]
+        self._cells = [_Cells(), _Cells()]
         self.rows = 0
 
+    def count(self, partitions: Sequence[Mapping[str, int]]) -> None:
+        """Count the rows of one page by partition: of the source, then of each target table."""
+        self.rows += sum(partitions[0].values())
+        for tally, sizes, rows in zip(self.partitions, self.sizes, partitions, strict=True):
+            tally.add(rows)
+            sizes.add(rows)
+
     def take(self, row: Row, mapped: Sequence[tuple[int, Row]]) -> None:
-        """Count one source row and its target rows."""
-        self.rows += 1
-        places = [(0, row[PARTITION_KEY]), *((1 + number, to[PARTITION_KEY]) for number, to in mapped)]
-        for number, partition in places:
-            self._sizes[number].add(partition)
-            self.partitions[number].add(partition)
-        if self._moment is None or (self.rows > ALL_ROWS and self.rows % STRIDE):
+        """Look at one source row of the sample and its target rows."""
+        if self._moment is None:
             return
         with suppress(RowRefused):
-            at = self._moment(row, "")
-            for number, partition in places[:2]:
-                self._cells[number].add(partition, at)
+            at = self._moment(row, "")[: _STEPS[0]]
+            for cells, one in zip(self._cells, (row, mapped[0][1]), strict=True):
+                cells.counts[one[PARTITION_KEY], at] += 1
 
     def portraits(
         self, ids: SafeIds, counts: Sequence[RowCounts], fills: Sequence[TableFill]
@@ -83,7 +85,7 @@ class Portrayer:
                 table=self._labels[number],
                 today=not number,
                 rows=self.rows,
-                sizes=self._sizes[number].by_class,
+                sizes=self.sizes[number].by_class,
                 largest=tuple(
                     (_lane_id(ids, table, partition), rows)
                     for partition, rows in self.partitions[number].top(LARGEST)
@@ -100,13 +102,11 @@ class Portrayer:
 
     def loads(self, ids: SafeIds) -> tuple[Load, ...]:
         """Return the source's and the main target's load over time; empty where no key holds a moment."""
-        if self._moment is None or not self._cells[0].counts:
+        source, main = self._cells
+        if not source.counts:
             return ()
-        source, main = self._cells[0], self._cells[1]
-        finest = min(source.step, main.step)
-        met = {time[:finest] for _, time in (*source.counts, *main.counts)}
         for step in _STEPS:
-            times = sorted({time[:step] for time in met})
+            times = sorted({time[:step] for _, time in (*source.counts, *main.counts)})
             if len(times) <= TIMES and len(times[0]) >= step:
                 break  # the finest step of at most `TIMES` columns; years in any case
         return tuple(
@@ -120,25 +120,6 @@ class _Cells:
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
-        self._level = 0
-
-    @property
-    def step(self) -> int:
-        """Return how many characters of a moment's ISO text are kept."""
-        return _STEPS[self._level]
-
-    def add(self, partition: str, at: str) -> None:
-        cell = partition, at[: self.step]
-        while cell not in self.counts and len(self.counts) >= MOST_CELLS:
-            if self._level == len(_STEPS) - 1:
-                return
-            self._level += 1
-            coarser: Counter[tuple[str, str]] = Counter()
-            for (name, time), rows in self.counts.items():
-                coarser[name, time[: self.step]] += rows
-            self.counts = coarser
-            cell = partition, at[: self.step]
-        self.counts[cell] += 1
 
     def load(self, ids: SafeIds, table: str, times: Sequence[str], *, today: bool) -> Load:
         """Return the load in columns of time, each beginning at one of `times`, all equally long."""

@@ -73,9 +73,11 @@ def _source(migration: MigrationPlan) -> Iterator[str]:
     largest = f"the largest of {at_least}{inventory.largest_partition:,} rows"
     yield from _field("source", inventory.table)
     yield from _field("rows", f"{about}{inventory.rows.rows:,}")
-    yield from _field("bytes", f"{about}{size(inventory.stored_bytes)}")
+    yield from _field("bytes", f"{'about ' if migration.sampled else about}{size(inventory.stored_bytes)}")
     yield from _field("partitions", f"{at_least}{inventory.partitions:,}, {largest}")
     yield from _field("basis", inventory.basis)
+    if migration.sampled:
+        yield from _field("", migration.sampled)
 
 
 def _examples(migration: MigrationPlan, plan: Plan) -> Iterator[str]:

@@ -183,8 +183,6 @@ class CollisionGroup:
     rows: int
     row_ids: tuple[str, ...]
     old_keys: tuple[EntityKey, ...] | None = field(default=None, metadata=told(key=True))
-    sources: tuple[bytes, ...] = field(default=(), metadata=UNTOLD)
-    """Raw ids of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,6 +452,7 @@ class MigrationPlan:
         basis: what the plan rests on.
         inventory: what the source holds, None when it does not exist.
         mapped_rows: rows the mapping was tried on.
+        looked_at: how many of them, drawn evenly, advice, bytes, examples and plots come from.
         examples: up to five rows.
         collisions: target keys that several rows map to; None when nothing could be mapped.
         refused: rows the mapping refuses, by reason; counted among `mapped_rows`.
@@ -472,6 +471,7 @@ class MigrationPlan:
     basis: Basis
     inventory: Inventory | None
     mapped_rows: int = 0
+    looked_at: int = field(default=0, metadata=told("rows_looked_at"))
     examples: tuple[Example, ...] = ()
     collisions: Collisions | None = None
     refused: tuple[RefusedRows, ...] = ()
@@ -482,6 +482,14 @@ class MigrationPlan:
     problems: tuple[Problem, ...]
     advice: tuple[Advice, ...] = ()
     queries: tuple[Rated, ...] = ()
+
+    @property
+    def sampled(self) -> str:
+        """Return what was counted in some of the rows only; "" where all were looked at."""
+        if self.looked_at == self.mapped_rows:
+            return ""
+        rows = f"{self.looked_at:,} of {self.mapped_rows:,} rows"
+        return f"advice, bytes, examples, lengths and load come from {rows}, drawn evenly"
 
     @property
     def errors(self) -> tuple[Problem, ...]:

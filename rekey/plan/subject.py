@@ -10,7 +10,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from rekey.declaration.mapper import Mapper
@@ -20,7 +20,6 @@ from rekey.inspect.inventory import SampleSize
 from rekey.mapping.ids import SafeIds, new_key
 from rekey.migration.opening import OpenMigration
 from rekey.model import Row
-from rekey.plan.advice.service import is_cosmos
 from rekey.plan.problems import Started
 from rekey.project.config import Config, Gates, Limits
 from rekey.project.prices import Prices
@@ -86,9 +85,8 @@ class PlanOptions:
     @classmethod
     def of(cls, config: Config, **how: Any) -> PlanOptions:
         """Return the options that a configuration gives; `how`: the others, or other ones."""
-        limits, cosmos = config.rates, is_cosmos(config.tables.endpoint)
-        given = cls(limits=limits, is_cosmos=cosmos, gates=config.gates, prices=config.prices)
-        return replace(given, **how)
+        given = {"gates": config.gates, "prices": config.prices, "is_cosmos": config.tables.is_cosmos}
+        return cls(**{"limits": config.rates, **given, **how})
 
 
 async def subject_of(migration: OpenMigration, record: MigrationRecord | None = None) -> Subject:

@@ -36,6 +36,7 @@ AZURITE_ACCOUNT = "devstoreaccount1"
 # Published in the documentation of Azurite; every installation has it, so it protects nothing.
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
+_COSMOS_HOSTS = (".table.cosmos.azure.com", ".table.cosmosdb.azure.com")
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PASTED_CHARACTERS = 24
@@ -66,6 +67,11 @@ class Account:
         """Return the account's name: the path of a loopback endpoint, else the host's first label."""
         parts = urlsplit(self.endpoint)
         return parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
+
+    @property
+    def is_cosmos(self) -> bool:
+        """Whether the endpoint is Cosmos DB's, which has limits of its own."""
+        return (urlsplit(self.endpoint).hostname or "").endswith(_COSMOS_HOSTS)
 
     def is_same_as(self, other: Account) -> bool:
         """Tell whether another endpoint is of the same account, however it is written."""

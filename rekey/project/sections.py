@@ -29,6 +29,16 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
+def seconds_of(text: str) -> int | None:
+    """Return a duration such as `"90s"`, `"15m"`, `"24h"` or `"30d"` in seconds, None for another text."""
+    return _amount(text, _DURATION, _SECONDS)
+
+
+def _amount(text: str, form: re.Pattern[str], units: Mapping[str, int]) -> int | None:
+    found = form.fullmatch(text.strip())
+    return None if found is None else int(found.group(1)) * units[found.group(2)]
+
+
 class Section:
     """One table of a file.
 
@@ -134,10 +144,10 @@ class Section:
 
     def _with_unit(self, key: str, form: re.Pattern[str], units: Mapping[str, int], examples: str) -> int:
         value = self.content[key]
-        found = form.fullmatch(value.strip()) if isinstance(value, str) else None
+        found = _amount(value, form, units) if isinstance(value, str) else None
         if found is None:
             self.fail(key, "is not an amount with its unit", f"write for example {examples}")
-        return int(found.group(1)) * units[found.group(2)]
+        return found
 
 
 _READERS: dict[Any, Callable[[Section, str], Any]] = {

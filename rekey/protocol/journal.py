@@ -123,11 +123,12 @@ class Journal:
             await self.table.transact([Operation(Verb.INSERT, row) for row in rows])
         return [key_of(row) for row in rows]
 
-    async def touch(self, intent_id: EntityKey, epoch: int, side: Side, key: EntityKey) -> None:
-        """Write an intent anew, also if it is gone, so that its age restarts before its key is worked on."""
+    async def touch(self, intent_id: EntityKey, epoch: int, side: Side, key: EntityKey) -> str:
+        """Write an intent anew, also if it is gone, so that its age restarts before its key is worked on.
+        Returns its ETag."""
         await self._fresh()
         client_id = intent_id.partition.removeprefix(_partition(self.script_id, ""))
-        await self.table.upsert(self._intent_row(intent_id, client_id, epoch, side, key))
+        return await self.table.upsert(self._intent_row(intent_id, client_id, epoch, side, key))
 
     async def end(self, ids: Sequence[EntityKey]) -> None:
         """Remove intents; those that are gone already are no error."""
@@ -167,11 +168,11 @@ class Journal:
                 await self.keyring.learn(page.rows)
             yield [self._read(row) for row in page.rows]
 
-    async def keep(self, intent: Intent) -> None:
-        """Mark an intent as settled, unless it changed since it was read."""
-        change: Row = {PARTITION_KEY: intent.id.partition, ROW_KEY: intent.id.row, "Settled": True}
+    async def keep(self, intent_id: EntityKey, etag: str) -> None:
+        """Mark an intent as settled, unless it changed since it had `etag`."""
+        change: Row = {PARTITION_KEY: intent_id.partition, ROW_KEY: intent_id.row, "Settled": True}
         with suppress(RowMissing, ConditionFailed):
-            await self.table.merge(change, etag=intent.etag)
+            await self.table.merge(change, etag=etag)
 
     async def times(self) -> AsyncIterator[list[tuple[int, bool]]]:
         """Iterate over the intents without opening their keys: when each was made, last touched or marked as

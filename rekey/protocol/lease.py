@@ -41,7 +41,6 @@ from rekey.errors import (
     RowExists,
     RowMissing,
     ServiceError,
-    TableMissing,
     Unavailable,
 )
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
@@ -112,14 +111,6 @@ def to_row(script_id: str, lease_id: str, holder: Holder) -> Row:
         "Namespace": holder.namespace,
         "Renewals": 0,
     }
-
-
-async def read_lease(restricted: TableService, script_id: str) -> Row | None:
-    """Return the row of a migration's runner lease, None when there is none."""
-    try:
-        return await restricted.table(CONTROL_TABLE).get(EntityKey(script_id, LEASE_ROW_KEY))
-    except TableMissing:
-        return None
 
 
 def holder_of(row: Row) -> Holder:

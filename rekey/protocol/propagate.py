@@ -169,6 +169,15 @@ class Propagator:
                     await self._propagate(owner, tally)
         return await tally.result()
 
+    async def propagate_moved(self, row: Row) -> Propagated:
+        """Propagate a source row that may have been copied under an older target key: its forward row lists
+        other keys than those that it maps to. Raises as `propagate`."""
+        source_key = key_of(row)
+        forward = await self.mapping.forward(source_key)
+        if forward is None or forward.targets == self.expected_of(source_key, row).keys():
+            return Propagated()
+        return await self.propagate(source_key)
+
     async def _propagate(
         self, source_key: EntityKey, tally: Tally, room_for: Sequence[TargetKey] = ()
     ) -> set[EntityKey]:

@@ -172,7 +172,7 @@ class Sweeper:
         self._kept[intent.id] = self._monotonic()
         if not intent.settled:
             with suppress(ServiceError):  # then a later sweep marks it
-                await self._journal.keep(intent)
+                await self._journal.keep(intent.id, intent.etag)
 
     async def _end(self, intent: Intent, swept: Swept) -> None:
         try:

@@ -32,6 +32,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from rekey.errors import ConfigurationError, MachineFailed
 
@@ -213,8 +214,8 @@ class Azurite:
         self.restricted: AzuriteAccount
         """The account for the restricted store, once it runs."""
 
-    def start(self) -> None:
-        """Start Azurite and return when it answers. Raises ConfigurationError, MachineFailed."""
+    def __enter__(self) -> Self:
+        """Start Azurite; return when it answers. Raises ConfigurationError, MachineFailed."""
         node = find_node()
         entry = find_azurite(node)
         self._folder = tempfile.TemporaryDirectory(prefix="rekey-azurite-")
@@ -231,7 +232,7 @@ class Azurite:
                 self.tables, self.restricted = accounts[0], accounts[-1]
                 said = _wait_until_ready(self._process, home / _LOG)
                 if not said:
-                    return
+                    return self
                 _end(self._process)
                 if "EADDRINUSE" not in said:
                     break
@@ -240,22 +241,14 @@ class Azurite:
                 hint="run `node --version` and check memory and disk space, then repeat",
             )
         except BaseException:
-            self.stop()
+            self.__exit__()
             raise
 
-    def stop(self) -> None:
-        """End Azurite and remove its folder. Idempotent."""
+    def __exit__(self, *_raised: object) -> None:
         if self._process is not None:
             _end(self._process)
         if self._folder is not None:
             self._folder.cleanup()
-
-    def __enter__(self) -> Azurite:
-        self.start()
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        self.stop()
 
     def _launch(self, program: str, entry: Path, home: Path) -> subprocess.Popen[str]:
         command = [

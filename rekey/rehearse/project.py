@@ -131,30 +131,17 @@ class Project:
         secrets_of_scripts = "".join(
             f'\n[secrets.{name}]\nenv = "{variable}"\n' for name, variable in self._variables.items()
         )
-        configuration = f"""\
-# A rehearsal's own: small windows and a bounded rate, so that a kill lands in the middle of copying.
-[tables]
-endpoint = "{azurite.tables.endpoint}"
-key_env = "REHEARSAL_TABLES_KEY"
-
-[restricted]
-endpoint = "{azurite.restricted.endpoint}"
-key_env = "REHEARSAL_RESTRICTED_KEY"
-{secrets_of_scripts}
-[sealing]
-env = "{_WRAPPING_KEY}"
-
-[limits]
-window_rows = {window_rows}
-entities_per_second = {entities_per_second}
-
-[gates]
-retention = "{RETENTION_SECONDS}s"
-margin = "2s"
-
-[evidence]
-key_file = "{EVIDENCE_KEY}"
-"""
+        template = Path(__file__).with_name("configuration.txt").read_text("utf-8")
+        configuration = template.format(
+            tables=azurite.tables.endpoint,
+            restricted=azurite.restricted.endpoint,
+            secrets=secrets_of_scripts,
+            wrapping_key=_WRAPPING_KEY,
+            window_rows=window_rows,
+            entities_per_second=entities_per_second,
+            retention=RETENTION_SECONDS,
+            evidence_key=EVIDENCE_KEY,
+        )
         (self.folder / "rekey.toml").write_text(configuration, "utf-8")
         to = self.folder / "migrations"
         to.mkdir()

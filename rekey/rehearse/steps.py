@@ -4,6 +4,7 @@ Rules kept here:
 
 * Every step is a command in its own process; after it a witness reads both sides and compares row by row.
 * The kill is SIGKILL and lands while copying is under way: after the first checkpoint, before the last.
+* What is told at each step is in `steps.toml`.
 * The first check that fails ends the rehearsal; the failure holds the output of the command.
 * A step with a precondition in the declaration (the way back) is left out when that is not met; the report
   says so.
@@ -14,9 +15,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from azure.data.tables import UpdateMode
 
+from rekey.core.texts import catalogue, filled
 from rekey.declaration.migration import Migration
 from rekey.errors import ExitCode
 from rekey.model import content_of, key_of, property_names
@@ -26,6 +29,8 @@ from rekey.rehearse.report import Briefly
 from rekey.rehearse.witness import Finding, Witness
 from rekey.state.models import BACKFILL, Segment
 
+TEXTS = catalogue(Path(__file__).with_name("steps.toml"))
+"""The entries `say`, `why`, `proof`, `wrong` and `left_out` of the steps."""
 _POLL_SECONDS = 0.01
 _PAUSE_SECONDS = 0.02
 _LOOK_EVERY = 5
@@ -93,9 +98,7 @@ class Life:
         if self._migration.reverse:
             self._there_and_back()
         else:
-            self.left_out.append(
-                "the way back after cutover: the declaration says reverse=False, so there is none"
-            )
+            self._leave_out("no-rollback")
         expected = self._complete()
         self._retire(expected)
         self._nothing_told()
@@ -103,30 +106,24 @@ class Life:
     def take_dependencies_through(self) -> None:
         """Take the scripts that this one depends on to `complete`, on empty tables. Raises NotAsItMustBe."""
         for one in self.project.scripts[:-1]:
-            self.tell.say(f"{self._script_id} depends on {one.script_id}: taking that through, on no rows.")
+            self._say("dependency", script=self._script_id, needed=one.script_id)
             self.witness.tables.create_table_if_not_exists(one.migration.source)
             self._run("apply", one.script_id)
             self._run("verify", one.script_id, "--mode", "full")
             self._run("apply", one.script_id, "--to", "complete", "--writers-stopped")
-            self.left_out.append(f"the rows of {one.script_id}, which was taken through with an empty table")
+            self._leave_out("dependency", needed=one.script_id)
 
     # --- steps -------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        self.tell.say("Planning: what will be done, at what cost, and what would refuse.")
-        self._run("plan", self._script_id, "--exact")
-        self.tell.why(
-            "A plan reads every row and writes none: it finds rows that cannot be keyed, and rows that would"
-            " share a new key, before anything is touched."
-        )
-        self._prove(
-            not any(self.witness.exists(name) for name in self._migration.tables),
-            f"The plan wrote nothing: none of {self._named_targets()} exists after it.",
-        )
+        self._say("plan")
+        self._run("plan", self._script_id, "--exact", why="plan")
+        untouched = not any(self.witness.exists(name) for name in self._migration.tables)
+        self._prove("plan", untouched, targets=self._named_targets())
 
     def _kill(self) -> list[Segment]:
         """Kill the first `apply` in the middle of copying; return its segments as checkpointed then."""
-        self.tell.say("Applying, and killing it in the middle of copying.")
+        self._say("kill")
         running = self.project.start("apply", self._script_id)
         while not running.ended and _rows(self.project.segments(BACKFILL)) < self.kill_after:
             time.sleep(_POLL_SECONDS)
@@ -137,27 +134,18 @@ class Life:
         rows = _rows(segments)
         if result.code == 0 or not rows or all(segment.done for segment in segments):
             raise self._wrong("the kill did not land in the middle of copying; use more rows", result)
-        self.tell.why(
-            f"That was SIGKILL, which no handler catches, after {rows:,} rows had been checkpointed. What"
-            " is durable is durable, and nothing else was claimed."
-        )
-        self._run("status", self._script_id)
-        self.tell.why("What is done, and what comes next, is in the state file: `status` reads it.")
+        self._why("kill", rows=rows)
+        self._run("status", self._script_id, why="status")
         stood = self.project.segments(BACKFILL, self.witness.cursor_keys())
         claimed = [segment.claimed for segment in stood if segment.claimed is not None]
         if not claimed:
             raise self._wrong("a checkpoint counts rows and has no cursor", result)
         looked_at, missing = self.witness.missing_within(claimed)
-        self._prove(
-            missing == 0,
-            f"Killed after {rows:,} checkpointed rows; no checkpoint ran ahead: all {looked_at:,} source"
-            " rows up to the cursors are in the target.",
-            f"{missing:,} of {looked_at:,} rows before the checkpoint are not in the target",
-        )
+        self._prove("kill", missing == 0, rows=rows, looked_at=looked_at, missing=missing)
         return segments
 
     def _resume(self, killed_at: list[Segment]) -> None:
-        self.tell.say("Applying again, while the application goes on inserting, updating and deleting.")
+        self._say("resume")
         self.application.begin_counting()
         looks: list[bool] = []
 
@@ -166,42 +154,28 @@ class Life:
             if now:
                 looks.append(all(now.get(one.id, -1) >= one.rows for one in killed_at))
 
-        self._run_live("apply", self._script_id, during=look)
-        self.tell.why(
-            "The same command again is all a resume takes: it went on after the last checkpoint, then"
-            " stopped at the gate before cutover and said what the gate asks for."
-        )
+        self._run_live("apply", self._script_id, why="resume", during=look)
         ended = self.project.segments(BACKFILL)
         look()
-        self._prove(
-            all(looks) and all(segment.done for segment in ended),
-            f"The resumed run went on from {_rows(killed_at):,} rows to {_rows(ended):,} and"
-            f" never stood behind the kill (seen {len(looks) - 1} times under way).",
-            "the resumed run started over instead of going on from its checkpoint",
-        )
-        self._catch_up("With everything copied, `apply` brings over what changed since.")
+        whole, before = all(looks) and all(segment.done for segment in ended), _rows(killed_at)
+        self._prove("resume", whole, before=before, after=_rows(ended), looks=len(looks) - 1)
+        self._catch_up(why="catch-up")
         self._same(f"After {self.application.told()} by the application")
 
     def _verify(self) -> None:
-        self.tell.say("Verifying every row and every property, while the application writes.")
+        self._say("verify")
         self.application.begin_counting()
-        self._run_live("verify", self._script_id, "--mode", "full")
-        self.tell.why(
-            "Full verification compares digests of both sides, looks again at what differs, and calls only"
-            " what stands still a divergence."
-        )
-        self._proved(f"No false alarm: verified clean during {self.application.told()}.")
+        self._run_live("verify", self._script_id, "--mode", "full", why="verify")
+        self._prove("verify", True, told=self.application.told())
         # The rows just written are not in the target yet; what is planted next must be the only difference.
         self._catch_up()
 
     def _catch_up(self, why: str = "") -> None:
         """Copy what the application changed: run `apply` again, which stops at the gate before cutover."""
-        self._run("apply", self._script_id)
-        if why:
-            self.tell.why(why)
+        self._run("apply", self._script_id, why=why)
 
     def _plant_and_mend(self) -> None:
-        self.tell.say("Altering one row of the target by hand: verification must find it and name it.")
+        self._say("plant")
         source_key = min(self.application.untouched, key=lambda key: key.order)
         source_row = self.witness.get(self.witness.source_name, source_key)
         if source_row is None:
@@ -212,80 +186,58 @@ class Life:
         table = self._migration.target.table
         self.witness.client(table).update_entity(to_entity(altered), mode=UpdateMode.REPLACE)
         row_id = self.witness.safe_ids().short(table, key_of(made))
-        result = self._run("verify", self._script_id, "--mode", "full", expect=(ExitCode.FINDINGS,))
-        self.tell.why("One character of one property differs: exit code 1, and the row's safe id, no key.")
-        self._prove(
-            row_id in result.output,
-            f"Verification found the one altered row of {len(self.application.must_hold):,} and named it"
-            f" {row_id}.",
-            f"verification did not name row {row_id}",
-        )
-        self._run(
-            "verify", self._script_id, "--mode", "full", "--repair", expect=(ExitCode.DONE, ExitCode.FINDINGS)
-        )
-        self.tell.why("Repair makes the target's row equal to what the source says.")
-        self._run("verify", self._script_id, "--mode", "full")
-        self.tell.why("A failed verification had closed the gate; this one opens it again.")
+        verify = ("verify", self._script_id, "--mode", "full")
+        result = self._run(*verify, expect=(ExitCode.FINDINGS,), why="plant")
+        rows = len(self.application.must_hold)
+        self._prove("plant", row_id in result.output, rows=rows, row_id=row_id)
+        self._run(*verify, "--repair", expect=(ExitCode.DONE, ExitCode.FINDINGS), why="repair")
+        self._run(*verify, why="repaired")
         self._same("After the repair")
 
     def _cut_over(self) -> None:
-        self.tell.say("Cutting over: refused until the operator says that writers have stopped, then done.")
-        self._run("apply", self._script_id, "--to", "cutover", expect=(ExitCode.REFUSED,))
-        self.tell.why(
-            'Capture "delta" cannot see writers: the operator stops them, and says so. Without that: exit 3.'
-        )
+        self._say("cutover-refused")
+        cutover = ("apply", self._script_id, "--to", "cutover")
+        self._run(*cutover, expect=(ExitCode.REFUSED,), why="cutover-refused")
         self._to_cutover()
-        self.tell.why(
-            "Under freeze: a last pass, the sweep of deleted rows, a last full verification, and only then"
-            " the target has the authority."
-        )
+        self._why("cutover")
         self._same("After cutover, nothing lingering", after_cutover=True)
 
     def _there_and_back(self) -> None:
-        self.tell.say("The application writes to the target through the new keys; then all is rolled back.")
+        self._say("rollback")
         self.application.begin_counting()
         for _ in range(_TARGET_WRITES):
             self.application.write_target()
         told = self.application.told()
-        self._run("rollback", self._script_id, "--writers-stopped")
-        self.tell.why("What was written to the target since cutover was copied back before anything else.")
+        self._run("rollback", self._script_id, "--writers-stopped", why="rollback")
         self._same(f"After the rollback, with {told} made in the target", after_cutover=True)
-        self.tell.say("Cutting over again.")
+        self._say("again")
         self._cut_over_again()
 
     def _cut_over_again(self) -> None:
         self._to_cutover()
-        self.tell.why("A rollback costs nothing but time; the way forward is the same as before.")
+        self._why("again")
         self._same("After the second cutover", after_cutover=True)
 
     def _complete(self) -> Finding:
-        self.tell.say("Completing: from here the source is not written, and there is no way back.")
-        self._run("apply", self._script_id, "--to", "complete")
-        self.tell.why("The source stays as it is until the retention period is over.")
+        self._say("complete")
+        self._run("apply", self._script_id, "--to", "complete", why="complete")
         return self._same("After completion", after_cutover=True)
 
     def _retire(self, expected: Finding) -> None:
-        self.tell.say("Retiring: the source is deleted, after its name was typed.")
-        source = self._migration.source
+        self._say("retire-refused")
+        source, targets = self._migration.source, self._named_targets()
         time.sleep(RETENTION_SECONDS)
-        self._run("retire", self._script_id, "--table", self._migration.target.table, expect=_NOT_THIS_TABLE)
-        self.tell.why("The typed name was not the source's: refused, nothing deleted.")
-        self._prove(self.witness.exists(source), f"A wrong name deleted nothing: {source} is there.")
+        wrong_name = ("retire", self._script_id, "--table", self._migration.target.table)
+        self._run(*wrong_name, expect=_NOT_THIS_TABLE, why="retire-refused")
+        self._prove("retire-refused", self.witness.exists(source), source=source)
         self._run("evidence", "export", _BUNDLE, self._script_id)
-        self._run("evidence", "verify", _BUNDLE)
-        self.tell.why(
-            "With that folder and the public key anyone can check what was done; `retire` asks for it."
-        )
-        self._run("retire", self._script_id, "--table", source)
-        self.tell.why("Nothing in it had changed since the freeze, so the whole table went.")
+        self._run("evidence", "verify", _BUNDLE, why="evidence")
+        self._run("retire", self._script_id, "--table", source, why="retire")
         after = self.witness.compare_targets(expected.expected)
-        self._prove(
-            not self.witness.exists(source) and not after.wrong,
-            f"{source} is gone; all {after.target_rows:,} rows of {self._named_targets()} are unchanged.",
-            "; ".join(after.wrong) or f"{source} is still there",
-        )
-        self._run("status")
-        self.tell.why("The end: the ledger has every phase.")
+        gone, wrong = not self.witness.exists(source), "; ".join(after.wrong) or f"{source} is still there"
+        said = {"source": source, "rows": after.target_rows, "targets": targets, "wrong": wrong}
+        self._prove("retire", gone and not after.wrong, **said)
+        self._run("status", why="end")
 
     def _nothing_told(self) -> None:
         printed = "\n".join(result.output for result in self.steps)
@@ -293,12 +245,8 @@ class Life:
         keys = [key.row for key in list(self.application.must_hold)[:_LEGACY_KEYS_LOOKED_FOR]]
         telling = [key for key in keys if len(key) >= _TELLING_CHARACTERS and any(map(str.isdigit, key))]
         shown = sum(key in printed for key in telling)
-        self._prove(
-            secret == 0 and shown == 0,
-            f"In {len(printed.splitlines()):,} lines that the commands printed there is no account key, no"
-            f" secret and none of {len(telling):,} old RowKeys.",
-            f"the commands printed {secret} secrets and {shown} old RowKeys",
-        )
+        said = {"lines": len(printed.splitlines()), "telling": len(telling), "secret": secret, "shown": shown}
+        self._prove("nothing-told", secret == 0 and shown == 0, **said)
 
     # --- parts of steps ----------------------------------------------------------------------------------
 
@@ -311,24 +259,26 @@ class Life:
         finding = self.witness.compare(
             self.application.must_hold, may_linger=may_linger, after_cutover=after_cutover
         )
-        awaiting = (
-            f" ({finding.lingering:,} rows of deleted ones await the sweep)" if finding.lingering else ""
-        )
+        lingering = finding.lingering
         self._prove(
+            "same",
             not finding.wrong,
-            f"{when}: {finding.source_rows:,} source rows are what the application wrote, and"
-            f" {finding.target_rows - finding.lingering:,} target rows are what they give, row by row"
-            f"{awaiting}.",
-            f"{when}: {'; '.join(finding.wrong)}",
+            when=when,
+            source=finding.source_rows,
+            target=finding.target_rows - lingering,
+            awaiting=f" ({lingering:,} rows of deleted ones await the sweep)" if lingering else "",
+            problems="; ".join(finding.wrong),
         )
         return finding
 
-    def _run(self, *words: str, expect: tuple[int, ...] = (ExitCode.DONE,)) -> Result:
-        return self._expecting(self.project.start(*words), expect)
+    def _run(self, *words: str, expect: tuple[int, ...] = (ExitCode.DONE,), why: str = "") -> Result:
+        """Run a command, and say why by the text of the step `why`; return its result."""
+        return self._expecting(self.project.start(*words), expect, why)
 
     def _run_live(
         self,
         *words: str,
+        why: str = "",
         during: Callable[[], None] = lambda: None,
         write: Callable[[], None] | None = None,
     ) -> Result:
@@ -336,6 +286,7 @@ class Life:
 
         Args:
             words: the command.
+            why: the step whose text says why.
             during: called again and again while the command runs.
             write: makes one write; by default to the source.
         """
@@ -349,13 +300,15 @@ class Life:
                 during()
             rounds += 1
             time.sleep(_PAUSE_SECONDS)
-        return self._expecting(running, (ExitCode.DONE,))
+        return self._expecting(running, (ExitCode.DONE,), why)
 
-    def _expecting(self, running: Running, expect: tuple[int, ...]) -> Result:
+    def _expecting(self, running: Running, expect: tuple[int, ...], why: str) -> Result:
         result = self._keep(running.finish())
         if result.code not in expect:
             wanted = " or ".join(str(int(code)) for code in expect)
             raise self._wrong(f"`{result.line}` ended with {result.code}, not {wanted}", result)
+        if why:
+            self._why(why)
         return result
 
     def _keep(self, result: Result) -> Result:
@@ -363,12 +316,20 @@ class Life:
         self.tell.ran(result)
         return result
 
-    def _prove(self, holds: bool, proof: str, otherwise: str = "") -> None:
-        if not holds:
-            raise self._wrong(otherwise or f"this does not hold: {proof}", self.steps[-1])
-        self._proved(proof)
+    def _say(self, step: str, **values: object) -> None:
+        self.tell.say(*filled(TEXTS[step], values, "say"))
 
-    def _proved(self, proof: str) -> None:
+    def _why(self, step: str, **values: object) -> None:
+        self.tell.why(*filled(TEXTS[step], values, "why"))
+
+    def _leave_out(self, step: str, **values: object) -> None:
+        self.left_out += filled(TEXTS[step], values, "left_out")
+
+    def _prove(self, step: str, holds: bool, **values: object) -> None:
+        """Prove what the text of a step says, or raise NotAsItMustBe with what is wrong."""
+        proof, wrong = filled(TEXTS[step], values, "proof", "wrong")
+        if not holds:
+            raise self._wrong(wrong or f"this does not hold: {proof}", self.steps[-1])
         self.proofs.append(proof)
         self.tell.proved(proof)
 
@@ -390,7 +351,7 @@ class LifeUnderWrites(Life):
 
     def live(self) -> None:
         """Go through the whole life. Raises NotAsItMustBe."""
-        self.tell.say("The application writes through rekey's client from now on, and will not stop.")
+        self._say("writes")
         for _ in range(_WRITES_BEFORE):
             self.application.write_source()
         super().live()
@@ -399,12 +360,9 @@ class LifeUnderWrites(Life):
         """Do nothing: the targets followed every write before it was acknowledged."""
 
     def _cut_over(self) -> None:
-        self.tell.say("Cutting over, while the application goes on writing.")
+        self._say("cutover-under-writes")
         self._to_cutover()
-        self.tell.why(
-            "A freeze of seconds: clients let their writes wait, everything announced is settled, and the"
-            " target has the authority. No writer was stopped."
-        )
+        self._why("cutover-under-writes")
         self._same("After cutover, under writes", after_cutover=True)
 
     def _to_cutover(self) -> None:
@@ -413,35 +371,29 @@ class LifeUnderWrites(Life):
         self._waited("the cutover")
 
     def _there_and_back(self) -> None:
-        self.tell.say("Both versions of the application write, in both views; then all is rolled back.")
+        self._say("rollback-under-writes")
         self.application.begin_counting()
         for _ in range(_TARGET_WRITES):
             self.application.write_both()
         self._same(f"After {self.application.told()} in both views", after_cutover=True)
         self.application.begin_counting()
-        self._run_live("rollback", self._script_id, write=self.application.write_both)
-        self.tell.why("The authority went back to the source, which had followed the target all along.")
+        back = "rollback-under-writes"
+        self._run_live("rollback", self._script_id, why=back, write=self.application.write_both)
         self._waited("the rollback")
         self._same("After the rollback, under writes in both views", after_cutover=True)
-        self.tell.say("Verifying what came back, and cutting over again.")
+        self._say("again-under-writes")
         self._run("verify", self._script_id, "--mode", "full")
         self._cut_over_again()
 
     def _complete(self) -> Finding:
-        self.tell.say("Completing: refused while the old version of the application runs, then done.")
-        refused = self._run("apply", self._script_id, "--to", "complete", expect=(ExitCode.REFUSED,))
-        self._prove(
-            "application-old" in refused.output,
-            "Completion was refused by name of the client that still uses old keys.",
-            "the refusal did not name the client of the old view",
-        )
+        step, complete = "complete-under-writes", ("apply", self._script_id, "--to", "complete")
+        self._say(step)
+        refused = self._run(*complete, expect=(ExitCode.REFUSED,))
+        self._prove(step, "application-old" in refused.output)
         self.application.old.close()
-        self._run("apply", self._script_id, "--to", "complete")
-        self.tell.why("Nothing follows the target from here on. The source stays until retention is over.")
+        self._run(*complete, why=step)
         return self._same("After completion", after_cutover=True)
 
     def _waited(self, during: str) -> None:
-        self._proved(
-            f"{self.application.told()} during {during}, none lost; the longest write took"
-            f" {self.application.longest_seconds:.1f} s, the freeze included."
-        )
+        longest = self.application.longest_seconds
+        self._prove("waited", True, told=self.application.told(), during=during, longest=longest)

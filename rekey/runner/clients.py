@@ -1,5 +1,5 @@
-"""The runner's work with the application's clients: waiting for them when the control row moves, and
-sweeping, draining and querying the journal.
+"""Who else may be writing: waiting for the application's clients when the control row moves, and for requests
+that were left open; sweeping, draining and querying the journal.
 
 Rules kept here (ADR 0019):
 
@@ -21,7 +21,13 @@ Rules kept here (ADR 0019):
 * The background sweep ends with the work that it runs next to, and its errors end that work.
 * Whether a key is in flight is answered from a scan that began after the question: an older scan could miss
   the intent of a write that the caller saw half done.
-* Capture "delta" has no clients: nothing is waited for.
+* Capture "delta" has no clients: no client is waited for.
+* A request that was sent and not answered takes effect within `[gates] margin`, or never. So nothing that
+  relies on what the tables hold (a sweep, a move of the authority, a way back, dropping tables) begins while
+  a request that was left open, or whose sender was cut off, is younger than the margin (`until_quiet`).
+* The age of requests that this process left open is measured by its own clock, which only rises. The time
+  until which earlier runners and workers may have sent requests is in the restricted store, by the service's
+  clock (`rekey.protocol.term`).
 """
 
 from __future__ import annotations
@@ -61,6 +67,7 @@ _NAMED = 10
 RUNNER = "runner"
 """Client id of the runner's own intents. The ids of clients are hexadecimal."""
 SWEEP_EVERY_S = 5.0
+_LOOK_S = 1.0
 FRESH_S = 5.0
 """An intent older than this is not of a write that goes as usual."""
 
@@ -282,6 +289,52 @@ async def heard_of_until(run: Run, behind: ControlRow | None = None) -> int | No
         if is_over(row, now) and (behind is None or not is_current(row, behind.run_id, behind.epoch))
     ]
     return max((at for at in given_up if at > now), default=None)
+
+
+# --- what was sent and not answered ------------------------------------------------------------------------
+
+
+async def until_quiet(run: Run) -> None:
+    """Wait until no request that was sent before can take effect any more; return at once if all were
+    answered."""
+    term, margin_s = Term(run.restricted, run.script_id), run.config.gates.margin_s
+    theirs = await term.left(margin_s)
+    seconds = max(theirs, open_s(run))
+    if seconds:
+        run.progress.note(
+            f"{run.script_id}: waiting {seconds:.0f} s: what was sent and not answered may still take effect"
+        )
+    if theirs:
+        await term.wait(margin_s, run.clock, run.check)
+    while (left := open_s(run)) > 0:
+        run.check()
+        await run.clock.sleep(min(_LOOK_S, left))
+
+
+async def quiet_in_s(run: Run) -> float:
+    """Return for how many seconds a request that was sent before may still take effect; 0: none may."""
+    return max(await Term(run.restricted, run.script_id).left(run.config.gates.margin_s), open_s(run))
+
+
+async def hand_over(run: Run) -> bool:
+    """Extend the term in the restricted store if this process has left requests open, for the next runner.
+
+    Returns:
+        False when the service failed and the next runner will not know of them.
+    """
+    if not open_s(run):
+        return True
+    try:
+        await Term(run.restricted, run.script_id).extend(await run.restricted.server_time())
+    except ServiceError:
+        return False
+    return True
+
+
+def open_s(run: Run) -> float:
+    """Return for how many more seconds a request that this process left open may take effect; 0: none may."""
+    opened = [at for at in (run.tables.last_open, run.restricted.last_open) if at is not None]
+    return max(0.0, max(opened) + run.config.gates.margin_s - run.clock.rising()) if opened else 0.0
 
 
 # --- the journal -------------------------------------------------------------------------------------------

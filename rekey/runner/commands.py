@@ -29,10 +29,11 @@ from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan, Plan
 from rekey.plan.subject import PlanOptions, subject_of
 from rekey.protocol.rules import SOURCE, authority
-from rekey.runner.clients import wait_for_present, while_sweeping
+from rekey.runner.clients import until_quiet, wait_for_present, while_sweeping
 from rekey.runner.phases import PHASES
-from rekey.runner.run import Run, until_quiet
+from rekey.runner.run import Run
 from rekey.runner.session import Session
+from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import context, verify_full
 from rekey.state.audit import expressible
 from rekey.state.models import PLAN_FACT
@@ -49,11 +50,13 @@ class Applied:
     Attributes:
         script_id: the migration.
         phases: the phases it carried out, in order.
-        caught_up: when no phase was left to carry out: rows that delta passes and the sweep changed in the
-            targets, or intents of the journal that were settled.
+        caught_up: when no phase was left to carry out: rows that were brought up to date in the targets, or
+            intents of the journal that were settled.
         next_phase: the phase after the last one that is applied; None when all are applied.
         asks: what the gate before that phase asks for; empty when it is open, or when `apply` enters the
             phase without being told to.
+        stop_s: for how many seconds the application's writers would have to stop for the cutover, as measured
+            (capture "delta"); None when that is over, not measured, or does not apply.
     """
 
     script_id: str
@@ -61,6 +64,7 @@ class Applied:
     caught_up: int
     next_phase: Phase | None
     asks: tuple[str, ...]
+    stop_s: float | None = None
 
 
 class Mode(StrEnum):
@@ -112,7 +116,8 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
     caught_up = session.do(PHASES[after[-1]].again(run)) if before == after else 0
     upcoming = following(after[-1])
     asks = session.do(PHASES[upcoming].gate(run)) if upcoming in GATED and upcoming else []
-    return Applied(script_id, tuple(after[len(before) :]), caught_up, upcoming, tuple(asks))
+    stop_s = expected_stop_s(run) if run.is_delta and upcoming is Phase.CUTOVER else None
+    return Applied(script_id, tuple(after[len(before) :]), caught_up, upcoming, tuple(asks), stop_s)
 
 
 def _keep_plan(run: Run, planned: Plan, *, check_rows: bool) -> None:

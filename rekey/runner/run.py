@@ -1,16 +1,9 @@
-"""One open migration as a value that phases work with (`Run`), the lifecycle of a phase (`Operation`), and
-waiting until no unanswered request can take effect any more (`until_quiet`).
+"""One open migration as a value that phases work with (`Run`), and the lifecycle of a phase (`Operation`).
 
 Rules kept here:
 
 * A `Run` is made by the session, which opens and closes locks and connections; phases only use it.
 * Phases report progress to the run and ask the run for stop requests: they know neither terminal nor signals.
-* A request that was sent and not answered takes effect within `[gates] margin`, or never. So nothing that
-  relies on what the tables hold (a sweep, a move of the authority, a way back, dropping tables) begins while
-  a request that was left open, or whose sender was cut off, is younger than the margin (`until_quiet`).
-* The age of requests that this process left open is measured by its own clock, which only rises. The time
-  until which earlier runners and workers may have sent requests is in the restricted store, by the service's
-  clock (`rekey.protocol.term`).
 """
 
 from __future__ import annotations
@@ -27,7 +20,7 @@ from rekey.core.clock import Clock, SystemClock
 from rekey.core.progress import Progress, Silent
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
-from rekey.errors import Interrupted, ServiceError
+from rekey.errors import Interrupted
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
@@ -39,7 +32,6 @@ from rekey.protocol.propagate import Propagator
 from rekey.protocol.registry import SAFETY_S, Registry
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.sweeper import Sweeper
-from rekey.protocol.term import Term
 from rekey.state.store import State
 from rekey.tables.base import SHARED_SERVICE_S, Table, TableService
 
@@ -47,7 +39,6 @@ WRITING_S = 15.0
 """Seconds for which the runner writes under one intent of its own."""
 OPEN_S = WRITING_S + SHARED_SERVICE_S + SAFETY_S
 """Seconds after which no write that the runner announced in an intent can be in flight any more."""
-_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +47,15 @@ class Options:
 
     Attributes:
         writers_stopped: the operator confirms that no application writes.
+        stop_at_most_s: refuse to cut over when writers would stand still for more seconds than this (capture
+            "delta"); None: however long it takes.
         drop_targets: on rollback to `source`: drop the target tables (True) or keep them (False).
         typed_table: the source's name as typed for `retire`.
         executor: `module:callable`, in place of the one in [executor]; "": use that one.
     """
 
     writers_stopped: bool = False
+    stop_at_most_s: float | None = None
     drop_targets: bool = False
     typed_table: str = ""
     executor: str = ""
@@ -215,44 +209,3 @@ class Operation:
     run: Callable[[Run], Coroutine[Any, Any, Counters]]
     undo: Callable[[Run], Coroutine[Any, Any, None]]
     again: Callable[[Run], Coroutine[Any, Any, int]] = nothing_left
-
-
-# --- what was sent and not answered ------------------------------------------------------------------------
-
-
-async def until_quiet(run: Run) -> None:
-    """Wait until no request that was sent before can take effect any more; return at once if all were
-    answered."""
-    term, margin_s = Term(run.restricted, run.script_id), run.config.gates.margin_s
-    theirs = await term.left(margin_s)
-    seconds = max(theirs, _open_s(run))
-    if seconds:
-        run.progress.note(
-            f"{run.script_id}: waiting {seconds:.0f} s: what was sent and not answered may still take effect"
-        )
-    if theirs:
-        await term.wait(margin_s, run.clock, run.check)
-    while (left := _open_s(run)) > 0:
-        run.check()
-        await run.clock.sleep(min(_LOOK_S, left))
-
-
-async def hand_over(run: Run) -> bool:
-    """Extend the term in the restricted store if this process has left requests open, for the next runner.
-
-    Returns:
-        False when the service failed and the next runner will not know of them.
-    """
-    if not _open_s(run):
-        return True
-    try:
-        await Term(run.restricted, run.script_id).extend(await run.restricted.server_time())
-    except ServiceError:
-        return False
-    return True
-
-
-def _open_s(run: Run) -> float:
-    """Return for how many more seconds a request that this process left open may take effect; 0: none may."""
-    opened = [at for at in (run.tables.last_open, run.restricted.last_open) if at is not None]
-    return max(0.0, max(opened) + run.config.gates.margin_s - run.clock.rising()) if opened else 0.0

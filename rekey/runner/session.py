@@ -15,7 +15,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from rekey.copy.throttle import Throttle
@@ -24,7 +24,7 @@ from rekey.copy.write import Copier
 from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
 from rekey.core.progress import Progress, Silent
 from rekey.declaration.migration import Declared
-from rekey.errors import Refused, StateUnusable
+from rekey.errors import Moved, Refused, StateUnusable
 from rekey.evidence.log import make_checkpoint
 from rekey.evidence.signing import open_signer
 from rekey.mapping.ids import new_key
@@ -37,14 +37,13 @@ from rekey.project.config import Config
 from rekey.protocol.control import ControlRow
 from rekey.protocol.lease import RunnerLease
 from rekey.protocol.term import Term
-from rekey.runner.clients import announcing, wait_for_present
+from rekey.runner.clients import announcing, hand_over, until_quiet, wait_for_present
 from rekey.runner.phases import PHASES
-from rekey.runner.phases.dual_write import begin_watermark
-from rekey.runner.run import Options, Run, StopFlag, hand_over, until_quiet
+from rekey.runner.run import Options, Run, StopFlag
 from rekey.runner.steering import Steering, follow
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger, aligned
-from rekey.state.models import require_same_rules
+from rekey.state.models import MigrationRecord
 from rekey.state.store import State
 from rekey.tables.allowance import while_allowed
 from rekey.tables.azure import AzureTableService
@@ -267,7 +266,7 @@ class Session:
         if control is None:
             return
         if record is not None:
-            record.require_same_place(declared.migration.source, self.config.endpoints, control.run_id)
+            require_same_place(record, declared.migration.source, self.config.endpoints, control.run_id)
             require_same_rules(declared.script_id, (record.digest, record.secret_fingerprints), rules)
         # If the state file was lost, only the control row says how the migration started.
         require_same_rules(declared.script_id, (control.digest, control.fingerprints), rules)
@@ -277,7 +276,7 @@ class Session:
 
         def changed(said: Steering) -> None:
             self.progress.note(f"from now on: {said.told()}")
-            self.state.audit("steered", None, said.as_json())
+            self.state.audit("steered", None, asdict(said))
 
         limits = self.config.rates
         throttle = Throttle(
@@ -310,7 +309,7 @@ class Session:
         if run.is_delta and counts and counts[-1] is Phase.DUAL_WRITE:
             # If the state file was lost, `dual_write` is only marked here, not run: it set no watermark. The
             # backfill is still to come, so one that is set now is early enough.
-            await begin_watermark(run)
+            await PHASES[Phase.DUAL_WRITE].again(run)
 
     # --- phases, as yoyo calls them ----------------------------------------------------------------------
 
@@ -348,3 +347,46 @@ class Session:
         await wait_for_present(run)
         with while_allowed(run.still_alone):
             return await work(run)
+
+
+def require_same_place(record: MigrationRecord, source: str, endpoint_id: str, run_id: str) -> None:
+    """Refuse a state file that belongs to another migration of the same name. Raises StateUnusable."""
+    for part, known, now in (
+        ("account", record.endpoint_id, endpoint_id),
+        ("source table", record.source.lower(), source.lower()),
+        ("run", record.run_id, run_id),
+    ):
+        if known != now:
+            raise StateUnusable(
+                f"the state file is of another migration: its {record.script_id} has another {part}",
+                kept="the state file and all tables, unchanged",
+                hint="give this migration a state file of its own: [state] path in the configuration;"
+                " without its file a migration copies again and loses nothing",
+            )
+
+
+Rules = tuple[str, Mapping[str, str]]
+"""What decides how rows are mapped: a declaration's digest, and the fingerprints of its secrets by name."""
+
+
+def require_same_rules(script_id: str, began: Rules, now: Rules) -> None:
+    """Refuse a declaration or a secret that changed since the first phase. Raises Moved."""
+    (first_digest, first_secrets), (digest, secrets) = began, now
+    if digest != first_digest:
+        raise Moved(
+            f"the script {script_id} was edited after its first phase:"
+            f" digest {digest[:12]}, started with {first_digest[:12]}",
+            kept="everything done so far; nothing was written with the edited script",
+            hint="put the script back as it was; to change it, `rekey rollback` with the old one first",
+        )
+    changed = [
+        f"`{name}`"
+        for name in sorted({*secrets, *first_secrets})
+        if secrets.get(name) != first_secrets.get(name)
+    ]
+    if changed:
+        raise Moved(
+            f"the secret {', '.join(changed)} is not the one that {script_id} started with",
+            kept="everything done so far; nothing was written with the other secret",
+            hint="configure the secret of the start; to change it, `rekey rollback` with that one first",
+        )

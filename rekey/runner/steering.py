@@ -18,7 +18,6 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rekey.copy.throttle import Rates
 from rekey.errors import MachineFailed
@@ -68,10 +67,6 @@ class Steering:
         limits = f"at most {', '.join(rates)}" if rates else "limits as in rekey.toml"
         return f"PAUSED until `rekey resume`; {limits}" if self.paused else limits
 
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return asdict(self)
-
 
 def path_of(state: Path) -> Path:
     """Return the path of the steering file of a state file."""
@@ -102,7 +97,7 @@ def say(state: Path, steering: Steering) -> Steering:
     path = path_of(state)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(path, json.dumps(said.as_json()).encode())
+        write_whole(path, json.dumps(asdict(said)).encode())
     except OSError as error:
         raise MachineFailed(
             f"{path} cannot be written ({type(error).__name__})",

@@ -6,6 +6,8 @@ Rules kept here:
   gate until a newer one succeeds.
 * In capture "delta" a source row that changed (or went) after the last pass began is pending, not divergent,
   as long as writers may run; under freeze nothing is pending.
+* A comparison that brings (capture "delta") is itself the pass: the watermark moves, when it is whole, to the
+  time before its first row was read, in whatever sitting that was.
 * In capture "dual-write" a row that the journal announces a write for is in flight, and is compared again;
   the journal is swept meanwhile, so that a client that died does not keep a row in flight for ever.
 * A verification that was made while no client was registered says nothing about later writes: it opens no
@@ -26,6 +28,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from rekey.copy.delta import fresh_second
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.progress import Advance
 from rekey.errors import StateUnusable
@@ -38,24 +41,27 @@ from rekey.runner.workers import Workers
 from rekey.state.models import WATERMARK, StoredSums, Verification
 from rekey.status.facts import RETURNED_AT, UNFOLLOWED, is_unfollowed, verification_problem
 from rekey.verify.context import ReconcileContext, never
-from rekey.verify.full import full
+from rekey.verify.full import TooMany, full
 from rekey.verify.report import FullReport
 from rekey.verify.sums import Partial
 
+COMPARING_SINCE = "comparing_since"
+"""Fact: the service's time before the first row of the last comparison that brings was read."""
 
-def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileContext:
+
+def context(
+    run: Run, control: ControlPhase, advance: Advance, *, brings: bool = False, since: str | None = None
+) -> ReconcileContext:
     """Return the context of a comparison for a migration.
 
     Args:
         run: the migration.
         control: the control phase, which says which side is the authority.
         advance: called with the number of rows as they are read.
+        brings: bring what differs up to date, and compare that again (capture "delta").
+        since: the service's time after which changes are for a later pass; None: that of the last pass.
     """
-    watermark = run.state.get_fact(run.script_id, WATERMARK)
-
-    async def owner(target_key: EntityKey) -> EntityKey | None:
-        found = await run.mapping.owner(target_key)
-        return None if found is None else found.source
+    watermark = since or run.state.get_fact(run.script_id, WATERMARK)
 
     async def pending(source_key: EntityKey) -> bool:
         """Tell whether a source row changed after the last pass began, or is gone: the next handles it."""
@@ -70,13 +76,14 @@ def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileConte
         targets=run.targets,
         mapper=run.mapper,
         ids=run.ids,
-        owner=owner,
+        owner=run.propagator.owner_of,
         propagate=run.reverse.propagate if from_target else run.propagator.propagate,
         folder=Path(tempfile.gettempdir()),
         advance=advance,
         stop=run.check,
         in_flight=never if run.is_delta else InFlight(run),
         pending=pending if run.is_delta and control is ControlPhase.DUAL_WRITE else never,
+        brings=brings,
         authority_is_target=from_target,
         concurrency=run.config.limits.concurrency,
         scans=run.config.limits.scans,
@@ -85,10 +92,20 @@ def context(run: Run, control: ControlPhase, advance: Advance) -> ReconcileConte
     )
 
 
-async def verify_full(run: Run, *, repair: bool = False) -> FullReport:
+async def verify_full(run: Run, *, repair: bool = False, brings: bool = False) -> FullReport:
     """Compare everything and record the result in the state file and the audit log.
 
     Goes on from the stored sums of a verification that was cut off, where they may be used.
+
+    Args:
+        run: the migration.
+        repair: mend stable divergences.
+        brings: bring what differs up to date, and compare that again (capture "delta", without workers).
+            While writers may run the watermark moves to the time before the first row was read.
+
+    Raises:
+        Collision, RowRefused: with `brings`: of a row that cannot be brought.
+        TooMany: with `brings`: more rows differ than are worth bringing one by one; nothing was recorded.
     """
     row = await run.control.read()
     control = ControlPhase.SOURCE if row is None else row.phase
@@ -102,18 +119,28 @@ async def verify_full(run: Run, *, repair: bool = False) -> FullReport:
         "control": control,
         "followed": followed,
     }
+    if brings:
+        made_under["brings"] = True
     basis = json.dumps(made_under, sort_keys=True)
     work = _resumed(run, basis)
-    with run.progress.task("verify") as advance:
+    writers_run = brings and control is ControlPhase.DUAL_WRITE
+    since = await _begun(run, anew=work is None) if writers_run else None
+    with run.progress.task("compare" if brings else "verify") as advance:
         comparing = full(
-            context(run, control, advance),
+            context(run, control, advance, brings=brings, since=since),
             partial=work,
             checkpoint=lambda sums: keep(run, basis, sums),
             repair=repair,
             reader=None if run.factory is None else await Workers.of(run, writes=False),
         )
-        report = await while_sweeping(run, authority(control) or SOURCE, comparing)
+        try:
+            report = await while_sweeping(run, authority(control) or SOURCE, comparing)
+        except TooMany:
+            run.state.keep_sums(run.script_id, None)
+            raise
     record(run, report)
+    if since is not None:
+        run.state.set_fact(run.script_id, WATERMARK, since)
     # The fact of a version before 0.2 about a way back: that was before this verification, and the fact would
     # keep the gate closed for good.
     run.state.set_fact(run.script_id, RETURNED_AT, None)
@@ -121,6 +148,16 @@ async def verify_full(run: Run, *, repair: bool = False) -> FullReport:
     if not followed:
         run.state.set_fact(run.script_id, UNFOLLOWED, str(last_number(run)))
     return report
+
+
+async def _begun(run: Run, *, anew: bool) -> str:
+    """Return the service's time before the first row of a comparison is read; it is stored, in case the
+    comparison is cut off and goes on."""
+    since = None if anew else run.state.get_fact(run.script_id, COMPARING_SINCE)
+    if since is None:
+        since = await fresh_second(run.tables.server_time, run.clock)
+        run.state.set_fact(run.script_id, COMPARING_SINCE, since)
+    return since
 
 
 def _resumed(run: Run, basis: str) -> Partial | None:

@@ -6,7 +6,7 @@ Rules kept here:
   checked that its lease holds, and only within the range that was asked for.
 * The runner goes on after the copy only when no task can write any more: every task was answered by an
   executor that runs each once, and nothing was left open; or the term of all tasks and the margin are over
-  (`rekey.runner.run.until_quiet`).
+  (`rekey.runner.clients.until_quiet`).
 * The operator's rates and pause are for all tasks together: each task is submitted with its share.
 * A slice's sums and its cursor are taken over together, so that the stored sums can be continued at any
   moment. Slices of another epoch than the comparison's are not counted.

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from yoyo.exceptions import BadMigration, LockTimeout
@@ -31,7 +30,7 @@ from yoyo.migrations import Migration as YoyoMigration
 from yoyo.migrations import MigrationList, MigrationStep, Transactionless
 
 from rekey.declaration.migration import Declared
-from rekey.errors import DeclarationError, GateClosed, Locked, MachineFailed, Refused, StateUnusable
+from rekey.errors import GateClosed, Locked, MachineFailed, Refused, StateUnusable
 from rekey.phases import LEAVES, ORDER, REVERSIBLE, ControlPhase, Phase, ledger_id
 from rekey.state import backend as state_backend
 from rekey.state import files
@@ -106,13 +105,12 @@ class Ledger:
 
         Args:
             state_path: the state file; made when there is none.
-            scripts: all scripts, in any order.
+            scripts: all scripts, dependencies first, as `load_scripts` returns them.
             run: carries out one phase.
             undo: takes one phase back.
             lock: the held file lock on the state file; the caller releases it.
 
         Raises:
-            DeclarationError: a dependency that does not exist, or a cycle.
             StateUnusable, MachineFailed: see `State.open`.
         """
         self._path = Path(state_path).absolute()
@@ -120,8 +118,7 @@ class Ledger:
         self._phases: dict[str, _PhaseMigration] = {}
         lock.require(self._path)
         by_id = {script.script_id: script for script in scripts}
-        for script_id in _in_order(by_id):
-            script = by_id[script_id]
+        for script_id, script in by_id.items():
             depends = [self._phases[ledger_id(one, handover(by_id[one], script))] for one in script.depends]
             for phase in ORDER:
                 made = _PhaseMigration(script_id, phase, depends, self._path, run, undo)
@@ -232,32 +229,3 @@ class Ledger:
                 hint="move the state file away and run `rekey apply` again: it asks the control row",
             )
         return done
-
-
-def _in_order(scripts: dict[str, Declared]) -> list[str]:
-    """Return the ids of scripts, dependencies first.
-
-    Sorted here, because yoyo ignores missing dependencies and reports circles by an error of its own.
-
-    Raises:
-        DeclarationError: a dependency does not exist, or the scripts depend on each other in a circle.
-    """
-    for script in scripts.values():
-        for missing in sorted(script.depends - set(scripts)):
-            raise DeclarationError(
-                script.script_id,
-                "__depends__",
-                f"there is no script {missing}",
-                cure="name a script of this folder, without `.py`",
-            )
-    try:
-        return list(
-            TopologicalSorter({one.script_id: one.depends for one in scripts.values()}).static_order()
-        )
-    except CycleError as error:
-        raise DeclarationError(
-            error.args[1][0],
-            "__depends__",
-            f"the scripts depend on each other in a circle: {' -> '.join(error.args[1])}",
-            cure="remove one of these dependencies",
-        ) from None

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekey.errors import Moved, StateUnusable
+from rekey.errors import StateUnusable
 from rekey.model import EntityKey, KeyRange
 
 BACKFILL = "backfill"
@@ -53,50 +53,6 @@ class MigrationRecord:
     endpoint_id: str
     secret_fingerprints: Mapping[str, str]
     registered_at: str
-
-    def require_same_place(self, source: str, endpoint_id: str, run_id: str) -> None:
-        """Refuse a state file that belongs to another migration of the same name. Raises StateUnusable."""
-        ours = (self.source.lower(), self.endpoint_id, self.run_id)
-        if ours == (source.lower(), endpoint_id, run_id):
-            return
-        part = "run"
-        if self.endpoint_id != endpoint_id:
-            part = "account"
-        elif self.source.lower() != source.lower():
-            part = "source table"
-        raise StateUnusable(
-            f"the state file is of another migration: its {self.script_id} has another {part}",
-            kept="the state file and all tables, unchanged",
-            hint="give this migration a state file of its own: [state] path in the configuration;"
-            " without its file a migration copies again and loses nothing",
-        )
-
-
-Rules = tuple[str, Mapping[str, str]]
-"""What decides how rows are mapped: a declaration's digest, and the fingerprints of its secrets by name."""
-
-
-def require_same_rules(script_id: str, began: Rules, now: Rules) -> None:
-    """Refuse a declaration or a secret that changed since the first phase. Raises Moved."""
-    (first_digest, first_secrets), (digest, secrets) = began, now
-    if digest != first_digest:
-        raise Moved(
-            f"the script {script_id} was edited after its first phase:"
-            f" digest {digest[:12]}, started with {first_digest[:12]}",
-            kept="everything done so far; nothing was written with the edited script",
-            hint="put the script back as it was; to change it, `rekey rollback` with the old one first",
-        )
-    changed = [
-        f"`{name}`"
-        for name in sorted({*secrets, *first_secrets})
-        if secrets.get(name) != first_secrets.get(name)
-    ]
-    if changed:
-        raise Moved(
-            f"the secret {', '.join(changed)} is not the one that {script_id} started with",
-            kept="everything done so far; nothing was written with the other secret",
-            hint="configure the secret of the start; to change it, `rekey rollback` with that one first",
-        )
 
 
 class KeyTexts:

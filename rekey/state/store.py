@@ -46,7 +46,6 @@ from rekey.state.models import (
     StoredCheckpoint,
     StoredSums,
     Verification,
-    require_same_rules,
 )
 
 _REQUESTS = "requests."
@@ -173,28 +172,16 @@ class State:
         secret_fingerprints: Mapping[str, str],
         endpoint_id: str,
     ) -> None:
-        """Record what a migration starts with; if it is recorded already, compare with the record.
-
-        Raises:
-            StateUnusable: recorded with another account, source table or run.
-            Moved: recorded with another digest or another secret.
-        """
-        with self._writing() as connection:
-            known = _migration(connection, script_id)
-            if known is not None:
-                known.require_same_place(source, endpoint_id, run_id)
-                began = known.digest, known.secret_fingerprints
-                require_same_rules(script_id, began, (digest, secret_fingerprints))
-                return
-            made = MigrationRecord(
-                script_id, digest, source, run_id, endpoint_id, dict(secret_fingerprints), self._now()
-            )
-            connection.execute(sa.insert(MIGRATION).values(asdict(made)))
+        """Record what a migration starts with; a record that is there stays as it is."""
+        made = MigrationRecord(
+            script_id, digest, source, run_id, endpoint_id, dict(secret_fingerprints), self._now()
+        )
+        self._write(upsert(MIGRATION).values(asdict(made)).on_conflict_do_nothing())
 
     def migration(self, script_id: str) -> MigrationRecord | None:
         """Return what a migration started with, None when the file does not know it."""
-        with self._reading() as connection:
-            return _migration(connection, script_id)
+        found = self._read(sa.select(MIGRATION).where(MIGRATION.c.script_id == script_id))
+        return MigrationRecord(**found[0]) if found else None
 
     def forget(self, script_id: str) -> None:
         """Remove a migration with its segments, facts, verifications and sums.
@@ -261,8 +248,8 @@ class State:
         keys = self._texts(segment.script_id)
         same = SEGMENT.c.id == segment.id
         with self._writing() as connection:
-            found = connection.execute(sa.select(SEGMENT).where(same)).one_or_none()
-            known = None if found is None else _segment(found, keys)
+            found = _rows(connection, sa.select(SEGMENT).where(same))
+            known = _segment(found[0], keys) if found else None
             if not known or known.done or known.script_id != segment.script_id or middle not in known.rest:
                 raise StateUnusable(
                     "the state file does not hold the segment that was to be split",
@@ -442,8 +429,7 @@ class State:
         self, connection: sa.Connection, event: str, script_id: str | None, details: Mapping[str, Any]
     ) -> AuditEvent:
         newest = sa.select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq.desc()).limit(1)
-        row = connection.execute(newest).one_or_none()
-        last = None if row is None else AuditEvent(**row._asdict())
+        last = next((AuditEvent(**row) for row in _rows(connection, newest)), None)
         added = audit.chained(last, self._now(), event, script_id, details)
         connection.execute(sa.insert(AUDIT_EVENT).values(asdict(added)))
         return added
@@ -458,7 +444,7 @@ class State:
 
     def _read(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
         with self._reading() as connection:
-            return [row._asdict() for row in connection.execute(query)]
+            return _rows(connection, query)
 
     def _write(self, statement: sa.Executable) -> sa.CursorResult[Any]:
         with self._writing() as connection:
@@ -482,29 +468,28 @@ class State:
             yield self._connection
 
 
+def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[dict[str, Any]]:
+    return [row._asdict() for row in connection.execute(query)]
+
+
 def _raw(connection: sa.Connection) -> sqlite3.Connection:
     return cast(sqlite3.Connection, connection.connection.dbapi_connection)
-
-
-def _migration(connection: sa.Connection, script_id: str) -> MigrationRecord | None:
-    row = connection.execute(sa.select(MIGRATION).where(MIGRATION.c.script_id == script_id)).one_or_none()
-    return None if row is None else MigrationRecord(**row._asdict())
 
 
 def _segments(
     connection: sa.Connection, script_id: str, purpose: str, keys: KeyTexts | None
 ) -> list[Segment]:
     of_purpose = SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose
-    found = connection.execute(sa.select(SEGMENT).where(*of_purpose).order_by(SEGMENT.c.id))
+    found = _rows(connection, sa.select(SEGMENT).where(*of_purpose).order_by(SEGMENT.c.id))
     return [_segment(row, keys) for row in found]
 
 
-def _segment(row: sa.Row[Any], keys: KeyTexts | None) -> Segment:
+def _segment(row: Mapping[str, Any], keys: KeyTexts | None) -> Segment:
     after, upto, cursor = (
-        None if keys is None else keys.from_text(name, getattr(row, f"{name}_key")) for name in _KEYS
+        None if keys is None else keys.from_text(name, row[f"{name}_key"]) for name in _KEYS
     )
-    counts = row.row_count, row.byte_count, bool(row.done)
-    return Segment(row.id, row.script_id, row.purpose, after, upto, cursor, *counts)
+    counts = row["row_count"], row["byte_count"], bool(row["done"])
+    return Segment(row["id"], row["script_id"], row["purpose"], after, upto, cursor, *counts)
 
 
 def _add_segments(

@@ -1,7 +1,9 @@
-"""All that is known of one migration, as `rekey.status.read` collects it.
+"""All that is known of one migration, and reading it: without a lock, a lease or a write.
 
 Rules kept here:
 
+* It works while a runner is at work: the state file is read as it is at one moment.
+* A service that cannot be asked is one of the facts, not an error: the state file is read in any case.
 * The control row is believed before the ledger (`align`).
 * A fact that could not be read is shown as unknown, never guessed.
 * A client that is over is neither behind nor refusing: one that was killed leaves its row.
@@ -17,17 +19,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 from rekey.core.plain import told
 from rekey.declaration.migration import Declared
-from rekey.mapping.rows import Cohort
+from rekey.errors import ServiceError, TableMissing
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY, Cohort
+from rekey.mapping.store import cohorts_kept
+from rekey.model import EntityKey
 from rekey.phases import ControlPhase, Phase
-from rekey.project.config import Gates
-from rekey.protocol.control import ControlRow
-from rekey.protocol.registry import ClientRow, is_current, is_over
-from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent
+from rekey.project.config import Config, Gates
+from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.journal import Journal
+from rekey.protocol.lease import Holder, ends_at, holder_of, process_exists
+from rekey.protocol.lease import is_over as lease_is_over
+from rekey.protocol.registry import ClientRow, Registry, is_current, is_over
+from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent, erasures
 from rekey.state.ledger import aligned, applied_phases, handover
-from rekey.state.models import PhaseRun, Segment, Verification
+from rekey.state.models import BACKFILL, PhaseRun, Segment, Verification
+from rekey.state.store import State
+from rekey.tables.base import TableService
 
 RETURNED_AFTER = "returned_after"
 """Fact: the number of the last full verification when a way back from cutover was last begun."""
@@ -107,9 +117,8 @@ class Facts:
         clients: clients with a row in the registry, in capture "dual-write".
         ended: what clients had counted that have no row any more, by name.
         intents: the journal, in capture "dual-write"; None when it was not read.
-        proved: whether the evidence that `retire` asks for was exported and verified.
         cohorts: of the mapping, once the migration is complete.
-        erasing: events of erasures that were begun and not ended.
+        events: the migration's audit log.
     """
 
     declared: Declared
@@ -127,9 +136,8 @@ class Facts:
     clients: tuple[ClientRow, ...] = ()
     ended: Mapping[str, int] = field(default_factory=dict)
     intents: Intents | None = None
-    proved: bool = True
     cohorts: tuple[Cohort, ...] = ()
-    erasing: tuple[AuditEvent, ...] = ()
+    events: tuple[AuditEvent, ...] = ()
 
     @property
     def script_id(self) -> str:
@@ -196,6 +204,16 @@ class Facts:
     def due(self) -> tuple[Cohort, ...]:
         """Cohorts whose keeping time is over and that are not erased yet."""
         return tuple(one for one in self.cohorts if one.is_due(self.now))
+
+    @property
+    def proved(self) -> bool:
+        """Whether the evidence that `retire` asks for was exported and verified."""
+        return is_proved(self.events)
+
+    @property
+    def erasing(self) -> tuple[AuditEvent, ...]:
+        """The events of erasures that were begun and not ended."""
+        return erasures(self.events).open
 
     def since(self, moment: str) -> float:
         """Return the seconds since a time of the service's clock, not below 0."""
@@ -267,3 +285,102 @@ def is_proved(events: Iterable[AuditEvent]) -> bool:
         if event.event == EVIDENCE_VERIFIED and event.details["signed"]:
             proved = proved or event.details["exported"] > completed
     return proved
+
+
+# --- reading -----------------------------------------------------------------------------------------------
+
+
+async def look_at(
+    declared: Declared,
+    scripts: Mapping[str, Declared],
+    config: Config,
+    state: State,
+    restricted: TableService,
+    clock: Clock,
+) -> Facts:
+    """Collect the facts of one migration.
+
+    Args:
+        declared: the migration.
+        scripts: all scripts, by id.
+        config: the configuration.
+        state: the state file, open for reading at least.
+        restricted: tables of the restricted account.
+        clock: this machine's clock, used when the service cannot be asked.
+
+    Raises:
+        StateUnusable: the state file, the control row or a client's row cannot be read.
+    """
+    script_id, control, lease = declared.script_id, None, None
+    clients: list[ClientRow] = []
+    ended: Mapping[str, int] = {}
+    intents: Intents | None = None
+    cohorts: tuple[Cohort, ...] = ()
+    now, unreachable = clock.ticks(), ""
+    try:
+        control = await ControlStore(restricted, script_id).read()
+        server_time = await restricted.server_time()
+        now = ticks_of(server_time)
+        lease = await _lease(restricted, script_id, server_time)
+        if declared.migration.capture == "dual-write":
+            registry = Registry(restricted, script_id)
+            clients, ended = await registry.list(), await registry.ended()
+            intents = await _intents(restricted, script_id)
+        sealed = declared.migration.is_sealed
+        ended_at = None if control is None else control.ended_at
+        keep_s = config.gates.mapping_retention_s
+        cohorts = await cohorts_kept(restricted, script_id, ended_at, sealed=sealed, keep_s=keep_s)
+    except ServiceError as error:
+        unreachable = f"the restricted store could not be asked ({type(error).__name__})"
+    ids = state.ledger_ids()
+    return Facts(
+        declared=declared,
+        applied=tuple(applied_phases(ids, script_id)),
+        control=control,
+        lease=lease,
+        runs=tuple(state.phase_runs(script_id)),
+        segments=tuple(state.segments(script_id, BACKFILL, keys=False)),
+        facts=state.facts(script_id),
+        verification=state.latest_verification(script_id, mode="full"),
+        gates=config.gates,
+        now=now,
+        waits_for=waits(declared, scripts, ids),
+        unreachable=unreachable,
+        clients=tuple(clients),
+        ended=ended,
+        intents=intents,
+        events=tuple(state.audit_events(script_id)),
+        cohorts=cohorts,
+    )
+
+
+async def _intents(restricted: TableService, script_id: str) -> Intents:
+    """Return the number of intents and the time of the oldest, without their keys."""
+    made: list[tuple[int, bool]] = []
+    try:
+        async for times in Journal(restricted.table(JOURNAL_TABLE), script_id).times():
+            made += times
+    except TableMissing:
+        return Intents(0, None)
+    unsettled = [at for at, settled in made if not settled]
+    return Intents(len(unsettled), min(unsettled, default=None), len(made) - len(unsettled))
+
+
+async def _lease(restricted: TableService, script_id: str, server_time: str) -> Lease | None:
+    """Return the runner lease, None when there is none or this process holds it."""
+    try:
+        row = await restricted.table(CONTROL_TABLE).get(EntityKey(script_id, LEASE_ROW_KEY))
+    except TableMissing:
+        return None
+    if row is None:
+        return None
+    holder, ours = holder_of(row), Holder.current(lock="")
+    if holder.process == ours.process:
+        return None
+    here = bool(ours.boot) and (holder.boot, holder.namespace) == (ours.boot, ours.namespace)
+    return Lease(
+        host=holder.host,
+        pid=holder.pid,
+        ends_at=format_ticks(ends_at(row)),
+        live=not lease_is_over(row, server_time) and not (here and not process_exists(holder.pid)),
+    )

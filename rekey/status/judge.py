@@ -8,24 +8,35 @@ Rules kept here:
 * The sentence says what is at risk before it says anything else; its reader may have been woken up.
 * Only one command is named, the one that is right now; alternatives are in the remark.
 * A client that refuses writes gives errors right now, even if everything else is well.
+* The texts of verdicts are in `verdicts.toml`, except what depends on further facts.
+* Requests are compared with the estimate of the plan that the migration began with, as it was kept then.
+  Every run of a phase counts, also one that was cut off: its requests were sent. Not known, and not counted,
+  are the requests that a killed run sent after its last checkpoint, and those of a lost task. The sums are
+  over the phases that are done.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.plain import plain, told
-from rekey.phases import FOLLOWED, ControlPhase, Phase
+from rekey.core.texts import catalogue, filled
+from rekey.phases import FOLLOWED, ORDER, ControlPhase, Phase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
 from rekey.state.audit import SUBJECTS
-from rekey.state.models import PLAN_FACT, WATERMARK
+from rekey.state.models import PLAN_FACT, WATERMARK, PhaseRun
 from rekey.status.facts import ESTIMATED_ROWS, Facts, verification_problem
-from rekey.status.spent import Spent, spent
+from rekey.tables.sent import OPERATIONS, requests_in
+
+TEXTS = catalogue(Path(__file__).with_name("verdicts.toml"))
+"""The entries `sentence`, `command` and `remark` of all verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,40 @@ class Client:
 
 _OF_A_CLIENT = ("client_id", "name", "view", "host", "pid", "version", "epoch")
 _COUNTED = ("in_flight", "left", "refuses", "counters")
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCost:
+    """Requests and duration of one phase. As JSON its members have the order of the fields.
+
+    Attributes:
+        phase: its name.
+        done: a run of it was done.
+        estimated, sent: requests.
+        estimated_by_kind, sent_by_kind: requests by kind, and the operations of batches.
+        expected_s: seconds that it was expected to take, None where the plan does not say.
+        took_s: seconds of all its runs that have ended.
+    """
+
+    phase: str
+    done: bool
+    estimated: int
+    sent: int
+    estimated_by_kind: Mapping[str, int]
+    sent_by_kind: Mapping[str, int]
+    expected_s: float | None
+    took_s: float = field(metadata=told(digits=3))
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Requests of the phases that are done, the estimate of the whole, and all phases that were begun, in
+    order. As JSON its members have the order of the fields."""
+
+    estimated_of_phases_done: int
+    sent_in_phases_done: int
+    estimated_whole: int
+    phases: tuple[PhaseCost, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +236,7 @@ def judge(facts: Facts) -> Status:
             for row in facts.clients
         ),
         counted=dict(sorted(counted.items())),
-        spent=spent(facts.facts.get(PLAN_FACT), facts.runs),
+        spent=_spent(facts.facts.get(PLAN_FACT), facts.runs),
     )
 
 
@@ -253,6 +298,57 @@ def _rate(facts: Facts, rows: int) -> float | None:
     return rows / seconds if seconds > 0 and rows else None
 
 
+def _spent(plan: str | None, runs: Iterable[PhaseRun]) -> Spent | None:
+    """Return the comparison, None when there is no plan, or it was made by a version that counted otherwise.
+
+    Args:
+        plan: the plan as it was kept (`PLAN_FACT`).
+        runs: all runs of phases of the migration.
+    """
+    try:
+        estimate: dict[str, Any] = json.loads(plan or "")["plan"]["migrations"][0]["estimate"]
+        known = all("what" in one for one in estimate["requests"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        return None
+    if not known:
+        return None
+    estimated: dict[str, Counter[str]] = {}
+    for one in estimate["requests"]:
+        kinds = estimated.setdefault(one["phase"], Counter())
+        kinds[one["kind"]] += one["count"]
+        kinds[OPERATIONS] += one.get("operations", 0)
+    expected = {one["phase"]: float(one["at_limits_s"]) for one in estimate["durations"]}
+    entered: dict[str, list[PhaseRun]] = {}
+    for run in runs:
+        entered.setdefault(run.phase, []).append(run)
+    phases = []
+    for phase in (one for one in ORDER if one in entered):
+        planned, sent, took = +estimated.get(phase, Counter()), Counter[str](), 0
+        for run in entered[phase]:
+            sent.update(run.requests)
+            if run.finished_at is not None:
+                took += ticks_of(run.finished_at) - ticks_of(run.started_at)
+        phases.append(
+            PhaseCost(
+                phase=str(phase),
+                done=any(run.outcome == "done" for run in entered[phase]),
+                estimated=requests_in(planned),
+                sent=requests_in(sent),
+                estimated_by_kind=planned,
+                sent_by_kind=sent,
+                expected_s=expected.get(phase),
+                took_s=took / TICKS_PER_SECOND,
+            )
+        )
+    done = [one for one in phases if one.done]
+    return Spent(
+        estimated_of_phases_done=sum(one.estimated for one in done),
+        sent_in_phases_done=sum(one.sent for one in done),
+        estimated_whole=sum(requests_in(kinds) for kinds in estimated.values()),
+        phases=tuple(phases),
+    )
+
+
 # --- is it safe, and what is next --------------------------------------------------------------------------
 
 
@@ -274,7 +370,7 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
         case ControlPhase.COMPLETE:
             return _erasing(facts) or _in_complete(facts)
         case ControlPhase.RETIRED:
-            return _erasing(facts) or _in_retired(facts)
+            return _erasing(facts) or _told("mapping-over" if facts.due else "retired", facts)
         case _:
             found = _between_freezes(facts, facts.control.phase, closed)
     return found if facts.is_delta else _with_clients(facts, facts.control.phase, found)
@@ -282,32 +378,14 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
 
 def _doubtful(facts: Facts) -> Verdict | None:
     """Return the verdict when facts are not known or contradict each other, else None."""
-    look, control = f"status {facts.script_id}", facts.control
+    control = facts.control
     if facts.unreachable:
-        return Verdict(
-            f"Not known: {facts.unreachable}; what is shown is what the state file says.",
-            look,
-            "first mend the connection or the credential",
-            safe=False,
-        )
-    if control is None and facts.applied:
-        return Verdict(
-            "Not known: the state file says it is begun, the restricted store does not know it.",
-            look,
-            "first check [restricted] endpoint; apply nothing before the store is found (runbooks/resume.md)",
-            safe=False,
-        )
-    if (
-        control is not None
-        and control.digest != facts.declared.digest
-        and control.phase is not ControlPhase.RETIRED
-    ):
-        return Verdict(
-            "Nothing is lost, but the script was edited after the first phase: every command refuses it.",
-            look,
-            f"first put {facts.declared.path.name} back as it was",
-            safe=control.phase is not ControlPhase.FREEZE,
-        )
+        return _told("unreachable", facts, safe=False, why=facts.unreachable)
+    if control is None:
+        return _told("unknown-to-store", facts, safe=False) if facts.applied else None
+    if control.digest != facts.declared.digest and control.phase is not ControlPhase.RETIRED:
+        safe = control.phase is not ControlPhase.FREEZE
+        return _told("script-edited", facts, safe=safe, file=facts.declared.path.name)
     return None
 
 
@@ -317,12 +395,9 @@ def _with_clients(facts: Facts, phase: ControlPhase, found: Verdict) -> Verdict:
     refusing = facts.clients_refusing
     if refusing:
         when = "will refuse writes" if phase is ControlPhase.SOURCE else "refuses writes"
-        return Verdict(
-            f"{found.sentence} But {_named(refusing)} {when} (`{refusing[0].refuses}`).",
-            f"status {facts.script_id}",
-            f"first {_REMEDIES.get(refusing[0].refuses, _RESTART)}",
-            safe=found.safe and phase is ControlPhase.SOURCE,
-        )
+        code, safe = refusing[0].refuses, found.safe and phase is ControlPhase.SOURCE
+        said = {"client": _named(refusing), "when": when, "remedy": _REMEDIES.get(code, _RESTART)}
+        return _told("client-refuses", facts, safe=safe, found=found.sentence, code=code, **said)
     if phase is not ControlPhase.SOURCE and not facts.live_clients:
         sentence = f"{found.sentence} No client of the application is registered: no write is followed."
         return replace(found, sentence=sentence)
@@ -343,87 +418,70 @@ def _named(rows: Sequence[ClientRow]) -> str:
     return f"{first.name} (process {first.pid} on {first.host}){more}"
 
 
+def _told(verdict: str, facts: Facts, *, safe: bool = True, **values: object) -> Verdict:
+    """Return a verdict of `TEXTS`; `values` are for the names in braces in its texts."""
+    values = {"script": facts.script_id, "source": facts.source, "target": facts.target, **values}
+    sentence, command, remark = filled(TEXTS[verdict], values, "sentence", "command", "remark")
+    return Verdict(sentence, command, remark, safe)
+
+
 def _not_begun(facts: Facts) -> Verdict:
-    name = facts.script_id
-    safe = f"Nothing has been written; the application works on {facts.source} as always."
+    found, name = _told("not-begun", facts), facts.script_id
     if facts.waits_for:
         first = facts.waits_for[0]
-        return Verdict(safe, f"apply {first.script_id} --to {first.phase}", f"{name} waits for that")
+        command = f"apply {first.script_id} --to {first.phase}"
+        return replace(found, command=command, remark=f"{name} waits for that")
     if facts.at_work:
-        return Verdict(safe, f"status {name}", "a runner begins it just now; look again")
-    return Verdict(safe, f"apply {name}", f"first read what it will do: rekey plan {name}")
+        return replace(found, command=f"status {name}", remark="a runner begins it just now; look again")
+    return found
 
 
 def _between_freezes(facts: Facts, phase: ControlPhase, closed: str) -> Verdict:
     """Return the verdict in the control phases source, dual_write and cutover."""
-    name, source, target = facts.script_id, facts.source, facts.target
     if phase is ControlPhase.SOURCE:
-        found = Verdict(
-            f"{source} is the authority; nothing is copied yet that anybody reads.", f"apply {name}"
-        )
+        found = _told("source", facts)
     elif phase is ControlPhase.DUAL_WRITE:
-        sentence = f"{source} is the authority and rekey only reads it; {target} is a copy."
-        found = Verdict(sentence, "") if facts.at_work else _in_dual_write(facts, sentence, closed)
+        found = _told("dual-write", facts) if facts.at_work else _in_dual_write(facts, closed)
     elif not facts.declared.migration.reverse:
-        sentence = f"{target} is the authority. There is no way back (reverse=False)."
-        found = Verdict(sentence, f"apply {name} --to complete")
+        found = _told("no-way-back", facts)
     else:
-        follows = f"clients keep {source} current"
-        if facts.is_delta:
-            follows = f"what is written now is in {target} only, until a rollback copies it to {source}"
-        stopped = " --writers-stopped" if facts.is_delta else ""
-        found = Verdict(
-            f"{target} is the authority, and there is a way back: {follows}.",
-            f"apply {name} --to complete",
-            f"or go back, which `complete` ends: rekey rollback {name}{stopped}",
-        )
+        found = _told("way-back-by-copying" if facts.is_delta else "way-back", facts)
     if facts.at_work:
-        return Verdict(found.sentence, f"status {name}", "a runner is at work; look again")
+        command = f"status {facts.script_id}"
+        return replace(found, command=command, remark="a runner is at work; look again")
     return found
 
 
-def _in_dual_write(facts: Facts, safe: str, closed: str) -> Verdict:
-    name, last = facts.script_id, facts.verification
+def _in_dual_write(facts: Facts, closed: str) -> Verdict:
+    name, last, safe = facts.script_id, facts.verification, _told("dual-write", facts)
+    verify = f"verify {name} --mode full"
     if last is not None and last.divergences and last.report.get("repair") is not None:
-        return Verdict(safe, f"verify {name} --mode full", "the last one mended rows; this proves it")
+        return replace(safe, command=verify, remark="the last one mended rows; this proves it")
     if last is not None and last.divergences:
-        return Verdict(
-            f"{safe} But {closed}: cutover stays closed.",
-            f"verify {name} --mode full --repair",
-            "it mends the rows and names them; then verify again (runbooks/divergences.md)",
-        )
+        return _told("divergent", facts, closed=closed)
     if Phase.RECONCILE not in facts.phases:
         goes_on = "it goes on after its last checkpoint" if facts.segments else ""
-        return Verdict(safe, f"apply {name}", goes_on)
+        return replace(safe, command=f"apply {name}", remark=goes_on)
     if closed:
-        return Verdict(safe, f"verify {name} --mode full", f"{closed}, and cutover asks for one")
-    words = f"apply {name} --to cutover"
+        return replace(safe, command=verify, remark=f"{closed}, and cutover asks for one")
+    command, remark = f"apply {name} --to cutover", ""
     if facts.is_delta:
-        return Verdict(safe, f"{words} --writers-stopped", "first stop the application's writers")
-    if behind := facts.clients_behind:
-        return Verdict(safe, f"status {name}", f"first see why {_named(behind)} does not follow")
-    if not facts.live_clients:
-        return Verdict(safe, words, "first start the application's clients; --writers-stopped goes without")
-    return Verdict(safe, words)
+        command, remark = f"{command} --writers-stopped", "first stop the application's writers"
+    elif behind := facts.clients_behind:
+        command, remark = f"status {name}", f"first see why {_named(behind)} does not follow"
+    elif not facts.live_clients:
+        remark = "first start the application's clients; --writers-stopped goes without"
+    return replace(safe, command=command, remark=remark)
 
 
 def _in_freeze(facts: Facts, control: ControlRow) -> Verdict:
     back = control.came_from is ControlPhase.CUTOVER
     authority = facts.target if back else facts.source
-    what = "rollback" if back else "cutover"
+    said: dict[str, Any] = {"what": "rollback" if back else "cutover", "authority": authority}
     if facts.at_work:
-        return Verdict(
-            f"A {what} is in progress: writes wait, nothing is lost; {authority} is still the authority.",
-            f"status {facts.script_id}",
-            _waiting(facts, control) or "look again in a few seconds",
-        )
-    return Verdict(
-        f"A {what} was cut off and left the freeze behind: writes wait until it is left. Nothing is lost;"
-        f" {authority} is still the authority.",
-        f"apply {facts.script_id}",
-        "it goes back to where the freeze came from, and changes no row for that",
-        safe=False,
-    )
+        remark = _waiting(facts, control) or "look again in a few seconds"
+        return _told("in-freeze", facts, remark=remark, **said)
+    return _told("freeze-cut-off", facts, safe=False, **said)
 
 
 def _waiting(facts: Facts, control: ControlRow) -> str:
@@ -444,36 +502,23 @@ def _waiting(facts: Facts, control: ControlRow) -> str:
 
 
 def _in_complete(facts: Facts) -> Verdict:
-    name, source, ends = facts.script_id, facts.source, facts.retention_ends_at
-    sentence = f"{facts.target} is the authority; {source} is no longer written and is no way back any more."
+    name, ends, found = facts.script_id, facts.retention_ends_at, _told("complete", facts)
     if not facts.proved:
         export = f"evidence export evidence-{name} {name}"
-        return Verdict(sentence, export, "then verify it; `retire` asks for that")
-    remark = f"this deletes {source}"
+        return replace(found, command=export, remark="then verify it; `retire` asks for that")
     if ends is not None and facts.now < ends:
-        remark = f"not before {format_ticks(ends)}, when the retention period ends"
-    return Verdict(sentence, f"retire {name} --table {source}", remark)
-
-
-def _in_retired(facts: Facts) -> Verdict:
-    sentence = f"{facts.source} is deleted, {facts.target} has taken over."
-    if not facts.due:
-        return Verdict(sentence, "")
-    command = f"expire {facts.script_id} --confirm {facts.script_id}"
-    return Verdict(sentence, command, "what the mapping knows is kept longer than it should be")
+        return replace(found, remark=f"not before {format_ticks(ends)}, when the retention period ends")
+    return found
 
 
 def _erasing(facts: Facts) -> Verdict | None:
     """Return the verdict about an erasure that was cut off, None when there is none or a runner works."""
     if not facts.erasing or facts.at_work:
         return None
-    first, name = facts.erasing[0], facts.script_id
-    command = f"expire {name} --confirm {name}"
+    first, values = facts.erasing[0], dict[str, object]()
     if first.details["kind"] == SUBJECTS:
         details = first.details
         named = [*details["rows"], *details.get("unknown", ()), *details.get("erased_before", ())]
-        command = f"erase {name} --id {named[0] if named else '?'} --reason 'goes on'"
-    sentence = (
-        f"{facts.target} is the authority; but an erasure that was begun on {first.at[:10]} was cut off."
-    )
-    return Verdict(sentence, command, "it ends what was begun, all that was meant then", safe=False)
+        row_id = named[0] if named else "?"
+        values = {"command": f"erase {facts.script_id} --id {row_id} --reason 'goes on'"}
+    return _told("erasure-cut-off", facts, safe=False, day=first.at[:10], **values)

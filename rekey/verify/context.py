@@ -64,7 +64,8 @@ class ReconcileContext:
         mapper: maps source rows to target rows.
         ids: makes the safe ids that name rows in reports.
         owner: returns the source key that owns a main target key by the mapping table, or None.
-        propagate: makes the replicas of one source key equal what the authority says (repair only).
+        propagate: makes the replicas of one source key equal what the authority says (for repair and
+            `brings`).
         folder: where temporary files may be put; a private folder is made inside and removed again.
         advance: called with how many more rows were read, also with 0.
         stop: raises Interrupted when the work shall end; called between pages and rounds.
@@ -72,6 +73,8 @@ class ReconcileContext:
             count yet.
         pending: tells whether a difference on a source key is due to be mended by a later pass (capture
             "delta"); it is counted apart and not waited for.
+        brings: propagate the source keys of all rows that differ before they are observed (capture "delta":
+            nothing else writes to the targets).
         authority_is_target: True from cutover on: the source is read first, then the target; and copies of
             the source's Timestamp are not compared, since writing back gives the source row another one.
         concurrency: how many point reads, and scans that look for rows, are under way at a time.
@@ -92,6 +95,7 @@ class ReconcileContext:
     stop: Callable[[], None] = field(default=lambda: None, repr=False)
     in_flight: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
     pending: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
+    brings: bool = False
     authority_is_target: bool = False
     concurrency: int = 16
     scans: int = 8

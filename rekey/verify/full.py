@@ -8,6 +8,10 @@ Rules kept here:
   disk, and nothing else. They are joined on the target key; records without a match are joined on the
   content, so that a row under a wrong key is recognised when exactly one row is missing and exactly one is
   extra with that content.
+* Where a comparison brings what is missing (`ctx.brings`), the first pass notes which page each row came in
+  (`trace`); of the second only the pages are read that have a row without an equal one. Those rows are taken
+  out of the sums, propagated, observed, and put back as they are then: so equal sums prove the tables equal
+  after that, too. In a comparison that was cut off and goes on, all is read again, and sums stay as read.
 * The joins give candidates, not findings: tables changed while they were read. Each candidate is observed by
   point reads until it is gone or stands still (`settle`).
 * The sums are additive: work can stop after any page and be resumed (`Partial`), and sums of parts made
@@ -20,6 +24,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
 from rekey.core.collector import patient_collector
@@ -29,15 +35,19 @@ from rekey.declaration.mapper import Mapper
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, key_of
 from rekey.verify.context import ReconcileContext
-from rekey.verify.digest import bucket_of, content_digest
-from rekey.verify.repair import repair_all
+from rekey.verify.digest import bucket_of, content_digest, digester
+from rekey.verify.repair import bring, repair_all
 from rekey.verify.report import Findings, FullReport, TableComparison, TableRead
-from rekey.verify.settle import Candidate, Collector, Found, Point, settle
+from rekey.verify.settle import Candidate, Collector, Found, Looked, Point, settle
 from rekey.verify.summing import Checkpoint, keep_nothing, sum_up
 from rekey.verify.sums import SOURCE, Part, Partial, told_digest
+from rekey.verify.trace import MOST, Trace, group_of
 
 Record: TypeAlias = list[Any]
 """One row of a differing bucket, as JSON values because workers send it; fields from `_SIDE` on."""
+
+Side: TypeAlias = tuple[int, int, Row, EntityKey | None]
+"""A row in a comparison: `EXPECTED`, `ACTUAL` or `REFUSED`, table number, row, and source key, if known."""
 
 MAX_CLAIMS = 16
 """The most source rows of one point when several map to one target key."""
@@ -80,31 +90,51 @@ async def full(
         reader: reads the tables; None: this process.
 
     Raises:
+        Collision, RowRefused: with `ctx.brings`: of a row that cannot be brought.
+        TooMany: more rows differ than are worth bringing one by one (`ctx.brings`); nothing was changed.
         Interrupted: `ctx.stop` raised it. The comparison can be resumed from the last checkpoint.
         MachineFailed: the disk is full.
         ServiceError: a table could not be read.
     """
     work = partial or Partial.fresh(len(ctx.targets), ctx.mapper.read_once)
+    # Rows that an earlier sitting read are in no trace.
+    traces = ctx.brings and reader is None and not work.sitting
     work.sit_down(ctx.now())
-    with patient_collector():
-        await (sum_up if reader is None else reader.sum_up)(ctx, work, checkpoint=checkpoint)
     sides = list(zip(work.expected, work.actual, strict=True))
-    differing = [expected.differing(actual) for expected, actual in sides]
     found, repaired = Findings(), None
-    if work.refused or any(differing):
-        with (
-            Spill(ctx.folder, by_key) as spilled,
-            Spill(ctx.folder, by_content) as unmatched,
-            Spill[Found](ctx.folder, _by_row) as kept,
-        ):
-            read = spill_rows if reader is None else reader.spill_rows
-            await read(ctx, work.parts, differing, spilled)
+    with ExitStack() as stack:
+        trace = stack.enter_context(Trace(ctx.folder)) if traces else None
+        with patient_collector():
+            if reader is None:
+                await sum_up(ctx, work, checkpoint=checkpoint, trace=trace)
+            else:
+                await reader.sum_up(ctx, work, checkpoint=checkpoint)
+        differing = [expected.differing(actual) for expected, actual in sides]
+        if work.refused or any(differing):
+            spilled = stack.enter_context(Spill[Record](ctx.folder, by_key))
+            unmatched = stack.enter_context(Spill[Record](ctx.folder, by_content))
+            kept = stack.enter_context(Spill[Found](ctx.folder, _by_row))
+            again = None
+            if trace is not None:
+                again = await spill_left_over(ctx, trace, differing, spilled)
+            else:
+                read = spill_rows if reader is None else reader.spill_rows
+                await read(ctx, work.parts, differing, spilled)
             collector = Collector(ctx, kept if repair else None)
-            async for settled in settle(ctx, _candidates(spilled, unmatched)):
-                collector.take(settled)
+            candidates = _candidates(spilled, unmatched)
+            while portion := list(islice(candidates, MOST)):
+                if ctx.brings:
+                    collector.brought = await bring(ctx, portion)
+                async for settled in settle(ctx, iter(portion)):
+                    collector.take(settled)
+                    if again is not None:
+                        again.put_back(settled)
             found = collector.findings()
             if repair:
                 repaired = await repair_all(ctx, kept)
+            if again is not None:
+                again.change(work)
+                differing = [expected.differing(actual) for expected, actual in sides]
     return FullReport(
         started_at=work.begun_at,
         finished_at=ctx.now(),
@@ -129,6 +159,91 @@ async def full(
         source_digest=told_digest(work.source),
         read=tuple(TableRead(ctx.table(one.table).name, *one[1:]) for one in work.reads.values()),
     )
+
+
+# --- rows that are left over, read again ------------------------------------------------------------------
+
+
+class TooMany(Exception):
+    """More rows differ than are worth bringing one by one."""
+
+
+class Again:
+    """Rows that are taken out of a comparison's sums because they are compared again, and put back as they
+    were seen last.
+
+    Where a row changed between its first and its second reading, what the sums held of it is not known: then
+    they are left as they are, and say what was read first.
+    """
+
+    def __init__(self) -> None:
+        self.exact = True
+        self._changes: list[tuple[bool, int, EntityKey, bytes, int]] = []
+
+    def take_out(self, one: Side, digest: bytes) -> None:
+        """Take out a row that was read again, by its digest."""
+        side, number, row, _ = one
+        self._changes.append((side == EXPECTED, number, key_of(row), digest, -1))
+
+    def put_back(self, settled: Sequence[Looked]) -> None:
+        """Put back the rows of a settled candidate."""
+        for one in settled:
+            if one.point.table != SOURCE and one.before is not None:
+                for expected, digests in zip((True, False), one.before.rows, strict=True):
+                    for digest in digests:
+                        self._changes.append((expected, one.point.table, one.point.key, digest, 1))
+
+    def change(self, work: Partial) -> None:
+        """Change the sums of a comparison accordingly."""
+        for expected, table, key, digest, by in self._changes if self.exact else ():
+            (work.expected if expected else work.actual)[table].change(key, digest, by)
+
+
+async def spill_left_over(
+    ctx: ReconcileContext, trace: Trace, differing: Sequence[frozenset[int]], spill: Spill[Record]
+) -> Again:
+    """Read the pages again that have rows without an equal one on the other side, and write these rows to
+    `spill`.
+
+    Args:
+        ctx: the tables and the mapping.
+        trace: where all rows came from.
+        differing: per target table, the buckets whose sums differ.
+        spill: takes the records, by key.
+
+    Returns:
+        The rows, taken out of the sums.
+
+    Raises:
+        TooMany: there are more than are worth bringing one by one.
+    """
+    left_over = trace.left_over(frozenset().union(*differing))
+    if left_over is None:
+        raise TooMany
+    again = Again()
+    not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
+    digests = [digester(name, without) for name, without in zip(ctx.mapper.tables, not_compared, strict=True)]
+
+    async def read(number: int) -> None:
+        wanted = left_over[number]
+        table, within = trace.page(number)
+        sides: list[Side] = []
+        async for page in ctx.whole(table).scan(within):
+            ctx.stop()
+            sides += _sides_of(table, page.rows, ctx.mapper)
+            await ctx.taken(ctx.whole(table), page)
+        hashed = [b"" if one[0] == REFUSED else digests[one[1]](one[2]) for one in sides]
+        lost = {wanted[digest] for digest in wanted.keys() - set(hashed)}
+        for one, digest in zip(sides, hashed, strict=True):
+            if digest in wanted:
+                again.take_out(one, digest)
+            # Of a row that is not there as it was read first, all that may be it now are looked at.
+            if not digest or digest in wanted or group_of(bucket_of(*key_of(one[2]))) in lost:
+                spill.put(_record(one, not_compared))
+        again.exact = again.exact and not lost
+
+    await for_each(sorted(left_over), read, limit=ctx.scans)
+    return again
 
 
 # --- the second pass: rows of differing buckets ----------------------------------------------------------
@@ -199,22 +314,32 @@ def records_of(
         not_compared: by target, the properties that are not compared.
         differing: by target, the buckets whose sums differ.
     """
+    for one in _sides_of(table, rows, mapper):
+        side, number, row, _ = one
+        if side == REFUSED or bucket_of(*key_of(row)) in differing[number]:
+            yield _record(one, not_compared)
+
+
+def _sides_of(table: int, rows: Iterable[Row], mapper: Mapper) -> Iterator[Side]:
+    """Yield what rows of the source (`SOURCE`) or of a target stand for in a comparison."""
     for row in rows:
-        key = key_of(row)
         if table != SOURCE:
-            number = mapper.number_of(table, row)
-            if bucket_of(*key) in differing[number]:
-                yield [ACTUAL, number, *key, content_digest(row, not_compared[number]).hex()]
+            yield ACTUAL, mapper.number_of(table, row), row, None
             continue
+        source = key_of(row)
         try:
             mapped = mapper.map(row)
         except RowRefused:
-            yield [REFUSED, SOURCE, *key, "", *key]
+            yield REFUSED, SOURCE, row, source
             continue
         for number, target in mapped:
-            if bucket_of(*key_of(target)) in differing[number]:
-                digest = content_digest(target, not_compared[number]).hex()
-                yield [EXPECTED, number, *key_of(target), digest, *key]
+            yield EXPECTED, number, target, source
+
+
+def _record(one: Side, not_compared: Sequence[frozenset[str]]) -> Record:
+    side, number, row, source = one
+    content = "" if side == REFUSED else content_digest(row, not_compared[number]).hex()
+    return [side, number, *key_of(row), content, *(source or ())]
 
 
 def _candidates(spilled: Spill[Record], unmatched: Spill[Record]) -> Iterator[Candidate]:

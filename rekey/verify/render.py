@@ -75,6 +75,8 @@ def _summary(found: Findings) -> str:
     kinds = ", ".join(f"{kind} {number:,}" for kind, number in found.counts.items())
     parts = [f"stable divergences: {found.stable:,}" + (f" ({kinds})" if kinds else "")]
     parts.append(f"transient: {found.transient:,}")
+    if found.brought:
+        parts.append(f"brought up to date: {found.brought:,}")
     if found.pending:
         parts.append(f"pending (the next pass brings them): {found.pending:,}")
     if found.unsettled:

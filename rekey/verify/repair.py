@@ -15,6 +15,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from itertools import chain
 
 from rekey.core.concurrency import for_each
@@ -24,7 +25,7 @@ from rekey.errors import Findings as NotMendable
 from rekey.model import EntityKey
 from rekey.verify.context import ReconcileContext
 from rekey.verify.report import LISTED, Kind, Outcome, Repair, RepairReport
-from rekey.verify.settle import Found, Point, observe, owner_of
+from rekey.verify.settle import Candidate, Found, Point, observe, owner_of
 
 
 async def repair_all(ctx: ReconcileContext, kept: Spill[Found]) -> RepairReport:
@@ -45,6 +46,27 @@ async def repair_all(ctx: ReconcileContext, kept: Spill[Found]) -> RepairReport:
 
     await for_each(chain.from_iterable(kept.groups()), mend, limit=ctx.concurrency)
     return RepairReport(dict(sorted(counts.items())), tuple(listed))
+
+
+async def bring(ctx: ReconcileContext, candidates: Iterable[Candidate]) -> set[Point]:
+    """Propagate the source keys of the rows that differ; return their points. Rows without a source row stay.
+
+    Raises:
+        Collision, RowRefused: of a row that the mapping or another row forbids; it is named.
+        ServiceError, and Interrupted of `ctx.stop`. What was propagated until then stays so.
+    """
+    brought: set[Point] = set()
+
+    async def propagate(point: Point) -> None:
+        ctx.stop()
+        verdict = (await observe(ctx, point)).verdict
+        for source_key in () if verdict is None else verdict.sources:
+            await ctx.propagate(source_key)
+            brought.add(point)
+        ctx.advance(0)
+
+    await for_each(chain.from_iterable(candidates), propagate, limit=ctx.concurrency)
+    return brought
 
 
 async def repair(ctx: ReconcileContext, found: Found) -> Outcome:

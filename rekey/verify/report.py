@@ -126,6 +126,7 @@ class Findings:
         unsettled: rows that neither became equal nor stood still within the time allowed.
         unchecked: differences not looked at: always 0, kept because readers of the JSON ask for it.
         pending: differences that a later delta pass is due to mend; not findings.
+        brought: differences that the comparison mended itself, by propagating; equal when compared again.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict, metadata=told("by_kind"))
@@ -134,6 +135,7 @@ class Findings:
     unsettled: int = 0
     unchecked: int = 0
     pending: int = 0
+    brought: int = field(default=0, metadata=told(if_any=True))
 
     @property
     def stable(self) -> int:
@@ -234,6 +236,11 @@ class FullReport(ReportBase):
     def findings(self) -> bool:
         """True when a row has a stable divergence, or could not be settled."""
         return self.found.any
+
+    @property
+    def equal(self) -> bool:
+        """True when the sums of every table are those of the rows that source rows map to."""
+        return not any(table.differing_buckets for table in self.tables)
 
     @property
     def target_rows(self) -> int:

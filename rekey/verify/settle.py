@@ -34,7 +34,7 @@ from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.verify.context import ReconcileContext
-from rekey.verify.digest import content_digest
+from rekey.verify.digest import content_digest, digester
 from rekey.verify.report import LISTED, Change, Divergence, Findings, Kind, PropertyDifference
 from rekey.verify.sums import SOURCE
 
@@ -93,11 +93,14 @@ class Observation:
         signature: the ETags and the owner read: two observations with one signature saw the same rows.
         verdict: the difference seen; None when there is none.
         involved: the source keys that were read; an intent for one of them may explain a difference.
+        rows: what the sums of a comparison hold of the point: the digests of the rows expected there, and of
+            the row that is there, if any.
     """
 
     signature: tuple[object, ...]
     verdict: Verdict | None
     involved: tuple[EntityKey, ...] = field(default=(), repr=False)
+    rows: tuple[tuple[bytes, ...], tuple[bytes, ...]] = ((), ())
 
 
 @dataclass(slots=True)
@@ -222,7 +225,11 @@ async def observe(ctx: ReconcileContext, point: Point) -> Observation:
     if verdict is not None:
         verdict = _attributed(verdict, owner, point)
     signature = (None if actual is None else etag_of(actual), owner, tuple(etags.items()))
-    return Observation(signature, verdict, tuple(etags))
+    digest = digester(ctx.targets[point.table].name, without)
+    # Rows of claims that another point names are summed up with that one, and so is the row that is there.
+    expected = tuple(digest(row) for key, row in giving.items() if key not in point.named)
+    there = () if actual is None or point.named else (digest(actual),)
+    return Observation(signature, verdict, tuple(etags), (expected, there))
 
 
 async def owner_of(ctx: ReconcileContext, table: int, actual: Row) -> EntityKey | None:
@@ -329,11 +336,13 @@ class Collector:
         keep: where to keep every divergence when a repair is to follow.
         suspects: a scan saw every candidate differ, so one that is equal now is transient. Else (rows of a
             sample) it is transient only if an observation saw a difference.
+        brought: points whose source keys were propagated before they were observed.
     """
 
     ctx: ReconcileContext
     keep: Spill[Found] | None = None
     suspects: bool = True
+    brought: Set[Point] = frozenset()
 
     def __post_init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -352,8 +361,10 @@ class Collector:
         unsettled = sum(one.unsettled for one in settled)
         pending = sum(one.pending for one in settled)
         suspected = self.suspects or any(one.differed for one in settled)
-        transient = int(suspected and not (found or unsettled or pending))
-        self._others.update(transient=transient, unsettled=unsettled, pending=pending)
+        equal = int(suspected and not (found or unsettled or pending))
+        brought = equal * any(one.point in self.brought for one in settled)
+        transient = equal - brought
+        self._others.update(transient=transient, brought=brought, unsettled=unsettled, pending=pending)
         return len(found)
 
     def findings(self) -> Findings:

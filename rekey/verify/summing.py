@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from rekey.core.concurrency import together
 from rekey.declaration.mapper import Mapper
 from rekey.errors import Interrupted, RowRefused
-from rekey.model import Row
+from rekey.model import KeyRange, Row, key_of
 from rekey.tables.base import MAX_PAGE_ROWS, Page
 from rekey.tables.split import find_middle
 from rekey.verify.context import ReconcileContext
 from rekey.verify.digest import digester
 from rekey.verify.sums import SOURCE, Part, Partial
+from rekey.verify.trace import Trace
 
 Checkpoint = Callable[[Partial], None]
 """Called with the sums, to store them."""
@@ -42,20 +43,27 @@ LEAST_ROWS = 50 * MAX_PAGE_ROWS
 fifteen requests. A part that gave fifty pages is likely to have as many left, which is worth so many."""
 
 
-async def sum_up(ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint = keep_nothing) -> None:
+async def sum_up(
+    ctx: ReconcileContext,
+    work: Partial,
+    *,
+    checkpoint: Checkpoint = keep_nothing,
+    trace: Trace | None = None,
+) -> None:
     """Read the rest of the parts of `work` and add the rows to its sums, page by page.
 
     Args:
         ctx: the tables and the mapping.
         work: the sums; its parts may be split.
         checkpoint: called with the sums about every `CHECKPOINT_ROWS` rows, when interrupted, and at the end.
+        trace: notes from which page each row came.
 
     Raises:
         Interrupted: `ctx.stop` raised it.
     """
     if all(part.done for part in work.parts):
         return
-    summing = _Summing(ctx, work, checkpoint)
+    summing = _Summing(ctx, work, checkpoint, trace)
     try:
         await together(summing.reader() for _ in range(max(1, ctx.scans)))
     except Interrupted:
@@ -91,14 +99,16 @@ class _Active:
 class _Summing:
     """All readers of one comparison."""
 
-    def __init__(self, ctx: ReconcileContext, work: Partial, checkpoint: Checkpoint) -> None:
-        self._ctx, self._work, self._checkpoint = ctx, work, checkpoint
+    def __init__(
+        self, ctx: ReconcileContext, work: Partial, checkpoint: Checkpoint, trace: Trace | None
+    ) -> None:
+        self._ctx, self._work, self._checkpoint, self._trace = ctx, work, checkpoint, trace
         self._open = deque(part for part in work.parts if not part.done)
         self._active: list[_Active] = []
         self._since = 0
         self._changed = asyncio.Event()
         not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
-        self._adding = Adding(ctx.source.name, ctx.mapper, not_compared, work)
+        self._adding = Adding(ctx.source.name, ctx.mapper, not_compared, work, trace)
 
     async def reader(self) -> None:
         """Read parts, also ones split off others, until there is none left to begin."""
@@ -148,7 +158,11 @@ class _Summing:
         async with aclosing(table.scan(part.rest)) as pages:  # type: ignore[type-var]  # all scans are generators
             async for page in pages:
                 ctx.stop()
+                after = part.rest.after
                 rows, ended = active.take(page)
+                if rows and self._trace is not None:
+                    within = KeyRange(after, key_of(rows[-1]))
+                    self._trace.begin_page(part.table, within, len(rows))
                 self._adding.add(part.table, rows)
                 self._work.was_read(part.table, len(rows), ctx.now())
                 ctx.advance(len(rows))
@@ -174,7 +188,12 @@ class Adding:
     """Adds rows to the sums of a comparison."""
 
     def __init__(
-        self, source: str, mapper: Mapper, not_compared: Sequence[frozenset[str]], work: Partial
+        self,
+        source: str,
+        mapper: Mapper,
+        not_compared: Sequence[frozenset[str]],
+        work: Partial,
+        trace: Trace | None = None,
     ) -> None:
         """Create it.
 
@@ -183,12 +202,14 @@ class Adding:
             mapper: maps source rows.
             not_compared: by target, the properties that are not compared.
             work: the sums to add to.
+            trace: notes the rows of targets, as they are and as source rows map to them.
         """
-        self._mapper, self._map, self._work = mapper, mapper.map, work
+        self._mapper, self._map, self._work, self._trace = mapper, mapper.map, work, trace
         self._add_source = work.source.adder(digester(source))
         digests = [digester(name, without) for name, without in zip(mapper.tables, not_compared, strict=True)]
-        self._add_expected = [sums.adder(one) for sums, one in zip(work.expected, digests, strict=True)]
-        self._add_actual = [sums.adder(one) for sums, one in zip(work.actual, digests, strict=True)]
+        note = None if trace is None else trace.note
+        self._add_expected = [sums.adder(one, note) for sums, one in zip(work.expected, digests, strict=True)]
+        self._add_actual = [sums.adder(one, note) for sums, one in zip(work.actual, digests, strict=True)]
 
     def add(self, table: int, rows: list[Row]) -> None:
         """Add rows of a target or, for `SOURCE`, source rows and the rows that they map to."""
@@ -208,6 +229,8 @@ class Adding:
                 mapped = map_row(row)
             except RowRefused:
                 self._work.refused += 1
+                if self._trace is not None:
+                    self._trace.note_refused()
                 continue
             for number, target in mapped:
                 add_expected[number](target)

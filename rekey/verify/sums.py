@@ -25,7 +25,7 @@ from zlib import crc32
 
 from rekey.errors import StateUnusable
 from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row
-from rekey.verify.digest import BUCKET_MASK, BUCKETS, DIGEST_BYTES
+from rekey.verify.digest import BUCKET_MASK, BUCKETS, DIGEST_BYTES, bucket_of
 
 SOURCE = -1
 """The number of the source table; targets are 0, 1, ..."""
@@ -48,9 +48,11 @@ class BucketSums:
         self.sums = [0] * BUCKETS
         self.counts = [0] * BUCKETS
 
-    def adder(self, digest: Callable[[Row], bytes]) -> Callable[[Row], None]:
+    def adder(
+        self, digest: Callable[[Row], bytes], note: Callable[[int, bytes], None] | None = None
+    ) -> Callable[[Row], None]:
         """Return a function that adds a row by its `digest`. Sums grow past 128 bits and are reduced when
-        they are packed or compared."""
+        they are packed or compared. `note` is told the bucket and the digest of every row added."""
         sums, counts, from_bytes = self.sums, self.counts, int.from_bytes
         before: str | None = None
         begun = 0
@@ -61,10 +63,19 @@ class BucketSums:
             if partition != before:  # rows of one partition come one after the other
                 before, begun = partition, crc32(f"{partition}\0".encode("utf-8", "surrogatepass"))
             bucket = crc32(row[ROW_KEY].encode("utf-8", "surrogatepass"), begun) & BUCKET_MASK
-            sums[bucket] += from_bytes(digest(row))
+            hashed = digest(row)
+            sums[bucket] += from_bytes(hashed)
             counts[bucket] += 1
+            if note is not None:
+                note(bucket, hashed)
 
         return add
+
+    def change(self, key: EntityKey, digest: bytes, by: int) -> None:
+        """Add a row by its key and digest (`by` 1), or take one out again (-1)."""
+        bucket = bucket_of(*key)
+        self.sums[bucket] += by * int.from_bytes(digest)
+        self.counts[bucket] += by
 
     def merge(self, other: BucketSums) -> None:
         """Add the sums of another part of the same table."""

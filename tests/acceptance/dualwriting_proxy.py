@@ -46,6 +46,7 @@ class Weather:
         cut: the connection is cut, nothing was applied.
         busy: 503 ServerBusy, nothing was applied.
         failed: 500 InternalError, nothing was applied.
+        timed_out: 408 without a code, nothing was applied.
         applied_and_failed: applied, then 500 OperationTimedOut.
         late: the connection is cut, and the request arrives up to `delay` later.
     """
@@ -57,13 +58,14 @@ class Weather:
     cut: float = 0.0
     busy: float = 0.0
     failed: float = 0.0
+    timed_out: float = 0.0
     applied_and_failed: float = 0.0
     late: float = 0.0
 
     def draw(self, lot: random.Random, *, conditional: bool) -> str:
         """Draw what one request meets, "" for nothing."""
         drawn = lot.random()
-        for what in ("delayed", "lost", "cut", "busy", "failed", "applied_and_failed", "late"):
+        for what in ("delayed", "lost", "cut", "busy", "failed", "timed_out", "applied_and_failed", "late"):
             drawn -= getattr(self, what)
             if drawn < 0:
                 return what if conditional or what != "late" else "cut"
@@ -174,7 +176,7 @@ class SeededProxy:
             await asyncio.sleep(wait)
         if meets == "cut":
             return False
-        if meets in ("busy", "failed"):
+        if meets in ("busy", "failed", "timed_out"):
             writer.write(wire_form(_refusal(asked, meets)))
             await writer.drain()
             return True
@@ -201,6 +203,8 @@ async def ask(asked: Message, upstream: tuple[asyncio.StreamReader, asyncio.Stre
 def _refusal(asked: Message, meets: str) -> Answered:
     if meets == "failed":
         return error_answer(500, "InternalError")
+    if meets == "timed_out":
+        return error_answer(408)
     if "$batch" in asked.first:
         return batch_error_answer(503, "ServerBusy", 0)
     return error_answer(503, "ServerBusy")

@@ -16,10 +16,31 @@ ROOT = Path(__file__).parents[2]
 
 def test_parts_are_chosen_by_name_and_an_unknown_one_is_refused() -> None:
     words = [sys.executable, "-m", "benchmarks", "--quick"]
-    done = subprocess.run([*words, "requests"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout).keys() == {"machine", "requests", "asked"}
+    done = subprocess.run(
+        [*words, "rows_per_cpu_second"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout).keys() == {"machine", "rows_per_cpu_second", "asked"}
     wrong = subprocess.run([*words, "nothing"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert wrong.returncode == 2 and "there is no part nothing" in wrong.stderr
+
+
+def test_peers_copy_the_same_rows_and_each_tells_its_phases() -> None:
+    words = [sys.executable, "-m", "benchmarks", "--quick", "peers", "row_check"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    best = document["peers"]["best"]
+    assert [list(best[name]["phases"]) for name in ("node_sdk", "python_async_sdk", "python_sdk_loop")] == [
+        ["start", "copy"]
+    ] * 3
+    phases = {"start", "row check", "rest", "prepare", "dual_write", "backfill", "reconcile"}
+    assert best["rekey_apply"]["phases"].keys() == phases
+    for name, one in best.items():
+        taken = sum(phase["cpu_seconds"] for phase in one["phases"].values())
+        assert 0 < taken <= one["cpu_seconds"] + 0.1, name
+    assert document["peers"]["rekey_apply_to"].keys() == best.keys() - {"rekey_apply"}
+    assert document["row_check"]["rows"] == 2_000
+    assert len(document["asked"]) == 3
 
 
 @pytest.mark.soak
@@ -47,7 +68,7 @@ def test_a_quick_run_prints_every_figure(tmp_path: Path) -> None:
     for case in document["requests"]["cases"].values():
         assert every(case["sent"][kind] >= least for kind, least in case["least"].items())
     assert document["sizes"]["peak_rss_mib"]["measured"] > 0
-    assert len(document["asked"]) == 12
+    assert len(document["asked"]) == 15
     assert every(one.keys() == {"asked", "measured", "met"} for one in document["asked"].values())
     written = document["dual_write"]["key_derived"]
     for moment in ("before_cutover", "after_cutover"):

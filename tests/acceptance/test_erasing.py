@@ -15,7 +15,7 @@ from tests.declared import USERS
 
 pytestmark = pytest.mark.azurite
 
-ROWS = 600
+ROWS = 300
 WHY = ("--reason", "request 17")
 SEALED = USERS
 PLAIN = USERS.replace('capture="delta",', 'capture="delta", mapping="plain",')

@@ -163,7 +163,7 @@ def test_what_is_refused_and_what_fails_says_nothing(watched: Watched) -> None:
     for expression in (
         'keys.part(keys.prop("RowKey"), "@", 1)',
         'keys.prop("RowKey") + keys.prop("Ssn") + keys.prop("NoSuch")',
-        'keys.join("", *[keys.prop("RowKey")] * 20)',
+        'keys.join("", *[keys.prop("RowKey")] * 50)',
         'keys.prop("RowKey") + keys.literal("/")',
         'keys.date("RowKey", "yyyy-MM")',
         'keys.custom("_own:key", version="1")',
@@ -205,7 +205,9 @@ def _proxied(azurite: Azurite) -> Iterator[FaultProxy]:
         thread.join()
 
 
-@pytest.mark.parametrize("words", [("apply",), ("apply", "--json")])
+@pytest.mark.parametrize(
+    "words", [("apply", "--json"), pytest.param(("apply",), marks=pytest.mark.soak)], ids=" ".join
+)
 def test_a_service_that_echoes_keys_in_its_errors_is_not_repeated(
     watched: Watched, azurite: Azurite, words: tuple[str, ...]
 ) -> None:

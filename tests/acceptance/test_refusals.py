@@ -109,7 +109,7 @@ CASES = {
         _script(row_key='keys.prop("Nm") + keys.prop("RowKey")'), _row(Nm="a/b"), "character"
     ),
     "key over length": _refused_row(
-        _script(row_key='keys.prop("RowKey") + keys.prop("Nm")'), _row(Nm="n" * 600), "512"
+        _script(row_key='keys.prop("RowKey") + keys.prop("Nm")'), _row(Nm="n" * 1_100), "1024"
     ),
     "row past 1 MiB": _refused_row(
         _script(properties=", ".join(f'props.copy("Big{n}", to="Copy{n}")' for n in range(6))),

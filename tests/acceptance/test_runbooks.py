@@ -23,8 +23,10 @@ import pytest
 from azure.data.tables import TableServiceClient
 
 from rekey.cli.main import run as rekey
+from rekey.copy.batches import pack
 from rekey.model import Row, content_of, key_of
 from rekey.tables.azure import AzureTableService
+from rekey.tables.base import Operation, Verb
 from rekey.tables.credentials import SharedKey
 from tests import documents
 from tests.acceptance.forking import rekey_for_a_shell
@@ -35,7 +37,7 @@ pytestmark = pytest.mark.azurite
 
 RUNBOOKS = sorted(path.stem for path in (ROOT / "runbooks").glob("*.md") if path.stem != "README")
 SCRIPT = "0001_users_opaque_ids"
-ROWS = 300
+ROWS = 120
 TUTORIAL = ROOT / "docs/tutorial.md"
 MAX_BY_HAND = 1
 _REPORT = "@@"
@@ -102,7 +104,8 @@ class Project:
         async with self.open() as service:
             await service.create_table("Users")
             table = service.table("Users")
-            await asyncio.gather(*(table.insert(row) for row in users(ROWS)))
+            for batch in pack([Operation(Verb.INSERT, row) for row in users(ROWS)], table.encoded_size):
+                await table.transact(batch)
 
     async def rows(self, name: str) -> list[Row]:
         """Return the rows of a table."""

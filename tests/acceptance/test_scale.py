@@ -15,6 +15,7 @@ ROWS = 10_000
 EXAMPLE = Path(__file__).parents[2] / "migrations" / "0001_users_opaque_ids.py"
 
 
+@pytest.mark.soak
 def test_ten_thousand_rows_go_all_the_way(tmp_path: Path, azurite: Azurite) -> None:
     """The worked example on its own kind of rows; counts and digests agree at every step."""
     project = Project(tmp_path, azurite)

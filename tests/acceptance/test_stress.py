@@ -73,6 +73,7 @@ def test_the_limit_of_a_partition_on_azurite_is_found(tmp_path: Path, azurite: A
     assert stress_tables(project) == set()
 
 
+@pytest.mark.soak
 def test_the_published_target_of_a_partition_is_found(tmp_path: Path, azurite: Azurite) -> None:
     project = Project(tmp_path, azurite)
     with StubProcess(1000, "--limits") as stub:
@@ -95,7 +96,7 @@ def left_by(project: Project, end: Callable[[Any], Ran]) -> tuple[Ran, set[str]]
     return end(running), stress_tables(project)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_a_test_that_is_interrupted_removes_its_table(tmp_path: Path, azurite: Azurite, number: int) -> None:
     project = project_of(tmp_path, azurite)
     ran, left = left_by(project, lambda running: running.signal(number))

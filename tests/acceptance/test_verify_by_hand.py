@@ -24,6 +24,7 @@ from tests.documents import ROOT, blocks
 from tests.evidence import SCRIPT, P256Signer, rebagged, restated, rows, with_key
 from tests.projects import USERS_SCRIPT, Project
 from tests.scenarios.test_evidence_timestamp import Authority
+from tests.soaking import others_in_soak
 
 PAGE = ROOT / "docs/verify-by-hand.md"
 EVENTS = f"data/{contents.EVENTS}"
@@ -232,31 +233,39 @@ def stamp_changed(made: Made) -> None:
     edit(made, bag.TIMESTAMP, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
 
 
-@pytest.mark.parametrize(
-    ("tamper", "ends_at"),
-    [
-        (one_byte, "2"),
-        (bag_made_again, "2"),
-        (file_added, "2"),
-        (file_removed, "2"),
-        (hidden_beside_the_statement, "2"),
-        (stamp_taken_away, "2"),
-        (project_put_in, "2"),
-        (page_left_out, "2"),
-        (another_key_named, "1"),
-        (another_log_named, "5"),
-        (signed_by_another_key, "1"),
-        (not_signed, "1"),
-        (event_removed, "4"),
-        (events_reordered, "4"),
-        (event_inserted, "4"),
-        (log_cut, "5"),
-        (last_event_changed, "5"),
-        (gates_rewritten, "6"),
-        (declaration_rewritten, "6"),
-        (stamp_changed, "7"),
-    ],
-)
+TAMPERED = [
+    (one_byte, "2"),
+    (bag_made_again, "2"),
+    (file_added, "2"),
+    (file_removed, "2"),
+    (hidden_beside_the_statement, "2"),
+    (stamp_taken_away, "2"),
+    (project_put_in, "2"),
+    (page_left_out, "2"),
+    (another_key_named, "1"),
+    (another_log_named, "5"),
+    (signed_by_another_key, "1"),
+    (not_signed, "1"),
+    (event_removed, "4"),
+    (events_reordered, "4"),
+    (event_inserted, "4"),
+    (log_cut, "5"),
+    (last_event_changed, "5"),
+    (gates_rewritten, "6"),
+    (declaration_rewritten, "6"),
+    (stamp_changed, "7"),
+]
+ONE_OF_EACH_STEP = [
+    (one_byte, "2"),
+    (signed_by_another_key, "1"),
+    (event_removed, "4"),
+    (log_cut, "5"),
+    (gates_rewritten, "6"),
+    (stamp_changed, "7"),
+]
+
+
+@pytest.mark.parametrize(("tamper", "ends_at"), others_in_soak(TAMPERED, kept=ONE_OF_EACH_STEP))
 def test_every_tampering_ends_it(made: Made, tamper: Callable[[Made], None], ends_at: str) -> None:
     tamper(made)
     done = by_hand(made.folder)

@@ -91,6 +91,10 @@ async def test_a_value_survives_every_way_in_and_out(table: Table, name: str) ->
     assert [key_of(one).row for one in found] == ["r", "r2", "r3", "r4"]
     for one in [*found, await table.get(EntityKey("p", "r"))]:
         assert one is not None
+        if (
+            name == "GuidUpper"
+        ):  # the service and the tables in memory answer in lower case, Azurite as it was sent
+            one[name] = one[name].upper()
         assert canonical(one, name) == canonical(sent, name)
         assert type(one[name]) is type(value)
         if not isinstance(value, float):
@@ -108,7 +112,8 @@ async def test_all_values_of_one_row_survive_being_copied_as_read(table: Table) 
     await table.insert({**content_of(first), "RowKey": "copy"})
     second = await table.get(EntityKey("p", "copy"))
     assert second is not None
-    assert canonical_content(second) == canonical_content(first) == canonical_content(sent)
+    assert canonical_content(second) == canonical_content(first)
+    assert canonical_content({**first, "GuidUpper": first["GuidUpper"].upper()}) == canonical_content(sent)
 
 
 @pytest.mark.parametrize("name", KEYS)
@@ -156,10 +161,9 @@ async def test_a_refused_character_in_a_key_is_an_error_and_writes_nothing(
     assert [page async for page in table.scan()] == []
 
 
-@pytest.mark.parametrize("length", [513, 1025])
-async def test_a_key_over_512_units_is_refused(table: Table, length: int) -> None:
+async def test_a_key_over_1024_units_is_refused(table: Table) -> None:
     with pytest.raises(RequestRejected):
-        await table.insert({"PartitionKey": "p", "RowKey": "x" * length})
+        await table.insert({"PartitionKey": "p", "RowKey": "x" * 1025})
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from tests.worlds import racer
 
 WHY = ("--reason", "ticket 4711")
 APART = RACES_SCRIPT.replace(
-    '"RacesByKey",\n            partition_key=keys.prop("PartitionKey")',
-    '"RacesByKey",\n            partition_key=keys.prop("Name")',
+    'Index("RacesByKey", partition_key=keys.prop("PartitionKey")',
+    'Index("RacesByKey", partition_key=keys.prop("Name")',
 )
 
 

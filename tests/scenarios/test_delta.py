@@ -9,14 +9,15 @@ import pytest
 
 from rekey import Migration, Target, keys, props
 from rekey.copy.back import BackPropagator
-from rekey.copy.delta import PassResult, delta_pass, earlier, fresh_second, later
-from rekey.copy.sweep import DigestParts, sweep
+from rekey.copy.delta import PassResult, delta_pass, fresh_second
+from rekey.copy.sweep import DigestParts
+from rekey.core.clock import earlier, later
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from tests.fakeclock import FakeClock
 from tests.faults import Call
 from tests.memory import MemoryTableService
-from tests.worlds import POSTS, USERS, World, go_on, never, nothing, post, user
+from tests.worlds import POSTS, USERS, World, never, nothing, post, swept, user
 
 MARGIN = 300.0
 
@@ -47,10 +48,6 @@ async def test_the_next_second_is_the_one_behind_the_question_however_late_it_is
 
     assert await fresh_second(server_time, FakeClock()) == "2024-01-31T12:00:08.0000000Z"
     assert not answers
-
-
-async def swept(world: World) -> int:
-    return await sweep(world.propagator, concurrency=4, advance=nothing, check=go_on)
 
 
 async def test_a_pass_brings_new_changed_and_moved_rows(memory: MemoryTableService, clock: FakeClock) -> None:

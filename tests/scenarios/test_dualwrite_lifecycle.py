@@ -18,6 +18,7 @@ from rekey.tables.base import Operation, Verb
 from tests.company import Company, Ledger, application, company, traffic
 from tests.faults import Call, Fault, FaultKind, SeededFaults
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT
+from tests.soaking import others_in_soak
 from tests.worlds import post, user
 
 
@@ -291,7 +292,7 @@ def assert_kept_or_under_way(ours: Company, ledger: Ledger) -> None:
     assert len([key for key in told if told[key] != there.get(key)]) <= 1
 
 
-@pytest.mark.parametrize("at", [60, 130, 180, 220, 255])
+@pytest.mark.parametrize("at", others_in_soak([60, 130, 180, 220, 255], kept=[130]))
 def test_the_runner_is_killed_while_clients_write_and_the_next_run_ends_right(
     posts: Company, at: int
 ) -> None:

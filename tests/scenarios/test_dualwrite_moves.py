@@ -22,6 +22,7 @@ from tests.company import Client, Company, application, company
 from tests.faults import Call
 from tests.memory import Gate
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT
+from tests.soaking import others_in_soak
 from tests.worlds import post, user
 
 STOPPED = Options(writers_stopped=True)
@@ -569,7 +570,7 @@ def test_targets_that_are_kept_are_closed_to_the_new_view_until_they_are_copied_
 # --- kills --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [25, 110, 150, 185, 220, 260, 300])
+@pytest.mark.parametrize("at", others_in_soak([25, 110, 150, 185, 220, 260, 300], kept=[110, 260]))
 def test_killed_before_any_effect_the_next_run_ends_in_the_same_state(users: Company, at: int) -> None:
     """The application lives on; the runner's next effect, on either account, is its last."""
     users.client(View.NEW)

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from rekey.client.authority import MARGIN_S
-from rekey.errors import Ambiguous, RowExists, RowRefused, Unavailable
+from rekey.errors import RowExists, RowRefused, Unavailable
 from rekey.mapping.rows import Reservation
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
@@ -50,8 +50,14 @@ async def cut_off(world: DualWorld, operation: Operation) -> None:
     """Write, and never hear of it."""
     lost = Fault(FaultKind.LOST_REQUEST)
     world.service.faults = PlannedFaults(Planned(lost, "insert", "PostsV2", times=100))
-    with pytest.raises(Ambiguous):
-        await world.writer(View.NEW, "gone", longest=LONGEST_S, sleep=_never).write([operation])
+    writer = world.writer(View.NEW, "gone", longest=LONGEST_S)
+    writer.client.sleep = _never  # it waits until nothing is late, and its caller does not
+    write = asyncio.ensure_future(writer.write([operation]))
+    for _ in range(200):
+        await asyncio.sleep(0)
+    write.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await write
     world.service.faults = PlannedFaults()
 
 

@@ -1,13 +1,22 @@
-"""A client lets go of an epoch while its application goes on writing at full speed."""
+"""A client lets go of an epoch while its application goes on writing at full speed; what dead clients left is
+settled by a live one."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace as changed
 
 import pytest
 
+from rekey.client.work import LATE_S
+from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import Unavailable
-from tests.dualwriting import insert, memory_world
+from rekey.mapping.rows import JOURNAL_TABLE
+from rekey.model import key_of
+from rekey.phases import ControlPhase
+from rekey.protocol.registry import ClientRow
+from rekey.protocol.sweeper import Company
+from tests.dualwriting import delete, insert, memory_world, replace
 from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.memory import MemoryTableService
 from tests.worlds import USERS, user
@@ -94,8 +103,85 @@ async def test_a_transaction_cut_off_after_its_answer_leaves_all_its_intents(
     assert (world.intents, writer.left) == (2, 2)
     memory.gate = _pass
     await writer.settle()
-    assert (world.intents, writer.left) == (1, 1), "what was cut off may travel: its intent stays for now"
-    assert (await world.sweep()).settled == 1
+    assert (world.intents, writer.left) == (0, 0), "what was cut off is waited for, then settled"
+    await world.assert_quiet()
+
+
+def client_row(name: str, beat_at: int) -> ClientRow:
+    """Return the row of a client."""
+    return ClientRow(name, name, "old", "host", 1, "0", 1, 15.0, 30.0, beat_at=beat_at)
+
+
+async def test_a_live_client_settles_what_a_dead_one_has_left_and_leaves_the_intent_to_the_runner(
+    memory: MemoryTableService,
+) -> None:
+    """The other view catches up although no command runs; the dead process may only be suspended."""
+    world = await memory_world(USERS, memory).prepare([user("ann@example.com", Age=1)])
+    dead, living = world.writer(client="dead", sleep=_never), world.writer(client="living")
+    memory.faults = PlannedFaults(Planned(Fault(FaultKind.NOT_SENT), table="UsersV2", times=1_000))
+    await dead.write([replace(user("ann@example.com", Age=2))])
+    await dead.finisher.wait()
+    memory.faults = PlannedFaults()
+    now = memory.clock.ticks()
+    later = now + 60 * TICKS_PER_SECOND
+    young = Company(now, {"dead": client_row("dead", 0)}, usual_s=35.0)
+    alive = Company(later, {"dead": client_row("dead", later)}, 35.0)
+    for company in (young, alive):
+        await living.finisher.take_over(company)
+        assert living.left == 0, "its write may be under way, or it tries by itself"
+    await living.finisher.take_over(changed(young, now=later))
+    assert living.left == 1
+    await living.settle()
+    assert memory.dump("UsersV2")[0]["Age"] == 2
+    [intent] = memory.dump(JOURNAL_TABLE)
+    assert intent["Settled"] is True
+    await living.finisher.take_over(changed(young, now=2 * later))
+    assert living.left == 0, "settled once"
+    await world.sweep()
+    await world.assert_quiet()
+
+
+async def test_a_freeze_waits_for_an_open_outcome_only_as_long_as_a_request_can_be_late(
+    memory: MemoryTableService,
+) -> None:
+    """Then the key is settled, and its intent does not hold up the runner until it is old."""
+    world = await memory_world(USERS, memory).prepare()
+    writer, waited = world.writer(sleep=_never), list[float]()
+
+    async def waits(seconds: float) -> None:
+        waited.append(seconds)
+        if seconds != LATE_S:
+            await asyncio.Event().wait()
+
+    writer.client.sleep = waits
+    memory.faults = PlannedFaults(
+        Planned(Fault(FaultKind.LOST_REQUEST), action="insert", table="UsersV2", times=1)
+    )
+    await writer.write([insert(user("ann@example.com"))])
+    await writer.finisher.wait()
+    assert (world.intents, writer.left) == (1, 1), "the lost insert may yet land"
+    world.permits.move(ControlPhase.FREEZE)
+    await writer.settle()
+    assert waited[-1] == LATE_S
+    assert world.intents == 0
+    await world.assert_quiet()
+
+
+async def test_the_intent_of_a_write_that_met_an_unfinished_one_stays_for_a_while(
+    memory: MemoryTableService,
+) -> None:
+    """Who deletes a row that has no replica yet has met the write that makes it."""
+    world = await memory_world(USERS, memory).prepare()
+    await world.source.insert(user("ann@example.com"))
+    writer = world.writer(sleep=_never)
+    await writer.write([delete(key_of(user("ann@example.com")))])
+    await writer.finisher.wait()
+    [intent] = memory.dump(JOURNAL_TABLE)
+    assert intent["Settled"] is True
+    assert writer.left == 1
+    await writer.settle()
+    assert world.intents == 1, "a settled intent holds up nothing, so it is not waited for"
+    await world.sweep()
     await world.assert_quiet()
 
 

@@ -19,6 +19,7 @@ from tests.commands import Commands
 from tests.every import every
 from tests.evidence import checked, codes, exported, forge, handed_over, relinked, restated, rows, with_key
 from tests.projects import CONFIG, USERS_SCRIPT, Project
+from tests.soaking import others_in_soak
 
 VERIFY = ("evidence", "verify")
 
@@ -191,7 +192,7 @@ def test_names_of_files_in_a_bundle_draw_no_verdict(rekey: Commands, key: Public
     assert [line.partition(" ")[0] for line in refused.splitlines()] == ["rekey:", "Kept:", "Next:"]
 
 
-@pytest.mark.parametrize("depth", [*range(880, 1000, 7), 5000])
+@pytest.mark.parametrize("depth", others_in_soak([*range(880, 1000, 7), 5000], kept=[880, 943, 5000]))
 def test_a_nested_predicate_is_told_and_not_a_fault(rekey: Commands, forged: Path, depth: int) -> None:
     """Also where it can be read and hardly be printed."""
     before = statement.parsed((forged / bag.STATEMENT).read_bytes())

@@ -128,10 +128,11 @@ def held(project: Project, bundle: Path) -> Held:
     return Held([*((bundle / name).read_bytes() for name in bag.names(bundle)), *in_base64, *keys])
 
 
-def test_a_dictionary_of_a_million_addresses_recovers_nothing(held: Held) -> None:
+@pytest.mark.parametrize("most", [50_000, pytest.param(MILLION, marks=pytest.mark.soak)])
+def test_a_dictionary_of_addresses_recovers_nothing(held: Held, most: int) -> None:
     """Every old key is in it. Each address is hashed by what people use, and looked for in every encoding."""
     assert len(held) > 10_000
-    addresses = (f"{number}{name}@mail.example" for number in range(MILLION // 8) for name in _NAMES)
+    addresses = (f"{number}{name}@mail.example" for number in range(most // 8) for name in _NAMES)
     found = 0
     tried = 0
     for address in chain(addresses, (row["RowKey"] for row in rows())):
@@ -139,7 +140,7 @@ def test_a_dictionary_of_a_million_addresses_recovers_nothing(held: Held) -> Non
         tried += 1
         for digest in PLAIN:
             found += held.has(digest(text))
-    assert tried >= MILLION
+    assert tried >= most
     assert found == 0
 
 

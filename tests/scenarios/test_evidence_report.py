@@ -195,6 +195,7 @@ def test_chromium_opens_it_and_prints_it(rekey: Commands, tmp_path: Path) -> Non
         assert plot["width"] > 300 and plot["height"] > 50 and plot["shapes"] >= 2
 
 
+@pytest.mark.soak  # of the tests' own browser, which is what the test above needs: once a release is enough
 @needs_browser
 def test_the_browser_would_tell_of_a_page_that_complains_or_loads(tmp_path: Path) -> None:
     page = tmp_path / "page.html"

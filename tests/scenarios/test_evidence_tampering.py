@@ -20,6 +20,7 @@ from rekey.evidence import bag, contents, log, note, signing, statement
 from rekey.evidence.keys import Ed25519Signer, PublicKey
 from tests.evidence import SCRIPT, checked, codes, forge, rebagged, relinked, restated, rows, with_key
 from tests.projects import USERS_SCRIPT, Project
+from tests.soaking import others_in_soak
 
 EVENTS = f"data/{contents.EVENTS}"
 CHECKPOINT = f"data/{contents.CHECKPOINT}"
@@ -210,7 +211,7 @@ def test_proofs_of_another_tree_are_found(made: Made, member: str) -> None:
     assert codes(checked(made.folder, made.key)) == {"proof"}
 
 
-@pytest.mark.parametrize("depth", [150, 300, 450, 600, 900, 99_999])
+@pytest.mark.parametrize("depth", others_in_soak([150, 300, 450, 600, 900, 99_999], kept=[600, 99_999]))
 @pytest.mark.parametrize(
     "name",
     [

@@ -41,6 +41,7 @@ from tests.erasing import (
 from tests.evidence import checked, exported, prove, with_key
 from tests.faults import Call
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY
+from tests.soaking import others_in_soak
 from tests.worlds import Killed, user
 
 DAY = 86_400
@@ -407,7 +408,7 @@ def test_a_row_that_changes_while_it_is_deleted_stays(plain: Commands) -> None:
     assert expire(plain, code=1)["kept_rows"] == 1
 
 
-@pytest.mark.parametrize("at", range(20, 60, 4))
+@pytest.mark.parametrize("at", others_in_soak(range(20, 60, 4), kept=[24, 44]))
 def test_cut_off_anywhere_the_same_command_empties_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:

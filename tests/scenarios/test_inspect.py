@@ -169,8 +169,11 @@ def alone(number: int) -> EntityKey:
 
 @pytest.mark.parametrize(
     ("key", "partitions"),
-    [(scattered, 200_000), (hundreds, 1_500), (alone, 1)],
-    ids=["three rows each", "four hundred rows each", "one for all"],
+    [
+        pytest.param(scattered, 200_000, id="three rows each"),
+        pytest.param(hundreds, 1_500, id="four hundred rows each", marks=pytest.mark.soak),
+        pytest.param(alone, 1, id="one for all", marks=pytest.mark.soak),
+    ],
 )
 async def test_a_sample_keeps_within_its_requests_and_counts_partitions(
     key: Callable[[int], EntityKey], partitions: int
@@ -227,7 +230,7 @@ def peak_of(rows: int) -> int:
 
 def test_an_exact_inspection_takes_no_more_memory_for_more_rows() -> None:
     assert resource.RUSAGE_SELF == 0
-    few, many = peak_of(5_000), peak_of(60_000)
+    few, many = peak_of(4_000), peak_of(20_000)
     assert many <= 250 * MEBIBYTE
     assert many - few <= 8 * MEBIBYTE
 
@@ -248,7 +251,7 @@ async def test_a_real_service_is_asked_no_more_often_than_said(
 ) -> None:
     """Every GET is counted where it leaves, prefetching included."""
     name = table_name("Inspect")
-    await fill(tables_service, name, users(9_000, partitions=30))
+    await fill(tables_service, name, users(5_000, partitions=30))
     before = tables_service.sent.counts[Kind.SCAN]
     try:
         found, _ = await inspect_table(tables_service.table(name))

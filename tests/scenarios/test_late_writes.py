@@ -4,6 +4,7 @@ clocks that are wrong. Each on tables in memory, as one life that once lost or r
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +36,7 @@ from tests.dualwriting import delete, upsert
 from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.projects import USERS_SCRIPT, Project
 from tests.simulation.dual_people import plan_for
+from tests.soaking import others_in_soak
 from tests.worlds import Killed, contents, user
 
 MARGIN_S = 60
@@ -693,8 +695,13 @@ class Wrong:
         return self._clock.ticks() + round(self._seconds * TICKS_PER_SECOND)
 
 
-@pytest.mark.parametrize("before", [-FIVE_MINUTES, 0, FIVE_MINUTES])
-@pytest.mark.parametrize("after", [-FIVE_MINUTES, 0, FIVE_MINUTES])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    others_in_soak(
+        itertools.product([-FIVE_MINUTES, 0, FIVE_MINUTES], repeat=2),
+        kept=[(-FIVE_MINUTES, FIVE_MINUTES), (FIVE_MINUTES, -FIVE_MINUTES)],
+    ),
+)
 def test_what_was_verified_since_a_way_back_is_told_by_its_place_not_by_a_clock(
     users: Company, before: float, after: float
 ) -> None:

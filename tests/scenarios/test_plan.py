@@ -40,26 +40,31 @@ def posts(count: int) -> list[Row]:
 
 
 @pytest.mark.parametrize("migration", [USERS, POSTS], ids=["users", "posts with an index"])
+@pytest.mark.parametrize(
+    ("count", "limits"),
+    [(2_150, Limits(window_rows=1_000)), pytest.param(4_300, LIMITS, marks=pytest.mark.soak)],
+    ids=["few", "more"],
+)
 async def test_an_exact_plan_counts_the_batches_that_backfill_sends(
-    memory: MemoryTableService, migration: Migration
+    memory: MemoryTableService, migration: Migration, count: int, limits: Limits
 ) -> None:
     rows = (
-        [user(f"u{n:05}@mail.example", f"p{n % 13}") for n in range(4_300)]
+        [user(f"u{n:05}@mail.example", f"p{n % 13}") for n in range(count)]
         if migration is USERS
-        else posts(4_300)
+        else posts(count)
     )
     world = World(memory, migration)
     await world.prepare()
     await fill(memory, migration.source, rows)
     what = replace(subject(migration), ids=world.mapping.rows.ids, started=None)
-    plan = await plan_one(memory, what, exact=True, limits=LIMITS)
+    plan = await plan_one(memory, what, exact=True, limits=limits)
     assert codes(plan) == []
     async with world.copier.writer() as writer:
         copied, _ = await copy_segments(
             world.source,
             [Segment(id=1, script_id="0001_users", purpose="backfill")],
             writer.copy,
-            size=window_of(LIMITS),
+            size=window_of(limits),
             checkpoint=lambda _segments: None,
             stop_requested=never,
             advance=nothing,
@@ -156,6 +161,17 @@ async def test_rows_that_cannot_be_mapped_are_counted_by_reason(memory: MemoryTa
     assert plan.fills[0].rows == 100
 
 
+async def test_every_row_is_tried_however_few_are_looked_at_for_advice(memory: MemoryTableService) -> None:
+    """Rows are looked at in steps from the first one on; the second and the last but one are not."""
+    rows = posts(6_000)
+    for place in (1, -2):
+        rows[place] = {**rows[place], "Month": "2024/01"}
+    await fill(memory, "Posts", rows)
+    plan = await plan_one(memory, subject(POSTS), exact=True)
+    assert (plan.mapped_rows, plan.looked_at) == (6_000, 3_000)
+    assert [(one.code, one.rows) for one in plan.refused] == [("refused-character", 2)]
+
+
 async def test_examples_show_five_rows_by_safe_id_with_every_new_key(memory: MemoryTableService) -> None:
     await fill(memory, "Posts", posts(200))
     plan = await plan_one(memory, subject(POSTS))
@@ -186,8 +202,11 @@ async def test_a_partition_per_row_is_a_warning_with_its_price(memory: MemoryTab
     assert "1,500 requests instead of 15" in plan.problems[0].message
 
 
-async def test_a_large_table_is_sampled_within_bounds_and_says_so(memory: MemoryTableService) -> None:
-    await fill(memory, "Users", [user(f"u{n:06}@mail.example", f"p{n % 20:02}") for n in range(30_000)])
+@pytest.mark.parametrize("count", [12_000, pytest.param(30_000, marks=pytest.mark.soak)])
+async def test_a_large_table_is_sampled_within_bounds_and_says_so(
+    memory: MemoryTableService, count: int
+) -> None:
+    await fill(memory, "Users", [user(f"u{n:06}@mail.example", f"p{n % 20:02}") for n in range(count)])
     pages = 0
 
     async def gate(call: Call) -> None:
@@ -198,8 +217,8 @@ async def test_a_large_table_is_sampled_within_bounds_and_says_so(memory: Memory
     plan = await plan_one(memory, subject(USERS), sample=SMALL_SAMPLE, limits=LIMITS)
     assert plan.inventory is not None and not plan.inventory.exact
     assert pages <= 3 + SMALL_SAMPLE.probes + 1
-    assert plan.inventory.rows.at_least < 30_000
-    assert 0.8 < plan.inventory.rows.rows / 30_000 < 1.2
+    assert plan.inventory.rows.at_least < count
+    assert 0.8 < plan.inventory.rows.rows / count < 1.2
     assert codes(plan) == ["sampled"]
     assert "about" in plan_text(await make_plan([subject(USERS)], memory, PlanOptions(sample=SMALL_SAMPLE)))
     exact = await plan_one(memory, subject(USERS), exact=True, limits=LIMITS)

@@ -12,6 +12,7 @@ import pytest
 from rekey import Migration, query
 from rekey.declaration.scripts import load_scripts
 from rekey.errors import ExitCode
+from rekey.plan.page import plan_page
 from rekey.plan.plan import make_plan
 from rekey.plan.planfile import read_plan, write_plan
 from rekey.plan.render import plan_text
@@ -36,7 +37,9 @@ FOLDED = replace(LOWERED, waive={})
 
 
 @pytest.mark.parametrize("script_id", EXAMPLES)
-@pytest.mark.parametrize("exact", [True, False], ids=["exact", "sampled"])
+@pytest.mark.parametrize(
+    "exact", [pytest.param(True, marks=pytest.mark.soak), False], ids=["exact", "sampled"]
+)
 async def test_no_false_alarm_on_the_worked_examples(
     memory: MemoryTableService, script_id: str, exact: bool
 ) -> None:
@@ -82,11 +85,34 @@ async def test_queries_are_rated_in_text_and_json(memory: MemoryTableService) ->
 
 
 async def test_a_large_table_is_counted_from_a_part_of_its_rows(memory: MemoryTableService) -> None:
-    """Beyond 20,000 rows every eighth is counted; what was found stays found."""
-    await fill(memory, "Users", [user(f"u{n:05}@mail.example", f"p{n % 9}") for n in range(21_000)])
-    plan = await plan_one(memory, subject(FOLDED), exact=True)
-    [found] = [one for one in plan.advice if not one.today]
-    assert "20,125 keys of 20,125 looked at" in found.evidence
+    """Advice comes from a bounded sample, and every output says so."""
+    await fill(memory, "Users", [user(f"u{n:05}@mail.example", f"p{n % 9}") for n in range(6_000)])
+    plan = await make_plan([subject(FOLDED)], memory, PlanOptions(exact=True), clock=FakeClock())
+    [migration] = plan.migrations
+    [found] = [one for one in migration.advice if not one.today]
+    assert "3,000 keys of 3,000 looked at" in found.evidence
+    assert (migration.mapped_rows, migration.looked_at) == (6_000, 3_000)
+    [told] = plan.as_json()["migrations"]
+    assert (told["mapped_rows"], told["rows_looked_at"]) == (6_000, 3_000)
+    assert "from 3,000 of 6,000 rows" in plan_text(plan)
+    assert "from 3,000 of 6,000 rows" in plan_page(plan)
+
+
+async def test_what_must_hold_for_every_row_is_asked_of_rows_that_the_sample_leaves_out(
+    memory: MemoryTableService,
+) -> None:
+    """Of 6,002 rows every other one is looked at: not one of two that collide, nor one too long."""
+    rows = [user(f"u{n:05}@mail.example", "p") for n in range(5_998)]
+    folds, long = user("U00001@mail.example", "o"), user("x" * 300, "q")
+    again = {**folds, "RowKey": folds["RowKey"].lower()}
+    where = {1: folds, 6_001: long}
+    await fill(memory, "Users", [*rows, folds, again, user("a", "n"), long])
+    in_order = sorted(memory.dump("Users"), key=lambda row: (row["PartitionKey"], row["RowKey"]))
+    assert [in_order[place]["RowKey"] for place in where] == [row["RowKey"] for row in where.values()]
+    plan = await plan_one(memory, subject(FOLDED), exact=True, is_cosmos=True)
+    assert plan.looked_at == 3_001
+    assert plan.collisions is not None and (plan.collisions.keys, plan.collisions.rows) == (1, 2)
+    assert "cosmos-limits" in planned(plan.advice)
 
 
 async def test_limits_of_cosmos_are_judged_only_there(memory: MemoryTableService) -> None:

@@ -13,6 +13,7 @@ import pytest
 from rekey.errors import ServiceError
 from rekey.model import Row
 from rekey.phases import Phase
+from rekey.plan.estimate import SPLIT_REQUESTS
 from rekey.state.store import State
 from rekey.tables.sent import Kind
 from tests.commands import Commands
@@ -66,8 +67,17 @@ def of_kind(requests: dict[str, Any], which: str) -> Counter[str]:
     return total
 
 
-@pytest.mark.parametrize(("script", "table", "make"), EXAMPLES)
-@pytest.mark.parametrize(("count", "window"), [(3_000, None), (4_500, 500)], ids=["few", "many windows"])
+@pytest.mark.parametrize(
+    ("script", "table", "make", "count", "window"),
+    [
+        *(pytest.param(*one.values, 3_000, None, id=f"few-{one.id}") for one in EXAMPLES),
+        pytest.param(*EXAMPLES[0].values, 4_500, 500, id="many windows-users"),
+        *(
+            pytest.param(*one.values, 4_500, 500, id=f"many windows-{one.id}", marks=pytest.mark.soak)
+            for one in EXAMPLES[1:]
+        ),
+    ],
+)
 def test_the_worked_examples_send_what_was_estimated(
     rekey: Commands, script: str, table: str, make: Make, count: int, window: int | None
 ) -> None:
@@ -78,16 +88,15 @@ def test_the_worked_examples_send_what_was_estimated(
     assert [phase["phase"] for phase in requests["phases"]] == list(Phase)[: list(Phase).index(Phase.RETIRE)]
     by_kind, actual = of_kind(requests, "estimated_by_kind"), of_kind(requests, "sent_by_kind")
     for kind in (Kind.SCAN, Kind.BATCH):
-        assert abs(by_kind[kind] - actual[kind]) <= max(12, 0.1 * actual[kind]), kind
+        # Whether a copy of many windows splits what it reads is not known before.
+        assert abs(by_kind[kind] - actual[kind]) <= max(SPLIT_REQUESTS, 0.1 * actual[kind]), kind
     # Every row is written once for each table and twice for the mapping, whatever batches it comes in.
     mine = by_kind["operations"] + by_kind[Kind.WRITE]
     assert abs(mine - actual["operations"] - actual[Kind.WRITE]) <= 12
 
 
-@pytest.mark.parametrize(
-    ("script", "table", "make"),
-    [EXAMPLES[0], *(pytest.param(*one.values, id=one.id, marks=pytest.mark.soak) for one in EXAMPLES[1:])],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("script", "table", "make"), EXAMPLES)
 def test_a_sample_estimates_nearly_the_same(rekey: Commands, script: str, table: str, make: Make) -> None:
     """Few rows a page and a short head: most of the table is not read."""
     given(rekey, script, table, make(38_000))

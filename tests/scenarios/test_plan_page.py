@@ -68,7 +68,7 @@ def test_no_key_of_any_row_is_in_the_page_or_the_document(
 def test_it_shows_partitions_keys_batches_and_load_before_and_after(
     rekey: Commands, script: str, table: str, make: Make
 ) -> None:
-    example(rekey, script, table, make(2_000), PRICES)
+    example(rekey, script, table, make(600), PRICES)
     text = page_of(rekey, "--exact").read_text("utf-8")
     titles = re.findall(r"<svg [^>]*><title>([^<]*)</title><desc>([^<]+)</desc>", text)
     assert len(titles) == text.count("<svg"), "each plot is told in words, too"
@@ -110,11 +110,17 @@ def test_a_path_that_cannot_be_written_is_refused_by_its_option(rekey: Commands)
 
 
 @needs_browser
-@pytest.mark.parametrize(("script", "table", "make"), EXAMPLES)
+@pytest.mark.parametrize(
+    ("script", "table", "make"),
+    [
+        pytest.param(*one.values, id=one.id, marks=() if one.id == "posts" else pytest.mark.soak)
+        for one in EXAMPLES
+    ],
+)
 def test_chromium_draws_every_plot_and_has_nothing_to_complain_of(
     rekey: Commands, tmp_path: Path, script: str, table: str, make: Make
 ) -> None:
-    example(rekey, script, table, make(2_000))
+    example(rekey, script, table, make(600))
     page = page_of(rekey, "--exact")
     shown = opened(page, tmp_path)
     assert complaints(shown) == []

@@ -15,7 +15,7 @@ import pytest
 from rekey import Index, keys, props
 from rekey.copy.checkpoint import copy_segments
 from rekey.copy.scan import WindowSize
-from rekey.copy.sweep import settle_moved, sweep
+from rekey.copy.sweep import settle_moved
 from rekey.declaration.scripts import load_script
 from rekey.errors import Collision, RekeyError, RequestRejected, WritesRefused
 from rekey.mapping.rows import MAPPING_TABLE, TargetKey
@@ -36,7 +36,7 @@ from tests.faults import Call, FaultKind, NoFaults, SeededFaults
 from tests.madeup import registrations
 from tests.memory import MemoryTableService
 from tests.verifying import context, filled
-from tests.worlds import RACES, World, go_on, halves, never, nothing, racer
+from tests.worlds import RACES, World, go_on, halves, never, nothing, racer, swept
 
 WHOLE = Segment(id=1, script_id="0001_users", purpose="backfill")
 JOHN = EntityKey("nyc", "01234")
@@ -471,7 +471,7 @@ async def test_a_reader_never_sees_half_a_pair_whatever_happens_at_the_same_time
         for _ in range(4):
             try:
                 await backfill(world)
-                await sweep(world.propagator, concurrency=4, advance=nothing, check=go_on)
+                await swept(world)
             except RekeyError:
                 continue
 
@@ -483,10 +483,9 @@ async def test_a_reader_never_sees_half_a_pair_whatever_happens_at_the_same_time
     assert seen == []
     await world.sweep("source" if phase is ControlPhase.DUAL_WRITE else "target")
     if phase is ControlPhase.DUAL_WRITE:
-        await sweep(world.propagator, concurrency=4, advance=nothing, check=go_on)
-        await settle_moved(
-            world.propagator, since="2000-01-01T00:00:00Z", concurrency=4, advance=nothing, check=go_on
-        )
+        await swept(world)
+        moved, since = world.propagator.propagate_moved, "2000-01-01T00:00:00Z"
+        await settle_moved(world.source, moved, since=since, concurrency=4, advance=nothing, check=go_on)
     assert seen == []
     world.assert_in_step()
 

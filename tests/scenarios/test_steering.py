@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_a_file_that_cannot_be_understood_changes_nothing(tmp_path: Path, text: 
 @pytest.mark.parametrize("rate", [0, -1, 1.5, "7", True])
 def test_a_rate_that_is_none_is_not_taken(tmp_path: Path, rate: object) -> None:
     state = tmp_path / "state.sqlite"
-    said = {**Steering().as_json(), "entities_per_second": rate}
+    said = {**asdict(Steering()), "entities_per_second": rate}
     steering.path_of(state).write_text(json.dumps(said))
     assert steering.read(state) is None
 

@@ -16,10 +16,9 @@ from rekey.errors import WorkersFailed
 from rekey.model import Row
 from rekey.project.config import Account
 from rekey.stress.judge import Limit
-from rekey.stress.load import Generator, InProcess
+from rekey.stress.load import Generator, InProcess, LoadProcesses
 from rekey.stress.mix import Mix, OperationKind
 from rekey.stress.notes import Notes
-from rekey.stress.processes import LoadProcesses
 from rekey.stress.report import StressReport
 from rekey.stress.run import Bounds, stress
 from rekey.stress.spread import Spread

@@ -21,6 +21,7 @@ from rekey.verify.sums import SOURCE, Part, Partial
 from tests.fakeclock import FakeClock
 from tests.faults import Call, Fault, FaultKind
 from tests.memory import MemoryTableService
+from tests.soaking import others_in_soak
 from tests.verifying import context, filled, source_id
 from tests.worlds import POSTS, USERS, World, post, user
 
@@ -69,7 +70,7 @@ async def write_on(world: World, journal: Journal, seed: int, stop: asyncio.Even
     return writes
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", others_in_soak(range(4), kept=[0]))
 async def test_rows_written_all_the_time_raise_no_alarm_and_hide_no_divergence(
     memory: MemoryTableService, tmp_path: Path, seed: int
 ) -> None:
@@ -276,7 +277,7 @@ def stopping_after(calls: int) -> tuple[list[int], object]:
     return count, stop
 
 
-@pytest.mark.parametrize("calls", [1, 3, 6, 9, 10, 13])
+@pytest.mark.parametrize("calls", others_in_soak([1, 3, 6, 9, 10, 13], kept=[3, 10]))
 async def test_stopped_at_any_time_it_leaves_no_file_behind(
     memory: MemoryTableService, tmp_path: Path, calls: int
 ) -> None:
@@ -295,7 +296,7 @@ async def test_stopped_at_any_time_it_leaves_no_file_behind(
     assert asyncio.all_tasks() == before
 
 
-@pytest.mark.parametrize("calls", [1, 2, 3, 4])
+@pytest.mark.parametrize("calls", others_in_soak([1, 2, 3, 4], kept=[3]))
 async def test_stopped_and_gone_on_from_a_checkpoint_it_gives_the_same_digests(
     memory: MemoryTableService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:

@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from rekey.client import replicas
+from rekey.client import replicas, send
 from rekey.client.authority import Authority, Flow, TargetAuthority
 from rekey.client.route import Writer
-from rekey.client.work import ClientParts, Work
+from rekey.client.work import ClientParts, State, Work
 from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row, key_of
 from rekey.protocol import effects, propagate
@@ -66,6 +66,57 @@ def unconditional() -> Any:
         return await _apply_for_etags(table, freed)
 
     return _in((propagate, replicas), "apply_for_etags", apply_for_etags)
+
+
+def no_wait_for_what_is_late() -> Any:
+    """Send a write that was not answered again at once, although the first may yet take effect."""
+
+    async def wait_out(_self: ClientParts) -> None:
+        return
+
+    return mock.patch.object(ClientParts, "wait_out", wait_out)
+
+
+def content_is_proof() -> Any:
+    """Take a row that holds what was written for this client's own write."""
+
+    async def evidence(*_args: object) -> send.Evidence:
+        return send.Evidence.OURS
+
+    return mock.patch.object(send, "_evidence", evidence)
+
+
+def journal_is_not_asked() -> Any:
+    """Do not look whether another write of the row is under way."""
+
+    async def is_announced(_flow: Flow, _began: int) -> bool:
+        return False
+
+    return mock.patch.object(send, "_is_announced", is_announced)
+
+
+def replicas_are_not_asked() -> Any:
+    """Do not look whether another write of the row has been done."""
+
+    async def of_replicas(*_args: object) -> send.Evidence:
+        return send.Evidence.OURS
+
+    return mock.patch.object(send, "_of_replicas", of_replicas)
+
+
+def nothing_lingers() -> Any:
+    """Remove the intent at once of a write that met an unfinished one."""
+    return mock.patch.object(replicas, "_is_strange", lambda _work: False)
+
+
+def owner_is_read_once() -> Any:
+    """Do not look again for the owner of a row that was deleted."""
+
+    async def has_owner_now(_flow: Flow, work: Work) -> bool:
+        work.state = State.SETTLED
+        return False
+
+    return mock.patch.object(replicas, "_has_owner_now", has_owner_now)
 
 
 def no_last_look() -> Any:

@@ -25,7 +25,7 @@ from typing import Any
 
 from rekey.client.lease import Permit
 from rekey.client.route import Writer
-from rekey.client.work import ClientParts, Counters
+from rekey.client.work import LATE_S, ClientParts, Counters
 from rekey.copy.sweep import settle_moved
 from rekey.core.clock import format_ticks
 from rekey.declaration.mapper import Mapper
@@ -99,7 +99,7 @@ class FixedPermits:
 class DualWorld(SmallWorld):
     """Clients that write dual, beside a backfill or a sweeper if so wished."""
 
-    longest = LONGEST_S
+    longest = LATE_S
     learns = True
     punctual = frozenset({"backfill"})
     unseen = frozenset({JOURNAL_TABLE})
@@ -276,9 +276,12 @@ class DualWorld(SmallWorld):
         since = format_ticks(self.sources.clock.ticks())
         async for page in self.source.scan():
             await copier.copy(page.rows)
-        concurrency = self.parts.concurrency
-        await self.dual.moved(propagator, since=since, concurrency=concurrency, advance=nothing, check=go_on)
-        await self.parts.sweep(propagator, concurrency=concurrency, advance=nothing, check=go_on)
+        if propagator.mapper.content_derived:
+            await self.dual.moved(
+                propagator.source, propagator.propagate_moved, since=since,
+                concurrency=self.parts.concurrency, advance=nothing, check=go_on,
+            )  # fmt: skip
+        await self._sweep()
 
     async def _sweep_once(self) -> None:
         for _ in range(self.sweeps):

@@ -50,7 +50,7 @@ def no_quiet() -> Any:
     async def until_quiet(_run: object) -> None:
         return
 
-    return _everywhere("rekey.runner.run", "until_quiet", until_quiet)
+    return _everywhere("rekey.runner.clients", "until_quiet", until_quiet)
 
 
 def repeats_open_writes() -> Any:

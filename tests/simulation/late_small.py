@@ -50,8 +50,7 @@ from rekey.phases import ControlPhase
 from rekey.project.config import Config, Limits
 from rekey.protocol import control, term
 from rekey.protocol.control import ControlRow, ControlStore
-from rekey.runner import run as opened_run
-from rekey.runner import workers
+from rekey.runner import clients, workers
 from rekey.runner.phases import backfill
 from rekey.runner.run import Run, StopFlag
 from rekey.state.models import Segment
@@ -298,8 +297,8 @@ class LateWorld(DeltaWorld):
         )  # fmt: skip
         run = SimpleNamespace(
             script_id=SCRIPT, declared=SimpleNamespace(digest=DIGEST), is_delta=not self.follows,
-            tables=self.sources, restricted=self.others, control=self.store, mapping=self.mapping,
-            source=self.source, propagator=propagator, copier=Copier(propagator, 1),
+            tables=self.sources, restricted=self.others, control=self.store, mapper=propagator.mapper,
+            mapping=self.mapping, source=self.source, propagator=propagator, copier=Copier(propagator, 1),
             state=self.file, config=config, clock=Waits(self.scheduler), progress=Silent(),
             factory=go_on, stop=StopFlag(), lease_id=lease_id,
             still_alone=go_on, check=go_on, keep_count=go_on, by_workers=Counter(),
@@ -370,7 +369,7 @@ def at_work() -> Iterator[None]:
             patch(workers, "Driver", drives),
             patch(driver, "_LOOK_S", LOOK_S),
             patch(term, "_LOOK_S", ALL_S),
-            patch(opened_run, "_LOOK_S", ALL_S),
+            patch(clients, "_LOOK_S", ALL_S),
             patch(driver, "secrets", SimpleNamespace(token_hex=token_hex)),
             patch(control, "secrets", SimpleNamespace(token_hex=token_hex)),
             patch(copying, "rising_seconds", monotonic),

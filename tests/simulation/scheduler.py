@@ -222,7 +222,13 @@ class HeldTable(MemoryTable):
             self._service.changed(self.name)
             return self._apply(action, operations, prepared)
 
-        done: list[str | None] = await scheduler.call(actor, Call(action, self.name, operations, 0), effect)
+        try:
+            done: list[str | None] = await scheduler.call(
+                actor, Call(action, self.name, operations, 0), effect
+            )
+        except Ambiguous:
+            self._service.last_open = scheduler.loop.now
+            raise
         return done
 
 

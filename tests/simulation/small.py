@@ -201,6 +201,13 @@ class SmallWorld(Scenario):
                 return f"{name} holds an older row"
         return ""
 
+    async def _sweep(self) -> None:
+        to = self.propagator()
+        await self.parts.sweep(
+            to.source, to.mapping, to.propagate, concurrency=self.parts.concurrency, advance=nothing,
+            check=go_on,
+        )  # fmt: skip
+
 
 class DeltaWorld(SmallWorld):
     """Capture "delta": a writer on the source, and a runner that backfills, sweeps, passes and sweeps.
@@ -276,11 +283,6 @@ class DeltaWorld(SmallWorld):
         )  # fmt: skip
         self.kept.watermark = result.started_at
 
-    async def _sweep(self) -> None:
-        await self.parts.sweep(
-            self.propagator(), concurrency=self.parts.concurrency, advance=nothing, check=go_on
-        )
-
     async def _verify(self) -> FullReport:
         propagator = self.propagator()
 
@@ -344,7 +346,7 @@ class FollowingWorld(SmallWorld):
         copier = self.parts.copier(propagator, self.parts.concurrency)
         async for page in self.source.scan():
             await copier.copy(page.rows)
-        await self.parts.sweep(propagator, concurrency=self.parts.concurrency, advance=nothing, check=go_on)
+        await self._sweep()
 
 
 _mappers: dict[int, Mapper] = {}

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
 
@@ -23,15 +24,19 @@ from rekey.protocol.reverse import ReversePropagator
 from tests.simulation.dual_life import KINDS, Life
 from tests.simulation.judging import Found
 from tests.simulation.living import lived
+from tests.soaking import others_in_soak
 
 QUICK = (
-    ("keys from keys", 2),
     ("keys from keys, indexed", 1),
     ("keys from content", 3),
-    ("keys from content", 4),
     ("keys from keys, secondary rows", 2),
+)
+IN_THE_SOAK = (
+    ("keys from keys", 2),
+    ("keys from content", 4),
     ("keys from content, secondary rows", 2),
 )
+"""A life takes ten seconds of processor. The soak lives these, and more of every kind."""
 MORE_SEEDS = (5, 6)
 EVERY_KIND_OF_EVENT = {
     "client started",
@@ -58,7 +63,7 @@ EVERY_KIND_OF_EVENT = {
 pytestmark = pytest.mark.xdist_group("dual lives")
 
 
-@pytest.mark.parametrize(("kind", "seed"), QUICK)
+@pytest.mark.parametrize(("kind", "seed"), others_in_soak([*QUICK, *IN_THE_SOAK], kept=QUICK))
 def test_a_life_under_writes_loses_nothing(kind: str, seed: int) -> None:
     """What clients of both views were told of each key fits one row that changes at once; replicas are what
     the authority says, the mapping accounts for them and the journal is empty: after cutover, after the way
@@ -69,9 +74,19 @@ def test_a_life_under_writes_loses_nothing(kind: str, seed: int) -> None:
     assert bool(life.pairs.looks) == bool(life.mapper.together)
 
 
-def test_over_the_quick_seeds_everything_happens(tmp_path: Path) -> None:
-    """A simulation in which nothing goes wrong would prove nothing. More lives are lived until all has."""
-    happened = {str(event) for quick in QUICK for event in lived(Life, *quick).storm.happened}
+def happened_in(lives: Iterable[tuple[str, int]]) -> set[str]:
+    return {str(event) for life in lives for event in lived(Life, *life).storm.happened}
+
+
+def test_over_the_quick_seeds_most_of_it_happens() -> None:
+    """A simulation in which nothing goes wrong would prove nothing."""
+    assert len(happened_in(QUICK) & EVERY_KIND_OF_EVENT) >= len(EVERY_KIND_OF_EVENT) * 3 / 4
+
+
+@pytest.mark.soak
+def test_over_more_seeds_everything_happens(tmp_path: Path) -> None:
+    """More lives are lived until all has."""
+    happened = happened_in([*QUICK, *IN_THE_SOAK])
     for seed in MORE_SEEDS:
         if happened >= EVERY_KIND_OF_EVENT:
             return
@@ -82,7 +97,13 @@ def test_over_the_quick_seeds_everything_happens(tmp_path: Path) -> None:
     assert happened >= EVERY_KIND_OF_EVENT
 
 
-@pytest.mark.parametrize(("kind", "seed"), [QUICK[2], QUICK[1]], ids=["in the clear", "sealed"])
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        pytest.param(*QUICK[0], id="sealed"),
+        pytest.param(*QUICK[1], id="in the clear", marks=pytest.mark.soak),  # sealing draws too
+    ],
+)
 def test_a_seed_is_a_dual_life(kind: str, seed: int) -> None:
     """The same seed gives the same requests in the same order in every process: a failure can be lived again.
     What hangs on the order of a set differs from process to process."""

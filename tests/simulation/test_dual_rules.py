@@ -2,7 +2,8 @@
 
 The program keeps more than one of these rules would need: after every write of a replica it looks at the
 authority once more. Where a rule alone is made up for by that, the test says so: alone nothing is lost, and
-with that look switched off as well, the loss is there.
+with that look switched off as well, the loss is there. Likewise the intents that linger (ADR 0035): their
+keys are propagated once more.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ TOLD = "clients were told what cannot be"
 CRASH = Budget(crashes=1, late_requests=True, preemptions=4)
 OPEN = Budget(lost_answers=1, late_requests=True, preemptions=4)
 CALM = Budget(preemptions=4)
+BOUNDED = Budget(preemptions=1)
 TWO = "users, dual_write: old replace | old replace"
+BOTH_DELETE = "users, dual_write: old delete-if | old delete-if"
 COMES_AND_GOES = "users, dual_write, absent: old upsert | old delete"
 
 
@@ -40,7 +43,7 @@ def test_the_intent_is_durable_before_the_authority_is_written() -> None:
     lost(dual("users, dual_write: old replace", CRASH, parts), OLDER)
 
 
-@pytest.mark.parametrize(
+MADE_UP_FOR = pytest.mark.parametrize(
     ("rule", "name", "what"),
     [
         (dual_broken.reads_after, TWO, OLDER),
@@ -49,18 +52,29 @@ def test_the_intent_is_durable_before_the_authority_is_written() -> None:
     ],
     ids=["replicas are read before the authority", "conditional replica writes", "a round after an insert"],
 )
+
+
+@MADE_UP_FOR
 def test_what_the_last_look_makes_up_for(rule: Any, name: str, what: str) -> None:
     """One rule alone: the writer sees at its last look that somebody came in between. Without that look it is
     lost. (Propagate by itself needs each of them: `test_rules.py`.)"""
     with rule():
-        assert not dual(name, CALM).loss
-        with dual_broken.no_last_look():
+        assert not dual(name, BOUNDED).loss
+        with dual_broken.no_last_look(), dual_broken.nothing_lingers():
             lost(dual(name, CALM), what)
+
+
+@pytest.mark.soak  # nothing is found early: the whole space, ten times as large as with one preemption
+@pytest.mark.timeout(0)
+@MADE_UP_FOR
+def test_with_four_preemptions_the_last_look_makes_up_for_it_too(rule: Any, name: str, what: str) -> None:
+    with rule():
+        assert not dual(name, CALM).loss
 
 
 def test_after_the_replicas_the_authority_is_read_again() -> None:
     """A row that was inserted where none was: absence is no version, so the row may be gone again."""
-    with dual_broken.no_last_look():
+    with dual_broken.no_last_look(), dual_broken.nothing_lingers():
         lost(dual("users, dual_write, absent: old insert | old delete", CALM), EXTRA)
 
 
@@ -94,7 +108,10 @@ def test_a_main_key_is_reserved_before_a_row_is_made_under_it() -> None:
 @pytest.mark.parametrize(
     ("name", "budget"),
     [
-        ("folded, dual_write: old delete | old insert the other", replace(OPEN, preemptions=1)),
+        pytest.param(
+            *("folded, dual_write: old delete | old insert the other", replace(OPEN, preemptions=1)),
+            marks=pytest.mark.soak,
+        ),
         ("folded, cutover: new delete | old upsert the other", Budget(preemptions=1)),
     ],
 )
@@ -116,7 +133,9 @@ def test_the_backfill_takes_nothing_from_a_client(copier: Any, what: str) -> Non
 
 def test_a_sweep_finds_what_was_deleted_while_it_was_copied() -> None:
     parts = DualParts(sweep=broken.no_sweep)
-    lost(dual("users, dual_write: old delete", CALM, parts, backfill=True, copied=False), EXTRA)
+    with dual_broken.nothing_lingers():
+        found = dual("users, dual_write: old delete", CALM, parts, backfill=True, copied=False)
+    lost(found, EXTRA)
 
 
 def test_rows_that_moved_while_they_were_copied_are_looked_at_once_more() -> None:
@@ -134,8 +153,34 @@ def test_the_sweeper_leaves_young_intents_alone() -> None:
 
 
 def test_an_open_outcome_leaves_the_intent() -> None:
+    """An answer is lost, and what is there cannot be looked at."""
     parts = DualParts(writer=dual_broken.ForgetsOpenWrites)
-    lost(dual("users, dual_write: old replace", OPEN, parts), OLDER)
+    budget = replace(OPEN, failures=1)
+    lost(dual("users, dual_write: old replace", budget, parts), OLDER)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "what"),
+    [
+        (dual_broken.no_wait_for_what_is_late, TWO, OLDER),
+        (dual_broken.content_is_proof, BOTH_DELETE, TOLD),
+        (dual_broken.journal_is_not_asked, BOTH_DELETE, TOLD),
+        (dual_broken.replicas_are_not_asked, BOTH_DELETE, TOLD),
+        (dual_broken.nothing_lingers, "users, dual_write, absent: old insert | old delete-if", TOLD),
+    ],
+    ids=["late requests", "content", "the journal", "replicas", "traces"],
+)
+def test_a_lost_answer_is_settled_by_all_of_its_rules(rule: Any, name: str, what: str) -> None:
+    """Late requests are waited for, content is no proof, the journal and the replicas tell who else wrote,
+    and a write that met an unfinished one leaves a trace (ADR 0035)."""
+    with rule():
+        lost(dual(name, replace(OPEN, preemptions=1)), what)
+
+
+def test_the_owner_of_a_deleted_row_is_read_after_the_delete() -> None:
+    """Another client may claim the key and make the row while it is being deleted."""
+    with dual_broken.owner_is_read_once():
+        lost(dual("users, cutover, absent: new insert | new delete", BOUNDED), "UsersV2 lacks 1 rows")
 
 
 def test_a_freeze_waits_until_every_client_has_acknowledged_it_or_is_over() -> None:

@@ -14,6 +14,7 @@ from rekey.model import Row
 from tests.simulation.explore import Budget, Searched, search
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.small import DeltaWorld, DigestsInMemory, Do, FollowingWorld, Parts
+from tests.soaking import others_in_soak
 from tests.worlds import LOWERED, POSTS, USERS, post, user
 
 ANN, ANN_2, ANN_3 = (user("ann@example.com", Age=age) for age in (1, 2, 3))
@@ -44,6 +45,7 @@ FOLLOWING: dict[str, tuple[World, bool, bool]] = {
     "insert | delete": ((USERS, [], [Do("insert", ANN), Do("delete", ANN)]), False, False),
 }
 CRASH = Budget(crashes=1)
+BOUNDED_CRASH = replace(CRASH, preemptions=1)
 CRASH_WITH_LATE_REQUESTS = Budget(crashes=1, late_requests=True)
 
 
@@ -80,29 +82,36 @@ def visited(name: str, found: Searched, *, at_least: int) -> None:
 
 @pytest.mark.parametrize("name", DELTA)
 def test_no_order_of_writes_passes_and_a_crash_loses_anything(name: str) -> None:
-    """Backfill, sweep, pass and sweep against two writes on the key; the runner is killed anywhere, once."""
-    visited(name, delta(DELTA[name], CRASH), at_least=900)
+    """Backfill, sweep, pass and sweep against two writes on the key; the runner is killed anywhere, once.
+    Bounded; `make soak` searches each to the end, with late requests and a lost answer as well."""
+    visited(name, delta(DELTA[name], BOUNDED_CRASH), at_least=190)
+
+
+def test_a_crash_in_any_order_to_the_end_loses_nothing() -> None:
+    """The same without a bound, in the smallest of these worlds."""
+    visited("insert, delete", delta(DELTA["insert, delete"], CRASH), at_least=900)
 
 
 def test_no_order_loses_anything_when_both_mapping_rows_are_written_at_once() -> None:
     visited("two at a time", delta(DELTA["delete, insert"], Budget(), Parts(concurrency=2)), at_least=400)
 
 
-def test_orders_that_are_taken_for_equal_end_alike() -> None:
+@pytest.mark.parametrize(
+    "name", others_in_soak(["insert, delete", "delete, insert"], kept=["insert, delete"])
+)
+def test_orders_that_are_taken_for_equal_end_alike(name: str) -> None:
     """With states kept apart by the order of answers within a process, and calls that commute in both orders:
     more states, and the same ends."""
     parts = Parts(concurrency=2)
-    few, all_orders = (
-        delta(DELTA["delete, insert"], Budget(all_orders=every), parts) for every in (False, True)
-    )
+    few, all_orders = (delta(DELTA[name], Budget(all_orders=every), parts) for every in (False, True))
     print(f"{few}; all orders: {all_orders}")
     assert few.states < all_orders.states
     assert few.ends == all_orders.ends
 
 
 def test_a_key_that_passes_to_another_row_takes_nothing_along() -> None:
-    """Lower-casing: one row goes, another comes whose target key is the same."""
-    visited("a key that passes", delta(KEY_PASSES, CRASH), at_least=3_000)
+    """Lower-casing: one row goes, another comes whose target key is the same. Bounded, as above."""
+    visited("a key that passes", delta(KEY_PASSES, BOUNDED_CRASH), at_least=2_000)
 
 
 @pytest.mark.parametrize("name", KEYS_MOVE)
@@ -112,14 +121,15 @@ def test_rows_that_move_leave_nothing_behind(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["insert, replace", "replace, delete"])
 def test_an_answer_that_is_lost_anywhere_changes_nothing(name: str) -> None:
-    visited(name, delta(DELTA[name], Budget(lost_answers=1)), at_least=1_000)
+    """Bounded, as above."""
+    visited(name, delta(DELTA[name], Budget(lost_answers=1, preemptions=1)), at_least=600)
 
 
 def test_requests_of_a_killed_runner_that_land_later_change_nothing() -> None:
     """They land at any moment of the next runner's work; the last pass and sweep come after them. Bounded;
     `make soak` searches it to the end."""
-    budget = replace(CRASH_WITH_LATE_REQUESTS, preemptions=2)
-    visited("late requests", delta(DELTA["insert, delete"], budget), at_least=2_000)
+    budget = replace(CRASH_WITH_LATE_REQUESTS, preemptions=1)
+    visited("late requests", delta(DELTA["insert, delete"], budget), at_least=350)
 
 
 @pytest.mark.parametrize("name", FOLLOWING)
@@ -129,6 +139,7 @@ def test_no_order_of_writers_that_propagate_and_a_backfill_loses_anything(name: 
     visited(name, following(name), at_least=100)
 
 
+@pytest.mark.soak
 def test_a_late_request_under_a_key_that_moved_on_is_left_to_the_full_verification() -> None:
     """Keys from content: a killed runner's insert of an index row lands after the next runner has seen the
     source row move on. The row is one that its source row once had, so the mapping accounts for it; a pass

@@ -175,7 +175,7 @@ def dropped_connection(stage: Stage) -> None:
     stage.apply()
     stage.fate(one.process.name, "replace", stage.source, lands_s=4, repeated=True)
     stage.begin(Operation(REPLACE, {**VICTIM, "Nm": "first"}), one)
-    stage.pass_(1)
+    stage.pass_(0.3)
     stage.write(Operation(REPLACE, {**VICTIM, "Nm": "second"}), other)
     first = stage.storm.happened["repeated unseen"]
     stage.pass_(10)

@@ -15,12 +15,15 @@ import pytest
 
 from tests.simulation.life import KINDS, Life
 from tests.simulation.living import lived
+from tests.soaking import others_in_soak
 
-QUICK_SEEDS = (1, 2)
+QUICK_SEEDS = (1,)
+MORE_SEEDS = (2,)
+"""For the soak, which lives more lives of all kinds anyway."""
 pytestmark = pytest.mark.xdist_group("lives")
 
 
-@pytest.mark.parametrize("seed", QUICK_SEEDS)
+@pytest.mark.parametrize("seed", others_in_soak([*QUICK_SEEDS, *MORE_SEEDS], kept=QUICK_SEEDS))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_life_loses_nothing(kind: str, seed: int) -> None:
     """Writers at work, kills, lost answers, late requests, failures, odd pages: targets equal the mapping of
@@ -42,7 +45,8 @@ def test_what_lands_late_brings_nothing_back(tmp_path: Path, kind: str, seed: in
 
 def test_over_the_quick_seeds_everything_happens() -> None:
     """A simulation in which nothing goes wrong would prove nothing."""
-    happened = {event for seed in (3, 4) for event in lived(Life, "keys from keys", seed).adversary.happened}
+    lives = [lived(Life, kind, seed) for kind in KINDS for seed in QUICK_SEEDS]
+    happened = {event for life in lives for event in life.adversary.happened}
     expected = {"write", "kill", "late request", "lost-answer", "lost-request", "empty-page", "short-page"}
     expected |= {"clock set"}
     assert expected <= happened

@@ -49,6 +49,7 @@ def lost(found: Searched) -> None:
     assert found.schedule
 
 
+@pytest.mark.soak
 def test_what_a_sweep_left_open_brings_nothing_back() -> None:
     visited("one sweep", swept(0), at_least=300)
 

@@ -17,7 +17,6 @@ from rekey.declaration.keys import Expression
 from rekey.declaration.keys.hashes import opaque
 from rekey.declaration.requirements import CODES
 from rekey.model import Row
-from rekey.plan.advice import gather
 from rekey.plan.advice.advise import advise
 from rekey.plan.advice.facts import TEXTS
 from rekey.plan.result import Advice
@@ -346,10 +345,9 @@ def test_numbers_that_say_nothing_about_order_are_left_alone() -> None:
 
 @pytest.mark.parametrize(("key", "alone"), [("RowKey", True), ("Pair", False)])
 def test_partitions_of_one_row_are_seen_where_there_are_more_than_can_be_counted(
-    monkeypatch: pytest.MonkeyPatch, key: str, alone: bool
+    key: str, alone: bool
 ) -> None:
     """Two rows for each partition are no partition per row, even when most partitions were not counted."""
-    monkeypatch.setattr(gather, "PARTITIONS", 500)
     table = rows(2_000, Pair=lambda n: f"pair-{n // 2}")
     counted = facts(table, migration(keys.prop(key), **BATCHES))
     [main] = counted.planned

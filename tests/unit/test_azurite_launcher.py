@@ -39,14 +39,13 @@ def test_two_run_beside_each_other_with_different_ports_and_keys(azurite: Azurit
     assert not psutil.pid_exists(process.pid) or process.status() == psutil.STATUS_ZOMBIE
     assert not folder.exists()
     assert {"--disableTelemetry", "--skipApiVersionCheck", "--silent"} <= set(command)
-    other.stop()
 
 
 @pytest.mark.azurite
 def test_it_ends_with_the_process_that_started_it_even_when_that_is_killed() -> None:
     program = (
-        "import sys, time; from rekey.rehearse.azurite import Azurite; azurite = Azurite(); azurite.start();"
-        "print(azurite.port, flush=True); time.sleep(600)"
+        "import time; from rekey.rehearse.azurite import Azurite\n"
+        "with Azurite() as azurite: print(azurite.port, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

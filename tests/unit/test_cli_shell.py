@@ -213,7 +213,7 @@ def test_what_looks_needs_nothing_of_what_works() -> None:
     """`rekey status` is asked again and again: it does not wait for modules that copy, plan or compare."""
     program = (
         "import sys, rekey.cli.status, rekey.migration.opening\n"
-        "from rekey.status import judge, read, tell\n"
+        "from rekey.status import judge, tell\n"
         "working = ('copy.checkpoint', 'copy.delta', 'plan', 'verify', 'inspect', 'runner.session')\n"
         "other = ('azure.identity', 'azure.data', 'azure.keyvault', 'rekey.client')\n"
         "print(*(name for name in (*other, *(f'rekey.{one}' for one in working)) if name in sys.modules))"

@@ -17,12 +17,12 @@ from rekey.project.config import Account, Config, Gates, Limits
 from rekey.protocol.control import ControlRow
 from rekey.protocol.journal import Journal
 from rekey.protocol.registry import ClientRow, Registry
+from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent
 from rekey.state.models import WATERMARK, PhaseRun, Segment, Verification
 from rekey.state.store import State
 from rekey.status import tell
-from rekey.status.facts import RETURNED_AFTER, UNFOLLOWED, Facts, Intents, Lease, Wait, waits
+from rekey.status.facts import RETURNED_AFTER, UNFOLLOWED, Facts, Intents, Lease, Wait, look_at, waits
 from rekey.status.judge import judge
-from rekey.status.read import look_at
 from tests.fakeclock import FakeClock
 from tests.memory import MemoryTableService
 from tests.worlds import SCRIPT, USERS
@@ -49,6 +49,9 @@ def upto(phase: Phase) -> tuple[Phase, ...]:
     return ORDER[: ORDER.index(phase) + 1]
 
 
+PROVED = AuditEvent(1, NOW, "me", EVIDENCE_VERIFIED, SCRIPT, {"signed": True, "exported": 1}, "", "")
+
+
 def facts(phase: ControlPhase | None = None, last: Phase | None = None, **more: Any) -> Facts:
     made = Facts(
         declared=DECLARED,
@@ -61,6 +64,7 @@ def facts(phase: ControlPhase | None = None, last: Phase | None = None, **more: 
         verification=None,
         gates=Gates(),
         now=ticks_of(NOW),
+        events=(PROVED,),
     )
     return replace(made, **more)
 
@@ -171,7 +175,7 @@ CASES = [
         id="complete",
     ),
     pytest.param(
-        replace(facts(ControlPhase.COMPLETE, Phase.COMPLETE), proved=False),
+        replace(facts(ControlPhase.COMPLETE, Phase.COMPLETE), events=()),
         True,
         "no way back any more",
         "evidence export evidence-0001_users 0001_users",

@@ -45,7 +45,6 @@ from rekey.errors import (
     CredentialRefused,
     EndpointDown,
     Moved,
-    RequestRejected,
     RowExists,
     RowRefused,
     SecretMissing,
@@ -141,12 +140,28 @@ def test_an_error_without_an_answer_is_the_sdks_error_for_that() -> None:
     for error, kind in (
         (EndpointDown("write"), ServiceRequestError),
         (Ambiguous("write", status=412), ServiceResponseError),
-        (Unavailable("write"), ServiceResponseError),
-        (RequestRejected("write"), ServiceResponseError),
         (CredentialRefused("insert into Users: no token"), ClientAuthenticationError),
     ):
-        with pytest.raises(kind):
+        with pytest.raises(kind) as caught:
             answer_to_error(error, "Users")
+        open_now = isinstance(error, Ambiguous)
+        assert caught.value.outcome == ("open" if open_now else "nothing was written")  # type: ignore[attr-defined]
+
+
+def test_a_service_that_is_busy_is_told_with_a_code_of_its_own_and_that_nothing_was_written() -> None:
+    busy = Unavailable("insert into rekeyjournal: 503 ServerBusy", code="ServerBusy", status=503)
+    connector = Unavailable("not reached", code="ClientConnectorError")
+    for error in (busy, connector):
+        response = SyncAnswer(request("POST", "Users"), answer_to_error(error, "Users"))
+        refusal = refusal_in(HttpResponseError(response=response))
+        assert refusal is not None
+        assert (refusal.status_code, refusal.code, refusal.outcome) == (
+            503,
+            "unavailable",
+            "nothing was written",
+        )
+        assert str(refusal).startswith("nothing was written: ")
+        assert refusal.retryable
 
 
 def test_an_error_of_another_table_is_not_taken_for_one_of_this_table() -> None:

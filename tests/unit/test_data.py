@@ -106,7 +106,7 @@ def test_json_lines_keep_types_that_are_said_and_do_not_guess_at_text(tmp_path: 
     rows, assumptions = load(tmp_path / "rows.jsonl", "\n".join(map(json.dumps, lines)) + "\n\n")
     assert rows[0] == {"PartitionKey": "p", "RowKey": "1", "Text": "2024-01-02T03:04:05Z"}
     assert rows[1]["When"] == "1601-01-01T00:00:00.0000001Z"
-    assert rows[1]["Id"] == "ABCDEF00-0000-4000-8000-00000000abcd"
+    assert rows[1]["Id"] == "abcdef00-0000-4000-8000-00000000abcd"
     assert (rows[1]["Long"], rows[1]["Long@odata.type"]) == ("4294967296", "Edm.Int64")
     assert "Gone" not in rows[1]
     assert any("Int64" in sentence for sentence in assumptions)

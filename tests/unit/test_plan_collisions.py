@@ -2,59 +2,83 @@
 
 from __future__ import annotations
 
+import tempfile
 import tracemalloc
+from collections.abc import Iterable
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
 from rekey.core import spill
 from rekey.errors import MachineFailed
-from rekey.model import EntityKey
+from rekey.model import EntityKey, Row
 from rekey.plan import collisions
 from rekey.plan.collisions import CollisionSearch
+from rekey.plan.result import Collisions
 from tests.every import every
 
 TABLES = ("UsersV2", "UsersByTag")
 
 
-def source(number: int) -> bytes:
-    return number.to_bytes(20, "big")
+Numbered = tuple[str, str, int]
+"""Both keys of a target row, and the number of the source row that it comes from."""
+
+
+def take(search: CollisionSearch, table: int, rows: Iterable[Numbered]) -> None:
+    made = [({"PartitionKey": key, "RowKey": row}, source(number)) for key, row, number in rows]
+    for start in range(0, len(made), 1000):
+        search.take(table, made[start : start + 1000])
+
+
+def source(number: int) -> Row:
+    return {"PartitionKey": "old", "RowKey": f"{number:08}"}
+
+
+def name(key: EntityKey) -> str:
+    return f"id of {key.row}"
+
+
+def ended(search: CollisionSearch, *, show_keys: bool = False) -> Collisions:
+    return search.finish(TABLES, name, exact=True, show_keys=show_keys)
 
 
 def test_every_key_taken_twice_is_found_and_nothing_else(tmp_path: Path) -> None:
     with CollisionSearch(tmp_path) as search:
-        for number in range(5_000):
-            search.add(0, EntityKey("p", f"r{number}"), source(number))
-        for number in (17, 4_000):
-            search.add(0, EntityKey("p", f"r{number}"), source(10_000 + number))
-        search.add(0, EntityKey("p", "r17"), source(20_000))
-        search.add(1, EntityKey("p", "r18"), source(18))  # another table: no collision
-        search.add(0, EntityKey("pr", "5"), source(5))  # the same characters, cut elsewhere
-        found = search.finish(TABLES, exact=True)
+        take(search, 0, (("p", f"r{number}", number) for number in range(5_000)))
+        take(search, 0, (("p", f"r{number}", 10_000 + number) for number in (17, 4_000)))
+        take(search, 0, [("p", "r17", 20_000)])
+        take(search, 1, [("p", "r18", 18)])  # another table: no collision
+        take(search, 0, [("pr", "5", 5)])  # the same characters, cut elsewhere
+        found = ended(search)
     assert (found.keys, found.rows) == (2, 5)
-    assert [(group.rows, group.sources) for group in found.first] == [
-        (3, (source(17), source(10_017), source(20_000))),
-        (2, (source(4_000), source(14_000))),
+    assert [(group.table, group.rows, group.row_ids, group.old_keys) for group in found.first] == [
+        ("UsersV2", 3, ("id of 00000017", "id of 00010017", "id of 00020000"), None),
+        ("UsersV2", 2, ("id of 00004000", "id of 00014000"), None),
     ]
-    assert every(len(row_id) == 12 for group in found.first for row_id in group.row_ids)
+
+
+def test_keys_are_kept_only_when_they_are_asked_for(tmp_path: Path) -> None:
+    with CollisionSearch(tmp_path) as search:
+        take(search, 0, [("p", "r", 2), ("p", "r", 1)])
+        [group] = ended(search, show_keys=True).first
+    assert group.old_keys == (EntityKey("old", "00000001"), EntityKey("old", "00000002"))
 
 
 def test_parts_that_are_too_large_are_spread_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "GROUP_RECORDS", 10)
     monkeypatch.setattr(spill, "BUFFERED_RECORDS", 100)
     with CollisionSearch(tmp_path) as search:
-        for number in range(6_000):
-            search.add(0, EntityKey("p", str(number // 2 if number < 100 else number)), source(number))
-        found = search.finish(TABLES, exact=True)
+        take(search, 0, (("p", str(n // 2 if n < 100 else n), n) for n in range(6_000)))
+        found = ended(search)
     assert (found.keys, found.rows) == (50, 100)
 
 
 def test_all_rows_on_one_key_are_counted_without_being_held(tmp_path: Path) -> None:
     with CollisionSearch(tmp_path) as search:
-        for number in range(100_000):
-            search.add(0, EntityKey("p", "same"), source(number))
-        found = search.finish(TABLES, exact=True)
-    assert (found.keys, found.rows, len(found.first[0].sources)) == (1, 100_000, collisions.FIRST_ROWS)
+        take(search, 0, (("p", "same", number) for number in range(100_000)))
+        found = ended(search)
+    assert (found.keys, found.rows, len(found.first[0].row_ids)) == (1, 100_000, collisions.FIRST_ROWS)
 
 
 def test_memory_is_flat_from_30_000_to_120_000_rows(tmp_path: Path) -> None:
@@ -62,34 +86,44 @@ def test_memory_is_flat_from_30_000_to_120_000_rows(tmp_path: Path) -> None:
     for rows in (30_000, 120_000):
         tracemalloc.start()
         with CollisionSearch(tmp_path) as search:
-            for number in range(rows):
-                search.add(0, EntityKey("p", f"r{number}"), source(number))
-            assert search.finish(TABLES, exact=True).keys == 0
+            for start in range(0, rows, 1000):
+                take(search, 0, (("p", f"r{number}", number) for number in range(start, start + 1000)))
+            assert ended(search).keys == 0
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 20 * 1024 * 1024
     assert peaks[1] < peaks[0] + 8 * 1024 * 1024
 
 
-def test_temporary_files_hold_no_key_and_are_gone_afterwards(tmp_path: Path) -> None:
+def test_temporary_files_hold_no_key_that_can_be_read_and_are_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: list[IO[bytes]] = []
+    make = tempfile.TemporaryFile
+
+    def made_file(**how: Any) -> IO[bytes]:
+        files.append(make(**how))
+        return files[-1]
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", made_file)
     with CollisionSearch(tmp_path) as search:
-        for number in range(6_000):
-            search.add(0, EntityKey("anna@mail.example", f"r{number}"), source(number))
-        files = list(search._files.values())
+        anna: Row = {"PartitionKey": "anna@mail.example", "RowKey": "anna@"}
+        for number in range(6):
+            made = [({"PartitionKey": "p", "RowKey": f"{number} {n}"}, anna) for n in range(1_000)]
+            search.take(0, made)
         for file in files:
             file.seek(0)
         held = [file.read() for file in files]
         assert len(held) == 32
         assert not any(b"anna@" in part for part in held), "four letters would come up by chance"
-        assert search.finish(TABLES, exact=True).keys == 0
-    assert not list(tmp_path.iterdir())
+        assert ended(search).keys == 0
+    assert not list(tmp_path.iterdir()) and every(file.closed for file in files)
 
 
 def test_few_rows_need_no_file(tmp_path: Path) -> None:
     with CollisionSearch(tmp_path) as search:
-        for number in range(2_000):
-            search.add(0, EntityKey("p", f"r{number % 1_999}"), source(number))
-        assert search.finish(TABLES, exact=True).keys == 1
+        take(search, 0, (("p", f"r{number % 1_999}", number) for number in range(2_000)))
+        assert ended(search).keys == 1
         assert not search._files
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from rekey.declaration.mapper import Mapper
 from rekey.inspect.profile import RowCounts
 from rekey.mapping.ids import SafeIds
 from rekey.model import EntityKey, Row
-from rekey.plan.portrait import LANES, MOST_CELLS, TIMES, Portrayer, _Cells
+from rekey.plan.portrait import LANES, TIMES, Portrayer
 from rekey.plan.result import TableFill
 
 IDS = SafeIds(bytes(32))
@@ -41,7 +42,15 @@ def events(months: int, each: int = 3) -> Iterator[Row]:
 def portrayed(what: Migration, rows: Iterator[Row]) -> Portrayer:
     mapper, portrayer = Mapper(what, {}), Portrayer(what)
     for row in rows:
-        portrayer.take(row, mapper.map(row))
+        mapped = mapper.map(row)
+        places = [(0, row), *((1 + number, target) for number, target in mapped)]
+        portrayer.count(
+            [
+                Counter(one["PartitionKey"] for number, one in places if number == table)
+                for table in range(len(portrayer.partitions))
+            ]
+        )
+        portrayer.take(row, mapped)
     return portrayer
 
 
@@ -79,16 +88,6 @@ def test_a_moment_in_a_row_key_or_an_index_counts_and_none_is_no_load() -> None:
     assert portrayed(plain, events(5)).loads(IDS) == ()
     index = Index("ByDay", partition_key=keys.date("yyyy-MM-dd", "At"), row_key=keys.prop("RowKey"))
     assert len(portrayed(replace(plain, indexes=(index,)), events(5)).loads(IDS)) == 2
-
-
-def test_times_get_coarser_when_there_are_too_many_cells() -> None:
-    cells = _Cells()
-    for number in range(2 * MOST_CELLS):
-        year, month, day = 2000 + number % 40, number // 40 % 12 + 1, number // 480 % 28 + 1
-        cells.add(f"p{number % 50}", f"{year}-{month:02}-{day:02}T{number // 13_440:02}")
-    assert len(cells.counts) <= MOST_CELLS
-    assert sum(cells.counts.values()) == 2 * MOST_CELLS
-    assert cells.step < 13
 
 
 def test_a_portrait_names_partitions_by_safe_id() -> None:

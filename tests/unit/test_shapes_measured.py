@@ -9,6 +9,7 @@ import pytest
 from rekey.inspect.shapes import Shape, shapes_in
 from tests.labelled import LOCALES, labelled_keys
 
+pytestmark = pytest.mark.xdist_group("shapes")  # whose keys are counted once
 LEAST = 0.95
 WEAK = {Shape.NUMBER, Shape.PADDED, Shape.SLUG, Shape.DIGEST}
 """Forms that stand inside others too (`order_17` holds a number): recall is asked of them, not precision."""

@@ -14,8 +14,9 @@ from sqlalchemy import TableClause
 
 from rekey.errors import MachineFailed, Moved, StateUnusable
 from rekey.model import EntityKey, KeyRange
+from rekey.runner.session import require_same_place, require_same_rules
 from rekey.state import store
-from rekey.state.models import StoredSums, Verification
+from rekey.state.models import MigrationRecord, StoredSums, Verification
 from rekey.state.store import State
 
 SCRIPT = "0001_users"
@@ -70,41 +71,48 @@ def test_whatever_the_path_holds_this_file_is_opened_and_no_other(tmp_path: Path
             assert state.migration(SCRIPT) is not None
 
 
-def test_a_migration_is_recorded_once_and_then_checked(state: State) -> None:
-    assert state.migration(SCRIPT) is None
+def recorded(state: State) -> MigrationRecord:
     register(state)
     made = state.migration(SCRIPT)
-    register(state)
     assert made is not None
+    return made
+
+
+def test_a_migration_is_recorded_once(state: State) -> None:
+    assert state.migration(SCRIPT) is None
+    made = recorded(state)
+    register(state, digest="d2")
     assert state.migration(SCRIPT) == made
     state.forget(SCRIPT)
     assert state.migration(SCRIPT) is None
 
 
 @pytest.mark.parametrize(
-    ("change", "names"),
+    ("place", "names"),
     [
-        ({"endpoint_id": "other"}, "account"),
-        ({"source": "Other"}, "source table"),
-        ({"run_id": "other"}, "run"),
+        (("Users", "other", "run"), "account"),
+        (("Other", "account", "run"), "source table"),
+        (("Users", "account", "other"), "run"),
     ],
 )
 def test_a_state_file_of_another_migration_is_refused(
-    state: State, change: dict[str, str], names: str
+    state: State, place: tuple[str, str, str], names: str
 ) -> None:
-    register(state)
+    record = recorded(state)
+    require_same_place(record, "USERS", "account", "run")  # table names do not differ by case
     with pytest.raises(StateUnusable, match=f"another migration.*{names}"):
-        register(state, **change)
+        require_same_place(record, *place)
 
 
 def test_an_edited_script_and_a_changed_secret_are_refused_by_name(state: State) -> None:
-    register(state)
+    record = recorded(state)
+    began = record.digest, record.secret_fingerprints
+    require_same_rules(SCRIPT, began, ("d1", {"users": "f1"}))
     with pytest.raises(Moved, match="edited after its first phase"):
-        register(state, digest="d2")
+        require_same_rules(SCRIPT, began, ("d2", {"users": "f1"}))
     for fingerprints in ({"users": "f2"}, {}, {"users": "f1", "more": "f3"}):
         with pytest.raises(Moved, match=r"`users`|`more`"):
-            register(state, secret_fingerprints=fingerprints)
-    register(state, source="USERS")  # table names do not differ by case
+            require_same_rules(SCRIPT, began, ("d1", fingerprints))
 
 
 def test_segments_come_back_as_they_were_saved(path: Path, state: State) -> None:

@@ -27,8 +27,10 @@ from rekey.client.reading import closed
 from rekey.client.route import OtherRun, Writer, took_too_long
 from rekey.client.sdk.calls import Read
 from rekey.client.sdk.plan import Plan
+from rekey.client.send import send_alone
 from rekey.client.shadow import Shadow
 from rekey.client.work import ClientParts, Counters, refused_by
+from rekey.core.concurrency import cancel
 from rekey.errors import (
     CredentialRefused,
     EndpointDown,
@@ -42,10 +44,11 @@ from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.migration.opening import OpenMigration, open_migration
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
-from rekey.protocol.effects import apply_operations, side_by_side
+from rekey.protocol.effects import side_by_side
 from rekey.protocol.journal import Journal
-from rekey.protocol.registry import SAFETY_S, Registry
+from rekey.protocol.registry import SAFETY_S, Registry, is_over
 from rekey.protocol.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
+from rekey.protocol.sweeper import Company
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts, Operation, TableService
 from rekey.tables.wire import decode_row, decode_rows
@@ -56,13 +59,24 @@ _REPLICAS_AT_ONCE = 8
 """Most replica rows of one key that are read or written at the same time."""
 
 
+TAKE_OVER_EVERY_S = 10.0
+"""Seconds between two looks at what clients that are gone have left."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Working:
-    """The writer and the shadow reads for one run of the migration."""
+    """The writer and the shadow reads for one run of the migration, and the task that takes over what
+    clients that are gone have left."""
 
     run_id: str
     writer: Writer
     shadow: Shadow
+    takes_over: asyncio.Task[None]
+
+    async def end(self) -> None:
+        """End what goes on beside writes."""
+        await cancel([self.takes_over])
+        await self.shadow.close()
 
 
 class ClientCore:
@@ -151,11 +165,12 @@ class ClientCore:
             working, lease, migration = self._working, self._lease, self._migration
         self._migration = None
         if working is not None:
-            await working.shadow.close()
+            await working.end()
         try:
             if lease is not None:
                 await lease.close()
             if self._working is not None:
+                await self._working.end()
                 await self._working.writer.close()
         finally:
             if migration is not None:
@@ -193,7 +208,9 @@ class ClientCore:
             table = self._opened().accounts.tables.table(self.table)
             with while_allowed(partial(lease.check, permit)):
                 async with asyncio.timeout(self.plan.settings.sending_s):
-                    etags = await apply_operations(table, operations)
+                    etags = await send_alone(
+                        table, operations, partial(asyncio.sleep, self.plan.settings.late_s)
+                    )
             self.counters.writes += len(operations)
             if not self.plan.is_index and not lease.in_time(permit):
                 try:
@@ -283,13 +300,31 @@ class ClientCore:
                 run_id=control.run_id,
                 counters=self.counters,
                 longest_operation_s=plan.settings.sending_s,
+                late_s=plan.settings.late_s,
             )
             shadow = Shadow(client, plan.shadow_reads, plan.shadow_seed)
-            self._working = working = _Working(control.run_id, Writer(client), shadow)
+            writer = Writer(client)
+            takes_over = asyncio.create_task(self._take_over(lease, writer))
+            self._working = working = _Working(control.run_id, writer, shadow, takes_over)
             if before is not None:
-                await before.shadow.close()
+                await before.end()
                 await before.writer.close()
             return working
+
+    async def _take_over(self, lease: ClientLease, writer: Writer) -> None:
+        """Settle from time to time what clients that are gone have left: of the live ones, the one whose id
+        comes first. Two of them for a moment do no harm."""
+        while True:
+            await asyncio.sleep(TAKE_OVER_EVERY_S)
+            with suppress(RekeyError):  # the next look tries again
+                rows = {row.client_id: row for row in await lease.registry.list()}
+                own = rows.get(lease.client_id)
+                # The Timestamp of the own row is the service's time, as of the last beat.
+                if own is not None and own.client_id == min(
+                    one.client_id for one in rows.values() if not is_over(one, own.beat_at)
+                ):
+                    usual_s = max(row.longest_s for row in rows.values()) + SAFETY_S
+                    await writer.finisher.take_over(Company(own.beat_at, rows, usual_s))
 
     def _opened(self) -> OpenMigration:
         if self._migration is None:

@@ -8,9 +8,9 @@ Rules kept here:
 * Status 503 means "again later is right" (a freeze); 400 means that this row can never be written as it is;
   403 means that this client may not write now, and what must be done first. Never 404, 409 or 412, which
   mean something else to an application.
-* A write whose outcome is unknown raises a `ServiceResponseError` (or an `HttpResponseError`, where the error
-  has a status, as 500 when its time was over); one that was never sent raises a `ServiceRequestError`: the
-  SDK's own names.
+* Every error of a write says in `outcome` what became of it: `nothing was written`, or `open`. A write that
+  was written returns. An open outcome is an `OutcomeOpen`, the SDK's `ServiceResponseError`; a request that
+  could not be sent is its `ServiceRequestError`. No code is the name of a class of a library below.
 * The SDK decodes every error answer into an exception of its own. Where the answer stands for a refusal of
   rekey, the caller gets the refusal: with its code and its text, and still an `HttpResponseError`. The SDK's
   methods keep their signatures, and nothing else about them changes.
@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 from azure.core.async_paging import AsyncItemPaged
 from azure.core.exceptions import (
+    AzureError,
     ClientAuthenticationError,
     HttpResponseError,
     ServiceRequestError,
@@ -38,6 +39,7 @@ from azure.core.rest import AsyncHttpResponse, HttpResponse
 from azure.data.tables import TableTransactionError
 
 from rekey.client.sdk.answers import Answer, AsyncAnswer, SyncAnswer, answer_in_parts, error_answer
+from rekey.client.work import ROW_TOO_BUSY
 from rekey.errors import (
     Ambiguous,
     Collision,
@@ -52,12 +54,19 @@ from rekey.errors import (
 )
 
 C = TypeVar("C")
+E = TypeVar("E", bound=AzureError)
 
 _CALLS = (
     *("create_entity", "delete_entity", "get_entity", "update_entity", "upsert_entity", "submit_transaction"),
     *("create_table", "delete_table", "get_table_access_policy", "set_table_access_policy"),
 )
 _LISTS = ("list_entities", "query_entities")
+
+NOTHING_WRITTEN = "nothing was written"
+OPEN = "open"
+OUTCOME_OPEN = "outcome-open"
+UNAVAILABLE = "unavailable"
+NOT_CONNECTED = "not-connected"
 
 _SAID_BY_THE_SERVICE = {
     "EntityAlreadyExists": "The specified entity already exists.",
@@ -70,8 +79,6 @@ _SAID_BY_THE_SERVICE = {
     "RequestBodyTooLarge": "The request body is too large and exceeds the maximum permissible limit.",
     "InvalidDuplicateRow": "The batch request contains multiple changes with same row key.",
     "PropertiesNeedValue": "The values are not specified for all properties in the entity.",
-    "ServerBusy": "The server is busy.",
-    "OperationTimedOut": "Operation could not be completed within the specified time.",
 }
 """The service's own messages, by code: programs and people look for them."""
 
@@ -84,18 +91,35 @@ class DualWriteRefused(RekeyError, HttpResponseError):
             the row: `missing-property`, `collision`, ...
         retryable: whether the same call may succeed later, with nothing done meanwhile.
         refusal: the error of rekey it stands for.
+        outcome: `nothing was written`.
     """
+
+    outcome = NOTHING_WRITTEN
 
     def __init__(self, refusal: RekeyError, response: HttpResponse | AsyncHttpResponse | None = None) -> None:
         """Create the exception for a refusal and the answer that the SDK was given for it."""
-        HttpResponseError.__init__(self, message=str(refusal), response=response)
         self.what, self.kept, self.hint = refusal.what, refusal.kept, refusal.hint
+        if isinstance(refusal, Unavailable) and NOTHING_WRITTEN not in self.what:
+            self.what = f"{NOTHING_WRITTEN}: {self.what}"
+        HttpResponseError.__init__(self, message=RekeyError.__str__(self), response=response)
         self.refusal = refusal
         self.code = code_of(refusal)
         self.error_code = self.code
         self.retryable = isinstance(refusal, Unavailable | EndpointDown) or (
             isinstance(refusal, WritesRefused) and refusal.retryable
         )
+
+
+class OutcomeOpen(ServiceResponseError):
+    """A write was sent and not answered, and it could not be settled in time whether it was applied.
+
+    Attributes:
+        code: `outcome-open`.
+        outcome: `open`.
+    """
+
+    code = OUTCOME_OPEN
+    outcome = OPEN
 
 
 class TransactionRefused(DualWriteRefused, TableTransactionError):
@@ -117,6 +141,10 @@ def code_of(refusal: RekeyError) -> str:
     """Return the stable code of a refusal."""
     if isinstance(refusal, WritesRefused | RowRefused):
         return refusal.code
+    if isinstance(refusal, Unavailable):
+        return ROW_TOO_BUSY if refusal.code == ROW_TOO_BUSY else UNAVAILABLE
+    if isinstance(refusal, EndpointDown):
+        return NOT_CONNECTED
     if isinstance(refusal, Collision):
         return "collision"
     return type(refusal).__name__
@@ -133,30 +161,42 @@ def answer_to_error(error: RekeyError, table: str, *, batch: bool = False) -> An
     Raises:
         AzureError: there is no answer to give: the request was not sent, or its outcome is open.
     """
-    if not isinstance(error, ServiceError) or (
-        isinstance(error, TableMissing | CredentialRefused) and not _is_about(error, table)
+    if isinstance(error, Ambiguous):
+        raise OutcomeOpen(str(error))
+    if isinstance(error, EndpointDown):
+        unsent = ServiceRequestError(f"{NOTHING_WRITTEN}: {error}")
+        raise _with_outcome(unsent, NOT_CONNECTED)
+    if isinstance(error, CredentialRefused) and not error.status:
+        raise _with_outcome(ClientAuthenticationError(str(error)), code_of(error))
+    if (
+        not isinstance(error, ServiceError)
+        or isinstance(error, Unavailable)
+        or (isinstance(error, TableMissing | CredentialRefused) and not _is_about(error, table))
     ):
         status = HTTPStatus.FORBIDDEN
         if isinstance(error, RowRefused | Collision):
             status = HTTPStatus.BAD_REQUEST
-        elif isinstance(error, WritesRefused) and error.retryable:
+        elif isinstance(error, Unavailable) or (isinstance(error, WritesRefused) and error.retryable):
             status = HTTPStatus.SERVICE_UNAVAILABLE
         return error_answer(status, code_of(error), str(error), index=error.index, refusal=error)
-    if isinstance(error, EndpointDown):
-        raise ServiceRequestError(str(error))
-    if isinstance(error, CredentialRefused) and not error.status:
-        raise ClientAuthenticationError(str(error))
-    if isinstance(error, Ambiguous) or not error.status:
-        raise ServiceResponseError(str(error))
     message = _SAID_BY_THE_SERVICE.get(error.code, error.what)
     if error.hint and error.code not in _SAID_BY_THE_SERVICE:
         message = f"{message}\nNext: {error.hint}"
-    whole = error.status in (401, 403, 408, 413, 429) or error.status >= 500
+    answered = error.status or HTTPStatus.BAD_REQUEST
+    whole = answered in (401, 403, 413) or answered >= 500
     if not batch or whole:
-        return error_answer(error.status, error.code, message, index=error.index)
+        return error_answer(answered, error.code, message, index=error.index)
     if error.index is not None:
         message = f"{error.index}:{message}"
-    return answer_in_parts([error_answer(error.status, error.code, message, index=error.index)])
+    return answer_in_parts([error_answer(answered, error.code, message, index=error.index)])
+
+
+def _with_outcome(error: E, code: str = "") -> E:
+    """Note in an error of the SDK that nothing was written, and a stable code."""
+    error.outcome = NOTHING_WRITTEN  # type: ignore[attr-defined]
+    if code:
+        error.code = code  # type: ignore[attr-defined]
+    return error
 
 
 def _is_about(error: ServiceError, table: str) -> bool:
@@ -197,9 +237,11 @@ def _raising(*, transaction: bool = False) -> Iterator[None]:
         yield
     except HttpResponseError as error:
         refusal = refusal_in(error, transaction=transaction)
-        if refusal is None:
-            raise
-        raise refusal from None
+        if refusal is not None:
+            raise refusal from None
+        if isinstance(error.response, SyncAnswer | AsyncAnswer):
+            _with_outcome(error)
+        raise
 
 
 def _awaited(method: Callable[..., Any], *, transaction: bool) -> Callable[..., Any]:

@@ -8,11 +8,12 @@ Rules kept here:
 * No credential and no secret is in a repr.
 * A credential stays its owner's: one that the caller made is not closed here, and a key or signature that its
   owner renews is used from then on. A signature in the endpoint's address is used, as by the SDK.
-* A write that may have been applied is sent once: a second sending could take effect after another client's
-  write of the same row, and overwrite it. An open outcome is settled by reading back, or by the journal.
-* In the application's tables a row that holds what was written does not prove whose write it was: inserts and
-  conditional writes stay open then. In the restricted store it does: only this client writes its intents and
-  beats, and another client's claim of the same key for the same row is as good as its own.
+* In the application's tables a write that may have been applied is not sent again by its connection: it could
+  take effect after another client's write of the same row, and overwrite it. And a row that holds what was
+  written does not prove whose write it was. Both are settled by the writer (`rekey.client.send`).
+* In the restricted store such a write is sent again, and content is a proof: only this client writes its
+  intents and beats, and another client's claim of the same key for the same row is as good as its own. What
+  lands twice is harmless: an intent that was ended is swept, an older beat is replaced by the next one.
 * An operation has taken effect within the longest operation, or never does. So the service is told how long
   it may work on one request, and an operation sends its last request that much earlier.
 """
@@ -29,7 +30,7 @@ from urllib.parse import urlsplit
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential, TokenCredential
 from azure.core.credentials_async import AsyncTokenCredential
 
-from rekey.client.reading import ClientFacts, LeaseSettings
+from rekey.client.reading import ON_THE_WAY_S, ClientFacts, LeaseSettings
 from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError, SecretMissing
@@ -49,13 +50,10 @@ AnyCredential: TypeAlias = SyncCredential | AsyncTokenCredential
 
 DEFAULT_SHADOW_READS = 0.01
 DEFAULT_NAME = "application"
-RETRY = RetryPolicy(
-    attempts=5, connect_attempts=4, min_wait=0.1, max_wait=3.0, max_retry_after=5.0, repeats_open_writes=False
-)
+RETRY = RetryPolicy(attempts=5, connect_attempts=4, min_wait=0.1, max_wait=3.0, max_retry_after=5.0)
 _REFUSED = ("transport", "per_retry_policies", "connection_cert")
 _HEEDED = ("proxies", "connection_verify")
 _CONNECT_S = 5.0
-_ON_THE_WAY_S = 2.0
 
 
 class ArgumentRefused(ConfigurationError, ValueError):
@@ -245,7 +243,7 @@ def timeouts_for(settings: LeaseSettings) -> Timeouts:
     """Return the timeouts of one request."""
     service = settings.service_s
     return Timeouts(
-        connect=min(_CONNECT_S, settings.longest_operation_s), read=service + _ON_THE_WAY_S, service=service
+        connect=min(_CONNECT_S, settings.longest_operation_s), read=service + ON_THE_WAY_S, service=service
     )
 
 
@@ -254,7 +252,10 @@ def connect(
 ) -> Accounts:
     """Return the core's own connections to both accounts; the first request connects. `options`: as
     `options_of` returns them."""
-    timeouts, shared = timeouts_for(settings), replace(RETRY, content_settles=False)
+    timeouts, shared = (
+        timeouts_for(settings),
+        replace(RETRY, repeats_open_writes=False, content_settles=False),
+    )
     return Accounts(
         AzureTableService.open(tables.address, tables.credential, retry=shared, timeouts=timeouts, **options),
         AzureTableService.open(

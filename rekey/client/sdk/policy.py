@@ -14,7 +14,6 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from azure.core.exceptions import ServiceResponseTimeoutError
 from azure.core.pipeline import PipelineRequest, PipelineResponse
 from azure.core.pipeline.policies import AsyncHTTPPolicy, ContentDecodePolicy, CustomHookPolicy, HTTPPolicy
 from azure.core.rest import AsyncHttpResponse, HttpRequest, HttpResponse
@@ -22,7 +21,7 @@ from azure.core.rest import AsyncHttpResponse, HttpRequest, HttpResponse
 from rekey.client.sdk.answers import Answer, AsyncAnswer, SyncAnswer, answer_of
 from rekey.client.sdk.calls import Call, Read, Table, Write, call_of
 from rekey.client.sdk.core import ClientCore
-from rekey.client.sdk.errors import answer_to_error
+from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
 from rekey.client.sdk.thread import LoopThread
 from rekey.errors import RekeyError, RequestRejected
 
@@ -65,7 +64,7 @@ class _Policy:
         except RekeyError as error:
             return answer_to_error(error, self._core.table, batch=isinstance(call, Write) and call.batch)
         except TimeoutError:
-            raise ServiceResponseTimeoutError(
+            raise OutcomeOpen(
                 "the write took longer than the longest operation; it may have been applied"
             ) from None
 

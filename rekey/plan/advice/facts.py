@@ -40,7 +40,10 @@ class TableFacts:
         partitions: partitions; a lower bound unless `partitions_exact`.
         largest_partition: rows of the largest partition, as far as it was seen.
         partitions_exact: whether `partitions` is no lower bound: all of them, or an estimate of their number.
+        rows_met_together: mean rows of a partition among the rows read; near 1.0 hardly any two rows share
+            one, however many partitions there are.
         property_names: names of properties in the rows looked at.
+        longest_row_key: bytes of the longest RowKey; 0 where all were not measured.
         pointer_rows: rows looked at that hold a whole pointer to a main row.
         hottest_share: share of new rows that go to one partition at a time, 0.0 to 1.0.
         partition_order: where new partitions go, by Timestamps.
@@ -53,9 +56,11 @@ class TableFacts:
     partitions: int
     largest_partition: int
     partitions_exact: bool
+    rows_met_together: float
     property_names: frozenset[str]
     pointer_rows: int
     hottest_share: float
+    longest_row_key: int = 0
     partition_order: Order = Order.UNKNOWN
     declared: Target | Index | None = None
 
@@ -81,40 +86,35 @@ class TableFacts:
         """Return the mean rows of a partition, too large rather than too small; 0.0 without partitions."""
         if not self.partitions:
             return 0.0
-        if not self.partitions_exact and self.counts.rows_met_together < HARDLY_ANY_TOGETHER:
-            return self.counts.rows_met_together
+        if not self.partitions_exact and self.rows_met_together < HARDLY_ANY_TOGETHER:
+            return self.rows_met_together
         return self.rows / self.partitions
 
-    def advice(self, code: str, evidence: str, severity: Severity | None = None, **values: object) -> Advice:
+    def advice(self, code: str, severity: Severity | None = None, /, **values: object) -> Advice:
         """Return a piece of advice about the table, or about one of its keys.
 
         Args:
-            code, evidence, severity, values: as for `advice`; the value `key` names one of the keys.
+            code, severity, values: as for `advice`; the value `key` names one of the keys.
         """
         [key] = filled(TEXTS[code], values, "key")
-        return advice(code, f"{self.table} {key}".rstrip(), evidence, severity, self.today, **values)
+        return advice(code, f"{self.table} {key}".rstrip(), severity, self.today, **values)
 
 
 def advice(
-    code: str,
-    where: str,
-    evidence: str,
-    severity: Severity | None = None,
-    today: bool = False,
-    **values: object,
+    code: str, where: str, severity: Severity | None = None, today: bool = False, /, **values: object
 ) -> Advice:
     """Return a piece of advice.
 
     Args:
         code: a key of `TEXTS`.
         where: the table, and the key if it is about one.
-        evidence: the figures that it rests on.
         severity: replaces the severity of `TEXTS`.
         today: whether it is about today's keys.
-        values: for the names in braces in its texts; a value named `reason` or `cure` replaces that text.
+        values: for the names in braces in its texts; a value named `evidence`, `reason` or `cure`
+            replaces that text.
     """
     texts = TEXTS[code]
-    reason, cure = filled(texts, values, "reason", "cure")
+    evidence, reason, cure = filled(texts, values, "evidence", "reason", "cure")
     return Advice(code, severity or Severity(texts["severity"]), where, today, evidence, reason, cure)
 
 

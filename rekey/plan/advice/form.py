@@ -46,8 +46,8 @@ def unpadded_numbers(facts: Facts) -> Iterator[Advice]:
         widths = number_widths(column)
         if widths is not None:
             severity = Severity.WARNING if key == "RowKey" else Severity.NOTE
-            said = f"numbers of {widths[0]} to {widths[1]} digits in {counted(column.keys, 'key')} looked at"
-            yield table.advice("unpadded-numbers", said, severity, key=key)
+            keys = counted(column.keys, "key")
+            yield table.advice("unpadded-numbers", severity, key=key, widths=widths, keys=keys)
 
 
 def number_widths(column: KeyColumn) -> tuple[int, int] | None:
@@ -92,8 +92,8 @@ def escaped_characters(facts: Facts) -> Iterator[Advice]:
         listed += [f"spaces at an end in {edges:,}"] if edges else []
         trapped = edges or any(mark in TRAPS for mark in found)
         severity = Severity.WARNING if trapped else Severity.NOTE
-        said = f"{', '.join(listed)} of {counted(column.keys, 'key')} looked at"
-        yield table.advice("escaped-characters", said, severity, key=key)
+        said = {"listed": ", ".join(listed), "keys": counted(column.keys, "key")}
+        yield table.advice("escaped-characters", severity, key=key, **said)
 
 
 def non_ascii(facts: Facts) -> Iterator[Advice]:
@@ -103,8 +103,8 @@ def non_ascii(facts: Facts) -> Iterator[Advice]:
         if found:
             more = f"; {loose:,} not in composed form (NFC)" if loose else ""
             severity = Severity.WARNING if loose else Severity.NOTE
-            said = f"{counted(found, 'key')} of {column.keys:,} looked at{more}"
-            yield table.advice("non-ascii", said, severity, key=key)
+            said = {"found": counted(found, "key"), "column": column, "more": more}
+            yield table.advice("non-ascii", severity, key=key, **said)
 
 
 def long_keys(facts: Facts) -> Iterator[Advice]:
@@ -121,11 +121,8 @@ def long_keys(facts: Facts) -> Iterator[Advice]:
             cost = ""
             if monthly is not None:
                 cost = f": {amount_text(monthly, facts.prices.currency or '')} a month to store"
-            said = (
-                f"both keys take {units:.0f} characters on average: {size / 1024**2:,.1f} MiB in"
-                f" {counted(table.rows, 'row')}, {percent(min(1.0, share))} of the bytes{cost}"
-            )
-            yield table.advice("long-keys", said)
+            said = {"mebibytes": size / 1024**2, "share": percent(min(1.0, share)), "cost": cost}
+            yield table.advice("long-keys", units=units, rows=counted(table.rows, "row"), **said)
 
 
 def row_size(facts: Facts) -> Iterator[Advice]:
@@ -133,22 +130,16 @@ def row_size(facts: Facts) -> Iterator[Advice]:
     for table in facts.tables:
         largest = table.counts.largest_row_bytes
         if largest >= NEAR * MAX_ENTITY_BYTES:
-            said = (
-                f"the largest of {counted(table.counts.rows, 'row')} looked at has"
-                f" {largest / 1024:,.0f} KiB of {MAX_ENTITY_BYTES // 1024:,}"
-            )
-            yield table.advice("row-size", said)
+            said = {"kibibytes": largest / 1024, "most": MAX_ENTITY_BYTES // 1024}
+            yield table.advice("row-size", rows=counted(table.counts.rows, "row"), **said)
 
 
 def property_count(facts: Facts) -> Iterator[Advice]:
     """Yield advice on rows near 252 properties."""
     for table in facts.tables:
         if table.counts.most_properties >= NEAR * MAX_PROPERTIES:
-            said = (
-                f"{table.counts.most_properties} properties of {MAX_PROPERTIES} in one of"
-                f" {counted(table.counts.rows, 'row')} looked at"
-            )
-            yield table.advice("property-count", said)
+            said = {"counts": table.counts, "most": MAX_PROPERTIES}
+            yield table.advice("property-count", rows=counted(table.counts.rows, "row"), **said)
 
 
 def pointer_dropped(facts: Facts) -> Iterator[Advice]:
@@ -157,11 +148,8 @@ def pointer_dropped(facts: Facts) -> Iterator[Advice]:
         return
     main = facts.planned[0]
     if main.pointer_rows < facts.today.pointer_rows:
-        said = (
-            f"{counted(facts.today.pointer_rows, 'row')} looked at hold a pointer,"
-            f" {main.pointer_rows:,} after"
-        )
-        yield main.advice("pointer-dropped", said)
+        rows = counted(facts.today.pointer_rows, "row")
+        yield main.advice("pointer-dropped", rows=rows, after=main.pointer_rows)
 
 
 def fan_out(facts: Facts) -> Iterator[Advice]:
@@ -169,8 +157,8 @@ def fan_out(facts: Facts) -> Iterator[Advice]:
     for table in facts.planned[1:]:
         fanned = table.rows / facts.today.rows if facts.today.rows else 0.0
         if fanned > FANNED_OUT and facts.today.rows >= WORTH_SAYING_ROWS:
-            said = f"{counted(table.rows, 'row')} for {counted(facts.today.rows, 'row')}: {fanned:.1f} each"
-            yield table.advice("fan-out", said)
+            said = {"rows": counted(table.rows, "row"), "today": counted(facts.today.rows, "row")}
+            yield table.advice("fan-out", fanned=fanned, **said)
 
 
 RULES = (

@@ -1,18 +1,19 @@
-"""Counting the facts that advice is judged from, while rows are mapped. Pure.
+"""Counting the facts that advice is judged from, on a sample of the rows. Pure.
 
 Rules kept here:
 
-* Memory is bounded: counters, samples of keys, at most 50,000 partitions a table.
-* Of a large table every eighth row is counted here after the first 20,000: shares need no more, and `apply`
-  tries every row. Counts made elsewhere (rows, partitions, collisions) are taken from there.
+* Counts that were made on all rows (rows, partitions, collisions) are taken from there; shares need no more
+  than a sample.
+* What Cosmos DB refuses is looked for in every row: it would refuse the row.
 * Hashes are evaluated with made-up secrets: only their inputs are looked at.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeAlias
 
 from rekey.declaration.keys.base import Evaluator, Join, Scope
@@ -37,13 +38,8 @@ from rekey.plan.result import TableFill
 from rekey.project.prices import Prices
 
 MapRow: TypeAlias = Callable[[Row], Sequence[tuple[int, Row]]]
-ALL_ROWS = 20_000
-STRIDE = 8
 REPEATED = 200
-HASHED_ROWS = 2_000
 ITEMS = 5
-PARTITIONS = 50_000
-STAMPS = 2_000
 MADE_UP_SECRET = b"made up for counting only"
 
 
@@ -54,30 +50,34 @@ class Tally(RowCounts):
         super().__init__()
         self._property_names: set[str] = set()
         self._pointer_rows = 0
-        self._streams: dict[str, int] = {}
-        self._partitions: set[str] = set()
+        self._longest_row_key = 0
+        self._streams: Counter[str] = Counter()
         self._stamps: dict[str, str] = {}
 
     def add(self, row: Row, stamp: str, stream: str) -> None:
-        """Count one row, last written at `stamp`; `stream` names the stream it belongs to."""
+        """Count one row of the sample, last written at `stamp`; `stream` names the stream it belongs to."""
         partition, names = row[PARTITION_KEY], property_names(row)
         self.count(row, names)
-        if len(self._partitions) < PARTITIONS:
-            self.rows_of_partition_keys += 1
-            if partition not in self._partitions:
-                self._partitions.add(partition)
-                self.partition_keys.add(partition)
-                rank = zlib.crc32(partition.encode("utf-8", "surrogatepass"))
-                if rank % 16 == 0 or len(self._stamps) < STAMPS:
-                    self._stamps[partition] = stamp
-        if len(self._property_names) < PARTITIONS:
-            self._property_names.update(names)
+        if partition not in self._stamps:
+            self._stamps[partition] = stamp
+            self.partition_keys.add(partition)
+        self._property_names.update(names)
         self._pointer_rows += MAIN_PARTITION_KEY in row and MAIN_ROW_KEY in row
-        if stream in self._streams or len(self._streams) < PARTITIONS:
-            self._streams[stream] = self._streams.get(stream, 0) + 1
+        self._streams[stream] += 1
+
+    def limit(self, row: Row) -> None:
+        """Look at what Cosmos DB limits, in a row that need not be in the sample."""
+        size = len(row[ROW_KEY].encode("utf-8", "surrogatepass"))
+        self._longest_row_key = max(self._longest_row_key, size)
+        self._property_names.update(property_names(row))
 
     def facts(
-        self, of: Inventory | TableFill, rows: int, exact: bool, declared: Target | Index | None = None
+        self,
+        of: Inventory | TableFill,
+        rows: int,
+        exact: bool,
+        together: float,
+        declared: Target | Index | None = None,
     ) -> TableFacts:
         """Return the facts of the table.
 
@@ -85,6 +85,7 @@ class Tally(RowCounts):
             of: its partitions, as they were counted elsewhere.
             rows: rows that it holds or will hold.
             exact: whether its number of partitions is no lower bound.
+            together: mean rows of a partition among the rows read.
             declared: the target or index that a migration fills; None for the source.
         """
         signs = Signs()
@@ -96,7 +97,9 @@ class Tally(RowCounts):
             partitions=max(of.partitions, self.partition_keys.keys),
             largest_partition=of.largest_partition,
             partitions_exact=exact,
+            rows_met_together=together,
             property_names=frozenset(self._property_names),
+            longest_row_key=self._longest_row_key,
             pointer_rows=self._pointer_rows,
             hottest_share=max(self._streams.values(), default=0) / self.rows if self.rows else 0.0,
             partition_order=signs.order,
@@ -123,7 +126,6 @@ class Gatherer:
         self._map = map_row
         self._is_cosmos = is_cosmos
         self._prices = prices or Prices()
-        self._seen = 0
         self._repeated = 0
         self._unrepeatable = 0
         secrets = dict.fromkeys(required_secrets(migration), MADE_UP_SECRET)
@@ -131,10 +133,7 @@ class Gatherer:
         self._hashes = [hashed for one in migration.filled for hashed in _hashes_of(one, secrets)]
 
     def take(self, row: Row, mapped: Sequence[tuple[int, Row]]) -> None:
-        """Count one source row and its target rows."""
-        self._seen += 1
-        if self._seen > ALL_ROWS and self._seen % STRIDE:
-            return
+        """Count one source row of the sample and its target rows."""
         if self._repeated < REPEATED:
             self._repeated += 1
             try:
@@ -148,27 +147,47 @@ class Gatherer:
             stream = self._streams[number]
             named = target[PARTITION_KEY] if stream is None else stream(row)
             self.tallies[1 + number].add(target, stamp, named)
-        if self._seen <= HASHED_ROWS:
-            for found, evaluate, items in self._hashes:
-                for item in [""] if items is None else items(row)[:ITEMS]:
-                    # The row was mapped, so only a branch that its own key does not use can be refused.
-                    with suppress(RowRefused):
-                        found.inputs.add(evaluate(row, item))
+        for found, evaluate, items in self._hashes:
+            for item in [""] if items is None else items(row)[:ITEMS]:
+                # The row was mapped, so only a branch that its own key does not use can be refused.
+                with suppress(RowRefused):
+                    found.inputs.add(evaluate(row, item))
 
-    def facts(self, inventory: Inventory, fills: Sequence[TableFill], colliding: Mapping[str, int]) -> Facts:
+    def limit(self, mapped: Iterable[tuple[int, Row]]) -> None:
+        """Look at target rows, of which most are not in the sample, for what Cosmos DB would refuse."""
+        for number, target in mapped:
+            self.tallies[1 + number].limit(target)
+
+    def facts(
+        self,
+        inventory: Inventory,
+        fills: Sequence[TableFill],
+        colliding: Mapping[str, int],
+        together: Sequence[float],
+    ) -> Facts:
         """Return the facts.
 
         Args:
             inventory: of the source.
             fills: rows and partitions of each target table.
             colliding: by table, rows that share a target key, in the first groups of collisions.
+            together: mean rows of a partition among the rows read, the source first.
         """
         source, *planned = self.tallies
+        sizes = zip(planned, fills, together[1:], self._migration.filled, strict=True)
         return Facts(
-            today=source.facts(inventory, inventory.rows.rows, inventory.exact),
+            today=source.facts(inventory, inventory.rows.rows, inventory.exact, together[0]),
             planned=tuple(
-                tally.facts(fill, fill.rows, fill.partitions_exact, declared)
-                for tally, fill, declared in zip(planned, fills, self._migration.filled, strict=True)
+                tally.facts(
+                    fill
+                    if fill.partitions_exact or not inventory.exact
+                    else replace(fill, partitions=round(fill.rows / mean)),  # too many to count each
+                    fill.rows,
+                    fill.partitions_exact or inventory.exact,
+                    mean,
+                    declared,
+                )
+                for tally, fill, mean, declared in sizes
             ),
             migration=self._migration,
             colliding=colliding,
@@ -196,6 +215,7 @@ def facts_of_profile(profile: TableProfile, inventory: Inventory, *, is_cosmos: 
         largest_partition=scaled(largest),
         # In a sample `partitions` is an estimate, not a lower bound.
         partitions_exact=True,
+        rows_met_together=0.0,
         property_names=frozenset(use.name for use in profile.schemas.properties),
         pointer_rows=0,
         hottest_share=largest / profile.rows if profile.rows else 0.0,

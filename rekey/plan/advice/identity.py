@@ -59,12 +59,9 @@ def short_id(facts: Facts) -> Iterator[Advice]:
         if chance < WORTH_SAYING:
             continue
         severity = Severity.ERROR if chance >= LIKELY else Severity.WARNING
-        said = (
-            f"random ids of {column.lengths.most} characters, {bits:.0f} bits; at"
-            f" {counted(round(rows), 'row')} the chance that two meet is"
-            f" {percent(chance) if chance >= 0.001 else f'1 in {1 / chance:,.0f}'}"
-        )
-        yield table.advice("short-id", said, severity, key=key)
+        said = percent(chance) if chance >= 0.001 else f"1 in {1 / chance:,.0f}"
+        figures = {"most": column.lengths.most, "bits": bits, "rows": counted(round(rows), "row")}
+        yield table.advice("short-id", severity, key=key, chance=said, **figures)
 
 
 def merged_keys(facts: Facts) -> Iterator[Advice]:
@@ -73,8 +70,7 @@ def merged_keys(facts: Facts) -> Iterator[Advice]:
         colliding = facts.colliding.get(table.table)
         folding = ", ".join(key.describe() for key in table.keys if folds(key))
         if colliding and folding and not _is_of_moments(table):
-            said = f"{counted(colliding, 'row')} looked at share a key with another; on the way: {folding}"
-            yield table.advice("merged-keys", said)
+            yield table.advice("merged-keys", rows=counted(colliding, "row"), folding=folding)
 
 
 def time_duplicates(facts: Facts) -> Iterator[Advice]:
@@ -82,8 +78,7 @@ def time_duplicates(facts: Facts) -> Iterator[Advice]:
     for table in facts.planned:
         colliding = facts.colliding.get(table.table)
         if colliding and _is_of_moments(table):
-            said = f"{counted(colliding, 'row')} looked at share their moment with another"
-            yield table.advice("time-duplicates", said)
+            yield table.advice("time-duplicates", rows=counted(colliding, "row"))
 
 
 def mutable_key(facts: Facts) -> Iterator[Advice]:
@@ -93,8 +88,7 @@ def mutable_key(facts: Facts) -> Iterator[Advice]:
             words = {name: _WORD.findall(name) for name in sorted(expression.inputs())}
             names = [name for name in words if any(word.lower() in CHANGING for word in words[name])]
             if names:
-                said = f"it is made of {', '.join(names)}"
-                yield table.advice("mutable-key", said, key=key)
+                yield table.advice("mutable-key", key=key, names=", ".join(names))
 
 
 def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
@@ -114,7 +108,7 @@ def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
             if node == Prop(TIMESTAMP):
                 said.append(f"{field} is made of Timestamp, which every write changes")
     if said:
-        yield facts.planned[0].advice("unrepeatable-key", "; ".join(said))
+        yield facts.planned[0].advice("unrepeatable-key", evidence="; ".join(said))
 
 
 def random_bits(column: KeyColumn) -> float | None:

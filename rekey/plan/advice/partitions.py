@@ -39,8 +39,7 @@ def one_partition(facts: Facts) -> Iterator[Advice]:
     for table in facts.tables:
         if table.partitions == 1 and table.rows >= FEW_ROWS:
             severity = Severity.ERROR if table.rows >= MANY_ROWS else Severity.WARNING
-            said = f"{counted(table.rows, 'row')}, one partition"
-            yield table.advice("one-partition", said, severity)
+            yield table.advice("one-partition", severity, rows=counted(table.rows, "row"))
 
 
 def partition_load(facts: Facts) -> Iterator[Advice]:
@@ -54,11 +53,8 @@ def partition_load(facts: Facts) -> Iterator[Advice]:
         if hottest <= PARTITION_TARGET / 2:
             continue
         severity = Severity.ERROR if hottest > PARTITION_TARGET else Severity.WARNING
-        said = (
-            f"{writes * fanned:,.0f} rows/s declared, {percent(table.hottest_share)} of them to one"
-            f" partition: {hottest:,.0f}/s"
-        )
-        yield table.advice("partition-load", said, severity, target=PARTITION_TARGET)
+        said = {"rate": writes * fanned, "share": percent(table.hottest_share), "hottest": hottest}
+        yield table.advice("partition-load", severity, target=PARTITION_TARGET, **said)
 
 
 def partition_share(facts: Facts) -> Iterator[Advice]:
@@ -67,10 +63,8 @@ def partition_share(facts: Facts) -> Iterator[Advice]:
         share = table.largest_partition / table.rows if table.rows else 0.0
         uneven = share >= SHARE and table.largest_partition >= TIMES_THE_MEAN * table.rows_per_partition
         if table.rows >= SHARE_ROWS and uneven:
-            said = (
-                f"the largest of {counted(table.partitions, 'partition')} holds {percent(share)} of the rows"
-            )
-            yield table.advice("partition-share", said)
+            partitions = counted(table.partitions, "partition")
+            yield table.advice("partition-share", partitions=partitions, share=percent(share))
 
 
 def partition_per_row(facts: Facts) -> Iterator[Advice]:
@@ -86,13 +80,13 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
             continue
         alone = f"{counted(table.rows, 'row')} in {counted(table.partitions, 'partition')}"
         if batch > 1:
-            said = f"{alone}; batches of {batch:,.0f} declared"
+            declared = f"batches of {batch:,.0f}"
             reason = "a transaction writes rows of one partition only: there are none to write together"
             cure = "give rows that are written together one PartitionKey"
-            yield table.advice("partition-per-row", said, Severity.ERROR, reason=reason, cure=cure)
+            said = {"alone": alone, "declared": declared, "reason": reason, "cure": cure}
+            yield table.advice("partition-per-row", Severity.ERROR, **said)
         elif ranged and not together:
-            said = f"{alone}; {ranged[0].describe()} declared"
-            yield table.advice("partition-per-row", said)
+            yield table.advice("partition-per-row", alone=alone, declared=ranged[0].describe())
 
 
 def partition_order(facts: Facts) -> Iterator[Advice]:
@@ -109,11 +103,10 @@ def partition_order(facts: Facts) -> Iterator[Advice]:
         fine = table.rows_per_partition <= FINE_ROWS and table.partitions >= MANY_PARTITIONS
         if said and (writes >= BUSY_WRITES or fine):
             load = f"; {writes:,.0f} writes/s declared" if writes else ""
-            said = (
-                f"{said}; {counted(table.partitions, 'partition')} of {table.rows_per_partition:.1f}"
-                f" rows{load}"
+            figures = {"each": table.rows_per_partition, "load": load, "said": said}
+            yield table.advice(
+                "partition-order", partitions=counted(table.partitions, "partition"), **figures
             )
-            yield table.advice("partition-order", said)
 
 
 RULES = (one_partition, partition_load, partition_share, partition_per_row, partition_order)

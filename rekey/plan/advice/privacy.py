@@ -36,11 +36,9 @@ def personal_data(facts: Facts) -> Iterator[Advice]:
     """Yield advice on personal data in keys, today's and planned."""
     for table, key, column in facts.columns:
         for shape in personal_shapes(column):
-            said = (
-                f"{counted(column.shapes[shape], 'key')} of {column.keys:,} looked at"
-                f" ({percent(column.share(shape))}) have the form of {PERSONAL[shape][1]}"
-            )
-            yield table.advice("personal-data", said, key=key)
+            said = {"found": counted(column.shapes[shape], "key"), "form": PERSONAL[shape][1]}
+            said["share"] = percent(column.share(shape))
+            yield table.advice("personal-data", key=key, column=column, **said)
 
 
 def secret_in_key(facts: Facts) -> Iterator[Advice]:
@@ -48,10 +46,7 @@ def secret_in_key(facts: Facts) -> Iterator[Advice]:
     for table, key, column in facts.columns:
         found = column.shapes[Shape.SECRET]
         if found:
-            said = (
-                f"{counted(found, 'key')} of {column.keys:,} looked at have the form of tokens or signatures"
-            )
-            yield table.advice("secret-in-key", said, key=key)
+            yield table.advice("secret-in-key", key=key, found=counted(found, "key"), column=column)
 
 
 def guessable_hash(facts: Facts) -> Iterator[Advice]:
@@ -65,8 +60,7 @@ def guessable_hash(facts: Facts) -> Iterator[Advice]:
         elif inputs.keys >= LEAST_KEYS and numbers >= GUESSABLE_SHARE:
             what = f"{percent(numbers)} are numbers of at most {most} digits"
         if what:
-            said = f"{one.described}: of {inputs.keys:,} inputs looked at {what}"
-            yield advice("guessable-hash", one.where, said)
+            yield advice("guessable-hash", one.where, one=one, what=what)
 
 
 def personal_shapes(column: KeyColumn) -> list[Shape]:

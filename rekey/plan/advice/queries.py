@@ -58,7 +58,7 @@ def key_not_computable(facts: Facts) -> Iterator[Advice]:
         if one.query.kind == "point":
             partition_is_known = is_known(table.keys[0], table.declared, frozenset(one.query.known))
             key = ROW_KEY if partition_is_known else PARTITION_KEY
-            yield table.advice("key-not-computable", _evidence(one), _severity(one), key=key)
+            yield table.advice("key-not-computable", _severity(one), key=key, evidence=_evidence(one))
 
 
 def not_served(facts: Facts) -> Iterator[Advice]:
@@ -79,7 +79,7 @@ def not_served(facts: Facts) -> Iterator[Advice]:
         else:
             continue
         described = "" if part is None else part.describe()
-        yield table.advice(code, _evidence(one), _severity(one), part=described)
+        yield table.advice(code, _severity(one), part=described, evidence=_evidence(one))
 
 
 def _badly_served(facts: Facts) -> Iterator[tuple[Rated, TableFacts]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 from rekey.core.severity import Severity
 from rekey.plan.advice.facts import Facts
@@ -20,7 +19,6 @@ from rekey.plan.result import Advice
 PASSING = frozenset({"test", "tmp", "temp", "copy", "backup", "bak", "old", "new", "draft", "migrated"})
 COSMOS_ROW_KEY_BYTES = 255
 COSMOS_RESERVED = frozenset({"id", "rid", "etag", "resourceid"})
-COSMOS_HOSTS = (".table.cosmos.azure.com", ".table.cosmosdb.azure.com")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
 
@@ -30,8 +28,7 @@ def table_name(facts: Facts) -> Iterator[Advice]:
         passing = [word for word in _WORD.findall(table.table) if word.lower() in PASSING]
         if passing:
             severity = Severity.NOTE if table.today else Severity.WARNING
-            said = f"the name says {', '.join(passing)}"
-            yield table.advice("table-name", said, severity)
+            yield table.advice("table-name", severity, passing=", ".join(passing))
 
 
 def cosmos_limits(facts: Facts) -> Iterator[Advice]:
@@ -40,27 +37,21 @@ def cosmos_limits(facts: Facts) -> Iterator[Advice]:
         return
     for table in facts.tables:
         sizes = [len(key.encode("utf-8", "surrogatepass")) for key in table.counts.row_keys.sample]
-        longest = max([table.counts.row_keys.lengths.most, *sizes])
+        longest = max([table.counts.row_keys.lengths.most, table.longest_row_key, *sizes])
         if longest > COSMOS_ROW_KEY_BYTES:
             said = f"RowKeys of up to {longest} bytes; the limit is {COSMOS_ROW_KEY_BYTES}"
             cure = "shorten the RowKey, e.g. by keys.opaque"
-            yield table.advice("cosmos-limits", said, Severity.ERROR, key="RowKey", cure=cure)
+            yield table.advice("cosmos-limits", Severity.ERROR, key="RowKey", evidence=said, cure=cure)
         reserved = sorted(name for name in table.property_names if name.lower() in COSMOS_RESERVED)
         if reserved:
             said = f"properties named {', '.join(reserved)}"
             cure = "rename them: props.rename"
-            yield table.advice("cosmos-limits", said, Severity.ERROR, cure=cure)
+            yield table.advice("cosmos-limits", Severity.ERROR, evidence=said, cure=cure)
     ordered = [one for one in facts.migration.queries if one.kind != "point"] if facts.migration else []
     if ordered and facts.planned:
         said = f"{ordered[0].describe()} is declared"
         cure = "sort in the application, and ask for a range of keys rather than for the first rows"
-        yield facts.planned[0].advice("cosmos-limits", said, cure=cure)
+        yield facts.planned[0].advice("cosmos-limits", evidence=said, cure=cure)
 
 
 RULES = (table_name, cosmos_limits)
-
-
-def is_cosmos(endpoint: str) -> bool:
-    """Tell whether an endpoint is one of Cosmos DB for Table."""
-    host = urlsplit(endpoint).hostname or ""
-    return host.endswith(COSMOS_HOSTS)

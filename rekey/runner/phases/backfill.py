@@ -1,15 +1,18 @@
-"""backfill: copy the source rows, then sweep the target rows whose source row was deleted meanwhile.
+"""backfill: copy the source rows; in capture "dual-write" sweep the target rows whose source row was deleted
+meanwhile.
 
 Rules kept here:
 
 * Segments and cursors are in the state file; a run that was cut off goes on after its last checkpoint.
 * It begins with one segment, the whole table; readers without a segment split the rest of another reader's.
 * Without a state file the whole table is copied again: inserts-if-absent make that safe.
-* The sweep follows the last segment; it closes the race "deleted while being copied". In capture "dual-write"
-  rows that moved while they were copied are settled before it; in "delta" the passes of `reconcile` do that.
+* In capture "dual-write" the sweep follows the last segment; it closes the race "deleted while being copied",
+  before the new view opens. Rows that moved while they were copied are settled before it. In "delta" the
+  comparison of `reconcile` does both.
 * A write of the copy that was sent and not answered may take effect late: where an attempt was left open, or
-  a run was cut off, the sweep waits until no such write can take effect after it (`until_quiet`).
-* With an executor, workers copy slices; the sweep waits until none of them can write any more.
+  a run was cut off, the phase waits until no such write can take effect any more (`until_quiet`); then comes
+  what relies on that, the sweep or the comparison.
+* With an executor, workers copy slices; the phase waits until none of them can write any more.
 * Capture "dual-write": a row that this process propagates is announced in the journal. When an outcome stays
   open the intent is left there, and the row is propagated again when that write can take effect no more.
   Batches of inserts-if-absent, and workers, announce nothing: their open writes are waited for, see above.
@@ -22,13 +25,13 @@ from __future__ import annotations
 from functools import partial
 
 from rekey.copy.checkpoint import copy_segments
-from rekey.copy.delta import earlier
 from rekey.copy.sweep import settle_moved, sweep
+from rekey.core.clock import earlier
 from rekey.model import EVERYTHING, EntityKey
 from rekey.phases import Phase
 from rekey.protocol.rules import SOURCE
-from rekey.runner.clients import settle_again, while_sweeping
-from rekey.runner.run import Counters, Operation, Run, open_gate, until_quiet
+from rekey.runner.clients import settle_again, until_quiet, while_sweeping
+from rekey.runner.run import Counters, Operation, Run, open_gate
 from rekey.runner.workers import copy_with_workers
 from rekey.state.models import BACKFILL as PURPOSE
 from rekey.state.models import Segment
@@ -49,13 +52,17 @@ async def run(run: Run) -> Counters:
 async def _copy_and_sweep(run: Run) -> Counters:
     counters = await copy_rows(run)
     await until_quiet(run)
-    if not run.is_delta:
-        since = run.state.get_fact(run.script_id, COPYING_SINCE)
-        if since is None:
-            raise AssertionError("rows were copied, but not since when")
-        with run.progress.task("rows written meanwhile") as advance:
+    if run.is_delta:
+        return counters
+    since = run.state.get_fact(run.script_id, COPYING_SINCE)
+    if since is None:
+        raise AssertionError("rows were copied, but not since when")
+    counters["rows_moved"] = 0
+    with run.progress.task("rows written meanwhile") as advance:
+        if run.mapper.content_derived:
             counters["rows_moved"] = await settle_moved(
-                run.propagator,
+                run.source,
+                run.propagator.propagate_moved,
                 since=earlier(since, run.config.gates.margin_s),
                 concurrency=run.config.limits.concurrency,
                 advance=advance,
@@ -116,7 +123,12 @@ async def swept_rows(run: Run) -> int:
     """Sweep, with progress; return for how many keys that changed something."""
     with run.progress.task("sweep", total=estimated_rows(run)) as advance:
         return await sweep(
-            run.propagator, concurrency=run.config.limits.concurrency, advance=advance, check=run.check
+            run.source,
+            run.mapping,
+            run.propagator.propagate,
+            concurrency=run.config.limits.concurrency,
+            advance=advance,
+            check=run.check,
         )
 
 

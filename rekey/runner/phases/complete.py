@@ -28,8 +28,9 @@ from rekey.runner.clients import (
     settle_again,
     settle_stale,
     unsettled_hint,
+    until_quiet,
 )
-from rekey.runner.run import Counters, Operation, Run, until_quiet
+from rekey.runner.run import Counters, Operation, Run
 from rekey.runner.verification import closed_by_difference
 
 QUIET_AT = "quiet_at"

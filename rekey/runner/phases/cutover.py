@@ -21,9 +21,13 @@ In capture "delta" (writers stop, a last pass, a last proof):
 * The freeze time is a whole second of the service's clock that lies after every write made before the
   operator said that writers have stopped; the final pass begins after it. A source row newer than it is a
   stray writer: refused, back to `dual_write`, nothing lost.
-* Order under freeze: final pass, sweep, full verification, stray check, move. Each finds what the one before
-  it could have missed. No unanswered request is in flight when the pass begins, nor when the verification
-  begins (`until_quiet`).
+* Order under freeze: one comparison that brings what differs, look for strays, move (ADR 0036). No request
+  is in flight unanswered when the comparison begins (`until_quiet`). It proves the tables equal if every sum
+  is equal with the rows that it brought, as they were seen after the last of its writes, and none of its
+  writes is open. Otherwise all is compared once more, when nothing can take effect any more.
+* With workers, or where too much differs to be brought row by row: a final pass, a sweep and a full
+  verification in place of the one comparison.
+* A stop that would be longer than the operator allows is not begun (`stop`).
 * A freeze that a killed run left does not last: the next command that works on the migration leaves it, and
   then begins the cutover again or goes back.
 * Undo copies the target rows written since cutover back to the source: first a check of every row that writes
@@ -32,31 +36,36 @@ In capture "delta" (writers stop, a last pass, a last proof):
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
 
 from rekey.copy.back import BackPropagator
-from rekey.copy.delta import earlier, fresh_second
+from rekey.copy.delta import fresh_second, written_since
 from rekey.copy.sweep import gone
-from rekey.core.clock import ticks_of
+from rekey.core.clock import earlier
 from rekey.core.concurrency import for_each
 from rekey.errors import Findings, GateClosed, Moved, RekeyError, RowRefused, ServiceError
-from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
+from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
+from rekey.present.text import duration
 from rekey.protocol.control import ControlRow
 from rekey.protocol.rules import TARGET, authority
 from rekey.runner.clients import (
     Deadline,
     closed_by_clients,
     drain,
+    open_s,
+    quiet_in_s,
     settle_again,
     settle_stale,
     unsettled_hint,
+    until_quiet,
     wait_for_clients,
     wait_until_heard,
 )
 from rekey.runner.phases.reconcile import catch_up
-from rekey.runner.run import Counters, Operation, Run, until_quiet
+from rekey.runner.run import Counters, Operation, Run
+from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import (
     closed_by_difference,
     closed_by_verification,
@@ -67,7 +76,8 @@ from rekey.runner.verification import (
 )
 from rekey.state.models import WATERMARK
 from rekey.status.facts import RETURNED_AFTER
-from rekey.tables.base import Table
+from rekey.verify.full import TooMany
+from rekey.verify.report import FullReport
 
 FROZEN_AT = "frozen_at"
 """Fact: the freeze time of capture "delta"; `retire` compares with it."""
@@ -84,11 +94,28 @@ async def gate(run: Run) -> list[str]:
     if now.phase is ControlPhase.CUTOVER:
         return []
     reasons = closed_by_verification(run)
-    if run.is_delta and not run.options.writers_stopped:
-        reasons.append(_NOT_STOPPED)
+    if run.is_delta:
+        reasons += [] if run.options.writers_stopped else [_NOT_STOPPED]
+        reasons += await _closed_by_a_long_stop(run)
     if not run.is_delta:
         reasons += await closed_by_clients(run, now)
     return reasons
+
+
+async def _closed_by_a_long_stop(run: Run) -> list[str]:
+    """Return the reason that writers would stand still for longer than allowed (`--stop-at-most`), if so."""
+    allowed_s = run.options.stop_at_most_s
+    if allowed_s is None:
+        return []
+    expected_s = expected_stop_s(run)
+    again = f"let the writers go on; `rekey apply {run.script_id}` brings the targets up to date and measures"
+    if expected_s is None:
+        return [f"how long the writers would stand still is not known (--stop-at-most): {again} it"]
+    expected_s += await quiet_in_s(run)
+    if expected_s <= allowed_s:
+        return []
+    longer = f"for about {duration(expected_s)}, longer than {duration(allowed_s)} (--stop-at-most)"
+    return [f"the writers would stand still {longer}: {again} again; or allow more"]
 
 
 async def run(run: Run) -> Counters:
@@ -114,9 +141,7 @@ async def run(run: Run) -> Counters:
 async def _prove_under_freeze(run: Run) -> Counters:
     frozen_at = await fresh_second(run.tables.server_time, run.clock)
     run.state.set_fact(run.script_id, FROZEN_AT, frozen_at)
-    caught = await catch_up(run, max_passes=1)
-    await until_quiet(run)
-    report = await verify_full(run)
+    counters, report = await _compare_under_freeze(run)
     if report.findings:
         raise Findings(
             f"full verification under freeze found {wrong(report)} rows that differ",
@@ -133,23 +158,22 @@ async def _prove_under_freeze(run: Run) -> Counters:
             [f"{len(strays)} source rows were written after the freeze: {', '.join(strays[:_NAMED])}"],
             hint="a writer is still running: find it, stop it, and cut over again",
         )
-    return {
-        "rows_changed_by_last_pass": caught["rows_changed_by_passes"],
-        "rows_swept": caught["rows_swept"],
-        "rows_compared": report.source_rows,
-    }
+    return {**counters, "rows_compared": report.source_rows}
 
 
-async def written_since(table: Table, moment: str) -> AsyncIterator[Row]:
-    """Iterate over the rows (key, ETag and Timestamp) written at or after `moment`, exact to 100 ns.
-
-    Filtered here again, because a service may filter more coarsely (Azurite: by the millisecond) and return
-    rows that are a little older.
-    """
-    async for page in table.scan(modified_from=moment, select=[PARTITION_KEY, ROW_KEY]):
-        for row in page.rows:
-            if ticks_of(row[TIMESTAMP]) >= ticks_of(moment):
-                yield row
+async def _compare_under_freeze(run: Run) -> tuple[Counters, FullReport]:
+    """Bring the targets up to date for the last time, and prove it."""
+    counters: Counters | None = None
+    if run.factory is None:
+        with suppress(TooMany):
+            report = await verify_full(run, brings=True)
+            counters = {"rows_brought": report.found.brought}
+            # What was brought is proved by the sums it was put back into, if it can change no more.
+            if report.findings or (report.equal and not open_s(run)):
+                return counters, report
+    counters = counters or await catch_up(run, max_passes=1)
+    await until_quiet(run)
+    return counters, await verify_full(run)
 
 
 # --- freezes -----------------------------------------------------------------------------------------------
@@ -315,7 +339,7 @@ async def _copy_back(run: Run, now: ControlRow) -> None:
     try:
         await each_changed("copy back", bring)
         with run.progress.task("copy deletes back") as advance:
-            portions = gone(run.targets[0], run.ids, run.mapping, "r", advance=advance, check=run.check)
+            portions = gone(run.targets[0], run.mapping, "r", advance=advance, check=run.check)
             async with aclosing(portions):
                 async for portion in portions:
                     await for_each(portion, settle, limit=limit)

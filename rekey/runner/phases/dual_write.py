@@ -11,8 +11,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-from functools import partial
-
 from rekey.core.clock import format_ticks
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import SOURCE
@@ -27,16 +25,10 @@ async def gate(run: Run) -> list[str]:
     return [] if run.is_delta else (await look(run)).closed_by_refusing()
 
 
-async def begin_watermark(run: Run) -> None:
-    """Store the first watermark if there is none. Call before the backfill reads its first row."""
-    if run.state.get_fact(run.script_id, WATERMARK) is None:
-        run.state.set_fact(run.script_id, WATERMARK, await run.tables.server_time())
-
-
 async def run(run: Run) -> Counters:
     """Store the first watermark (capture "delta"), then move the control row to `dual_write`."""
     if run.is_delta:
-        await begin_watermark(run)
+        await _begin_watermark(run)
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.SOURCE:
         await forget_ended(run)
@@ -56,6 +48,21 @@ async def run(run: Run) -> Counters:
     return {"clients": clients}
 
 
+async def again(run: Run) -> int:
+    """Store the watermark if it was lost with the state file (capture "delta"), or settle intents; return how
+    many."""
+    if not run.is_delta:
+        return await settle_again(run, side=SOURCE)
+    await _begin_watermark(run)
+    return 0
+
+
+async def _begin_watermark(run: Run) -> None:
+    """Store the first watermark if there is none. Call before the backfill reads its first row."""
+    if run.state.get_fact(run.script_id, WATERMARK) is None:
+        run.state.set_fact(run.script_id, WATERMARK, await run.tables.server_time())
+
+
 async def undo(run: Run) -> None:
     """Move the control row back to `source` and remove the watermark."""
     now = await run.control.read()
@@ -64,6 +71,4 @@ async def undo(run: Run) -> None:
     run.state.set_fact(run.script_id, WATERMARK, None)
 
 
-DUAL_WRITE = Operation(
-    Phase.DUAL_WRITE, gate=gate, run=run, undo=undo, again=partial(settle_again, side=SOURCE)
-)
+DUAL_WRITE = Operation(Phase.DUAL_WRITE, gate=gate, run=run, undo=undo, again=again)

@@ -16,7 +16,8 @@ from contextlib import suppress
 from rekey.errors import ConfigurationError, TableBeingDeleted, TableMissing
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.phases import Phase
-from rekey.runner.run import Counters, Operation, Run, until_quiet
+from rekey.runner.clients import until_quiet
+from rekey.runner.run import Counters, Operation, Run
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Verb
 from rekey.tables.base import Operation as Write
 from rekey.tables.kinds import whole

@@ -4,70 +4,159 @@ Rules kept here:
 
 * The phase is done only when a full verification found no row that differs, stable or unsettled; otherwise it
   stays open and the error says how many rows differ (`rekey verify` names them, by safe id).
-* Capture "delta": passes are repeated until one finds few changes, and at most `MAX_PASSES` times: a source
-  that changes faster than it can be followed is not followed for ever. The watermark moves only after a whole
-  pass. Only the sweep after the passes finds deleted rows.
+* Capture "delta": one comparison reads source and targets, brings what is missing, extra or changed by
+  propagate, and compares that again (ADR 0036). It is pass, sweep and verification at once.
+* Passes follow until the next one would find little; how long writers will have to stop is kept (`stop`).
+* Where too much differs to be brought row by row, and with workers, delta passes bring it first. They are
+  repeated until one finds few changes, and at most `MAX_PASSES` times: a source that changes faster than it
+  can be followed is not followed for ever. The watermark moves only after a whole pass. Only the sweep after
+  the passes finds deleted rows.
 * Capture "dual-write": there is nothing to catch up with; the journal is swept before and during the
   comparison.
 """
 
 from __future__ import annotations
 
-from rekey.copy.delta import delta_pass
+from contextlib import suppress
+
+from rekey.copy.delta import delta_pass, written_since
+from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.errors import Findings, StateUnusable
 from rekey.phases import Phase
 from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import settle_again
 from rekey.runner.phases.backfill import swept_rows
 from rekey.runner.run import Counters, Operation, Run, open_gate
+from rekey.runner.stop import ASSUMED_BRING_S, Measured, keep, reading_s
 from rekey.runner.verification import verify_full, wrong
 from rekey.state.models import WATERMARK
+from rekey.verify.full import TooMany
+from rekey.verify.report import FullReport
 
 MAX_PASSES = 5
 _LITTLE = 100
 """A pass that changed at most this many rows is the last: another would not be worth its scan."""
+_ENOUGH = 20
+"""So many rows have to be brought for the time that it took to say how long one takes."""
 
 
 async def catch_up(run: Run, *, max_passes: int = MAX_PASSES) -> Counters:
     """Make delta passes until one changes few rows, then sweep."""
     changed = 0
     for number in range(1, max_passes + 1):
-        watermark = run.state.get_fact(run.script_id, WATERMARK)
-        if watermark is None:
-            raise StateUnusable(
-                "the state file knows no watermark for this migration",
-                hint="run `rekey apply` again: it copies everything again, which is safe",
-            )
-        with run.progress.task(f"delta pass {number}") as advance:
-            result = await delta_pass(
-                run.source,
-                run.copier,
-                server_time=run.tables.server_time,
-                clock=run.clock,
-                watermark=watermark,
-                margin_seconds=run.config.gates.margin_s,
-                size=run.window,
-                stop_requested=run.stop.requested,
-                advance=advance,
-            )
-        if not result.whole:
-            run.stop.check()
-        run.check()
-        run.state.set_fact(run.script_id, WATERMARK, result.started_at)
-        now = result.copied.inserted + result.copied.changed
+        now = await _pass(run, number)
         changed += now
         if now <= _LITTLE:
             break
     return {"passes": number, "rows_changed_by_passes": changed, "rows_swept": await swept_rows(run)}
 
 
+async def _pass(run: Run, number: int) -> int:
+    """Make a delta pass; return how many rows it changed."""
+    with run.progress.task(f"delta pass {number}") as advance:
+        result = await delta_pass(
+            run.source,
+            run.copier,
+            server_time=run.tables.server_time,
+            clock=run.clock,
+            watermark=_watermark(run),
+            margin_seconds=run.config.gates.margin_s,
+            size=run.window,
+            stop_requested=run.stop.requested,
+            advance=advance,
+        )
+    if not result.whole:
+        run.stop.check()
+    run.check()
+    run.state.set_fact(run.script_id, WATERMARK, result.started_at)
+    return result.copied.inserted + result.copied.changed
+
+
+def _watermark(run: Run) -> str:
+    watermark = run.state.get_fact(run.script_id, WATERMARK)
+    if watermark is None:
+        raise StateUnusable(
+            "the state file knows no watermark for this migration",
+            hint="run `rekey apply` again: it copies everything again, which is safe",
+        )
+    return watermark
+
+
+async def compare(run: Run) -> tuple[Counters, FullReport]:
+    """Bring the targets up to date and prove it (capture "delta"): by one comparison that brings.
+
+    With workers, and where more differs than is worth bringing row by row, passes and a sweep bring it in
+    bulk first, and a comparison follows that brings nothing.
+    """
+    if run.factory is None:
+        with suppress(TooMany):
+            report = await verify_full(run, brings=True)
+            return {"rows_brought": report.found.brought}, report
+    counters = await catch_up(run)
+    return counters, await verify_full(run)
+
+
+async def follow(run: Run) -> tuple[Counters, FullReport]:
+    """Compare, then make passes until the next would find little; keep how long writers will have to stop.
+
+    Passes end, too, when one leaves more than half of what waited before it: the source changes as fast as it
+    is followed.
+    """
+    since, began = _watermark(run), run.clock.rising()
+    counters, report = await compare(run)
+    took_s = run.clock.rising() - began
+    brought = _changed(counters)
+    # Passes and a sweep that came before it would come under freeze as well.
+    read_s = min(took_s, reading_s(report)) if "rows_brought" in counters else took_s
+    covered = (ticks_of(_watermark(run)) - ticks_of(since)) / TICKS_PER_SECOND
+    waiting, look_s = await _written(run)
+    for number in range(1, MAX_PASSES):
+        if waiting <= _LITTLE:
+            break
+        passed = await _pass(run, number)
+        counters["rows_changed_by_passes"] = counters.get("rows_changed_by_passes", 0) + passed
+        before = waiting
+        waiting, look_s = await _written(run)
+        if waiting > before / 2:
+            break
+    open_s = (run.clock.ticks() - ticks_of(_watermark(run))) / TICKS_PER_SECOND
+    measured = Measured(
+        at=format_ticks(run.clock.ticks()),
+        read_s=read_s,
+        look_s=look_s,
+        bring_s=(took_s - read_s) / brought if brought >= _ENOUGH else ASSUMED_BRING_S,
+        waiting=waiting,
+        changes_per_s=max(brought / max(1.0, covered), waiting / max(1.0, open_s)),
+    )
+    keep(run, measured)
+    return counters, report
+
+
+async def _written(run: Run) -> tuple[int, float]:
+    """Return how many rows were written since the last pass began, and how many seconds counting took."""
+    began, rows = run.clock.rising(), 0
+    async for _ in written_since(run.source, _watermark(run)):
+        run.check()
+        rows += 1
+    return rows, run.clock.rising() - began
+
+
+def _changed(counters: Counters) -> int:
+    return sum(counters[name] for name in counters.keys() - {"passes"})
+
+
 async def run(run: Run) -> Counters:
-    """Catch up (capture "delta") or settle intents, then verify. Raises Findings when rows differ."""
+    """Compare everything, and bring it up to date (capture "delta") or settle intents first. Raises Findings
+    when rows differ."""
     if run.is_delta:
-        counters = await catch_up(run)
+        counters, report = await follow(run)
     else:
-        counters = {"intents_settled": await settle_again(run, side=SOURCE)}
-    report = await verify_full(run)
+        counters, report = {"intents_settled": await settle_again(run, side=SOURCE)}, await verify_full(run)
+    _require_equal(run, report)
+    return {**counters, "rows_compared": report.source_rows}
+
+
+def _require_equal(run: Run, report: FullReport) -> None:
     if report.findings:
         raise Findings(
             f"full verification found {wrong(report)} rows that differ",
@@ -75,15 +164,16 @@ async def run(run: Run) -> Counters:
             hint=f"`rekey verify {run.script_id} --mode full` names them, `--repair` mends them;"
             " then `rekey apply` again",
         )
-    return {**counters, "rows_compared": report.source_rows}
 
 
 async def again(run: Run) -> int:
-    """Catch up with later changes (capture "delta") or settle intents; return how many rows or intents."""
+    """Catch up with later changes (capture "delta") or settle intents; return how many rows or intents.
+    Raises Findings when rows differ that cannot be brought."""
     if not run.is_delta:
         return await settle_again(run, side=SOURCE)
-    caught = await catch_up(run)
-    return caught["rows_changed_by_passes"] + caught["rows_swept"]
+    counters, report = await follow(run)
+    _require_equal(run, report)
+    return _changed(counters)
 
 
 async def undo(_run: Run) -> None:

@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import Literal
 
 from rekey.client.reading import LeaseSettings
-from rekey.copy.delta import later
-from rekey.core.clock import ticks_of
+from rekey.copy.delta import written_since
+from rekey.core.clock import later, ticks_of
 from rekey.core.concurrency import for_each
 from rekey.errors import ConditionFailed, Findings, RowMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row, etag_of, key_of
@@ -26,7 +26,7 @@ from rekey.protocol.registry import SAFETY_S
 from rekey.runner.clients import any_intent, move
 from rekey.runner.phases.complete import QUIET_AT
 from rekey.runner.phases.complete import undo as refuse
-from rekey.runner.phases.cutover import FROZEN_AT, written_since
+from rekey.runner.phases.cutover import FROZEN_AT
 from rekey.runner.run import Counters, Operation, Run
 from rekey.status.facts import EVIDENCE_MISSING, is_proved
 

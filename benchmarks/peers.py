@@ -1,0 +1,96 @@
+"""The same users copied by others and by `rekey apply`: whole processes on Azurite, and their phases.
+
+Rules kept here:
+
+* The others are written with care, as a team would that copies once: the SDK for Node.js and Python's
+  asynchronous one keep 32 transactions under way; the loop is the one of `sdk_loop`. They write the target's
+  rows. `rekey apply` tries every row first, writes two sealed mapping rows for each as well, sweeps, and
+  compares everything.
+* Each process has an Azurite of its own. A figure is the best of `TRIES`, in turns.
+* The SDK for Node.js is pinned, with all that it needs, by `node/package-lock.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import project
+from benchmarks.measure import run
+from rekey.rehearse.azurite import Azurite, find_node
+
+TRIES = 3
+REKEY, NODE = "rekey_apply", "node_sdk"
+_NODE = Path(__file__).with_name("node")
+_SDK = "@azure/data-tables"
+
+
+def pinned_sdk() -> str:
+    """Return the version of the SDK for Node.js."""
+    return str(json.loads((_NODE / "package.json").read_text("utf-8"))["devDependencies"][_SDK])
+
+
+def node_script() -> list[str]:
+    """Return the command of the copy in Node.js, installing what it needs when that is not there.
+
+    Raises ConfigurationError or CalledProcessError when it cannot be installed.
+    """
+    node, installed = find_node(), _NODE / "node_modules" / _SDK / "package.json"
+    if not installed.exists() or json.loads(installed.read_text("utf-8"))["version"] != pinned_sdk():
+        words = ["ci", "--include=dev", "--ignore-scripts", "--no-audit", "--no-fund"]
+        subprocess.run([*node.npm, *words], cwd=_NODE, check=True, stdout=subprocess.DEVNULL)
+    return [node.program, str(_NODE / "copy.mjs")]
+
+
+def measure(count: int, say: Callable[[str], None], *, tries: int = TRIES) -> dict[str, Any]:
+    """Return seconds and processor seconds of every peer, of its phases, and the ratios to the others."""
+    python = (sys.executable, "-m")
+    peers: dict[str, Sequence[str]] = {
+        NODE: node_script(),
+        "python_async_sdk": (*python, "benchmarks.sdk_async"),
+        "python_sdk_loop": (*python, "benchmarks.sdk_loop"),
+        REKEY: (*python, "benchmarks.apply_phases", project.SCRIPT_ID),
+    }
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in peers}
+    for _ in range(tries):
+        for name, command in peers.items():
+            say(f"{count:,} rows: {name}")
+            runs[name].append(_once(name, command, count))
+    best = {name: min(of, key=lambda one: float(one["cpu_seconds"])) for name, of in runs.items()}
+    seconds = {name: min(one["seconds"] for one in of) for name, of in runs.items()}
+    return {
+        "rows": count,
+        "node_sdk_version": pinned_sdk(),
+        "best": {name: {**one, "seconds": seconds[name]} for name, one in best.items()},
+        "rekey_apply_to": {
+            name: {
+                "wall": round(seconds[REKEY] / seconds[name], 2),
+                "cpu": round(best[REKEY]["cpu_seconds"] / best[name]["cpu_seconds"], 2),
+            }
+            for name in peers
+            if name != REKEY
+        },
+    }
+
+
+def _once(name: str, command: Sequence[str], count: int) -> dict[str, Any]:
+    with Azurite() as azurite, tempfile.TemporaryDirectory() as made:
+        folder = Path(made) / "project"
+        environ = project.make(folder, azurite)
+        project.fill(azurite, count)
+        words = [azurite.tables.endpoint] if name == NODE else []
+        taken = run(words, folder=folder, environ=environ, program=command)
+        copied = project.count(azurite, "UsersV2")
+        assert copied == count, f"{name} copied {copied:,} of {count:,} rows"
+        phases = json.loads((folder / "phases.json").read_text("ascii"))
+    return {
+        **taken.as_json(count),
+        "phases": {
+            phase: {clock: round(value, 2) for clock, value in one.items()} for phase, one in phases.items()
+        },
+    }

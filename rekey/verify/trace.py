@@ -1,0 +1,146 @@
+"""Where rows that were summed up came from: so that the few that differ are read again, and no others.
+
+Rules kept here:
+
+* Each row of a target, as it is and as a source row maps to it, is noted with its digest and the number of
+  the page that it came in: 20 bytes. Equal digests on both sides are equal rows; those without an equal one
+  on the other side, and source rows that the mapping refuses, tell the pages that have to be read again.
+* A digest is noted as often as it came: two source rows that map to one and the same target row have one of
+  theirs left over, and then all pages with that digest are told.
+* Memory is bounded: notes go to disk in groups of buckets, which are joined one after the other; of a page
+  only a position is kept. The file has no name and is sealed (`rekey.core.spill`).
+* More than `MOST` rows are not told one by one: bringing them in bulk is better than reading them again.
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from struct import Struct
+from types import TracebackType
+
+from rekey.core.spill import SealedFile, disk_failed
+from rekey.model import KeyRange
+from rekey.verify.digest import BUCKETS, DIGEST_BYTES
+from rekey.verify.sums import SOURCE
+
+GROUPS = 512
+_SHIFT = (BUCKETS // GROUPS).bit_length() - 1
+HELD_ROWS = 400_000
+"""Notes in memory before they are written: 8 MB."""
+MOST = 10_000
+"""Rows without an equal one that are told: bringing one by one takes about a dozen requests each."""
+_NOTE = Struct(f">{DIGEST_BYTES}sI")
+
+
+def group_of(bucket: int) -> int:
+    """Return the group that a bucket is in."""
+    return bucket >> _SHIFT
+
+
+class Trace:
+    """The digests of all rows of one comparison, by page. A context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the file in a folder. Raises MachineFailed when that cannot be done."""
+        try:
+            self._file = SealedFile(folder)
+        except OSError as error:
+            raise disk_failed(error) from None
+        self._pages, self._from_source = array("Q"), bytearray()
+        self._waiting = [bytearray() for _ in range(GROUPS)]
+        self._written: defaultdict[int, list[int]] = defaultdict(list)
+        self._held, self._place = 0, b""
+        self._refused: set[int] = set()
+
+    def begin_page(self, table: int, within: KeyRange, rows: int) -> None:
+        """Begin a page: the rows noted from now on are in the range `within` of a table.
+
+        Args:
+            table: `SOURCE`, or the number of a target.
+            within: the range.
+            rows: how many rows the page has.
+
+        Raises:
+            MachineFailed: the disk is full.
+        """
+        try:
+            if self._held >= HELD_ROWS:
+                self._write()
+            self._place = len(self._pages).to_bytes(_NOTE.size - DIGEST_BYTES)
+            self._pages.append(self._file.append(pickle.dumps((table, within))))
+        except OSError as error:
+            raise disk_failed(error) from None
+        self._from_source.append(table == SOURCE)
+        self._held += rows
+
+    def note(self, bucket: int, digest: bytes) -> None:
+        """Note a row of the present page by its bucket and its digest."""
+        waiting = self._waiting[bucket >> _SHIFT]
+        waiting += digest
+        waiting += self._place
+
+    def note_refused(self) -> None:
+        """Note that the mapping refuses a row of the present page."""
+        self._refused.add(len(self._pages) - 1)
+
+    def page(self, number: int) -> tuple[int, KeyRange]:
+        """Return the table and the range of a page. Raises MachineFailed when it cannot be read."""
+        try:
+            table, within = pickle.loads(self._file.read(self._pages[number]))  # noqa: S301 sealed by us
+        except OSError as error:
+            raise disk_failed(error) from None
+        return table, within
+
+    def left_over(self, differing: Iterable[int]) -> dict[int, dict[bytes, int]] | None:
+        """Return by page the digests that the two sides do not hold equally often, each with its group; and
+        pages with refused rows. None: there are more than `MOST`.
+
+        Args:
+            differing: the buckets whose sums differ.
+
+        Raises:
+            MachineFailed: the notes cannot be read.
+        """
+        found: defaultdict[int, dict[bytes, int]] = defaultdict(dict)
+        for page in self._refused:
+            found[page] = {}
+        left = 0
+        for group in sorted({group_of(bucket) for bucket in differing}):
+            expected, actual = Counter[bytes](), Counter[bytes]()
+            for digest, page in self._notes(group):
+                (expected if self._from_source[page] else actual)[digest] += 1
+            odd = {digest for digest, _ in expected.items() ^ actual.items()}
+            for digest, page in self._notes(group) if odd else ():
+                if digest in odd:
+                    found[page][digest] = group
+                    left += 1
+                    if left > MOST:
+                        return None
+        return found
+
+    def _notes(self, group: int) -> Iterator[tuple[bytes, int]]:
+        try:
+            for at in self._written[group]:
+                yield from _NOTE.iter_unpack(self._file.read(at))
+        except OSError as error:
+            raise disk_failed(error) from None
+        yield from _NOTE.iter_unpack(self._waiting[group])
+
+    def _write(self) -> None:
+        for group, waiting in enumerate(self._waiting):
+            if waiting:
+                self._written[group].append(self._file.append(bytes(waiting)))
+                waiting.clear()
+        self._held = 0
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._file.close()
