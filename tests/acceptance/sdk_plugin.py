@@ -2,7 +2,10 @@
 
 It stands in for `devtools_testutils`, which is not published: accounts, names, no recordings. Where a table's
 client is made, a migration of that table is begun, in the view and the phase that `SETTING` names:
-`plain`, `old-dual_write`, `new-dual_write`, `old-cutover` or `new-cutover`.
+`plain` (no migration: the SDK's client), `old-dual_write`, `new-dual_write`, `old-cutover` or `new-cutover`.
+
+Creating and deleting tables is left to the SDK's client: tests begin and end with it, and a dual-write client
+deletes no table of a migration. What is in a table, in both views, is noted before it is deleted.
 """
 
 from __future__ import annotations
@@ -13,29 +16,36 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import timedelta, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from zlib import crc32
 
+import azure.core.pipeline.transport
 import azure.data.tables
 import azure.data.tables._table_service_client as sync_services
 import azure.data.tables.aio
 import azure.data.tables.aio._table_service_client_async as async_services
 import pytest
 from azure.core.credentials import AzureNamedKeyCredential
+from azure.core.pipeline import PipelineRequest, PipelineResponse
+from azure.core.pipeline.policies import HTTPPolicy
+from azure.core.pipeline.transport import RequestsTransport
 from azure.data.tables import TableClient
+from azure.data.tables._generated.aio.operations import TableOperations as AsyncOperations
+from azure.data.tables._generated.operations import TableOperations
 from azure.data.tables.aio import TableClient as AsyncTableClient
 
 from rekey import DualWriteTableClient, Migration, Target, keys, props
 from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
 from rekey.client.reading import LeaseSettings
+from rekey.client.sdk.core import ClientCore
 from rekey.core.limits import TABLE_NAME
 from rekey.declaration.migration import Declared
+from rekey.errors import TableMissing
+from rekey.model import ROW_KEY, Row, content_of
 from rekey.phases import ControlPhase
 from rekey.rehearse.azurite import AzuriteAccount
 from rekey.tables.azure import AzureTableService
@@ -46,7 +56,17 @@ SETTING = os.environ["SDK_SETTING"]
 GIVEN = json.loads(os.environ["SDK_ACCOUNTS"])
 TABLES, RESTRICTED = (AzuriteAccount(**GIVEN[name]) for name in ("tables", "restricted"))
 QUICK = LeaseSettings(poll_s=0.5, lease_s=15.0, longest_operation_s=30.0, freeze_wait_s=0.3)
-MARK = crc32(SETTING.encode())
+OLD_ROW_KEY = "OldRowKey"
+
+
+def running() -> str:
+    """Return the name of the test that runs."""
+    return os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
+
+
+def mark() -> str:
+    """Return what all names have that the test makes."""
+    return f"{crc32(running().encode()):08x}"
 
 
 # --- what the tests import --------------------------------------------------------------------------------
@@ -59,7 +79,7 @@ class AzureRecordedTestCase:
 
     def get_resource_name(self, prefix: str) -> str:
         """Return a name that is the same during one test."""
-        return f"{prefix}{crc32(os.environ['PYTEST_CURRENT_TEST'].encode()):08x}{MARK:08x}"
+        return f"{prefix}{mark()}"
 
     def create_random_name(self, prefix: str) -> str:
         """Return a name that is the same during one test."""
@@ -165,43 +185,79 @@ _module(
 )
 
 
-# --- clients in place of the SDK's ------------------------------------------------------------------------
+# --- migrations of the tests' tables ----------------------------------------------------------------------
 
 
-class Migrations:
-    """Migrations of the tables that tests make, begun when a client first names them."""
+class Tables:
+    """The migrations of tables that tests make, begun when a client is first used; and what is in tables when
+    they are deleted."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self._known: dict[str, Declared] = {}
+        self._begun: dict[str, Declared] = {}
         self._services: list[AzureTableService] = []
+        self.left: dict[str, dict[str, list[list[Row]]]] = {}
+        self.apart: dict[str, list[str]] = {}
 
-    def of(self, table: str, *, begun: bool) -> Declared:
-        """Return the migration of a table, the source or the target as the setting says."""
-        key = f"{table.lower()}{begun}"
-        if key not in self._known:
-            self._known[key] = declared = declared_as(f"s{crc32(key.encode()):08x}", migration_of(table))
-            if begun:
-                asyncio.run_coroutine_threadsafe(self._begin(declared), self._loop).result()
-        return self._known[key]
+    def begin(self, declared: Declared) -> None:
+        """Begin a migration, if that was not done."""
+        table = table_of(declared).lower()
+        if table not in self._begun:
+            self._begun[table] = declared
+            self._wait(self._begin(declared))
 
-    async def _begin(self, declared: Declared) -> None:
+    def note(self, table: str) -> None:
+        """Note a table of the test that is about to be deleted; and whether the other view had its rows."""
+        if any(table == other_of(one) for one in self._begun.values()) or mark() not in table:
+            return
+        rows = self._wait(self._rows(table))
+        if rows is None:
+            return
+        self.left.setdefault(running(), {}).setdefault(table, []).append(rows)
+        declared = self._begun.get(table.lower())
+        if declared is not None and self._wait(self._rows(other_of(declared))) != rows:
+            self.apart.setdefault(running(), []).append(table)
+
+    def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def _opened(self) -> list[AzureTableService]:
         if not self._services:
             self._services = [
                 AzureTableService.open(one.endpoint, SharedKey.of(one.name, one.key))
                 for one in (TABLES, RESTRICTED)
             ]
-        begun = Begun(declared, *self._services)
-        if await begun.store.read() is None:
-            there = await self._services[0].table_exists(table_of(declared))
-            await begun.create_tables()
-            if not there:
-                await self._services[0].delete_table(table_of(declared))  # the test creates it
-            await begun.begin()
-            await begun.move(ControlPhase.DUAL_WRITE, copied=True)
-            if SETTING.endswith("cutover"):
-                await begun.move(ControlPhase.FREEZE, ControlPhase.CUTOVER)
+        return self._services
+
+    async def _begin(self, declared: Declared) -> None:
+        tables, restricted = await self._opened()
+        begun = Begun(declared, tables, restricted)
+        there = await tables.table_exists(table_of(declared))
+        await begun.create_tables()
+        if not there:
+            await tables.delete_table(table_of(declared))  # the test creates it
+        await begun.begin()
+        await begun.move(ControlPhase.DUAL_WRITE, copied=True)
+        if SETTING.endswith("cutover"):
+            await begun.move(ControlPhase.FREEZE, ControlPhase.CUTOVER)
+
+    async def _rows(self, table: str) -> list[Row] | None:
+        """Return a table's rows by their old keys, None if there is no such table."""
+        tables, _ = await self._opened()
+        try:
+            rows = [content_of(row) async for page in tables.table(table).scan() for row in page.rows]
+        except TableMissing:
+            return None
+        for row in rows:
+            if OLD_ROW_KEY in row:
+                row[ROW_KEY] = row.pop(OLD_ROW_KEY)
+        return sorted(rows, key=lambda row: json.dumps(row, sort_keys=True))
+
+
+def declared(table: str) -> Declared:
+    """Return the migration of a table."""
+    return declared_as(f"s{crc32(table.lower().encode()):08x}", migration_of(table))
 
 
 def migration_of(table: str) -> Migration:
@@ -211,7 +267,7 @@ def migration_of(table: str) -> Migration:
             f"{table[:60]}New",
             partition_key=keys.prop("PartitionKey"),
             row_key=keys.opaque(keys.prop("RowKey"), domain="user", secret="users"),
-            properties=[props.copy("RowKey", to="OldRowKey")],
+            properties=[props.copy("RowKey", to=OLD_ROW_KEY)],
             allow_empty=True,
         )
         return Migration(table, target, capture="dual-write")
@@ -230,7 +286,61 @@ def table_of(declared: Declared) -> str:
     return migration.source if SETTING.startswith("old-") else migration.target.table
 
 
-MIGRATIONS = Migrations()
+def other_of(declared: Declared) -> str:
+    """Return the table of the other view."""
+    migration = declared.migration
+    return migration.target.table if SETTING.startswith("old-") else migration.source
+
+
+NOTED = Tables()
+
+
+def noting(delete: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the SDK's deletion of a table that notes before what is in it."""
+
+    def noted(self: Any, table: str, **kwargs: Any) -> Any:
+        NOTED.note(table)
+        return delete(self, table, **kwargs)
+
+    return noted
+
+
+for operations in (TableOperations, AsyncOperations):
+    operations.delete = noting(operations.delete)  # type: ignore[method-assign]
+
+
+# --- clients in place of the SDK's ------------------------------------------------------------------------
+
+
+class Shown(RequestsTransport):
+    """What tests derive transports from: requests go to `going_on`, where that is set, not to the service."""
+
+    going_on: Callable[[], Any] | None = None
+
+    def send(self, request: Any, **kwargs: Any) -> Any:
+        """Send a request."""
+        return super().send(request, **kwargs) if self.going_on is None else self.going_on()
+
+
+class ShownFirst(HTTPPolicy[Any, Any]):
+    """Shows requests to a transport that only looks at them: writes of ours never come to a transport."""
+
+    def __init__(self, transport: Shown) -> None:
+        super().__init__()
+        self._transport = transport
+
+    def send(self, request: PipelineRequest[Any]) -> PipelineResponse[Any, Any]:
+        """Show a request, and go on."""
+        options = request.context.options
+        asked = {name: options.pop(name) for name in [*options] if name.startswith("verify_")}
+        self._transport.going_on = lambda: self.next.send(request).http_response
+        response = self._transport.send(request.http_request, **asked)
+        return PipelineResponse(request.http_request, response, request.context)
+
+
+MADE: list[DualWriteTableClient] = []
+USED: set[str] = set()
+"""Tests in which a client of ours did an operation."""
 
 
 def in_place_of(plain: type[Any], dual: type[Any]) -> Callable[..., Any]:
@@ -238,70 +348,62 @@ def in_place_of(plain: type[Any], dual: type[Any]) -> Callable[..., Any]:
 
     class Ours(dual):  # type: ignore[misc]
         def __init__(self, endpoint: str, table_name: str, **kwargs: Any) -> None:
-            if "pipeline" in kwargs:  # from a service client: its connection is not for writes
+            looks = type(kwargs.get("transport")).__name__ == "EncoderVerificationTransport"
+            shown = ShownFirst(kwargs.pop("transport")) if looks else None
+            given = {**kwargs}
+            if "pipeline" in given:  # from a service client: its connection is not for writes
                 for name in ("pipeline", "location_mode", "_hosts", "api_version"):
                     kwargs.pop(name, None)
-            here = str(endpoint).startswith(TABLES.endpoint)
             super().__init__(
                 endpoint,
                 table_name,
-                migration=MIGRATIONS.of(table_name, begun=here),
+                migration=declared(table_name),
                 secrets=SECRETS,
                 wrapping_key=WRAPPING_KEY,
                 restricted_endpoint=RESTRICTED.endpoint,
                 restricted_credential=AzureNamedKeyCredential(RESTRICTED.name, RESTRICTED.key),
                 settings=QUICK,
                 shadow_reads=0.0,
+                per_call_policies=shown,
                 **kwargs,
             )
+            self._plain = plain(endpoint, table_name, **given)
+            self._own.append(self._plain)
+            if dual is DualWriteTableClient:
+                MADE.append(self)
 
         def __new__(cls, endpoint: str, table_name: str, **kwargs: Any) -> Any:
-            """Make the SDK's client for its own service client, which creates and deletes tables; and for a
-            name that no table, so no migration, can have: it refuses that."""
-            if INSIDE.get() or not (isinstance(table_name, str) and TABLE_NAME.fullmatch(table_name)):
+            """Make the SDK's client for a name that no table, so no migration, can have: it refuses that."""
+            if not (isinstance(table_name, str) and TABLE_NAME.fullmatch(table_name)):
                 return plain(endpoint, table_name, **kwargs)
             return super().__new__(cls)
+
+        def create_table(self, **kwargs: Any) -> Any:
+            """Create the table, with the SDK's client."""
+            return self._plain.create_table(**kwargs)
+
+        def delete_table(self, **kwargs: Any) -> Any:
+            """Delete the table, with the SDK's client."""
+            return self._plain.delete_table(**kwargs)
 
     Ours.__name__ = Ours.__qualname__ = "TableClient"
     return Ours
 
 
-INSIDE = ContextVar("INSIDE", default=False)
-"""Whether a method of the SDK's service client runs."""
+def used(opened: Callable[..., Any]) -> Callable[..., Any]:
+    """Begin the migration, and note the tests in which a client of ours is used."""
 
+    def noted(self: ClientCore) -> Any:
+        USED.add(running())
+        NOTED.begin(self.plan.declared)
+        return opened(self)
 
-def with_plain_clients(service: type[Any], name: str) -> None:
-    """Let a method of a service client use the SDK's client, and return ours where it returned one."""
-    method = getattr(service, name)
-
-    def after(self: Any, found: Any) -> Any:
-        return found if found is None else self.get_table_client(found.table_name)
-
-    @contextmanager
-    def inside() -> Iterator[None]:
-        before = INSIDE.set(True)
-        try:
-            yield
-        finally:
-            INSIDE.reset(before)
-
-    async def waiting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with inside():
-            found = await method(self, *args, **kwargs)
-        return after(self, found)
-
-    def calling(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with inside():
-            found = method(self, *args, **kwargs)
-        return after(self, found)
-
-    setattr(service, name, waiting if inspect.iscoroutinefunction(inspect.unwrap(method)) else calling)
+    return noted
 
 
 if SETTING != "plain":
-    for service in (sync_services.TableServiceClient, async_services.TableServiceClient):
-        for name in ("create_table", "create_table_if_not_exists", "delete_table"):
-            with_plain_clients(service, name)
+    azure.core.pipeline.transport.RequestsTransport = Shown  # type: ignore[misc]
+    ClientCore.open = used(ClientCore.open)  # type: ignore[method-assign]
     sync_client = in_place_of(TableClient, DualWriteTableClient)
     async_client = in_place_of(AsyncTableClient, AsyncDualWriteTableClient)
     for module, kind in (
@@ -318,23 +420,40 @@ if SETTING != "plain":
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makemodule(module_path: Path) -> Iterator[Any]:
-    """Point the tests' accounts at Azurite, as soon as they can be imported."""
+    """Point the tests' account at Azurite, as soon as the tests can be imported."""
     collector = yield
     from _shared.testcase import TableTestCase  # type: ignore[import-not-found]
 
-    TableTestCase.account_url = lambda _self, _account, _kind: TABLES.endpoint
+    if TableTestCase.account_url is not account_url:
+        ADDRESSES.append(TableTestCase.account_url)
+        TableTestCase.account_url = account_url
     return collector
+
+
+ADDRESSES: list[Callable[..., str]] = []
+
+
+def account_url(self: Any, account: str, kind: str) -> str:
+    """Return Azurite's address, and for accounts that tests only name what the tests would."""
+    return TABLES.endpoint if account == TABLES.name else ADDRESSES[0](self, account, kind)
 
 
 OUTCOMES: dict[str, str] = {}
 
 
+def pytest_runtest_teardown() -> None:
+    """Close the clients that a test left open: they would look at their control rows for ever."""
+    while MADE:
+        MADE.pop().close()
+
+
 def pytest_runtest_logreport(report: Any) -> None:
     """Keep the outcome of each test."""
     if report.when == "call" or report.outcome != "passed":
-        OUTCOMES[report.nodeid.partition("/")[2] or report.nodeid] = report.outcome
+        OUTCOMES[report.nodeid] = report.outcome
 
 
 def pytest_sessionfinish() -> None:
-    """Write the outcomes down."""
-    Path(os.environ["SDK_OUTCOMES"]).write_text(json.dumps(OUTCOMES), encoding="utf-8")
+    """Write down what was seen."""
+    seen = {"outcomes": OUTCOMES, "tables": NOTED.left, "apart": NOTED.apart, "used": sorted(USED)}
+    Path(os.environ["SDK_SEEN"]).write_text(json.dumps(seen), encoding="utf-8")

@@ -61,7 +61,7 @@ class ArgumentRefused(ConfigurationError, ValueError):
 
 
 class CredentialMissing(ConfigurationError, ValueError):
-    """There is no credential for an account; a `ValueError`, as the SDK's own clients raise."""
+    """There is no credential for the restricted account; a `ValueError`, as the SDK's own clients raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +213,12 @@ class _Borrowed:
         pass
 
 
-def account_of(endpoint: str, credential: AnyCredential | None, which: str) -> Endpoint:
+def account_of(endpoint: str, credential: AnyCredential | None) -> Endpoint:
     """Return an account's endpoint without its query, and the credential for it.
 
     Args:
         endpoint: as the SDK takes it.
         credential: None when the endpoint has a shared access signature.
-        which: which account this is, for messages.
 
     Raises:
         CredentialMissing: there is no credential.
@@ -233,7 +232,7 @@ def account_of(endpoint: str, credential: AnyCredential | None, which: str) -> E
         return Endpoint(bare, credential)
     if not hasattr(credential, "get_token"):
         raise CredentialMissing(
-            f"there is no credential for the {which} account",
+            "there is no credential for the restricted account",
             hint="give an AzureNamedKeyCredential, an AzureSasCredential or a token credential",
         )
     return Endpoint(bare, _Borrowed(credential))
