@@ -349,7 +349,7 @@ def in_place_of(plain: type[Any], dual: type[Any]) -> Callable[..., Any]:
     class Ours(dual):  # type: ignore[misc]
         def __init__(self, endpoint: str, table_name: str, **kwargs: Any) -> None:
             looks = type(kwargs.get("transport")).__name__ == "EncoderVerificationTransport"
-            shown = ShownFirst(kwargs.pop("transport")) if looks else None
+            shown = {"per_call_policies": ShownFirst(kwargs.pop("transport"))} if looks else {}
             given = {**kwargs}
             if "pipeline" in given:  # from a service client: its connection is not for writes
                 for name in ("pipeline", "location_mode", "_hosts", "api_version"):
@@ -364,7 +364,7 @@ def in_place_of(plain: type[Any], dual: type[Any]) -> Callable[..., Any]:
                 restricted_credential=AzureNamedKeyCredential(RESTRICTED.name, RESTRICTED.key),
                 settings=QUICK,
                 shadow_reads=0.0,
-                per_call_policies=shown,
+                **shown,
                 **kwargs,
             )
             self._plain = plain(endpoint, table_name, **given)
