@@ -2,13 +2,12 @@
 cutover: what passes with the SDK's client passes with ours, but for what `sdk_suite.toml` lists with its
 reason; and it leaves the same rows, in both tables.
 
-The tests come from the SDK's source package, which pip downloads; nothing of them is kept here. What the
-SDK's client fails on Azurite is found by running it first.
+The tests come from the SDK's source package, which pip downloads and checks; nothing of them is kept here.
+What the SDK's client fails on Azurite is found by running it first.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -26,10 +25,11 @@ import pytest
 
 from rekey.rehearse.azurite import Azurite
 from tests.documents import ROOT
+from tests.every import every
 
 pytestmark = [pytest.mark.azurite, pytest.mark.soak]
 
-VERSION = "12.7.0"
+PACKAGE, VERSION = "azure-data-tables", "12.7.0"
 SHA256 = "b14fc94a3223a2835ff5688e17d8e107b27c7cd7c4114138f2ac81373723705d"
 SETTINGS = ["old-dual_write", "new-dual_write", "old-cutover", "new-cutover"]
 LISTED = tomllib.loads(Path(__file__).with_name("sdk_suite.toml").read_text("utf-8"))
@@ -61,13 +61,14 @@ class Seen:
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of Microsoft's tests, downloaded."""
     folder = tmp_path_factory.mktemp("sdk")
+    wanted = folder / "wanted.txt"
+    wanted.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n", encoding="utf-8")
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check")
-    asked = ("--no-binary=azure-data-tables", f"--dest={folder}", f"azure-data-tables=={VERSION}")
+    asked = ("--require-hashes", f"--no-binary={PACKAGE}", f"--dest={folder}", f"--requirement={wanted}")
     said = subprocess.run([*pip, *asked], capture_output=True, text=True, check=False)
-    name = f"azure_data_tables-{VERSION}"
+    name = f"{PACKAGE.replace('-', '_')}-{VERSION}"
     package = folder / f"{name}.tar.gz"
-    assert package.exists(), f"pip could not download the source package of azure-data-tables:\n{said.stderr}"
-    assert hashlib.sha256(package.read_bytes()).hexdigest() == SHA256, "this is another source package"
+    assert package.exists(), f"pip could not download the source package of {PACKAGE}:\n{said.stderr}"
     with tarfile.open(package) as archive:
         archive.extractall(folder, filter="data")
     return folder / name / "tests"
@@ -83,23 +84,13 @@ def seen(suite: Path, setting: str) -> Seen:
     found = suite / f"{setting}.json"
     ini = suite / "empty.ini"
     ini.write_text("[pytest]\nasyncio_mode = auto\n", encoding="utf-8")
+    program = [sys.executable, "-m", "pytest", "-c", str(ini), "--rootdir", str(suite)]
+    shown = ["-q", "--tb=short", "--timeout=300"]
+    plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tests.acceptance.sdk_plugin"]
     with Azurite() as azurite:
         accounts = {name: asdict(getattr(azurite, name)) for name in ("tables", "restricted")}
         subprocess.run(
-            [
-                *(
-                    sys.executable,
-                    "-m",
-                    "pytest",
-                    "-c",
-                    str(ini),
-                    "--rootdir",
-                    str(suite),
-                    "-q",
-                    "--tb=short",
-                ),
-                *("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tests.acceptance.sdk_plugin", *files),
-            ],
+            [*program, *shown, *plugins, *files],
             cwd=suite,
             env={
                 **os.environ,
@@ -159,4 +150,4 @@ def test_what_passes_with_the_sdks_client_passes_with_ours(
 def test_every_test_that_does_not_apply_is_listed_once_with_its_reason() -> None:
     names = [name for one in LISTED["tests"] for name in one["names"]]
     assert len(names) == len(NOT_OURS)
-    assert all(len(one["why"].split()) > 8 and one["names"] for one in LISTED["tests"])
+    assert every(len(one["why"].split()) > 8 and one["names"] for one in LISTED["tests"])
