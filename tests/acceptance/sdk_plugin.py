@@ -25,8 +25,10 @@ from zlib import crc32
 
 import azure.core.pipeline.transport
 import azure.data.tables
+import azure.data.tables._table_client as sync_clients
 import azure.data.tables._table_service_client as sync_services
 import azure.data.tables.aio
+import azure.data.tables.aio._table_client_async as async_clients
 import azure.data.tables.aio._table_service_client_async as async_services
 import pytest
 from azure.core.credentials import AzureNamedKeyCredential
@@ -436,6 +438,20 @@ ADDRESSES: list[Callable[..., str]] = []
 def account_url(self: Any, account: str, kind: str) -> str:
     """Return Azurite's address, and for accounts that tests only name what the tests would."""
     return TABLES.endpoint if account == TABLES.name else ADDRESSES[0](self, account, kind)
+
+
+def connection_of(parse: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the SDK's reading of connection strings, with Azurite's address for its account."""
+
+    def parsed(*args: Any, **kwargs: Any) -> Any:
+        address, credential = parse(*args, **kwargs)
+        return (TABLES.endpoint if f"//{TABLES.name}.table." in address else address), credential
+
+    return parsed
+
+
+for module in (sync_clients, sync_services, async_clients, async_services):
+    vars(module)["parse_connection_str"] = connection_of(vars(module)["parse_connection_str"])
 
 
 OUTCOMES: dict[str, str] = {}

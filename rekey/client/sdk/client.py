@@ -82,7 +82,7 @@ class DualWriting(ABC, Generic[CredentialT]):
         Raises:
             ConfigurationError, DeclarationError, SecretMissing: an argument, the script or a secret is wrong,
                 or an argument of the SDK's client cannot hold for writes (`transport`, `per_retry_policies`,
-                `connection_cert`, another `api_version`).
+                `connection_cert`, another `location_mode` or `api_version`).
             ValueError, TypeError: the tables account's endpoint or credential is wrong, as the SDK says it.
         """
         plan = Plan(

@@ -177,6 +177,8 @@ def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     version = given.get("api_version")
     refused = [name for name in _REFUSED if given.get(name)]
+    if given.get("location_mode", "primary") != "primary":  # where the service refuses writes
+        refused.append("location_mode")
     if refused or version not in (None, API_VERSION):
         raise ArgumentRefused(
             f"{refused[0]}= would not hold for writes, which rekey sends by itself"
