@@ -221,6 +221,11 @@ class Tables:
         if declared is not None and self._wait(self._rows(other_of(declared))) != rows:
             self.apart.setdefault(running(), []).append(table)
 
+    def close(self) -> None:
+        """Close the connections."""
+        for one in self._services:
+            self._wait(one.close())
+
     def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
@@ -471,5 +476,6 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 def pytest_sessionfinish() -> None:
     """Write down what was seen."""
+    NOTED.close()
     seen = {"outcomes": OUTCOMES, "tables": NOTED.left, "apart": NOTED.apart, "used": sorted(USED)}
     Path(os.environ["SDK_SEEN"]).write_text(json.dumps(seen), encoding="utf-8")
