@@ -1,8 +1,8 @@
 """A pytest plugin: Microsoft's own tests of azure-data-tables on Azurite, with the SDK's client or with ours.
 
-It stands in for `devtools_testutils`, which is not published: accounts, names, no recordings. Where a table's
-client is made, a migration of that table is begun, in the view and the phase that `SETTING` names:
-`plain` (no migration: the SDK's client), `old-dual_write`, `new-dual_write`, `old-cutover` or `new-cutover`.
+It stands in for `devtools_testutils`, which is not published: accounts, names, no recordings. When a table's
+client is first used, a migration of that table is begun, in the view and the phase that `SETTING` names:
+`old-dual_write`, `new-dual_write`, `old-cutover` or `new-cutover`; with `plain` clients are the SDK's own.
 
 Creating and deleting tables is left to the SDK's client: tests begin and end with it, and a dual-write client
 deletes no table of a migration. What is in a table, in both views, is noted before it is deleted.
@@ -42,7 +42,6 @@ from azure.data.tables.aio import TableClient as AsyncTableClient
 
 from rekey import DualWriteTableClient, Migration, Target, keys, props
 from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
-from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.core import ClientCore
 from rekey.core.limits import TABLE_NAME
 from rekey.declaration.migration import Declared
@@ -57,7 +56,6 @@ from tests.begun import SECRETS, WRAPPING_KEY, Begun, declared_as
 SETTING = os.environ["SDK_SETTING"]
 GIVEN = json.loads(os.environ["SDK_ACCOUNTS"])
 TABLES, RESTRICTED = (AzuriteAccount(**GIVEN[name]) for name in ("tables", "restricted"))
-QUICK = LeaseSettings(poll_s=0.5, lease_s=15.0, longest_operation_s=30.0, freeze_wait_s=0.3)
 OLD_ROW_KEY = "OldRowKey"
 
 
@@ -355,6 +353,7 @@ def in_place_of(plain: type[Any], dual: type[Any]) -> Callable[..., Any]:
 
     class Ours(dual):  # type: ignore[misc]
         def __init__(self, endpoint: str, table_name: str, **kwargs: Any) -> None:
+            # It looks at requests. Others make requests fail: refused, because writes would not follow them.
             looks = type(kwargs.get("transport")).__name__ == "EncoderVerificationTransport"
             shown = {"per_call_policies": ShownFirst(kwargs.pop("transport"))} if looks else {}
             given = {**kwargs}
@@ -369,7 +368,6 @@ def in_place_of(plain: type[Any], dual: type[Any]) -> Callable[..., Any]:
                 wrapping_key=WRAPPING_KEY,
                 restricted_endpoint=RESTRICTED.endpoint,
                 restricted_credential=AzureNamedKeyCredential(RESTRICTED.name, RESTRICTED.key),
-                settings=QUICK,
                 shadow_reads=0.0,
                 **shown,
                 **kwargs,
