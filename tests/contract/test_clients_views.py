@@ -616,6 +616,7 @@ async def test_what_a_caller_gives_for_the_pipeline_still_counts(setting: Settin
         {"transport": object()},
         {"per_retry_policies": [object()]},
         {"connection_cert": "client.pem"},
+        {"location_mode": "secondary"},
         {"api_version": "2019-02-02"},
     ],
     ids=lambda given: next(iter(given)),

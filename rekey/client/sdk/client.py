@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -39,6 +38,7 @@ from rekey.mapping.sealing import WrappingKey
 from rekey.migration.opening import Prepared
 from rekey.project.config import Account, account_key, load_config
 from rekey.protocol.rules import View
+from rekey.tables.base import Accounts
 
 CredentialT = TypeVar("CredentialT", bound=AnyCredential)
 
@@ -86,7 +86,8 @@ class DualWriting(ABC, Generic[CredentialT]):
         Raises:
             ConfigurationError, DeclarationError, SecretMissing: an argument, the script or a secret is wrong,
                 or an argument of the SDK's client cannot hold for writes (`transport`, `per_retry_policies`,
-                `connection_cert`, another `api_version`).
+                `connection_cert`, another `location_mode` or `api_version`).
+            ValueError, TypeError: the tables account's endpoint or credential is wrong, as the SDK says it.
         """
         plan = Plan(
             prepared_with(migration, secrets, wrapping_key),
@@ -98,10 +99,14 @@ class DualWriting(ABC, Generic[CredentialT]):
             shadow_seed=shadow_seed,
             acknowledge=acknowledge,
         )
-        tables = account_of(endpoint, credential, "tables")
-        restricted = account_of(restricted_endpoint, restricted_credential, "restricted")
+        restricted = account_of(restricted_endpoint, restricted_credential)
         options = options_of(kwargs)
-        self._core = ClientCore(plan, partial(connect, tables, restricted, plan.settings, options))
+
+        def connected() -> Accounts:
+            # The SDK's constructor has refused what is no address or no credential, in its words.
+            return connect(account_of(endpoint, credential), restricted, plan.settings, options)
+
+        self._core = ClientCore(plan, connected)
         self._own: list[Any] = []
         policy = self._policy(CustomHookPolicy(**kwargs))
         first = [*policies_of(kwargs.pop("per_call_policies", None)), policy]

@@ -62,7 +62,7 @@ class ArgumentRefused(ConfigurationError, ValueError):
 
 
 class CredentialMissing(ConfigurationError, ValueError):
-    """There is no credential for an account; a `ValueError`, as the SDK's own clients raise."""
+    """There is no credential for the restricted account; a `ValueError`, as the SDK's own clients raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +186,8 @@ def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     version = given.get("api_version")
     refused = [name for name in _REFUSED if given.get(name)]
+    if given.get("location_mode", "primary") != "primary":  # where the service refuses writes
+        refused.append("location_mode")
     if refused or version not in (None, API_VERSION):
         raise ArgumentRefused(
             f"{refused[0]}= would not hold for writes, which rekey sends by itself"
@@ -222,13 +224,12 @@ class _Borrowed:
         pass
 
 
-def account_of(endpoint: str, credential: AnyCredential | None, which: str) -> Endpoint:
+def account_of(endpoint: str, credential: AnyCredential | None) -> Endpoint:
     """Return an account's endpoint without its query, and the credential for it.
 
     Args:
         endpoint: as the SDK takes it.
         credential: None when the endpoint has a shared access signature.
-        which: which account this is, for messages.
 
     Raises:
         CredentialMissing: there is no credential.
@@ -242,7 +243,7 @@ def account_of(endpoint: str, credential: AnyCredential | None, which: str) -> E
         return Endpoint(bare, credential)
     if not hasattr(credential, "get_token"):
         raise CredentialMissing(
-            f"there is no credential for the {which} account",
+            "there is no credential for the restricted account",
             hint="give an AzureNamedKeyCredential, an AzureSasCredential or a token credential",
         )
     return Endpoint(bare, _Borrowed(credential))
