@@ -104,7 +104,7 @@ def _migration(service: AzureTableService, migration: Migration = USERS) -> Prop
 
 
 async def _copy(service: AzureTableService, limits: Limits, migration: Migration) -> int:
-    throttle = Throttle(limits.entities_per_second, partition=limits.partition_entities_per_second)
+    throttle = Throttle(limits.account_rate, partition=limits.partition_entities_per_second)
     service.listen(throttle.heard)
     copier = Copier(_migration(service, migration), limits.concurrency, throttle)
     path = Path("state.sqlite")

@@ -278,7 +278,7 @@ def _backfill(work: Workload, limits: Limits) -> Duration:
         f"{limits.concurrency} requests at a time": writes / limits.concurrency,
         f"source pages, {limits.scans} at a time": reads / min(limits.scans, work.source_pages),
     }
-    rate, partition_rate = limits.entities_per_second, limits.partition_entities_per_second
+    rate, partition_rate = limits.account_rate, limits.partition_entities_per_second
     if rate is not None:
         bounds[f"{rate:,} entities/s configured"] = both / rate
     if partition_rate is not None:
