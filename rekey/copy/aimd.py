@@ -23,11 +23,13 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 _WINDOW_S, _LEAST_ANSWERS, _LONGEST_S = 1.0, 5, 10.0
+_DRAIN_S = 0.5
+"""After halving: until what had its turn at the old rate is sent."""
 _LEAST_REFUSED, _DEVIATIONS = 2, 3.0
 _RARE, _USUAL = 0.01, 0.1
 _USED = 0.8
@@ -35,8 +37,9 @@ _STEP, _PROBE, _NEAR = 0.05, 0.005, 0.05
 """Growth in a second: this part of the rate that a limit begins at; near the ceiling this part of it; and how
 near that is."""
 _LEAST_PART = 1 / 400
-_EXPECTED = 5.0
-"""Refusals that other kinds would have had at the same share, where none of them shows that they are fine."""
+_TO_FORGET, _TO_CLEAR = 5.0, 4.0
+"""How many refusals must have been expected for none of them to show something: that a tenth is not usual any
+more, and that a kind of request is fine where others are refused."""
 _IDLE_S = 60.0
 
 Place = tuple[str, Hashable]
@@ -54,8 +57,11 @@ class Limit:
         ceiling: entities a second that the service carried when it pushed back last; None: it never did.
         cut: when it was halved last.
         is_settled: a window was judged since then.
-        usual: the share of refusals that halving did not end.
+        usual: the share of refusals that is none of the rate's.
         used: when anything was sent last.
+        answers, refused, entities: of this window.
+        carried: entities a second of the window before; None at first.
+        clean: answers in windows since the last with refusals.
     """
 
     begins: float
@@ -69,7 +75,8 @@ class Limit:
     answers: int = 0
     refused: int = 0
     entities: float = 0.0
-    carried: float = 0.0
+    carried: float | None = None
+    clean: int = 0
 
     def __post_init__(self) -> None:
         self.used = self.since
@@ -86,39 +93,58 @@ class Limit:
         self.refused += refused
         return True
 
-    def is_pushed_back(self, answers: int, refused: int) -> bool:
-        """Tell whether more of some answers are refusals than is usual and than chance explains."""
+    def is_pushed_back(self, answers: int, refused: int, elsewhere: float = 0.0) -> bool:
+        """Tell whether more of some answers are refusals than is usual and than chance explains.
+
+        `elsewhere`: the share of refusals among other answers.
+        """
         if refused < _LEAST_REFUSED:
             return False
-        usual = self.usual if self.is_settled else _USUAL
+        usual = max(self.usual if self.is_settled else _USUAL, elsewhere)
         by_chance = _DEVIATIONS * math.sqrt(usual * (1 - usual) / answers)
         return refused / answers > usual + by_chance
 
     def halve(self, now: float) -> None:
         """Halve the rate, and remember what was carried in the window."""
-        carried = max(self.carried, self.entities / max(_WINDOW_S, now - self.since))
+        carried = self.entities / max(_WINDOW_S, now - self.since)
+        if self.carried is not None:
+            # A page more or less is much of a second at a low rate; and halved again and again, while most
+            # requests wait before they are sent again, less is sent than the service would carry.
+            carried = (carried + self.carried) / 2 if self.is_settled else max(carried, self.carried)
         before = self.rate if math.isfinite(self.rate) else carried
-        self.ceiling = min(before, max(carried, before / 2))
+        self.ceiling = max(carried, before / 2)
         self.rate = max(before / 2, self.begins * _LEAST_PART)
-        self.cut, self.is_settled = now, False
+        self.unsettle(now)
+
+    def unsettle(self, now: float) -> None:
+        """Begin a window after halving: with what is sent when older requests are gone."""
         self.restart(now)
+        self.cut = self.since = now + _DRAIN_S
+        self.is_settled = False
+
+    def sent(self, now: float, entities: int) -> None:
+        """Count entities that are sent, or take off those of a request that was sent at that time."""
+        self.used = max(self.used, now)
+        if now >= self.since:
+            self.entities += entities
 
     def grow(self, now: float) -> None:
         """Raise the rate after a window without push-back."""
+        self.clean = self.clean + self.answers if self.refused < _LEAST_REFUSED else 0
         if not self.is_settled and self.refused >= _LEAST_REFUSED:
             self.usual = _USUAL
-        elif self.refused < _LEAST_REFUSED and _USUAL * self.answers >= _EXPECTED:
+        elif _USUAL * self.clean >= _TO_FORGET:
             self.usual = _RARE
         self.is_settled = True
         seconds = now - self.since
         if self.ceiling is not None and self.rate < (1 - _NEAR) * self.ceiling:
             self.rate = (1 - _NEAR) * self.ceiling
-        elif (
-            self.usual > _RARE or self.refused < _LEAST_REFUSED
-        ) and self.entities >= _USED * self.rate * seconds:
-            is_near = self.ceiling is not None and self.rate <= (1 + _NEAR) * self.ceiling
-            step = _PROBE * (self.ceiling or 0.0) if is_near else _STEP * self.begins
-            self.rate += step * min(seconds, _LONGEST_S)
+        elif self.entities >= _USED * self.rate * seconds:
+            # Where refusals are usual, the ceiling may have been none.
+            if self.usual > _RARE or self.ceiling is None or self.rate > (1 + _NEAR) * self.ceiling:
+                self.rate += _STEP * self.begins * min(seconds, _LONGEST_S)
+            elif self.refused < _LEAST_REFUSED:
+                self.rate += _PROBE * self.ceiling * min(seconds, _LONGEST_S)
         self.restart(now)
 
     def restart(self, now: float) -> None:
@@ -143,6 +169,8 @@ class ServiceRates:
         self.kinds: dict[str, Limit] = {}
         self.partitions: dict[Place, Limit] = {}
         self._begins = partition
+        self._cleared: defaultdict[str, float] = defaultdict(float)
+        """Refusals that a kind would have had since its last one, had those of others been the account's."""
         self._answers: Counter[Place] = Counter()
         self._refused: Counter[Place] = Counter()
 
@@ -157,17 +185,17 @@ class ServiceRates:
         return math.inf if known is None else known.rate
 
     def sent(self, now: float, kind: str, entities: int) -> None:
-        """Count entities that are sent; those of a refused request are taken off with a minus."""
-        self.account.entities += entities
-        self._kind(now, kind).entities += entities
+        """Count entities that are sent. Those of a refused request are taken off with a minus, at the time at
+        which it was sent."""
+        self.account.sent(now, entities)
+        self._kind(now, kind).sent(now, entities)
 
     def sent_to(self, now: float, kind: str, partition: Hashable, entities: int) -> None:
         """Count the same entities for their partition: how many a page has of it is known later."""
         place = (kind, partition)
         if (limit := self.partitions.get(place)) is None:
             limit = self.partitions[place] = Limit(self._begins, now, self._begins)
-        limit.entities += entities
-        limit.used = now
+        limit.sent(now, entities)
 
     def _kind(self, now: float, kind: str) -> Limit:
         if (limit := self.kinds.get(kind)) is None:
@@ -189,13 +217,17 @@ class ServiceRates:
         if not self.account.is_due(now):
             return False
         due = {place: one for place, one in self.partitions.items() if one.is_due(now)}
-        hot = {place for place, one in due.items() if one.is_pushed_back(one.answers, one.refused)}
+        hot = {
+            place
+            for place, one in due.items()
+            if one.is_pushed_back(one.answers, one.refused, self._elsewhere(place))
+        }
         guilty = self._guilty(hot | {place for place, one in self.partitions.items() if not one.is_settled})
         for limit in (self.account, *self.kinds.values(), *self.partitions.values()) if guilty else ():
             limit.halve(now) if limit in guilty else limit.restart(now)
-        if guilty:
-            self.account.cut, self.account.is_settled = now, False
-        else:
+        if guilty and self.account not in guilty:
+            self.account.unsettle(now)
+        if not guilty:
             for limit in (self.account, *self.kinds.values()):
                 limit.grow(now)
             for place, limit in due.items():
@@ -204,6 +236,12 @@ class ServiceRates:
         self._refused.clear()
         self.partitions = {place: one for place, one in self.partitions.items() if now - one.used < _IDLE_S}
         return bool(guilty or hot)
+
+    def _elsewhere(self, place: Place) -> float:
+        """Return the share of refusals outside a partition; 0 where hardly anything else was asked."""
+        answers = self._answers.total() - self._answers[place]
+        refused = self._refused.total() - self._refused[place]
+        return refused / answers if answers >= _LEAST_ANSWERS else 0.0
 
     def _guilty(self, apart: set[Place]) -> list[Limit]:
         """Return the limits of account or kinds that explain the refusals outside the partitions `apart`."""
@@ -219,12 +257,18 @@ class ServiceRates:
             for kind, count in answers.items()
             if places[kind] > 1 and self.account.is_pushed_back(count, refused[kind])
         ]
+        for kind in +refused:
+            self._cleared[kind] = 0
         if not pushed:
             return []
-        others = [kind for kind in answers if kind not in pushed]
         share = sum(refused[kind] for kind in pushed) / sum(answers[kind] for kind in pushed)
-        are_fine = not any(refused[kind] for kind in others) and (
-            share * sum(answers[kind] for kind in others) >= _EXPECTED
-            or (bool(others) and all(self.kinds[kind].ceiling is not None for kind in pushed))
+        others = [kind for kind in answers if kind not in pushed]
+        for kind in others:
+            self._cleared[kind] += share * answers[kind] * (not refused[kind])
+        is_known = all(self.kinds[kind].ceiling is not None for kind in pushed)
+        are_fine = (
+            bool(others)
+            and not any(refused[kind] for kind in others)
+            and (is_known or sum(self._cleared[kind] for kind in others) >= _TO_CLEAR)
         )
         return [self.kinds[kind] for kind in pushed] if are_fine else [self.account]

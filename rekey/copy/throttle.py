@@ -14,8 +14,8 @@ Rules kept here:
 * A request that is sent again takes of the rates again. One that the service refuses now and then used
   nothing of them, and its entities are given back; where much is refused, more is sent than the service can
   take, and nothing is given back. Nor is it where rates follow the service, which hears of what is sent.
-* A request for a single row that nothing was taken for waits, too, where rates follow the service; it does
-  not queue, because it ends work that was begun.
+* A request for a single row that nothing was taken for waits, too, where rates follow the service, but not
+  for pages and batches: it ends work that was begun.
 * A little less than each rate is used: a refused request waits longer than that costs.
 * Waiting is done by the clock object, so no test waits on real time.
 """
@@ -26,7 +26,7 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,6 +49,7 @@ _SHARE = 0.98
 """The part of a rate that is used, because rows that are read are counted only when they have arrived."""
 _LOOK_SECONDS = 0.5
 _MOST_LANES = 4096
+_RateOf = Callable[[], float | None]
 _SINGLE = frozenset({Kind.READ, Kind.WRITE, Kind.DELETE})
 
 
@@ -188,41 +189,56 @@ class Throttle:
             first: do not queue.
         """
         await self.open()
-        if partition is not None and (rate := self._partition_rate(kind, partition)) is not None:
-            waited = await self._wait(self._lane(partition), rate, entities, first=first)
+        if partition is not None and self.limits_partitions:
+            rate_of = partial(self._partition_rate, kind, partition)
+            waited = await self._wait(self._lane(partition), rate_of, entities, first=first)
             # Batches that a partition lets through one by one would leave in a crowd if they queued again.
             first = first or waited
-        await self._pass(entities, kind, first=first)
+        self._judge()
+        for lane, rate_of in self._lanes(kind):
+            first = await self._wait(lane, rate_of, entities, first=first) or first
+        self._sent(entities, kind)
         if partition is not None and (service := self.service) is not None:
             service.sent_to(self._now, kind, partition, entities)
 
     async def admit(self, kind: Kind) -> None:
         """Wait until a request for a single row may be sent that nothing was taken for."""
-        if self.service is not None and kind in _SINGLE and allowance.taken() is None:
-            await self._pass(1, kind, first=True)
+        if self.service is None or kind not in _SINGLE or allowance.taken() is not None:
+            return
+        self._judge()
+        (own, own_rate), (account, account_rate) = self._lanes(kind)
 
-    async def _pass(self, entities: int, kind: Kind, *, first: bool) -> None:
-        """Wait for the rates of the account, which are judged before."""
+        def rate_of() -> float:
+            return min(own_rate() or math.inf, account_rate() or math.inf)
+
+        # One row does not wait for the pages of a thousand before it; they make room for it afterwards.
+        await self._wait(own, rate_of, 1, first=True)
+        self._book(account, rate_of(), 1)
+        self._sent(1, kind)
+
+    def _judge(self) -> None:
+        """Set the rates by the service's answers."""
         if (service := self.service) is None:
             self._pace.judge(self._now, self.rates.account)
         elif service.judge(self._now):
             _LOG.info("the service pushed back; %s", self.told())
-        for lane, rate in self._lanes(kind):
-            first = await self._wait(lane, rate, entities, first=first) or first
-        self._sent(entities, kind)
 
     def give_back(self, entities: int, kind: Kind = Kind.SCAN) -> None:
         """Give unused entities back to the account's rate: a page may have fewer rows than it could hold."""
-        for lane, rate in self._lanes(kind):
-            self._return(lane, rate, entities)
+        for lane, rate_of in self._lanes(kind):
+            if (rate := rate_of()) is not None:
+                self._return(lane, rate, entities)
         self._sent(-entities, kind)
 
-    def refused(self, entities: int, partition: Hashable | None, kind: Kind) -> None:
-        """Give entities of a refused request back, unless many are refused: then less must be sent."""
-        if (service := self.service) is not None or self._pace.is_crowded:
-            self._sent(-entities, kind)
-            if service is not None and partition is not None:
-                service.sent_to(self._now, kind, partition, -entities)
+    def refused(self, entities: int, partition: Hashable | None, kind: Kind, at: float) -> None:
+        """Give entities of a request sent `at` back, unless many are refused: then less must be sent."""
+        if (service := self.service) is not None:
+            service.sent(at, kind, -entities)
+            if partition is not None:
+                service.sent_to(at, kind, partition, -entities)
+            return
+        if self._pace.is_crowded:
+            self._pace.sent(-entities)
             return
         if partition is not None and (rate := self._partition_rate(kind, partition)) is not None:
             self._return(self._lane(partition), rate, entities)
@@ -233,16 +249,23 @@ class Throttle:
     ) -> AbstractContextManager[None]:
         """Return a context for sending: a refusal gives entities back, the next attempt takes them again."""
         counted = None if kind is Kind.SCAN else partition  # rows of a page count when they have arrived
-        again = partial(self.take, entities, counted, kind, first=True)
-        return at_a_rate(Taken(partial(self.refused, entities, counted, kind), again, partition))
+        at = self._now
+
+        def refused() -> None:
+            self.refused(entities, counted, kind, at)
+
+        async def again() -> None:
+            nonlocal at
+            await self.take(entities, counted, kind, first=True)
+            at = self._now
+
+        return at_a_rate(Taken(refused, again, partition))
 
     def told(self) -> str:
         """Return the rates of the account that apply now in words; "" for no limit."""
-        rates = [("", self._account_rate)]
-        if (service := self.service) is not None:
-            rates += [(f" by {kind}", one.rate) for kind, one in sorted(service.kinds.items())]
-        said = [f"{rate:,.0f} entities/s{of}" for of, rate in rates if rate is not None and rate < math.inf]
-        return ", ".join(said)
+        kinds = [] if self.service is None else sorted(map(Kind, self.service.kinds))
+        rates = [("", self._account_rate()), *((f" by {kind}", self._kind_rate(kind)) for kind in kinds)]
+        return ", ".join(f"{rate:,.0f} entities/s{of}" for of, rate in rates if rate is not None)
 
     def _partition_rate(self, kind: Kind, partition: Hashable) -> float | None:
         """Entities a second of a partition, times `_SHARE`; None for no limit."""
@@ -251,19 +274,21 @@ class Throttle:
             rate = min(service.partition_rate(kind, partition), rate or math.inf)
         return None if rate is None else rate * _SHARE
 
-    @property
     def _account_rate(self) -> float | None:
-        """Entities a second: the lower of what is allowed and what the answers say; None for no limit."""
+        """Entities a second, times `_SHARE`: what is allowed, or less if answers say so; None: no limit."""
         allowed = self.rates.account
         slowed = self._pace.rate if self.service is None else self.service.account.rate
-        return allowed if slowed is None else min(slowed, allowed or slowed)
+        rate = allowed if slowed is None else min(slowed, allowed or slowed)
+        return None if rate is None else rate * _SHARE
 
-    def _lanes(self, kind: Kind) -> Iterator[tuple[_Lane, float]]:
-        """Yield the lanes of the account that a kind of request takes, and their rates, times `_SHARE`."""
-        if (service := self.service) is not None and (own := service.kind_rate(kind)) < math.inf:
-            yield self._kinds[kind], own * _SHARE
-        if (rate := self._account_rate) is not None:
-            yield self._account, rate * _SHARE
+    def _kind_rate(self, kind: Kind) -> float | None:
+        """Entities a second of a kind of request by itself, times `_SHARE`; None for no limit."""
+        rate = math.inf if self.service is None else self.service.kind_rate(kind)
+        return rate * _SHARE if rate < math.inf else None
+
+    def _lanes(self, kind: Kind) -> tuple[tuple[_Lane, _RateOf], tuple[_Lane, _RateOf]]:
+        """Return the lanes of the account that a kind of request takes, with their rates."""
+        return (self._kinds[kind], partial(self._kind_rate, kind)), (self._account, self._account_rate)
 
     def _sent(self, entities: int, kind: Kind) -> None:
         if (service := self.service) is None:
@@ -275,9 +300,12 @@ class Throttle:
     def _now(self) -> float:
         return self.clock.rising()
 
-    async def _wait(self, lane: _Lane, rate: float, entities: int, *, first: bool = False) -> bool:
+    async def _wait(self, lane: _Lane, rate_of: _RateOf, entities: int, *, first: bool = False) -> bool:
+        if rate_of() is None:
+            return False
         async with nullcontext() if first else lane.turn:
-            wait = self._book(lane, rate, entities)
+            # The rate may have changed while others had their turn.
+            wait = 0 if (rate := rate_of()) is None else self._book(lane, rate, entities)
             if wait > 0:
                 await self.clock.sleep(wait / TICKS_PER_SECOND)
             return wait > 0
