@@ -190,8 +190,8 @@ class Throttle:
         """
         await self.open()
         if partition is not None and self.limits_partitions:
-            rate_of = partial(self._partition_rate, kind, partition)
-            waited = await self._wait(self._lane(partition), rate_of, entities, first=first)
+            of_partition = partial(self._partition_rate, kind, partition)
+            waited = await self._wait(self._lane(partition), of_partition, entities, first=first)
             # Batches that a partition lets through one by one would leave in a crowd if they queued again.
             first = first or waited
         self._judge()
@@ -213,7 +213,7 @@ class Throttle:
 
         # One row does not wait for the pages of a thousand before it; they make room for it afterwards.
         await self._wait(own, rate_of, 1, first=True)
-        self._book(account, rate_of(), 1)
+        self._book(account, account_rate() or math.inf, 1)
         self._sent(1, kind)
 
     def _judge(self) -> None:
