@@ -55,8 +55,8 @@ class Limit:
         since: when its window began, in seconds of any clock.
         rate: entities a second that may be sent now.
         ceiling: entities a second that the service carried when it pushed back last; None: it never did.
-        cut: when it was halved last.
-        is_settled: a window was judged since then.
+        cut: answers to requests that were sent before do not count.
+        is_settled: a window was judged since it was halved.
         usual: the share of refusals that is none of the rate's.
         used: when anything was sent last.
         answers, refused, entities: of this window.
@@ -114,13 +114,13 @@ class Limit:
         before = self.rate if math.isfinite(self.rate) else carried
         self.ceiling = max(carried, before / 2)
         self.rate = max(before / 2, self.begins * _LEAST_PART)
-        self.unsettle(now)
+        self.is_settled = False
+        self.drain(now)
 
-    def unsettle(self, now: float) -> None:
-        """Begin a window after halving: with what is sent when older requests are gone."""
+    def drain(self, now: float) -> None:
+        """Begin a window with what is sent when older requests are gone."""
         self.restart(now)
         self.cut = self.since = now + _DRAIN_S
-        self.is_settled = False
 
     def sent(self, now: float, entities: int) -> None:
         """Count entities that are sent, or take off those of a request that was sent at that time."""
@@ -224,9 +224,7 @@ class ServiceRates:
         }
         guilty = self._guilty(hot | {place for place, one in self.partitions.items() if not one.is_settled})
         for limit in (self.account, *self.kinds.values(), *self.partitions.values()) if guilty else ():
-            limit.halve(now) if limit in guilty else limit.restart(now)
-        if guilty and self.account not in guilty:
-            self.account.unsettle(now)
+            limit.halve(now) if limit in guilty else limit.drain(now)
         if not guilty:
             for limit in (self.account, *self.kinds.values()):
                 limit.grow(now)

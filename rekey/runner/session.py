@@ -239,6 +239,11 @@ class Session:
             propagator.announce = announcing(run.journal, run.clock)
 
         async def end_in_order() -> None:
+            service = throttle.service
+            if service is not None and service.account.rate != service.account.begins:
+                self.progress.note(
+                    f"{run.script_id}: rates followed the service; at the end {throttle.told()}"
+                )
             # The term must cover open requests before the lease is given back; otherwise the lease row stays.
             if not await hand_over(run):
                 await lease.leave()
