@@ -35,6 +35,7 @@ STREAMS = {
 
 PURE = {
     "plan.advice",
+    "copy.aimd",
     "copy.pace",
     "declaration.property_mapping",
     "declaration.casts",

@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -40,6 +39,7 @@ from rekey.protocol.replicas import same_content
 from rekey.tables.base import Table
 from rekey.tables.bulk import insert_absent, read_keys
 from rekey.tables.kinds import whole
+from rekey.tables.sent import Kind
 
 MAPPING_WINDOWS = 2
 TARGET_WINDOWS = 5
@@ -62,6 +62,7 @@ class Copier:
         propagator: has the tables, the mapper and the mapping.
         concurrency: how many requests may be under way at once.
         throttle: keeps reads and writes under rates.
+        restricted: the same for mapping rows, which lie in the restricted account.
         targets: the target tables for batches of inserts-if-absent, as handles that send an open write again:
             the copying waits at its end until no such write can take effect any more. Empty: the
             propagator's.
@@ -71,6 +72,7 @@ class Copier:
     concurrency: int
     throttle: Throttle = field(default_factory=Throttle)
     targets: Sequence[Table] = ()
+    restricted: Throttle = field(default_factory=Throttle)
 
     def __post_init__(self) -> None:
         self.targets = tuple(self.targets or self.propagator.targets)
@@ -280,17 +282,12 @@ class BatchWriter:
     async def _write(self, held: BatchBuffer, batch: list[Write]) -> None:
         try:
             # A batch that waits for a rate holds no slot: a partition at its limit does not hold up others.
-            throttle = self._copier.throttle
-            taken: AbstractContextManager[None] = nullcontext()
-            if held is self._mapping:
-                await throttle.open()
-            else:
-                partition = (held.table.name, batch[0].row[PARTITION_KEY])
-                await throttle.take(len(batch), partition)
-                taken = throttle.taken(len(batch), partition)
+            throttle = self._copier.restricted if held is self._mapping else self._copier.throttle
+            partition = (held.table.name, batch[0].row[PARTITION_KEY])
+            await throttle.take(len(batch), partition, Kind.BATCH)
             async with self._slots:
                 batch[0].window.copied.requests += 1
-                with taken:
+                with throttle.taken(len(batch), partition, Kind.BATCH):
                     present = await insert_absent(held.table, batch, held.unit)
             await self._judge(held, batch, present)
         except asyncio.CancelledError:

@@ -13,7 +13,8 @@ Rules kept here:
   requests on average, for each pass and each freeze. Locks, control row and clients cost the requests that
   were counted in runs; `tests/scenarios/test_plan_against_actual.py` compares the figures with runs.
 * Targets of the service: 20,000 entities/s an account, 2,000 entities/s a partition ("Scalability and
-  performance targets for Table storage"). They give a lower bound on time and promise nothing.
+  performance targets for Table storage"). They give a lower bound on time and promise nothing. Rates that
+  follow the service may go beyond them: what it carries is not known before.
 * A scan of one range is serial: page after page; the copy reads several ranges at a time. The request time
   assumed is `ASSUMED_REQUEST_SECONDS`, and the plan says so.
 * A configured rate counts source rows read and target rows written, as the throttle does.
@@ -278,7 +279,7 @@ def _backfill(work: Workload, limits: Limits) -> Duration:
         f"{limits.concurrency} requests at a time": writes / limits.concurrency,
         f"source pages, {limits.scans} at a time": reads / min(limits.scans, work.source_pages),
     }
-    rate, partition_rate = limits.entities_per_second, limits.partition_entities_per_second
+    rate, partition_rate = limits.account_rate, limits.partition_entities_per_second
     if rate is not None:
         bounds[f"{rate:,} entities/s configured"] = both / rate
     if partition_rate is not None:

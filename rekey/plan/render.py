@@ -165,7 +165,8 @@ def _durations(estimate: Estimate) -> Iterator[str]:
     rows.append(("all", _time(quickest), _time(likely), ""))
     yield from table(("Phase", "at best", "expected", "bound by"), rows, right={1, 2})
     yield from wrapped(
-        "at best: at the service's targets (20,000 entities/s an account, 2,000/s a partition); expected:"
+        "at best: at the service's targets (20,000 entities/s an account, 2,000/s a partition), beyond which"
+        ' `entities_per_second = "auto"` may go; expected:'
         f" with the configured limits too, {ASSUMED_REQUEST_SECONDS * 1000:.0f} ms a request assumed. Changes"
         " meanwhile come on top.",
         first="  ",

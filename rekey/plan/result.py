@@ -274,7 +274,7 @@ class Duration:
     """How long one phase takes, in seconds, and what bounds it.
 
     Attributes:
-        at_targets_s: at the service's targets: it cannot be quicker.
+        at_targets_s: at the service's targets: only rates that follow the service (`"auto"`) may be quicker.
         at_targets_bound: the target that bounds it.
         at_limits_s: under the configured limits.
         at_limits_bound: the limit or target that bounds it.

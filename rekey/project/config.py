@@ -11,6 +11,7 @@ Rules kept here:
   string that was pasted in is refused, and values of the file are not repeated in messages, so that it is
   not echoed either.
 * Without a configured rate, the service's own targets (`rekey.core.limits`) apply where `[tables]` is https.
+  Rates that follow the service (`"auto"`) begin at them, and plans reckon with them (ADR 0038).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rekey.errors import ConfigurationError, SecretMissing
 from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
 from rekey.project.secrets_source import SecretKind, SecretSource, read_secret
-from rekey.project.sections import Bytes, Seconds, Section
+from rekey.project.sections import AUTO, Bytes, Rate, Seconds, Section
 
 AZURITE_ACCOUNT = "devstoreaccount1"
 # Published in the documentation of Azurite; every installation has it, so it protects nothing.
@@ -94,15 +95,25 @@ class Limits:
     concurrency: int = 32
     window_rows: int = 8192
     window_bytes: Bytes = 16 * 1024**2
-    entities_per_second: int | None = None
+    entities_per_second: Rate = None
     scans: int = 8
     partition_entities_per_second: int | None = None
 
+    @property
+    def follows(self) -> bool:
+        """Whether rates follow the service."""
+        return self.entities_per_second == AUTO
+
+    @property
+    def account_rate(self) -> int | None:
+        """The configured number; None where there is none."""
+        return None if self.entities_per_second == AUTO else self.entities_per_second
+
     def with_targets(self) -> Limits:
-        """Return these limits with the service's documented targets where no rate is given."""
+        """Return these limits with the service's documented targets where no number is given."""
         return replace(
             self,
-            entities_per_second=self.entities_per_second or ACCOUNT_TARGET,
+            entities_per_second=self.account_rate or ACCOUNT_TARGET,
             partition_entities_per_second=self.partition_entities_per_second or PARTITION_TARGET,
         )
 
@@ -181,8 +192,10 @@ class Config:
 
     @property
     def rates(self) -> Limits:
-        """The limits; where `[tables]` is https, with the service's own targets for rates not given."""
-        return self.limits.with_targets() if self.tables.is_https else self.limits
+        """The limits that plans reckon with: where `[tables]` is https, or rates follow the service, with the
+        service's own targets for rates not given."""
+        is_service = self.tables.is_https or self.limits.follows
+        return self.limits.with_targets() if is_service else self.limits
 
     def warnings(self) -> list[str]:
         """Return warnings about settings that are allowed but doubtful, as text for people."""

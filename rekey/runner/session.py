@@ -18,10 +18,11 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from rekey.copy.throttle import Throttle
+from rekey.copy.throttle import Throttle, listen, restricted_throttle
 from rekey.copy.workers.driver import load_factory
 from rekey.copy.write import Copier
 from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
+from rekey.core.limits import ACCOUNT_TARGET
 from rekey.core.progress import Progress, Silent
 from rekey.declaration.migration import Declared
 from rekey.errors import Moved, Refused, StateUnusable
@@ -46,7 +47,6 @@ from rekey.state.ledger import Ledger, aligned
 from rekey.state.models import MigrationRecord
 from rekey.state.store import State
 from rekey.tables.allowance import while_allowed
-from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
 from rekey.tables.kinds import by_number
 from rekey.tables.sent import since
@@ -207,6 +207,9 @@ class Session:
                 self.progress.note(f"{script_id}: {said}")
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.shared)
+        throttle = self._throttle()
+        restricted_rates = restricted_throttle(throttle, self.config)
+        listen(self.accounts, throttle, restricted_rates)
         run = Run(
             declared=declared,
             config=self.config,
@@ -219,8 +222,9 @@ class Session:
             copier=Copier(
                 propagator,
                 self.config.limits.concurrency,
-                self._throttle(),
-                targets=by_number(declared.migration.tables, declared.migration.secondary, tables.table),
+                throttle,
+                by_number(declared.migration.tables, declared.migration.secondary, tables.table),
+                restricted_rates,
             ),
             options=self.options,
             progress=self.progress,
@@ -235,6 +239,11 @@ class Session:
             propagator.announce = announcing(run.journal, run.clock)
 
         async def end_in_order() -> None:
+            service = throttle.service
+            if service is not None and service.account.rate != service.account.begins:
+                self.progress.note(
+                    f"{run.script_id}: rates followed the service; at the end {throttle.told()}"
+                )
             # The term must cover open requests before the lease is given back; otherwise the lease row stays.
             if not await hand_over(run):
                 await lease.leave()
@@ -278,17 +287,15 @@ class Session:
             self.progress.note(f"from now on: {said.told()}")
             self.state.audit("steered", None, asdict(said))
 
-        limits = self.config.rates
-        throttle = Throttle(
-            limits.entities_per_second,
+        limits = self.config.limits if self.config.limits.follows else self.config.rates
+        return Throttle(
+            limits.account_rate,
             self.clock,
             partition=limits.partition_entities_per_second,
             steering=follow(self.config.state, changed),
             stopping=self.stop.requested,
+            begins=ACCOUNT_TARGET if limits.follows else None,
         )
-        if isinstance(self.accounts.tables, AzureTableService):
-            self.accounts.tables.listen(throttle.heard)
-        return throttle
 
     async def _align(self, run: Run) -> None:
         """Leave the freeze of a run that was killed, then align the ledger with the control row."""

@@ -51,10 +51,11 @@ class Steering:
 
     def over(self, given: Rates) -> Rates:
         """Return the rates in force when `given` are the configured ones."""
-        return Rates(
-            self.entities_per_second or given.account,
-            self.partition_entities_per_second or given.partition,
-            self.paused,
+        return replace(
+            given,
+            account=self.entities_per_second or given.account,
+            partition=self.partition_entities_per_second or given.partition,
+            paused=self.paused,
         )
 
     def told(self) -> str:

@@ -115,7 +115,7 @@ class Workers:
         def divides_partition() -> bool:
             # A rate that the operator set holds for all tasks together. The default is not divided: refusals
             # show each worker what the service can take.
-            said = throttle.rates.partition != run.config.rates.partition_entities_per_second
+            said = throttle.rates.partition != throttle.given.partition
             return said or run.config.limits.partition_entities_per_second is not None
 
         return Driver(

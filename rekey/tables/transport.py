@@ -22,7 +22,7 @@ import io
 import logging
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -40,7 +40,7 @@ from rekey.errors import CredentialRefused
 from rekey.tables import allowance
 from rekey.tables.answers import Answer
 from rekey.tables.credentials import AuthPolicy, Credential, accepted_s, auth_policy
-from rekey.tables.sent import Sent, kind_of
+from rekey.tables.sent import Kind, Sent, kind_of
 
 _LOG = logging.getLogger("rekey.tables")
 _IDLE_SECONDS = 4.0
@@ -138,12 +138,18 @@ class Transport:
         self._session: aiohttp.ClientSession | None = None
         self._auth: AuthPolicy | None = None
         self._closed = False
-        self.listener: Callable[[int, float], None] | None = None
-        """Called for every answer, with its status and the seconds it took."""
+        self.listener: Callable[[Kind, int, float], None] | None = None
+        """Called for every answer, with the kind of request, its status and the seconds it took; with the
+        status 0 where none came in time."""
+        self.admit: Callable[[Kind], Awaitable[None]] | None = None
+        """Awaited before each attempt."""
         self.sent = Sent()
 
     async def send(self, request: Request) -> Answer:
         """Send once. Raises NotSent, NoAnswer, CredentialRefused (no token)."""
+        kind = kind_of(request.method, request.path)
+        if self.admit is not None:
+            await self.admit(kind)
         pipeline = self._open()
         sending = SimpleNamespace(begun=False, writes=request.method != "GET")
         address = self._timeouts.address(self._endpoint, request.path, request.service_s)
@@ -157,13 +163,13 @@ class Transport:
                 message.data = body
         started = time.monotonic()
         outcome = "cancelled"
-        self.sent.add(kind_of(request.method, request.path).value)
+        self.sent.add(kind.value)
         try:
             ran = await pipeline.run(message, proxy=self._proxy, trace_request_ctx=sending)
             response = ran.http_response
             outcome = str(response.status_code)
             if self.listener is not None:
-                self.listener(response.status_code, time.monotonic() - started)
+                self.listener(kind, response.status_code, time.monotonic() - started)
             return Answer(response.status_code, response.headers, response.body())
         except ClientAuthenticationError:
             outcome = "no token"
@@ -176,6 +182,8 @@ class Transport:
             # Its name alone, e.g. `ClientConnectorDNSError`; its text may hold an address.
             inner = getattr(failed, "inner_exception", None) or failed.__cause__ or failed
             outcome = type(inner).__name__
+            if self.listener is not None and sending.begun and isinstance(inner, TimeoutError):
+                self.listener(kind, 0, time.monotonic() - started)
             raise (NoAnswer if sending.begun else NotSent)(outcome) from None
         finally:
             # What is logged of a request never holds its address: that holds keys.

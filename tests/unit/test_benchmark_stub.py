@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from urllib.parse import quote
 
 import pytest
 
 from benchmarks.project import USERS
 from benchmarks.shape import Mapped, Shape
-from benchmarks.stub import Stub
+from benchmarks.stub import Stub, parser
 from rekey.model import EntityKey, KeyRange
 from rekey.tables.wire import range_filters
 
 
 def stub(rows: int) -> Stub:
-    return Stub(Namespace(rows=rows, huge=False, partitions=4, target=True, limits=False, busy=0.0))
+    return Stub(parser().parse_args([str(rows), "--partitions", "4", "--target"]))
 
 
 def read(of: Stub, table: str, within: KeyRange) -> list[tuple[str, str]]:

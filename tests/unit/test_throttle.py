@@ -15,6 +15,7 @@ from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import Unavailable
 from rekey.tables.answers import Answer
 from rekey.tables.requests import Requester, RetryPolicy
+from rekey.tables.sent import Kind
 from rekey.tables.transport import Request
 from tests.fakeclock import FakeClock
 
@@ -100,7 +101,7 @@ async def test_what_the_service_pushes_back_slows_the_account_down() -> None:
         begin = clock.ticks()
         for _ in range(100):
             await throttle.take(10)
-            throttle.heard(status, 0.01)
+            throttle.heard(Kind.BATCH, status, 0.01)
             await clock.sleep(0.01)
         return (clock.ticks() - begin) / TICKS_PER_SECOND
 
@@ -159,7 +160,7 @@ async def test_what_is_refused_in_one_moment_does_not_come_on_top_of_what_is_sen
             if 0 < left < 1:
                 await clock.sleep(left)
             status = 204 if bucket.take(10) else 503
-            throttle.heard(status, 0.03)
+            throttle.heard(Kind.BATCH, status, 0.03)
             if status == 503:
                 refused_at.append(-left)
             return Answer(status, {}, b"")
@@ -173,9 +174,9 @@ async def test_what_is_refused_in_one_moment_does_not_come_on_top_of_what_is_sen
     slots = asyncio.Semaphore(100)
 
     async def write() -> None:
-        await throttle.take(10, partition)
+        await throttle.take(10, partition, Kind.BATCH)
         async with slots:
-            with throttle.taken(10, partition):
+            with throttle.taken(10, partition, Kind.BATCH):
                 await requester.call(Request("POST", "$batch", "write"), read)
 
     await asyncio.gather(*(write() for _ in range(1500)))

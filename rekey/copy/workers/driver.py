@@ -309,6 +309,7 @@ class Driver(Generic[S]):
             until=format_ticks(ticks_of(now) + round(self._term_s(failed) * TICKS_PER_SECOND)),
             entities_per_second=0 if account is None else max(1, account // most),
             partition_entities_per_second=partition or 0,
+            begins=0 if rates.begins is None else max(1, rates.begins // most),
         )
 
     def _term_s(self, failed: int) -> float:

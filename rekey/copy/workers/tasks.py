@@ -34,7 +34,7 @@ from rekey.tables.sent import Kind as RequestKind
 Plain: TypeAlias = dict[str, Any]
 """A message: names to text, numbers, bytes, or mappings of those."""
 
-FORM = 2
+FORM = 3
 """The form of tasks and results: a number raised with every change of their fields."""
 
 _COUNTED = frozenset({*RequestKind, OPERATIONS})
@@ -102,6 +102,7 @@ class Task:
         until: the service's time from which on nothing may be written.
         entities_per_second: this task's share of the account's rate, 0 for no limit.
         partition_entities_per_second: its rate for each partition, 0 for no limit.
+        begins: its share of the rate at which rates begin that follow the service; 0: they do not.
         authority_is_target: for a comparison, as in `ReconcileContext`.
         buckets: for FIND: by target, a bit for each bucket whose rows are wanted.
     """
@@ -116,6 +117,7 @@ class Task:
     upto: str = field(default="", repr=False)
     entities_per_second: int = 0
     partition_entities_per_second: int = 0
+    begins: int = 0
     authority_is_target: bool = False
     buckets: tuple[bytes, ...] = field(default=(), repr=False)
     form: int = FORM
