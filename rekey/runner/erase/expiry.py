@@ -28,7 +28,8 @@ from rekey.mapping.sealing import key_partition, within
 from rekey.mapping.store import cohorts_kept
 from rekey.model import TIMESTAMP, EntityKey, Row, etag_of, key_of
 from rekey.protocol.control import ControlRow
-from rekey.runner.erase.erasure import MAX_ROUNDS, require_complete
+from rekey.runner.erase.erasure import require_complete
+from rekey.runner.erase.targets import MAX_ROUNDS
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import COHORTS, ERASURE_BEGUN, ERASURE_ENDED, MAPPING, erasures
