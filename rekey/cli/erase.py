@@ -91,6 +91,8 @@ def erase(
         if done.source_rows_gone:
             counts.append(f"gone from there already {done.source_rows_gone:,}")
         counts += [f"rows of {table} {number:,}" for table, number in sorted(done.target_rows.items())]
+        if done.removed_rows:
+            counts.append(f"rows that a repair had removed {done.removed_rows:,}")
         lines.append(f"{declared.script_id}: erased on {done.on}: {', '.join(counts)}")
         lines += wrapped(f"by safe id: {some(sorted(done.rows))}", first="  ", rest="  ")
     stays = "; what it has in the targets cannot be found any more" if with_targets else ""

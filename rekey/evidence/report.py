@@ -22,7 +22,7 @@ from rekey.verify.report import label_of
 
 _ERASED = (
     *("forward_rows", "reverse_rows", "source_rows", "source_rows_gone"),
-    *("unreadable", "deleted_rows", "kept_rows"),
+    *("removed_rows", "unreadable", "deleted_rows", "kept_rows"),
 )
 """Counts of what an erasure deleted, as its event names them."""
 

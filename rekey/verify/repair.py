@@ -8,6 +8,8 @@ Rules kept here:
   the ETag that was seen. Afterwards its owner is read once more and propagated, in case a writer claimed the
   key, found the row there and left it: a writer claims before it reads the row, so either the writer finds
   the row gone or the repair finds the claim.
+* What is removed is kept first (`ctx.keep_removed`), so that it can be restored: no one can tell from ids
+  alone whose row it was.
 * Where the main target is the authority its rows are never deleted: one to which no source row maps, and
   whose old key is not known, is reported and left.
 """
@@ -73,12 +75,17 @@ async def repair(ctx: ReconcileContext, found: Found) -> Outcome:
     """Mend one stable divergence and return the outcome."""
     if found.divergence.kind in (Kind.REFUSED, Kind.COLLISION):
         return Outcome.REFUSED
+    stays = found.stray is None or (ctx.authority_is_target and found.stray[0] == 0)
     try:
+        if found.stray is not None and not stays:
+            table, key, _ = found.stray
+            if (row := await ctx.targets[table].get(key)) is not None:
+                await ctx.keep_removed(table, row, found.source)
         if found.source is not None:
             await ctx.propagate(found.source)
         if found.stray is None:
             return Outcome.PROPAGATED
-        if ctx.authority_is_target and found.stray[0] == 0:
+        if stays:
             return Outcome.REFUSED if found.source is None else Outcome.PROPAGATED
         return await _take_away(ctx, found, found.stray)
     except NotMendable:  # the mapping refuses the source row, or another row has its key

@@ -35,6 +35,7 @@ from tests.erasing import (
     subject,
     tombstones,
 )
+from tests.evidence import prove
 from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.projects import POSTS_SCRIPT, SECONDARY_SCRIPT, USERS_SCRIPT
 from tests.worlds import mapped, post, racer, user
@@ -241,6 +242,26 @@ def test_while_another_migration_follows_a_target_nothing_is_deleted_past_its_cl
     posts("apply", "0002", "--to", "complete", "--writers-stopped")
     said = posts("erase", "0001", *by_old(subject(posts)), *WHY, WITH, "--json")
     assert said.json["target_rows"] == {"PostsByTag": 2, "PostsV2": 1}
+
+
+def test_a_target_that_another_migration_has_retired_is_nobodys(posts: Commands) -> None:
+    """A table that somebody made under its name since is neither counted nor touched."""
+    project, keys = posts.project, theirs(posts)
+    second = named(USERS_SCRIPT.replace("Users", "PostsV2").replace("PostsV2V2", "PostsV3"), "", "")
+    second = second.replace("migration = ", f'__depends__ = {{"{SCRIPT}"}}\nmigration = ')
+    project.script(second, "0002_again.py")
+    posts("apply", "0002", "--to", "complete", "--writers-stopped")
+    project.clock.advance(60)
+    with project.session() as session:
+        prove(session.config, session.scripts["0002_again"], session.state)
+    posts("retire", "0002", "--table", "PostsV2")
+    project.clock.advance(120)
+    [main] = keys["PostsV2"]
+    strangers = {"PartitionKey": main.partition, "RowKey": main.row}
+    asyncio.run(project.fill("PostsV2", [strangers]))
+    said = posts("erase", "0001", *by_old(subject(posts)), *WHY, WITH, "--json").json
+    assert said["targets"] == said["target_rows"] == {"PostsByTag": 2}
+    assert keys_in(project.rows("PostsV2")) == {main}
 
 
 # --- the other capture ------------------------------------------------------------------------------------

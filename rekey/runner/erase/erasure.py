@@ -32,11 +32,13 @@ from typing import Any, Literal
 from rekey import errors
 from rekey.core.clock import format_ticks
 from rekey.core.concurrency import for_each
+from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.evidence.log import make_checkpoint
 from rekey.mapping.lookup import Lookup, Query
-from rekey.mapping.rows import day_of
+from rekey.mapping.removed import Kept, Removed, RemovedRows
+from rekey.mapping.rows import day_of, pointer_of
 from rekey.mapping.sealing import within
-from rekey.model import EntityKey, etag_of, key_of
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, etag_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.runner.clients import any_intent, heard_of_until, wait_for_present
@@ -90,6 +92,7 @@ class Done:
         target_rows: how many target rows were deleted, by table.
         source_rows, source_rows_gone: source rows that were deleted now; that did not exist any more.
         forward_rows, reverse_rows: mapping rows that were replaced by tombstones.
+        removed_rows: rows of theirs that a repair had removed, and that were kept, deleted for good.
         unreadable: mapping rows that cannot be opened: it is not known which source row they name.
     """
 
@@ -102,6 +105,7 @@ class Done:
     source_rows_gone: int = 0
     forward_rows: int = 0
     reverse_rows: int = 0
+    removed_rows: int = 0
     unreadable: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -181,7 +185,7 @@ def erase(
 
     async def ask(queries: Sequence[Query], *, searched: bool, with_targets: bool) -> Asked:
         asked = await find(run, queries)
-        within = await usable(session, run, to_delete=with_targets)
+        within = await usable(session, run, to_write=with_targets)
         standing = await find_rows(run, asked.subjects, within, searched=searched and with_targets)
         targets = sum((counts_of(run, rows) for rows in standing.values()), Counter[str]())
         return replace(asked, standing=standing, targets=dict(sorted(targets.items())))
@@ -261,8 +265,11 @@ async def _carry_out(
     """Erase the subjects, then record the end of the erasure that the event number `begun` has begun."""
     done = Done(day_of(await run.restricted.server_time()))
     unlisted: dict[EntityKey, list[EntityKey]] = {}
+    removed = RemovedRows(run.mapping)
+    copies: list[tuple[Kept, Removed]] = []
     if searched and asked.subjects:
         unlisted = await _search(run, frozenset(asked.subjects.values()), done)
+        copies = await _removed_rows(removed, done)
 
     async def erase_one(subject: tuple[str, EntityKey]) -> None:
         run.check()
@@ -286,7 +293,13 @@ async def _carry_out(
                 return
         rows = run.mapping.rows
         targets = await listed_targets(run, source)
-        listed = [rows.reverse_key(target.key) for target in targets if target.table == 0]
+        mains = {target.key for target in targets if target.table == 0}
+        for kept, copy in copies:
+            key = pointer_of(copy.row) if copy.table else key_of(copy.row)
+            if copy.source == source or key in mains:
+                await removed.delete(kept)
+                done.removed_rows += 1
+        listed = [rows.reverse_key(main) for main in sorted(mains)]
         # `x += await ...` would lose what other tasks count meanwhile: await first, then add.
         for at in dict.fromkeys([*listed, *unlisted.get(source, ())]):
             try:
@@ -302,6 +315,23 @@ async def _carry_out(
     await for_each(asked.subjects.items(), erase_one, limit=run.config.limits.concurrency)
     run.state.audit(ERASURE_ENDED, run.script_id, {"kind": SUBJECTS, "begun": begun, **done.as_json()})
     return done
+
+
+async def _removed_rows(removed: RemovedRows, done: Done) -> list[tuple[Kept, Removed]]:
+    """Return the rows that repairs removed, opened, without their properties."""
+    found = []
+    for kept in await removed.all():
+        try:
+            one = await removed.open(kept)
+        except errors.Erased:
+            continue
+        except errors.SealedUnreadable:
+            done.unreadable += 1
+            continue
+        names = (PARTITION_KEY, ROW_KEY, MAIN_PARTITION_KEY, MAIN_ROW_KEY)
+        row = {name: one.row[name] for name in names if name in one.row}
+        found.append((kept, replace(one, row=row)))
+    return found
 
 
 async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[EntityKey, list[EntityKey]]:

@@ -41,16 +41,16 @@ Standing = dict[str, Rows]
 """Target rows of subjects, as read, by the safe id of the subject."""
 
 
-async def usable(session: Session, run: Run, *, to_delete: bool) -> frozenset[int]:
+async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int]:
     """Return the numbers of the targets that exist and are this migration's.
 
     Args:
         session: knows the other migrations of the project.
         run: the migration.
-        to_delete: rows are to be deleted.
+        to_write: rows are to be deleted or inserted.
 
     Raises:
-        Refused: with `to_delete`: another migration copies or follows rows of a target.
+        Refused: with `to_write`: another migration copies or follows rows of a target.
     """
     gone = set()
     names = [table.name for table in run.targets]
@@ -61,13 +61,13 @@ async def usable(session: Session, run: Run, *, to_delete: bool) -> frozenset[in
         now = await ControlStore(run.restricted, other.script_id).read()
         if now is not None and now.phase is ControlPhase.RETIRED:
             gone.add(source.lower())
-        elif to_delete and now is not None and now.phase not in (ControlPhase.SOURCE, ControlPhase.COMPLETE):
+        elif to_write and now is not None and now.phase not in (ControlPhase.SOURCE, ControlPhase.COMPLETE):
             raise errors.Refused(
-                f"{source} is the source of {other.script_id}, which is in `{now.phase}`: rows that are"
-                " deleted here would stay in its targets, or come back from there",
-                kept="everything; nothing was erased",
-                hint="delete the rows through the application, which takes them from both sides; or run the"
-                f" same command after `rekey apply {other.script_id} --to complete`, and erase there, too",
+                f"{source} is the source of {other.script_id}, which is in `{now.phase}`: what is"
+                " changed here past its clients would stay in its targets, or come back from there",
+                kept="everything; nothing was changed",
+                hint="do it through the application, which changes both sides; or run the same command after"
+                f" `rekey apply {other.script_id} --to complete` (erase there, too)",
             )
     there = {name for name in dict.fromkeys(names) if await run.tables.table_exists(name)}
     return frozenset(n for n, name in enumerate(names) if name in there and name.lower() not in gone)
