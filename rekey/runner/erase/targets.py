@@ -90,10 +90,11 @@ async def find_rows(
     async def read(subject: tuple[str, EntityKey]) -> None:
         run.check()
         row_id, source = subject
-        listed = [place for place in await listed_targets(run, source) if place.table in within]
+        listed = await listed_targets(run, source)
         mains = {one.key for one in listed if one.table == 0 and await _is_owner(run, source, one.key)}
         owners.update(dict.fromkeys(mains, row_id))
-        for place, row in (await run.propagator.read(listed)).items():
+        there = await run.propagator.read([place for place in listed if place.table in within])
+        for place, row in there.items():
             if row is not None and (place.key if place.table == 0 else pointer_of(row)) in mains:
                 found[row_id][place] = row
 
