@@ -30,6 +30,6 @@ def restore_row(shell: Shell, row_id: str, script: str | None, reason: str | Non
     declared = project.the_one(script, lambda applied: Phase.DUAL_WRITE in applied)
     with open_session(shell, project) as session:
         done = restore(session, declared.script_id, row_id, reason or "")
-    said = f"row {done.name} of {done.table} is restored; it was removed at {done.removed_at}"
+    said = f"row {done.row_id} of {done.table} is restored; it was removed at {done.removed_at}"
     document = {"script_id": declared.script_id, **asdict(done)}
     return shell.emit(document, f"{declared.script_id}: {said}")

@@ -35,9 +35,9 @@ _LISTED = 20
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A restored row: the name it was kept under, its table, and when it was removed."""
+    """A restored row: the id it was kept under, its table, and when it was removed."""
 
-    name: str
+    row_id: str
     table: str
     removed_at: str
 
@@ -60,12 +60,12 @@ def restore(session: Session, script_id: str, given: str, reason: str = "") -> R
 
     async def work() -> Restored:
         control = await run.control.read()
-        if control is None or control.phase not in _PHASES:
+        phase = control.phase if control is not None else ControlPhase.SOURCE
+        if phase not in _PHASES:
             raise errors.Refused(
-                f"{script_id} is in `{control.phase if control else ControlPhase.SOURCE}`: a row restored now"
-                " would be missing on the other side",
-                kept="everything; the removed row is kept as before",
-                hint="restore it before cutover (`rekey rollback` leads there), or after `complete`",
+                f"{script_id} is in `{phase}`: rows are restored in `dual_write`, and after `complete`",
+                kept="everything; removed rows are kept as before",
+                hint=f"run the same command then; `rekey status {script_id}` says how to get there",
             )
         removed = RemovedRows(run.mapping)
         kept = await _find(run, removed, given)

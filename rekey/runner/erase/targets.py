@@ -19,16 +19,17 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from rekey import errors
 from rekey.core.concurrency import for_each
 from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.mapping.rows import TargetKey, pointer_of, target_key
-from rekey.model import EntityKey, etag_of
+from rekey.model import EntityKey, Row, etag_of
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlStore
-from rekey.protocol.effects import apply_for_etags
+from rekey.protocol.effects import apply_for_etags, in_turns
 from rekey.protocol.replicas import Rows, transactions
 from rekey.runner.run import Run
 from rekey.runner.session import Session
@@ -37,6 +38,7 @@ from rekey.tables.base import Operation, Verb
 MAX_ROUNDS = 20
 """How often at most a row is read that keeps changing while it is erased."""
 
+_POINTER = (MAIN_PARTITION_KEY, MAIN_ROW_KEY)
 Standing = dict[str, Rows]
 """Target rows of subjects, as read, by the safe id of the subject."""
 
@@ -93,13 +95,13 @@ async def find_rows(
         listed = await listed_targets(run, source)
         mains = {one.key for one in listed if one.table == 0 and await _is_owner(run, source, one.key)}
         owners.update(dict.fromkeys(mains, row_id))
-        there = await run.propagator.read([place for place in listed if place.table in within])
+        there = await _read(run, [place for place in listed if place.table in within])
         for place, row in there.items():
             if row is not None and (place.key if place.table == 0 else pointer_of(row)) in mains:
                 found[row_id][place] = row
 
     async def search(number: int) -> None:
-        async for page in run.targets[number].scan(select=[MAIN_PARTITION_KEY, MAIN_ROW_KEY]):
+        async for page in run.targets[number].scan(select=_POINTER):
             run.check()
             for row in page.rows:
                 if MAIN_ROW_KEY in row and (row_id := owners.get(pointer_of(row))) is not None:
@@ -111,6 +113,12 @@ async def find_rows(
         with run.progress.task("search the index tables") as advance:
             await for_each(sorted(within - {0}), search, limit=run.config.limits.scans)
     return found
+
+
+async def _read(run: Run, places: Sequence[TargetKey]) -> dict[TargetKey, Row | None]:
+    """Return target rows, with their pointers and no other properties: a subject can have many large rows."""
+    gets = [partial(run.targets[place.table].get, place.key, select=_POINTER) for place in places]
+    return dict(zip(places, await in_turns(gets, run.config.limits.concurrency), strict=True))
 
 
 async def listed_targets(run: Run, source: EntityKey) -> list[TargetKey]:
@@ -150,12 +158,11 @@ async def delete_rows(run: Run, rows: Rows) -> tuple[Counter[str], bool]:
     for group in transactions(writes, run.mapper.together):
         left = group
         for _ in range(MAX_ROUNDS):
-            outcome, _ = await apply_for_etags(
-                run.propagator.table(left[0][0].table), [operation for _, operation in left]
-            )
+            operations = [operation for _, operation in left]
+            outcome, _ = await apply_for_etags(run.targets[left[0][0].table], operations)
             if outcome:
                 break
-            now = await run.propagator.read([place for place, _ in left])
+            now = await _read(run, [place for place, _ in left])
             changed = [one for place, one in left if (row := now[place]) and etag_of(row) != one.etag]
             if changed:
                 return deleted, False
