@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 
-from rekey.cli.naming import Named, check_reason, naming, some
+from rekey.cli.naming import Named, check_reason, naming, record_look_up, some
 from rekey.cli.project import Project, open_project
 from rekey.cli.shell import Shell, command, file_option
 from rekey.core.plain import plain
@@ -43,9 +43,6 @@ from rekey.phases import Phase
 from rekey.project.privatefiles import write_private
 from rekey.state.audit import Erasures, erasures
 from rekey.state.store import State
-
-EVENT = "lookup"
-_MINUTE_S = 60.0
 
 
 @command(
@@ -141,22 +138,15 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
         Refused: there were too many in the last minute.
         StateUnusable, Locked, MachineFailed: it cannot be recorded, and the mapping is sealed.
     """
-    most = project.config.lookup.per_minute
     try:
         with State.open(project.config.state) as state:
-            added = state.audit_within(EVENT, declared.script_id, details, most=most, seconds=_MINUTE_S)
+            record_look_up(state, declared.script_id, details, most=project.config.lookup.per_minute)
             said = erasures(state.audit_events(declared.script_id))
     except (StateUnusable, Locked, MachineFailed) as error:
         if declared.migration.is_sealed:
             raise
         shell.note(f"warning: this lookup is not recorded: {error.what}")
         return Erasures()
-    if added is None:
-        raise Refused(
-            f"there were {most} look-ups in the last minute already",
-            kept="the mapping, unopened; this look-up is not recorded",
-            hint="wait a minute; for many keys use --bulk FILE, or raise [lookup] per_minute",
-        )
     return said
 
 

@@ -38,6 +38,7 @@ _COMMANDS = {
     "plan": "Show what `apply` would do, without writing anything.",
     "apply": "Run migrations up to the next gate.",
     "verify": "Compare the source of a migration with its targets.",
+    "restore-row": "Bring a row of a target back that a repair removed.",
     "status": "Show where migrations stand, if that is safe, what is next.",
     "pause": "Pause copying, from any terminal.",
     "resume": "Continue copying after `rekey pause`.",
@@ -64,8 +65,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name, None when there is none."""
         if cmd_name in _COMMANDS and cmd_name not in self.commands:
-            module = "steer" if cmd_name in ("pause", "resume", "throttle") else cmd_name
-            self.add_command(getattr(import_module(f"rekey.cli.{module}"), cmd_name))
+            name = cmd_name.replace("-", "_")
+            module = "steer" if name in ("pause", "resume", "throttle") else name
+            self.add_command(getattr(import_module(f"rekey.cli.{module}"), name))
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

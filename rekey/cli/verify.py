@@ -3,6 +3,8 @@
 Rules kept here:
 
 * Exit code 1 when anything differed, also when it was repaired just now: the next run proves that it was.
+* Keys of rows that differ are shown only when they are asked for, with a reason, and on record, as a look-up
+  is: whoever may open the restricted store may see them. The record is made before they are shown.
 """
 
 from __future__ import annotations
@@ -11,19 +13,22 @@ import secrets
 
 import click
 
+from rekey.cli.naming import check_reason, record_look_up
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import EXECUTOR, Shell, command, flag
 from rekey.errors import ExitCode
 from rekey.phases import Phase
 from rekey.runner import commands
 from rekey.runner.run import Options
+from rekey.verify.context import Keys
 from rekey.verify.render import render
 from rekey.verify.report import exit_code
 
 
 @command(
     "verify",
-    example="rekey verify 0001\nrekey verify 0001 --mode sample --rows 3000\nrekey verify 0001 --repair",
+    example="rekey verify 0001\nrekey verify 0001 --mode sample --rows 3000\nrekey verify 0001 --repair"
+    '\nrekey verify 0001 --show-keys --reason "ticket 4711"',
 )
 @click.argument("script", required=False)
 @click.option(
@@ -42,6 +47,8 @@ from rekey.verify.report import exit_code
     help="How many rows a sample draws from each table.",
 )
 @click.option("--seed", type=int, help="Seed of the sample, as an earlier report names it.")
+@flag("--show-keys", help="Show the keys of rows that differ; recorded, like a look-up, with --reason.")
+@click.option("--reason", metavar="TEXT", help="Why keys are shown; it is recorded. No name, no key.")
 @EXECUTOR
 def verify(
     shell: Shell,
@@ -50,6 +57,8 @@ def verify(
     repair: bool,
     rows: int,
     seed: int | None,
+    show_keys: bool,
+    reason: str | None,
     executor: str | None,
 ) -> ExitCode:
     """Compare the source of a migration with its targets.
@@ -59,10 +68,17 @@ def verify(
     """
     if repair and mode != "full":
         raise click.UsageError("--repair goes with --mode full: only that looks at every row")
+    if show_keys != (reason is not None):
+        raise click.UsageError("--show-keys and --reason go together: that keys are shown is recorded")
+    if show_keys and mode == "count":
+        raise click.UsageError("--show-keys goes with --mode full or sample: a count looks at no single row")
+    if reason is not None:
+        check_reason(reason)
     project = open_project(shell)
     declared = project.the_one(
         script, lambda applied: Phase.DUAL_WRITE in applied and Phase.CUTOVER not in applied
     )
+    keys: Keys | None = {} if show_keys else None
     with open_session(shell, project, Options(executor=executor or "")) as session:
         report = commands.verify(
             session,
@@ -71,6 +87,29 @@ def verify(
             repair=repair,
             rows=rows,
             seed=secrets.randbits(32) if seed is None else seed,
+            keys=keys,
         )
-    document = {"script_id": declared.script_id, **report.as_json()}
-    return shell.emit(document, f"{declared.script_id}\n{render(report)}", exit_code(report))
+        document = {"script_id": declared.script_id, **report.as_json()}
+        text = f"{declared.script_id}\n{render(report)}"
+        if keys:
+            shell.tell_before_error(
+                document, text
+            )  # what was found is told also if its keys may not be shown
+            check_reason(reason or "", [key for _, key in keys.values()])
+            details = {"by": "verify", "rows": sorted(keys), "found": True, "reason": reason}
+            most = project.config.lookup.per_minute
+            record_look_up(session.state, declared.script_id, details, most=most)
+            text = "\n".join(_told(keys))
+            document["keys"] = [
+                {"row": row_id, "table": table, "partition_key": key.partition, "row_key": key.row}
+                for row_id, (table, key) in keys.items()
+            ]
+    return shell.emit(document, text, exit_code(report))
+
+
+def _told(keys: Keys) -> list[str]:
+    lines = [""]
+    for row_id, (table, key) in keys.items():
+        lines += [f"row {row_id} of {table}"]
+        lines += [f"  PartitionKey  {key.partition!r}", f"  RowKey        {key.row!r}"]
+    return lines

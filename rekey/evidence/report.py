@@ -22,7 +22,7 @@ from rekey.verify.report import label_of
 
 _ERASED = (
     *("forward_rows", "reverse_rows", "source_rows", "source_rows_gone"),
-    *("unreadable", "deleted_rows", "kept_rows"),
+    *("removed_rows", "unreadable", "deleted_rows", "kept_rows"),
 )
 """Counts of what an erasure deleted, as its event names them."""
 
@@ -114,6 +114,9 @@ def _counts(details: Mapping[str, Any]) -> str:
     counted = [
         f"{name.replace('_', ' ')} {value:,}" for name, value in details.items() if name in _ERASED and value
     ]
+    counted += [f"rows of {table} {number:,}" for table, number in details.get("target_rows", {}).items()]
+    if details.get("targets_changed"):
+        counted.append(f"target rows changed meanwhile, and stay: {', '.join(details['targets_changed'])}")
     if details.get("changed"):
         counted.append(f"not erased, because written since: {', '.join(details['changed'])}")
     if details["kind"] == "cohorts":

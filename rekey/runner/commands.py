@@ -30,6 +30,7 @@ from rekey.plan.result import MigrationPlan, Plan
 from rekey.plan.subject import PlanOptions, subject_of
 from rekey.protocol.rules import SOURCE, authority
 from rekey.runner.clients import until_quiet, wait_for_present, while_sweeping
+from rekey.runner.erase.expiry import expire_removed
 from rekey.runner.phases import PHASES
 from rekey.runner.run import Run
 from rekey.runner.session import Session
@@ -38,6 +39,7 @@ from rekey.runner.verification import context, verify_full
 from rekey.state.audit import expressible
 from rekey.state.models import PLAN_FACT
 from rekey.status.facts import ESTIMATED_ROWS
+from rekey.verify.context import Keys
 from rekey.verify.count import count
 from rekey.verify.report import Report
 from rekey.verify.sample import sample
@@ -196,7 +198,14 @@ def refusal(plan: MigrationPlan) -> RekeyError:
 
 
 def verify(
-    session: Session, script_id: str, *, mode: Mode, repair: bool = False, rows: int = 3000, seed: int = 0
+    session: Session,
+    script_id: str,
+    *,
+    mode: Mode,
+    repair: bool = False,
+    rows: int = 3000,
+    seed: int = 0,
+    keys: Keys | None = None,
 ) -> Report:
     """Compare source and targets.
 
@@ -207,6 +216,7 @@ def verify(
         repair: mend what a full verification finds; other modes ignore it.
         rows: how many rows a sample draws in each direction.
         seed: the seed of the sample's random choice.
+        keys: takes the keys of rows that the report names.
 
     Raises:
         Refused: in this phase source and targets are not meant to be equal, or the migration has not begun.
@@ -216,9 +226,9 @@ def verify(
     phase = control.phase if control is not None else ControlPhase.SOURCE
     _require_comparable(run, phase)
     if mode is Mode.FULL:
-        return session.do(verify_full(run, repair=repair))
+        return session.do(verify_full(run, repair=repair, keys=keys))
     with session.progress.task(f"verify {mode}") as advance:
-        ctx = context(run, phase, advance)
+        ctx = context(run, phase, advance, keys=keys)
         compare: Coroutine[Any, Any, Report] = count(ctx) if mode is Mode.COUNT else sample(ctx, rows, seed)
         report = session.do(while_sweeping(run, authority(phase) or SOURCE, compare))
     session.state.audit("verification", script_id, report.as_json())
@@ -314,3 +324,4 @@ def retire(session: Session, script_id: str) -> None:
     hint = f"`rekey status {script_id}` shows what is missing"
     session.do(_pass_gate(run, Phase.RETIRE, reasons, hint))
     session.ledger.apply(script_id, Phase.RETIRE)
+    session.do(expire_removed(run))

@@ -32,6 +32,7 @@ from rekey.copy.delta import fresh_second
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.progress import Advance
 from rekey.errors import StateUnusable
+from rekey.mapping.removed import RemovedRows
 from rekey.model import TIMESTAMP, EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import SOURCE, TARGET, authority
@@ -40,7 +41,7 @@ from rekey.runner.run import Run
 from rekey.runner.workers import Workers
 from rekey.state.models import WATERMARK, StoredSums, Verification
 from rekey.status.facts import RETURNED_AT, UNFOLLOWED, is_unfollowed, verification_problem
-from rekey.verify.context import ReconcileContext, never
+from rekey.verify.context import Keys, ReconcileContext, never
 from rekey.verify.full import TooMany, full
 from rekey.verify.report import FullReport
 from rekey.verify.sums import Partial
@@ -50,7 +51,13 @@ COMPARING_SINCE = "comparing_since"
 
 
 def context(
-    run: Run, control: ControlPhase, advance: Advance, *, brings: bool = False, since: str | None = None
+    run: Run,
+    control: ControlPhase,
+    advance: Advance,
+    *,
+    brings: bool = False,
+    since: str | None = None,
+    keys: Keys | None = None,
 ) -> ReconcileContext:
     """Return the context of a comparison for a migration.
 
@@ -60,6 +67,7 @@ def context(
         advance: called with the number of rows as they are read.
         brings: bring what differs up to date, and compare that again (capture "delta").
         since: the service's time after which changes are for a later pass; None: that of the last pass.
+        keys: takes the keys of rows that the report names.
     """
     watermark = since or run.state.get_fact(run.script_id, WATERMARK)
 
@@ -78,6 +86,8 @@ def context(
         ids=run.ids,
         owner=run.propagator.owner_of,
         propagate=run.reverse.propagate if from_target else run.propagator.propagate,
+        keep_removed=RemovedRows(run.mapping).keep,
+        keys=keys,
         folder=Path(tempfile.gettempdir()),
         advance=advance,
         stop=run.check,
@@ -92,7 +102,9 @@ def context(
     )
 
 
-async def verify_full(run: Run, *, repair: bool = False, brings: bool = False) -> FullReport:
+async def verify_full(
+    run: Run, *, repair: bool = False, brings: bool = False, keys: Keys | None = None
+) -> FullReport:
     """Compare everything and record the result in the state file and the audit log.
 
     Goes on from the stored sums of a verification that was cut off, where they may be used.
@@ -102,6 +114,7 @@ async def verify_full(run: Run, *, repair: bool = False, brings: bool = False) -
         repair: mend stable divergences.
         brings: bring what differs up to date, and compare that again (capture "delta", without workers).
             While writers may run the watermark moves to the time before the first row was read.
+        keys: takes the keys of rows that the report names.
 
     Raises:
         Collision, RowRefused: with `brings`: of a row that cannot be brought.
@@ -127,7 +140,7 @@ async def verify_full(run: Run, *, repair: bool = False, brings: bool = False) -
     since = await _begun(run, anew=work is None) if writers_run else None
     with run.progress.task("compare" if brings else "verify") as advance:
         comparing = full(
-            context(run, control, advance, brings=brings, since=since),
+            context(run, control, advance, brings=brings, since=since, keys=keys),
             partial=work,
             checkpoint=lambda sums: keep(run, basis, sums),
             repair=repair,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from rekey.present.text import counted, table, wrapped
 from rekey.verify.confidence import as_percent
-from rekey.verify.report import CountReport, Divergence, Findings, FullReport, Kind, SampleReport
+from rekey.verify.report import CountReport, Divergence, Findings, FullReport, Kind, Outcome, SampleReport
 
 SHOWN = 20
 _PROPERTIES_SHOWN = 3
@@ -46,6 +46,8 @@ def _full(report: FullReport) -> list[str]:
     if report.repair is not None:
         done = ", ".join(f"{outcome} {number:,}" for outcome, number in report.repair.counts.items())
         lines += [f"repair: {done or 'nothing to do'}", "Next: `rekey verify --mode full` to prove it."]
+        if report.repair.counts.keys() & {Outcome.DELETED, Outcome.MOVED}:
+            lines[-1:-1] = wrapped("Removed rows are kept for [gates] retention: `rekey restore-row ID`.")
     elif report.findings:
         lines.append("Next: `rekey verify --mode full --repair`, then verify again; runbooks/divergences.md.")
     else:
