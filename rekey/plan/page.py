@@ -5,7 +5,7 @@ Rules kept here:
 * It says nothing that the plan does not say, and holds no key, not even for a plan that shows keys:
   partitions and rows are named by safe id.
 * Before and after stand side by side, on the same axes.
-* Next to the plot of a figure that was counted on a sample, the page says so.
+* Each plot says which rows it was counted in; what is estimated is weighted, and called an estimate.
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ def _fills(portrait: Portrait) -> str:
 
 def _load(load: Load) -> str:
     lanes = [Lane(name, rows) for name, rows in load.lanes]
-    if load.others:
-        lanes.append(Lane(f"{load.others:,} others", load.others_rows, sums=True))
+    if any(load.others_rows):
+        more = "" if load.partitions_exact else "> "
+        lanes.append(Lane(f"{more}{load.others:,} others", load.others_rows, sums=True))
     return heat(lanes, load.times, f"Load of {load.table} over time", BEFORE if load.today else AFTER)
 
 
