@@ -49,6 +49,7 @@ _COMMANDS = {
     "expire": "Erase the part of a mapping whose retention is over.",
     "evidence": "Export what was done as evidence for auditors, and check it.",
     "rehearse": "Run the whole life of a migration on a local Azurite.",
+    "runbook": "Show what to do at a step, or when something goes wrong.",
     "stress": "Find the rate at which a partition, and a design, saturate.",
 }
 """What each command does, in the order in which a migration needs them: the first words of its own help."""

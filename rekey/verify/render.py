@@ -47,7 +47,9 @@ def _full(report: FullReport) -> list[str]:
         done = ", ".join(f"{outcome} {number:,}" for outcome, number in report.repair.counts.items())
         lines += [f"repair: {done or 'nothing to do'}", "Next: `rekey verify --mode full` to prove it."]
     elif report.findings:
-        lines.append("Next: `rekey verify --mode full --repair`, then verify again; runbooks/divergences.md.")
+        lines.append(
+            "Next: `rekey verify --mode full --repair`, then verify again; `rekey runbook divergences`."
+        )
     else:
         rest = "other row and" if report.found.pending else "row and every"
         tables = counted(len({one.table for one in report.tables}), "table")
