@@ -25,7 +25,7 @@ _LINK = re.compile(r"\[([^]]+)\]\((?:([\w-]+)\.md|\.\./([^)#]+))?(?:#[\w-]*)?\)"
 @command("runbook", example="rekey runbook\nrekey runbook resume")
 @click.argument("name", required=False)
 def runbook(shell: Shell, name: str | None) -> ExitCode:
-    """Show a runbook: what to do at a step, or when something goes wrong.
+    """Show what to do at a step, or when something goes wrong.
 
     Without NAME it lists them all, and when each is of use.
     """

@@ -161,7 +161,8 @@ async def test_a_sampled_plan_weights_what_it_read_and_says_so(memory: MemoryTab
         f"estimated: about {likely:,} rows, by the {read:,} rows read, each weighted by the rows it stands"
     )
     remarks = dict(re.findall(r"<figcaption>([^<]+) <span>([^<]*)</span>", page))
-    assert all(weighted in remarks[name] for name in ("Weather", "WeatherByMonth", "Length of the RowKey"))
+    for name in ("Weather", "WeatherByMonth", "Length of the RowKey"):
+        assert weighted in remarks[name]
     assert f"the {read:,} rows read" in remarks["How many partitions have how many rows"]
     assert "by the first 2,000 rows of the table" in remarks["Batches to WeatherByMonth"]
 
