@@ -28,6 +28,7 @@ from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
 from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan, Plan
 from rekey.plan.subject import PlanOptions, subject_of
+from rekey.present.text import counted
 from rekey.protocol.rules import SOURCE, authority
 from rekey.runner.clients import until_quiet, wait_for_present, while_sweeping
 from rekey.runner.phases import PHASES
@@ -40,7 +41,7 @@ from rekey.state.models import PLAN_FACT
 from rekey.status.facts import ESTIMATED_ROWS
 from rekey.verify.count import count
 from rekey.verify.report import Report
-from rekey.verify.sample import sample
+from rekey.verify.sample import sample_if_cheaper
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,17 +197,25 @@ def refusal(plan: MigrationPlan) -> RekeyError:
 
 
 def verify(
-    session: Session, script_id: str, *, mode: Mode, repair: bool = False, rows: int = 3000, seed: int = 0
+    session: Session,
+    script_id: str,
+    *,
+    mode: Mode,
+    repair: bool = False,
+    rows: int = 3000,
+    seed: int = 0,
+    always: bool = False,
 ) -> Report:
     """Compare source and targets.
 
     Args:
         session: the open session.
         script_id: the migration.
-        mode: count, sample or full.
+        mode: count, sample or full. A full one takes the place of a sample that would ask for more requests.
         repair: mend what a full verification finds; other modes ignore it.
         rows: how many rows a sample draws in each direction.
         seed: the seed of the sample's random choice.
+        always: sample, also where that asks for more requests.
 
     Raises:
         Refused: in this phase source and targets are not meant to be equal, or the migration has not begun.
@@ -219,8 +228,18 @@ def verify(
         return session.do(verify_full(run, repair=repair))
     with session.progress.task(f"verify {mode}") as advance:
         ctx = context(run, phase, advance)
-        compare: Coroutine[Any, Any, Report] = count(ctx) if mode is Mode.COUNT else sample(ctx, rows, seed)
+        compare: Coroutine[Any, Any, Report | None]
+        if mode is Mode.COUNT:
+            compare = count(ctx)
+        else:
+            compare = sample_if_cheaper(ctx, rows, seed, session.progress.note, always=always)
         report = session.do(while_sweeping(run, authority(phase) or SOURCE, compare))
+    if report is None:
+        session.progress.note(
+            f"a sample of {counted(rows, 'row')} would ask for more requests than a full verification, which"
+            " proves more: a full one is made"
+        )
+        return session.do(verify_full(run))
     session.state.audit("verification", script_id, report.as_json())
     return report
 
