@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from pathlib import Path
+from shutil import get_terminal_size
 
 import click
 
@@ -27,7 +28,7 @@ from rekey.core import logs
 from rekey.core.collector import patient_collector
 from rekey.core.distribution import DISTRIBUTION
 from rekey.errors import ExitCode, Interrupted, MachineFailed, RekeyError, ServiceError
-from rekey.present.text import WIDTH
+from rekey.present.text import WIDTH, fitted
 
 _PACKAGE = Path(__file__).parent.parent
 _COMMANDS = {
@@ -116,6 +117,7 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
         redirect_stderr(shell.err),
         logs.configured(),
         signals.interrupting(),
+        fitted(get_terminal_size().columns if shell.stdout.isatty() else WIDTH),
         # Otherwise a sixth of the start-up time would go into looking for reference cycles in imports.
         patient_collector(),
     ):

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from rekey.core.plain import UNTOLD, members, told
 from rekey.inspect.sampling import RowEstimate, Sizer, Stretch, Units, key_from, units_of
 from rekey.model import ETAG, PARTITION_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
+from rekey.present.text import counted
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 
 DIGEST_MODULUS = 1 << 128
@@ -79,8 +80,8 @@ class Weights:
     def merged(self, counts: Iterable[Mapping[Counted, int]]) -> dict[Counted, float]:
         """Return what the counts in each of `PARTS` are in the whole table, by what was counted."""
         merged: defaultdict[Counted, float] = defaultdict(float)
-        for weight, counted in zip(self.each, counts, strict=True):
-            for what, count in counted.items():
+        for weight, part in zip(self.each, counts, strict=True):
+            for what, count in part.items():
                 merged[what] += weight * count
         return merged
 
@@ -121,9 +122,9 @@ class Inventory:
     def basis(self) -> str:
         """Return the basis of the figures: what was read, and whether they are estimates."""
         if self.exact:
-            return f"every row was read ({self.pages:,} pages)"
+            return f"every row was read ({counted(self.pages, 'page')})"
         return (
-            f"sampled: {self.rows.at_least:,} rows in {self.pages:,} pages were read; "
+            f"sampled: {counted(self.rows.at_least, 'row')} in {counted(self.pages, 'page')} were read; "
             "rows, bytes and all that follows from them are estimates"
         )
 

@@ -61,7 +61,8 @@ def partition_sizes(portraits: Sequence[Portrait], names: Sequence[str]) -> str:
         Series(name, [one.sizes.get(label, 0) for label in labels], colour)
         for name, one, colour in zip(names, portraits, (BEFORE, AFTER), strict=False)
     ]
-    return columns(labels, series, "Partitions by their number of rows", "rows of a partition", values=True)
+    title = "Partitions by their number of rows"
+    return columns(labels, series, title, "rows of a partition", values=True, narrow=True)
 
 
 def _largest(portrait: Portrait) -> str:
