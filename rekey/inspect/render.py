@@ -13,7 +13,7 @@ from functools import partial
 
 from rekey.inspect.profile import Order
 from rekey.inspect.report import Inspection, KeyReport
-from rekey.present.text import KEYS_ARE_SHOWN, counted, field, report, size, underlined
+from rekey.present.text import KEYS_ARE_SHOWN, counted, field, report, size, underlined, wrapped
 
 _field = partial(field, width=16)
 _PROPERTIES_SHOWN = 30
@@ -32,7 +32,7 @@ def inspection_text(found: Inspection) -> str:
 
 def _lines(found: Inspection) -> Iterator[str]:
     if found.shows_keys:
-        yield from (KEYS_ARE_SHOWN, "")
+        yield from (*wrapped(KEYS_ARE_SHOWN), "")
     yield from underlined(found.inventory.table)
     rows = found.inventory.rows
     low, high = found.rows_interval

@@ -98,10 +98,15 @@ def _load(load: Load) -> str:
     if any(load.others_rows):
         more = "" if load.partitions_exact else "> "
         lanes.append(Lane(f"{more}{load.others:,} others", load.others_rows, sums=True))
-    return heat(lanes, load.times, f"Load of {load.table} over time", BEFORE if load.today else AFTER)
+    return heat(lanes, _times(load), f"Load of {load.table} over time", BEFORE if load.today else AFTER)
+
+
+def _times(load: Load) -> list[str]:
+    """Return the beginnings of the columns for people: `2024-03-01 09:00` for `2024-03-01T09`."""
+    return [at.replace("T", " ") + ":00" * ("T" in at) for at in load.times]
 
 
 def _shares(loads: Sequence[Load]) -> str:
     """Return the plot of the busiest partition's share of the rows over time."""
     series = _series(loads, lambda one: [round(100 * share, 1) for share in one.busiest])
-    return lines(series, loads[0].times, "Share of the busiest partition over time")
+    return lines(series, _times(loads[0]), "Share of the busiest partition over time")

@@ -15,9 +15,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta
+from itertools import chain
 
 from rekey.core.limits import utf16_units
 from rekey.declaration.keys.base import Scope
+from rekey.declaration.keys.moments import parse_ticks
 from rekey.declaration.migration import Migration, required_secrets
 from rekey.errors import RowRefused
 from rekey.inspect.inventory import PARTS, Weights
@@ -85,7 +88,9 @@ class Portrayer:
         for row in tables[0]:
             times.append("")
             with suppress(RowRefused):
-                times[-1] = self._moment(row, "")[: _STEPS[0]]
+                moment = self._moment(row, "")
+                # A key that is made of something else where there is no moment does not ask for one.
+                times[-1] = "" if parse_ticks(moment) is None else moment[: _STEPS[0]]
         for lanes, rows in zip(self._lanes[part], tables, strict=False):
             lanes.add([(row[PARTITION_KEY], at) for row, at in zip(rows, times, strict=True) if at])
 
@@ -127,10 +132,12 @@ class Portrayer:
         everything = [lanes for part in self._lanes for lanes in part if lanes.times]
         if not everything:
             return ()
-        step = min(lanes.step for lanes in everything)
-        while step > _STEPS[-1] and len({at[:step] for lanes in everything for at in lanes.times}) > TIMES:
-            step = _coarser(step)  # the parts of the reading together have more times than each of them
-        times = sorted({at[:step] for lanes in everything for at in lanes.times})
+        step, at = (
+            min(lanes.step for lanes in everything),
+            sorted({*chain(*(one.times for one in everything))}),
+        )
+        while len(times := _times(at[0][:step], at[-1][:step])) > TIMES and step > _STEPS[-1]:
+            step = _coarser(step)
         return tuple(
             _load(ids, table, [part[number] for part in self._lanes], times, weights, today=not number)
             for number, table in enumerate(self._tables[:2])
@@ -151,8 +158,7 @@ class _Lanes:
         """Count rows: the partition and the time of each."""
         self.counts.update([(partition, at[: self.step]) for partition, at in rows])
         self.times.update([at[: self.step] for _, at in rows])
-        shortest = min(map(len, self.times), default=self.step)
-        while self.step > _STEPS[-1] and (self.step > shortest or len(self.times) > TIMES):
+        while self.step > _STEPS[-1] and len(self.times) > TIMES:
             self._shorten(_coarser(self.step))
         if len(self.counts) > CELLS:
             self.partitions_exact = False
@@ -202,6 +208,17 @@ def _load(
             for at, total in zip(zip(*rows.values(), strict=True), all_rows, strict=True)
         ),
     )
+
+
+def _times(first: str, last: str) -> list[str]:
+    """Return all times from the first to the last, in steps as long as they are: also those of no row."""
+    at, times = datetime.fromisoformat(first + "0001-01-01T00"[len(first) :]), [first]
+    while times[-1] < last:
+        # Longer than a step of months or years, and shorter than two.
+        at += timedelta(**{"hours": 1} if len(first) == 13 else {"days": {10: 1, 7: 31, 4: 366}[len(first)]})
+        at = at.replace(day=1) if len(first) < 10 else at
+        times.append(at.isoformat()[: len(first)])
+    return times
 
 
 def _coarser(step: int) -> int:

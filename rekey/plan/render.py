@@ -36,7 +36,7 @@ def plan_text(plan: Plan, *, requests: bool = False) -> str:
         plan: the plan.
         requests: list requests and durations of each phase.
     """
-    lines = [KEYS_ARE_SHOWN, ""] if plan.shows_keys else []
+    lines = [*wrapped(KEYS_ARE_SHOWN), ""] if plan.shows_keys else []
     for migration in plan.migrations:
         lines += _migration(migration, plan, requests=requests)
     return report([*lines, *_verdict(plan)])

@@ -389,7 +389,7 @@ class Load:
     Attributes:
         table: its name.
         today: the source; else a table that the migration fills.
-        times: the beginnings of the columns, e.g. `2024-03`.
+        times: the beginnings of the columns, e.g. `2024-03`, one after the other, also those of no row.
         lanes: the partitions with most rows by safe id, with their rows in each column.
         others: how many partitions have no lane.
         others_rows: the rows that are in no lane, in each column; with the lanes all rows of the table.

@@ -72,6 +72,15 @@ def test_more_partitions_than_lanes_are_summed_up() -> None:
     assert len(after.times) <= TIMES, "years, where months were too many"
 
 
+def test_a_stretch_without_rows_is_as_long_as_it_was() -> None:
+    """Columns are all equally long and leave nothing out: a plot shows when nothing was written."""
+    year = [row for row in events(12) if not "0003-00" <= row["RowKey"] < "0010-00"]
+    before, _ = portrayed(BY_MONTH, iter(year)).loads(IDS, WHOLE)
+    assert before.times == tuple(f"2000-{month:02}" for month in range(1, 13))
+    assert before.lanes[0][1] == (3, 3, 3, 0, 0, 0, 0, 0, 0, 0, 3, 3)
+    assert [share > 0 for share in before.busiest] == [rows > 0 for rows in before.lanes[0][1]]
+
+
 def test_beyond_so_many_partitions_the_smaller_ones_are_let_go_and_their_rows_still_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
