@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from pathlib import Path
-from shutil import get_terminal_size
 
 import click
 
@@ -117,7 +116,7 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
         redirect_stderr(shell.err),
         logs.configured(),
         signals.interrupting(),
-        fitted(get_terminal_size().columns if shell.stdout.isatty() else WIDTH),
+        fitted(shell.columns),
         # Otherwise a sixth of the start-up time would go into looking for reference cycles in imports.
         patient_collector(),
     ):

@@ -22,6 +22,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import redirect_stdout
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 import click
 
 from rekey.errors import ConfigurationError, ExitCode, visible
+from rekey.present.text import WIDTH
 
 if TYPE_CHECKING:
     from rekey.core.clock import Clock
@@ -140,6 +142,11 @@ class Shell:
         if self.surroundings.is_terminal is not None:
             return self.surroundings.is_terminal
         return sys.stdin is not None and sys.stdin.isatty()
+
+    @property
+    def columns(self) -> int:
+        """How many columns results may have: those of the terminal; elsewhere `WIDTH`."""
+        return shutil.get_terminal_size().columns if self.stdout.isatty() else WIDTH
 
     @property
     def has_project(self) -> bool:
