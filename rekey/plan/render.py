@@ -117,11 +117,11 @@ def _cost(estimate: Estimate, *, listed: bool) -> Iterator[str]:
     longest = max(estimate.durations, key=lambda one: one.at_limits_s)
     quickest = sum(one.at_targets_s for one in estimate.durations)
     likely = sum(one.at_limits_s for one in estimate.durations)
-    yield from _field(
-        "takes",
-        f"{'about ' if likely >= 1 else ''}{_time(likely)}, at best {_time(quickest)}; most of it"
-        f" {longest.phase}, bound by {longest.at_limits_bound}. Changes meanwhile come on top",
-    )
+    takes = _time(likely)
+    if likely >= 1:
+        takes = f"about {takes}, at best {_time(quickest)}"
+        takes += f"; most of it {longest.phase}, bound by {longest.at_limits_bound}"
+    yield from _field("takes", f"{takes}. Changes meanwhile come on top")
     where = "" if listed else " (--requests lists them)"
     yield from _field("requests", f"about {estimate.requests_total:,} in all phases{where}")
     yield from _field(
