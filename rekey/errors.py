@@ -175,8 +175,8 @@ class SealedUnreadable(Findings):
         super().__init__(
             f"the sealed row {row} of {table} cannot be opened: {why}",
             kept="everything; the row was not taken for real, and nothing was written because of it",
-            hint="only rekey may write to the restricted store: find out who else did; the runbook on"
-            " the wrapping key says what can be had back",
+            hint="only rekey may write to the restricted store: find out who else did;"
+            " `rekey runbook wrapping-key` says what can be had back",
         )
         self.row = row
 

@@ -124,7 +124,7 @@ def _found(declared: Declared, asked: Asked, done: Done) -> Findings:
         hints.append("run the same command again: it looks at them as they are then")
     if done.unreadable:
         said.append(f"{done.unreadable:,} mapping rows cannot be opened; whom they name is unknown")
-        hints.append("the runbook on the wrapping key says what that means")
+        hints.append("`rekey runbook wrapping-key` says what that means")
     if asked.unknown:
         said.append(f"{declared.script_id} knows no such row ({some(asked.unknown)})")
         hints.append("check the key character by character")

@@ -168,7 +168,7 @@ def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone
         kept = "the rows as they stand there; they are not shown"
         hint = (
             "an old copy was put into the restricted store: find out by whom, and erase again"
-            f" (`rekey erase {declared.script_id}`; the runbook on erasing says how)"
+            f" (`rekey erase {declared.script_id}`; `rekey runbook erasure` says how)"
         )
     return Findings(some(said, "; "), kept=kept, hint=hint)
 

@@ -27,7 +27,7 @@ from rekey.core import logs
 from rekey.core.collector import patient_collector
 from rekey.core.distribution import DISTRIBUTION
 from rekey.errors import ExitCode, Interrupted, MachineFailed, RekeyError, ServiceError
-from rekey.present.text import WIDTH
+from rekey.present.text import WIDTH, fitted
 
 _PACKAGE = Path(__file__).parent.parent
 _COMMANDS = {
@@ -50,6 +50,7 @@ _COMMANDS = {
     "expire": "Erase the part of a mapping whose retention is over.",
     "evidence": "Export what was done as evidence for auditors, and check it.",
     "rehearse": "Run the whole life of a migration on a local Azurite.",
+    "runbook": "Show what to do at a step, or when something goes wrong.",
     "stress": "Find the rate at which a partition, and a design, saturate.",
 }
 """What each command does, in the order in which a migration needs them: the first words of its own help."""
@@ -117,6 +118,7 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
         redirect_stderr(shell.err),
         logs.configured(),
         signals.interrupting(),
+        fitted(shell.columns),
         # Otherwise a sixth of the start-up time would go into looking for reference cycles in imports.
         patient_collector(),
     ):

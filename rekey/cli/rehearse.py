@@ -30,7 +30,7 @@ from rekey.rehearse.rehearsal import rehearse as rehearsed
 @file_option(
     "--data",
     help="Use these rows: JSON as `az storage entity query -o json` prints it, JSON Lines, or CSV with EDM"
-    " types in its header.",
+    " types in its header: PartitionKey,RowKey,Age:Edm.Int32,Joined:Edm.DateTime.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="For all made-up rows.")
 @click.option(

@@ -7,6 +7,8 @@ Rules kept here:
 * Results for people go to standard output; progress, notes and errors go to standard error.
 * All that is printed passes an `Edge`, which escapes control characters: a name cannot overwrite earlier
   output. Only progress bars bypass it; their labels are escaped.
+* On a terminal the words that a line begins with and that say how much it weighs have a colour, unless
+  `NO_COLOR` is set (https://no-color.org). Colours are added after control characters were escaped.
 * A closed pipe (the reader has ended) changes neither what the command does nor its exit code.
 * What only some commands need (azure, sqlalchemy, yoyo) is imported with them, so that `rekey --help` is
   quick.
@@ -18,7 +20,9 @@ import functools
 import json
 import logging
 import os
+import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import redirect_stdout
@@ -29,6 +33,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 import click
 
 from rekey.errors import ConfigurationError, ExitCode, visible
+from rekey.present.text import WIDTH
 
 if TYPE_CHECKING:
     from rekey.core.clock import Clock
@@ -47,6 +52,13 @@ file_option = functools.partial(click.option, metavar="FILE", type=FILE)
 """An option that takes the path of a file."""
 CONFIG_VARIABLE = "REKEY_CONFIG"
 DEFAULT_CONFIG_PATH = "rekey.toml"
+_COLOURS = {
+    **dict.fromkeys(("ERROR", "ATTENTION", "rekey:"), "red"),
+    "WARNING": "yellow",
+    **dict.fromkeys(("NOTE", "WAIVED"), "cyan"),
+    "safe": "green",
+}
+_COLOURED = re.compile(rf"^( *)({'|'.join(_COLOURS)})(?= |$)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +144,11 @@ class Shell:
         return sys.stdin is not None and sys.stdin.isatty()
 
     @property
+    def columns(self) -> int:
+        """How many columns results may have: those of the terminal; elsewhere `WIDTH`."""
+        return shutil.get_terminal_size().columns if self.stdout.isatty() else WIDTH
+
+    @property
     def has_project(self) -> bool:
         """Whether there is a configuration; one that is named on the command line counts, existing or not."""
         return self.config_said or self.config_path.exists()
@@ -181,11 +198,15 @@ class Edge:
     def __init__(self, stream: TextIO) -> None:
         """Create the edge of a stream."""
         self._stream = stream
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        self._coloured = stream.isatty() and not plain
 
     def write(self, text: str) -> int:
         """Write text; a closed pipe is no error."""
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         shown = visible(text).encode(encoding, "backslashreplace").decode(encoding)
+        if self._coloured:
+            shown = _COLOURED.sub(lambda found: found[1] + click.style(found[2], _COLOURS[found[2]]), shown)
         try:
             self._stream.write(shown)
         except BrokenPipeError:

@@ -36,7 +36,8 @@ from rekey.verify.report import exit_code
     type=click.Choice(["count", "sample", "full"]),
     default="full",
     show_default=True,
-    help="Compare counts; random rows; or every row and every property.",
+    help="Compare counts; random rows, or everything where that takes fewer requests; or every row and"
+    " every property.",
 )
 @flag("--repair", help="Rewrite rows that differ from the authority's.")
 @click.option(
@@ -46,7 +47,11 @@ from rekey.verify.report import exit_code
     show_default=True,
     help="How many rows a sample draws from each table.",
 )
-@click.option("--seed", type=int, help="Seed of the sample, as an earlier report names it.")
+@click.option(
+    "--seed",
+    type=int,
+    help="Draw the sample that an earlier report names by this seed, even if it takes more requests.",
+)
 @flag("--show-keys", help="Show the keys of rows that differ; recorded, like a look-up, with --reason.")
 @click.option("--reason", metavar="TEXT", help="Why keys are shown; it is recorded. No name, no key.")
 @EXECUTOR
@@ -88,6 +93,7 @@ def verify(
             rows=rows,
             seed=secrets.randbits(32) if seed is None else seed,
             keys=keys,
+            always=seed is not None,
         )
         document = {"script_id": declared.script_id, **report.as_json()}
         text = f"{declared.script_id}\n{render(report)}"

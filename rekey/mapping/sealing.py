@@ -172,8 +172,8 @@ def not_unwrapped(by: str) -> Moved:
     return Moved(
         f"a data key that the wrapping key {by} is said to have wrapped does not unwrap with it",
         kept="everything; nothing was opened and nothing was changed",
-        hint="the row of the data key in the restricted store was changed; the runbook on the wrapping"
-        " key says what can be had back",
+        hint="the row of the data key in the restricted store was changed; `rekey runbook wrapping-key`"
+        " says what can be had back",
     )
 
 

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from rekey.core.severity import Severity
 from rekey.core.texts import catalogue, filled
-from rekey.declaration.migration import Declared
+from rekey.declaration.keys.base import Prop
+from rekey.declaration.migration import Declared, Migration
+from rekey.declaration.props import Copy
 from rekey.inspect.inventory import Inventory
-from rekey.model import TIMESTAMP
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
 from rekey.plan.result import Collisions, Problem, RefusedRows, TableFill, TableState
 from rekey.present.text import counted
 
@@ -62,16 +64,14 @@ def declaration_problems(
             needed.
     """
     migration, source = declared.migration, declared.migration.source
+    if started is None and changes_nothing(migration):
+        yield _problem(
+            "nothing-changes", source=source, target=migration.target.table, file=declared.path.name
+        )
     for name in missing_secrets:
         yield _problem("secret-missing", name=name)
     if migration.capture == "dual-write":
-        if migration.indexes and not migration.reverse:
-            tables = ", ".join(index.table for index in migration.indexes)
-            yield _problem("indexes-cannot-follow", tables=tables)
-        yield _problem("clients-first", source=source, script=declared.script_id)
-        copied = any(one.property_mapping.from_timestamp for one in migration.filled)
-        if TIMESTAMP in migration.key_inputs or copied:
-            yield _problem("timestamp-copies")
+        yield from _dual_write_problems(declared)
     for index in migration.indexes:
         if index.table == migration.target.table and index.partition_key != migration.target.partition_key:
             yield _problem("rows-apart", where=index.where)
@@ -84,6 +84,27 @@ def declaration_problems(
             yield _problem("secret-moved", name=name)
     if no_wrapping_key:
         yield _problem("wrapping-key-missing", message=no_wrapping_key)
+
+
+def _dual_write_problems(declared: Declared) -> Iterator[Problem]:
+    migration = declared.migration
+    if migration.indexes and not migration.reverse:
+        tables = ", ".join(index.table for index in migration.indexes)
+        yield _problem("indexes-cannot-follow", tables=tables)
+    yield _problem("clients-first", source=migration.source, script=declared.script_id)
+    copied = any(one.property_mapping.from_timestamp for one in migration.filled)
+    if TIMESTAMP in migration.key_inputs or copied:
+        yield _problem("timestamp-copies")
+
+
+def changes_nothing(migration: Migration) -> bool:
+    """Tell whether the only target would be a copy of the source, but for copies of the old keys."""
+    target = migration.target
+    return (
+        (target.partition_key, target.row_key) == (Prop(PARTITION_KEY), Prop(ROW_KEY))
+        and not migration.indexes
+        and all(isinstance(one, Copy) for one in target.properties)
+    )
 
 
 def table_problems(

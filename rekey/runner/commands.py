@@ -28,6 +28,7 @@ from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
 from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan, Plan
 from rekey.plan.subject import PlanOptions, subject_of
+from rekey.present.text import counted
 from rekey.protocol.rules import SOURCE, authority
 from rekey.runner.clients import until_quiet, wait_for_present, while_sweeping
 from rekey.runner.erase.expiry import expire_removed
@@ -42,7 +43,7 @@ from rekey.status.facts import ESTIMATED_ROWS
 from rekey.verify.context import Keys
 from rekey.verify.count import count
 from rekey.verify.report import Report
-from rekey.verify.sample import sample
+from rekey.verify.sample import sample_if_cheaper
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,17 +207,19 @@ def verify(
     rows: int = 3000,
     seed: int = 0,
     keys: Keys | None = None,
+    always: bool = False,
 ) -> Report:
     """Compare source and targets.
 
     Args:
         session: the open session.
         script_id: the migration.
-        mode: count, sample or full.
+        mode: count, sample or full. A full one takes the place of a sample that would ask for more requests.
         repair: mend what a full verification finds; other modes ignore it.
         rows: how many rows a sample draws in each direction.
         seed: the seed of the sample's random choice.
         keys: takes the keys of rows that the report names.
+        always: sample, also where that asks for more requests.
 
     Raises:
         Refused: in this phase source and targets are not meant to be equal, or the migration has not begun.
@@ -229,8 +232,18 @@ def verify(
         return session.do(verify_full(run, repair=repair, keys=keys))
     with session.progress.task(f"verify {mode}") as advance:
         ctx = context(run, phase, advance, keys=keys)
-        compare: Coroutine[Any, Any, Report] = count(ctx) if mode is Mode.COUNT else sample(ctx, rows, seed)
+        compare: Coroutine[Any, Any, Report | None]
+        if mode is Mode.COUNT:
+            compare = count(ctx)
+        else:
+            compare = sample_if_cheaper(ctx, rows, seed, session.progress.note, always=always)
         report = session.do(while_sweeping(run, authority(phase) or SOURCE, compare))
+    if report is None:
+        session.progress.note(
+            f"a sample of {counted(rows, 'row')} would ask for more requests than a full verification, which"
+            " proves more: a full one is made"
+        )
+        return session.do(verify_full(run, keys=keys))
     session.state.audit("verification", script_id, report.as_json())
     return report
 

@@ -267,8 +267,8 @@ class Session:
                 raise StateUnusable(
                     f"{declared.script_id} is begun in the state file but unknown to the restricted store",
                     kept="the state file and all tables, unchanged",
-                    hint="check [restricted] endpoint; the runbook on resuming says what to do if the store"
-                    " is lost",
+                    hint="check [restricted] endpoint; `rekey runbook resume` says what to do if the"
+                    " store is lost",
                 )
             # A rollback that dropped everything was cut off before its last step: do that step now.
             self.state.forget(declared.script_id)

@@ -133,6 +133,11 @@ class ReconcileContext:
         """Return the source (`SOURCE`) or, by its number, a target."""
         return self.source if number == SOURCE else self.targets[number]
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return the numbers of all tables, the source (`SOURCE`) first."""
+        return SOURCE, *range(len(self.targets))
+
     def whole(self, number: int) -> Table:
         """Return the source or a target to read all its rows: also those of other kinds that stand in it."""
         return whole(self.table(number))

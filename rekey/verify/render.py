@@ -49,7 +49,9 @@ def _full(report: FullReport) -> list[str]:
         if report.repair.counts.keys() & {Outcome.DELETED, Outcome.MOVED}:
             lines[-1:-1] = wrapped("Removed rows are kept for [gates] retention: `rekey restore-row ID`.")
     elif report.findings:
-        lines.append("Next: `rekey verify --mode full --repair`, then verify again; runbooks/divergences.md.")
+        lines.append(
+            "Next: `rekey verify --mode full --repair`, then verify again; `rekey runbook divergences`."
+        )
     else:
         rest = "other row and" if report.found.pending else "row and every"
         tables = counted(len({one.table for one in report.tables}), "table")

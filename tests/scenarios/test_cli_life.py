@@ -154,6 +154,9 @@ def test_verify_finds_mends_and_proves(rekey: Commands, project: Project) -> Non
     rekey("verify", "--mode", "count")
     first = rekey("verify", "--mode", "sample", "--rows", "20", "--seed", "7", "--json").json
     assert (first["seed"], first["asked"]) == (7, 20)
+    said = rekey("verify", "--mode", "sample", "--rows", "20")
+    assert "would ask for more requests than a full verification, which proves more" in said.err
+    assert rekey("verify", "--mode", "sample", "--rows", "20", "--json").json["mode"] == "full"
     assert "--mode full" in rekey("verify", "--mode", "count", "--repair", code=2).err
 
 

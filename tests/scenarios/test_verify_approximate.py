@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rekey import Migration
 from rekey.errors import ExitCode, Interrupted
-from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, content_of, key_of
 from rekey.present.text import WIDTH
+from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
 from rekey.verify import count as count_module
 from rekey.verify.count import count
 from rekey.verify.render import render
 from rekey.verify.report import Kind, exit_code
-from rekey.verify.sample import reservoir, sample
+from rekey.verify.sample import PAGE_BYTES, reservoir, sample, sample_if_cheaper
 from tests.every import every
 from tests.fakeclock import FakeClock
+from tests.faults import Call
 from tests.memory import MemoryTableService
 from tests.verifying import context, filled, rows_of, source_id
 from tests.worlds import POSTS, USERS, World, post, user
@@ -235,3 +239,95 @@ async def test_every_row_has_the_same_chance_to_be_drawn() -> None:
     assert every(
         abs(counts[f"{number:02}"] - 500) < 5 * (4000 * 0.125 * 0.875) ** 0.5 for number in range(40)
     )
+
+
+# --- what a sample costs -----------------------------------------------------------------------------------
+
+
+class Heavy:
+    """A table of rows so large that a page of whole ones holds few; keys alone come in pages as usual."""
+
+    def __init__(self, table: Table, rows_a_page: int) -> None:
+        self._table, self._rows = table, rows_a_page
+        self.name = table.name
+
+    async def scan(
+        self, within: KeyRange = EVERYTHING, *, select: Sequence[str] | None = None
+    ) -> AsyncIterator[Page]:
+        async for page in self._table.scan(within, select=select):
+            if select is not None:
+                yield page
+                continue
+            for at in range(0, len(page.rows), self._rows):
+                rows = page.rows[at : at + self._rows]
+                size = len(rows) * PAGE_BYTES // self._rows
+                yield Page(rows, page.cursor, size, full=len(rows) == MAX_PAGE_ROWS)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+
+def counting(memory: MemoryTableService) -> list[Call]:
+    """Return the list to which every request is added from now on."""
+    calls: list[Call] = []
+
+    async def gate(call: Call) -> None:
+        calls.append(call)
+
+    memory.gate = gate
+    return calls
+
+
+@pytest.mark.parametrize("count_of", [60, 1_500])
+async def test_of_small_rows_no_sample_is_taken_for_full_asks_for_less(
+    memory: MemoryTableService, tmp_path: Path, count_of: int
+) -> None:
+    """Found out by two requests for each table at most: the first page and, of few rows, one of keys."""
+    world = await filled(World(memory, USERS), [user(f"u{n:05}@example.com") for n in range(count_of)])
+    said: list[str] = []
+    calls = counting(memory)
+    assert await sample_if_cheaper(context(world, tmp_path), 3_000, 1, said.append) is None
+    assert len(calls) == (4 if count_of < MAX_PAGE_ROWS else 2)
+    assert said == []
+
+
+@pytest.mark.parametrize("migration", [USERS, POSTS], ids=["users", "posts with an index"])
+@pytest.mark.parametrize("n", [3, 40])
+async def test_a_sample_is_taken_where_it_is_cheaper_and_asks_for_no_more_than_it_said(
+    memory: MemoryTableService, tmp_path: Path, migration: Migration, n: int
+) -> None:
+    rows = posts(300) if migration is POSTS else [user(f"u{k:03}@example.com") for k in range(300)]
+    world = await filled(World(memory, migration), rows)
+    heavy = context(
+        world,
+        tmp_path,
+        source=Heavy(world.source, 10),
+        targets=[Heavy(table, 10) for table in world.propagator.targets],
+    )
+    pages = -(-sum(len(memory.dump(table.name)) for table in (world.source, *world.targets)) // 10)
+    said: list[str] = []
+    calls = counting(memory)
+    report = await sample_if_cheaper(heavy, n, 1, said.append)
+    asked = len(calls)
+    if n == 40:
+        assert report is None and asked <= 2 * (1 + len(world.targets)) < pages, "little was lost by asking"
+        return
+    assert report is not None and not report.findings and report.asked == 3
+    [promise] = [int(one) for one in re.findall(r"at most ([0-9]+) requests", said[0])]
+    assert asked <= promise < pages
+    assert f"a full verification asks for about {pages}" in said[0]
+
+
+async def test_a_sample_that_is_asked_for_by_its_seed_is_taken_and_says_what_it_costs(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    world = await filled(World(memory, USERS), [user(f"u{n:03}@example.com") for n in range(60)])
+    said: list[str] = []
+    calls = counting(memory)
+    report = await sample_if_cheaper(context(world, tmp_path), 20, 7, said.append, always=True)
+    assert report is not None and report.directions[0].checked == 20
+    [promise] = said
+    assert promise.startswith(
+        f"the sample asks for at most {len(calls)} requests, and more where rows differ;"
+    )
+    assert promise.endswith(" a full verification asks for about 2")

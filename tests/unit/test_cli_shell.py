@@ -253,3 +253,45 @@ def test_the_group_lists_commands_in_the_order_of_a_migration() -> None:
     context = click.Context(rekey)
     names = rekey.list_commands(context)
     assert names.index("plan") < names.index("apply") < names.index("verify") < names.index("retire")
+
+
+# --- width and colour of a terminal ------------------------------------------------------------------------
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> Terminal:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    return screen
+
+
+@pytest.mark.parametrize("columns", [20, 50, 300])
+def test_lines_follow_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Between 40 and 100 columns; what is no terminal has 100."""
+    screen = on_a_terminal(monkeypatch, columns)
+    assert run(["runbook"]) == 0
+    longest = max(map(len, screen.getvalue().splitlines()))
+    assert longest <= min(WIDTH, max(40, columns))
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    run(["runbook"])
+    assert isinstance(sys.stdout, io.StringIO)
+    assert max(map(len, sys.stdout.getvalue().splitlines())) > 80
+
+
+def test_what_weighs_has_a_colour_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless NO_COLOR is set; a control character of the text itself stays escaped."""
+    text = "ERROR   \x1b[2Jgone\nan ERROR within\n  ATTENTION  lost\n"
+    for name in ("", "NO_COLOR"):
+        screen = on_a_terminal(monkeypatch)
+        monkeypatch.setenv(name, "1") if name else None
+        Shell(stdout=screen).say(text)
+        red = "" if name else "\x1b[31m"
+        end = "" if name else "\x1b[0m"
+        assert screen.getvalue() == (
+            f"{red}ERROR{end}   \\x1b[2Jgone\nan ERROR within\n  {red}ATTENTION{end}  lost\n"
+        )
+    file = io.StringIO()
+    Shell(stdout=file).say(text)
+    assert "\x1b" not in file.getvalue()

@@ -370,7 +370,7 @@ async def _prove_the_way_back(run: Run) -> None:
         raise Findings(
             f"after copying back, {wrong(report)} rows differ between source and targets",
             kept="the target is still the authority; nothing was deleted from it",
-            hint="run `rekey rollback` again; if it stays so, see the runbook on divergences",
+            hint="run `rekey rollback` again; if it stays so, see `rekey runbook divergences`",
         )
 
 
