@@ -36,8 +36,9 @@ from rekey.runner.session import Session
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import context, verify_full
 from rekey.state.audit import expressible
-from rekey.state.models import PLAN_FACT
+from rekey.state.models import ON_TOP, PLAN_FACT
 from rekey.status.facts import ESTIMATED_ROWS
+from rekey.tables.sent import OnTop
 from rekey.verify.count import count
 from rekey.verify.report import Report
 from rekey.verify.sample import sample
@@ -116,6 +117,8 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
     caught_up = session.do(PHASES[after[-1]].again(run)) if before == after else 0
     upcoming = following(after[-1])
     asks = session.do(PHASES[upcoming].gate(run)) if upcoming in GATED and upcoming else []
+    if before == after:
+        session.add_on_top(script_id, OnTop.REPEATS)
     stop_s = expected_stop_s(run) if run.is_delta and upcoming is Phase.CUTOVER else None
     return Applied(script_id, tuple(after[len(before) :]), caught_up, upcoming, tuple(asks), stop_s)
 
@@ -127,6 +130,7 @@ def _keep_plan(run: Run, planned: Plan, *, check_rows: bool) -> None:
     [migration] = planned.migrations
     document = rfc8785.dumps(expressible(plan_document(planned)))
     run.state.set_fact(run.script_id, PLAN_FACT, document.decode())
+    run.state.set_fact(run.script_id, ON_TOP, None)  # of an earlier life, whose targets were kept
     details = {
         "plan_sha256": hashlib.sha256(document).hexdigest(),
         "row_check": "every source row was tried" if check_rows else "skipped (--skip-row-check)",
@@ -215,12 +219,17 @@ def verify(
     control = session.do(run.control.read())
     phase = control.phase if control is not None else ControlPhase.SOURCE
     _require_comparable(run, phase)
-    if mode is Mode.FULL:
-        return session.do(verify_full(run, repair=repair))
-    with session.progress.task(f"verify {mode}") as advance:
-        ctx = context(run, phase, advance)
-        compare: Coroutine[Any, Any, Report] = count(ctx) if mode is Mode.COUNT else sample(ctx, rows, seed)
-        report = session.do(while_sweeping(run, authority(phase) or SOURCE, compare))
+    try:
+        if mode is Mode.FULL:
+            return session.do(verify_full(run, repair=repair))
+        with session.progress.task(f"verify {mode}") as advance:
+            ctx = context(run, phase, advance)
+            compare: Coroutine[Any, Any, Report] = (
+                count(ctx) if mode is Mode.COUNT else sample(ctx, rows, seed)
+            )
+            report = session.do(while_sweeping(run, authority(phase) or SOURCE, compare))
+    finally:
+        session.add_on_top(script_id, OnTop.REPEATS)
     session.state.audit("verification", script_id, report.as_json())
     return report
 

@@ -12,6 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack
@@ -43,13 +44,13 @@ from rekey.runner.run import Options, Run, StopFlag
 from rekey.runner.steering import Steering, follow
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger, aligned
-from rekey.state.models import MigrationRecord
+from rekey.state.models import ON_TOP, MigrationRecord
 from rekey.state.store import State
 from rekey.tables.allowance import while_allowed
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
 from rekey.tables.kinds import by_number
-from rekey.tables.sent import since
+from rekey.tables.sent import OnTop, requests_in, since
 
 T = TypeVar("T")
 
@@ -118,6 +119,13 @@ class Session:
     def count_anew(self) -> None:
         """Restart the count of requests. What a command sends before a phase is counted with that phase."""
         self._counted = self.accounts.sent
+
+    def add_on_top(self, script_id: str, why: OnTop) -> None:
+        """Add the requests since `count_anew`, sent outside of phases, to those on top of the estimate."""
+        known = json.loads(self.state.get_fact(script_id, ON_TOP) or "{}")
+        total = known.get(why, 0) + requests_in(self.sent())
+        self.state.set_fact(script_id, ON_TOP, json.dumps({**known, why: total}))
+        self.count_anew()
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end on the session's loop and return its result."""
@@ -333,8 +341,11 @@ class Session:
     def _undo_phase(self, script_id: str, phase: Phase) -> None:
         run = self.runs[script_id]
         self.state.audit("phase-undo", script_id, {"phase": phase})
-        self.do(until_quiet(run))
-        self.do(self._with_clients(run, PHASES[phase].undo))
+        try:
+            self.do(until_quiet(run))
+            self.do(self._with_clients(run, PHASES[phase].undo))
+        finally:
+            self.add_on_top(script_id, OnTop.WAY_BACK)
         self.state.audit("phase-undone", script_id, {"phase": phase})
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)
 

@@ -22,6 +22,10 @@ BACKFILL = "backfill"
 WATERMARK = "watermark"
 """The fact that says up to which time of the service's clock changes of the source are in the targets."""
 
+ON_TOP = "requests_on_top"
+"""The fact that holds how many requests were sent outside of phases since the migration began, by the reason
+why they came on top (`rekey.tables.sent.OnTop`), as a JSON object."""
+
 PLAN_FACT = "plan"
 """The fact that holds the plan a migration began with, as RFC 8785 JSON."""
 

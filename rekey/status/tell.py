@@ -18,11 +18,18 @@ from rekey.phases import ControlPhase
 from rekey.present.text import duration, wrapped
 from rekey.protocol.registry import Standing
 from rekey.status.judge import Client, Status
+from rekey.tables.sent import OnTop
 
 _CLIENTS = 12
 """How many clients are listed for people."""
 _FOLLOWING = (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
 """Control phases in which the state of the copy and of the comparison still matters."""
+_ON_TOP = {
+    OnTop.CHANGES: "for rows that changed or were there",
+    OnTop.RETRIES: "sent again",
+    OnTop.REPEATS: "for phases and comparisons carried out again",
+    OnTop.WAY_BACK: "for the way back",
+}
 LABEL = 14
 _Fields: TypeAlias = Iterator[tuple[str, str]]
 """Labels and texts."""
@@ -149,6 +156,9 @@ def _spent(status: Status) -> _Fields:
     apart = f" ({(sent - estimated) / estimated:+.1%})" if estimated else ""
     whole = f"{cost.estimated_whole:,} estimated for the whole"
     yield "requests", f"{sent:,} sent, {estimated:,} estimated{apart}, in phases done; {whole}"
+    if cost.on_top:
+        said = (f"{number:,} {_ON_TOP[OnTop(why)]}" for why, number in cost.on_top.items())
+        yield "", f"on top of that: {', '.join(said)}"
     for one in cost.phases:
         said = f"{one.phase}: {one.sent:,} sent, {one.estimated:,} estimated"
         if one.expected_s is not None:
