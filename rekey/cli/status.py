@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import click
 
 from rekey.cli.project import Project, open_project
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import Shell, command, flag
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
@@ -27,7 +27,8 @@ from rekey.status.tell import field, moment, told
 
 @command("status", example="rekey status\nrekey status 0001 --json")
 @click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
-def status(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
+@flag("--requests", help="Also show the requests sent, next to those estimated, by phase.")
+def status(shell: Shell, scripts: tuple[str, ...], requests: bool) -> ExitCode:
     """Show where migrations stand, if that is safe, what is next.
 
     Reads only; works while `apply` runs. SCRIPT is an id, the beginning of one, or a path; without it all
@@ -39,7 +40,7 @@ def status(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
     said = steering.read(project.config.state) or steering.Steering()
     code = ExitCode.SERVICE if any(one.facts.unreachable for one in found) else ExitCode.DONE
     document = {"migrations": plain(found), "steering": plain(said)}
-    lines = [line for one in found for line in [*told(one, shell.command), ""]]
+    lines = [line for one in found for line in [*told(one, shell.command, requests=requests), ""]]
     if not said.is_usual:
         how = f"{said.told()} (said {moment(said.said_at)} by {said.said_by})"
         lines = [*field("ATTENTION" if said.paused else "throttle", how), "", *lines]

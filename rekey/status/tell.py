@@ -45,16 +45,17 @@ def moment(text: str) -> str:
     return text[:19].replace("T", " ") + "Z"
 
 
-def told(status: Status, command: Callable[[str], str]) -> list[str]:
+def told(status: Status, command: Callable[[str], str], *, requests: bool = False) -> list[str]:
     """Return the lines about one migration.
 
     Args:
         status: the status as judged.
         command: returns a command as it is to be typed here, from its words after `rekey`.
+        requests: also tell the requests sent and estimated, by phase.
     """
     title = status.facts.declared.doc.partition("\n")[0]
     lines = wrapped(status.facts.script_id + (f": {title}" if title else ""))
-    for part in (_stage, _copied, _followed, _spent, _kept):
+    for part in (_stage, _copied, _followed, *([_spent] if requests else []), _kept):
         for label, text in part(status):
             lines += field(label, text)
     lines += field("safe" if status.verdict.safe else "ATTENTION", status.verdict.sentence)
