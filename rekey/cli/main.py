@@ -39,6 +39,8 @@ _COMMANDS = {
     "apply": "Run migrations up to the next gate.",
     "verify": "Compare the source of a migration with its targets.",
     "status": "Show where migrations stand, if that is safe, what is next.",
+    "history": "List the migrations that were begun, with phases and times.",
+    "show": "Show one migration that was begun, or the script that it was begun with.",
     "pause": "Pause copying, from any terminal.",
     "resume": "Continue copying after `rekey pause`.",
     "throttle": "Change how fast copying may be, while it runs.",
@@ -54,6 +56,10 @@ _COMMANDS = {
 """What each command does, in the order in which a migration needs them: the first words of its own help."""
 
 
+_MODULES = {"pause": "steer", "resume": "steer", "throttle": "steer", "show": "history"}
+"""The modules of commands that have none of their own name."""
+
+
 class _Commands(click.Group):
     """Group that imports a command when it is needed: `rekey --help` imports none, a command only itself."""
 
@@ -64,7 +70,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name, None when there is none."""
         if cmd_name in _COMMANDS and cmd_name not in self.commands:
-            module = "steer" if cmd_name in ("pause", "resume", "throttle") else cmd_name
+            module = _MODULES.get(cmd_name, cmd_name)
             self.add_command(getattr(import_module(f"rekey.cli.{module}"), cmd_name))
         return super().get_command(ctx, cmd_name)
 

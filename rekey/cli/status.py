@@ -10,6 +10,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import click
 
@@ -40,11 +41,24 @@ def status(shell: Shell, scripts: tuple[str, ...], requests: bool) -> ExitCode:
     said = steering.read(project.config.state) or steering.Steering()
     code = ExitCode.SERVICE if any(one.facts.unreachable for one in found) else ExitCode.DONE
     document = {"migrations": plain(found), "steering": plain(said)}
+    document["lost"] = [one.script_id for one in project.lost]
     lines = [line for one in found for line in [*told(one, shell.command, requests=requests), ""]]
+    for lost in () if scripts else project.lost:
+        lines += [
+            lost.script_id,
+            *field("ATTENTION", _LOST.format(at=moment(lost.registered_at), **asdict(lost))),
+        ]
+        lines += [*field("next", f"put {lost.script_id}.py back, as it was, from version control"), ""]
     if not said.is_usual:
         how = f"{said.told()} (said {moment(said.said_at)} by {said.said_by})"
         lines = [*field("ATTENTION" if said.paused else "throttle", how), "", *lines]
     return shell.emit(document, "\n".join(lines), code)
+
+
+_LOST = (
+    "Not known: it was begun at {at} with source {source}, its script is gone, and the version of rekey that"
+    " began it kept none. Every command that writes refuses it."
+)
 
 
 async def _look(shell: Shell, project: Project, chosen: Sequence[Declared]) -> list[Status]:

@@ -46,6 +46,7 @@ from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger, aligned
 from rekey.state.models import ON_TOP, MigrationRecord
 from rekey.state.store import State
+from rekey.status.facts import begun_as
 from rekey.tables.allowance import while_allowed
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
@@ -134,8 +135,23 @@ class Session:
     # --- opening a migration ---------------------------------------------------------------------------
 
     def opened(self, script_id: str) -> OpenMigration:
-        """Return a migration of the project, opened; no request is sent."""
-        return open_migration(Prepared.of(self.config, self.scripts[script_id]), self.accounts)
+        """Return a migration of the project, opened; no request is sent.
+
+        Raises:
+            Refused: it has begun and its file is gone, or it fills the tables of one that is so.
+        """
+        declared = self.scripts[script_id]
+        began = script_id if declared.is_kept else begun_as(declared, self.scripts, self.state.migrations())
+        if began:
+            raise Refused(
+                f"{began} has begun, and its script {began}.py is gone: renamed or deleted"
+                + ("" if declared.is_kept else f"; {script_id} fills the same tables"),
+                kept="everything; nothing was changed",
+                hint=f"if another file is {began}.py under a new name, give it that name again; else"
+                f" `rekey show {began} --script --out {declared.path.with_name(began)}.py` puts it back as it"
+                " was begun",
+            )
+        return open_migration(Prepared.of(self.config, declared), self.accounts)
 
     def resume(self, script_id: str) -> Run:
         """Open a migration that has begun, as `begin` does.
@@ -203,6 +219,8 @@ class Session:
             prepared.fingerprints,
             self.config.endpoints,
         )
+        # Also for one that a version began which kept no script: the digest says that this is the same one.
+        self.state.keep_script(script_id, row.targets, declared.content)
         mapping = await migration.mapping(row)
         if mapping.keyring is not None:
             # From now on checkpoints are sealed. Data keys are wrapped again if the wrapping key has changed.

@@ -35,7 +35,7 @@ from rekey.protocol.lease import is_over as lease_is_over
 from rekey.protocol.registry import ClientRow, Registry, is_current, is_over
 from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent, erasures
 from rekey.state.ledger import aligned, applied_phases, handover
-from rekey.state.models import BACKFILL, PhaseRun, Segment, Verification
+from rekey.state.models import BACKFILL, MigrationRecord, PhaseRun, Segment, Verification
 from rekey.state.store import State
 from rekey.tables.base import TableService
 
@@ -113,6 +113,7 @@ class Facts:
         gates: the configured gates.
         now: ticks of the service's clock; of this machine's when the service could not be asked.
         waits_for: scripts that must apply further phases before this one begins.
+        begun_as: the id under which it has begun, if this script is not: see `begun_as`.
         unreachable: why the service could not be asked, "" when it was.
         clients: clients with a row in the registry, in capture "dual-write".
         ended: what clients had counted that have no row any more, by name.
@@ -132,6 +133,7 @@ class Facts:
     gates: Gates
     now: int
     waits_for: tuple[Wait, ...] = ()
+    begun_as: str = ""
     unreachable: str = ""
     clients: tuple[ClientRow, ...] = ()
     ended: Mapping[str, int] = field(default_factory=dict)
@@ -228,6 +230,26 @@ def waits(script: Declared, scripts: Mapping[str, Declared], ledger_ids: Iterabl
         return ()
     needed = [Wait(other, handover(scripts[other], script)) for other in sorted(script.depends)]
     return tuple(one for one in needed if one.phase not in applied_phases(ids, one.script_id))
+
+
+def begun_as(declared: Declared, scripts: Mapping[str, Declared], records: Iterable[MigrationRecord]) -> str:
+    """Return the id of a migration that has begun, whose file is gone, and which a script that has not begun
+    resembles: by its declaration, or by a table that both fill; "" if there is none.
+
+    Args:
+        declared: the script.
+        scripts: all scripts, by id, those that were kept included.
+        records: all migrations that have begun.
+    """
+    found = ""
+    for record in records:
+        if record.script_id == declared.script_id:
+            return ""
+        other = scripts.get(record.script_id)
+        shares = other is not None and other.is_kept and other.fills & declared.fills
+        if shares or (other is None and record.digest == declared.digest):
+            found = record.script_id
+    return found
 
 
 def verification_problem(
@@ -345,6 +367,7 @@ async def look_at(
         gates=config.gates,
         now=now,
         waits_for=waits(declared, scripts, ids),
+        begun_as=begun_as(declared, scripts, state.migrations()),
         unreachable=unreachable,
         clients=tuple(clients),
         ended=ended,

@@ -20,6 +20,7 @@ Rules kept here:
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -289,7 +290,7 @@ def _rate(facts: Facts, rows: int) -> float | None:
     """Return rows a second over all runs of the backfill; None when a run's end is not known, or without
     rows."""
     seconds = 0.0
-    for run in _life(facts):
+    for run in _this_life(facts):
         if run.phase != Phase.BACKFILL:
             continue
         if run.finished_at is not None:
@@ -301,12 +302,10 @@ def _rate(facts: Facts, rows: int) -> float | None:
     return rows / seconds if seconds > 0 and rows else None
 
 
-def _life(facts: Facts) -> list[PhaseRun]:
+def _this_life(facts: Facts) -> list[PhaseRun]:
     """Return the runs of phases since `prepare` was last taken back, oldest first."""
-    ended = (
-        one.at for one in facts.events if one.event == "phase-undo" and one.details["phase"] == Phase.PREPARE
-    )
-    began = max(ended, default="")
+    undone = (one for one in facts.events if one.event == "phase-undo")
+    began = max((one.at for one in undone if one.details["phase"] == Phase.PREPARE), default="")
     return [run for run in facts.runs if run.started_at >= began]
 
 
@@ -329,7 +328,7 @@ def _spent(facts: Facts) -> Spent | None:
         kinds[OPERATIONS] += one.get("operations", 0)
     expected = {one["phase"]: float(one["at_limits_s"]) for one in estimate["durations"]}
     entered: dict[str, list[PhaseRun]] = {}
-    for run in _life(facts):
+    for run in _this_life(facts):
         entered.setdefault(run.phase, []).append(run)
     phases, on_top = [], Counter[str](json.loads(facts.facts.get(ON_TOP, "{}")))
     for phase in (one for one in ORDER if one in entered):
@@ -379,6 +378,16 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
     doubtful = _doubtful(facts)
     if doubtful is not None:
         return doubtful
+    found = _undoubted(facts, closed)
+    if not facts.declared.is_kept or (facts.control and facts.control.phase is ControlPhase.RETIRED):
+        return found
+    path = facts.declared.path
+    said = {"found": found.sentence, "file": path.name, "path": shlex.quote(str(path))}
+    return _told("script-gone", facts, safe=found.safe, **said)
+
+
+def _undoubted(facts: Facts, closed: str) -> Verdict:
+    """Return the verdict on facts that are known, of a script that is as it was begun."""
     if facts.control is None:
         return _not_begun(facts)
     match facts.control.phase:
@@ -399,6 +408,8 @@ def _doubtful(facts: Facts) -> Verdict | None:
     if facts.unreachable:
         return _told("unreachable", facts, safe=False, why=facts.unreachable)
     if control is None:
+        if facts.begun_as:
+            return _told("begun-as", facts, began=facts.begun_as, file=facts.declared.path.name)
         return _told("unknown-to-store", facts, safe=False) if facts.applied else None
     if control.digest != facts.declared.digest and control.phase is not ControlPhase.RETIRED:
         safe = control.phase is not ControlPhase.FREEZE

@@ -158,8 +158,8 @@ def _spent(status: Status) -> _Fields:
     whole = f"{cost.estimated_whole:,} estimated for the whole"
     yield "requests", f"{sent:,} sent, {estimated:,} estimated{apart}, in phases done; {whole}"
     if cost.on_top:
-        said = (f"{number:,} {_ON_TOP[OnTop(why)]}" for why, number in cost.on_top.items())
-        yield "", f"on top of that: {', '.join(said)}"
+        on_top = (f"{number:,} {_ON_TOP[OnTop(why)]}" for why, number in cost.on_top.items())
+        yield "", f"on top of that: {', '.join(on_top)}"
     for one in cost.phases:
         said = f"{one.phase}: {one.sent:,} sent, {one.estimated:,} estimated"
         if one.expected_s is not None:
