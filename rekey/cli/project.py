@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ import click
 from rekey.cli import signals
 from rekey.declaration.scripts import load_script, load_scripts
 from rekey.errors import ConfigurationError, DeclarationError, Refused, StateUnusable
+from rekey.migration.opening import Prepared, open_migration, secrets_refused
 from rekey.phases import Phase
 from rekey.project.config import load_config
 from rekey.state.ledger import applied_phases
@@ -30,12 +32,14 @@ from rekey.status.judge import judge
 
 if TYPE_CHECKING:
     from rekey.cli.shell import Shell
+    from rekey.core.clock import Clock
     from rekey.declaration.migration import Declared
     from rekey.project.config import Config
     from rekey.runner.run import Options
     from rekey.runner.session import Session
     from rekey.state.models import MigrationRecord
     from rekey.status.judge import Status
+    from rekey.tables.base import Accounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +208,15 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
 
 def status_of(session: Session, declared: Declared) -> Status:
     """Return the status of a migration, read in an open session."""
-    restricted, state = session.accounts.restricted, session.state
-    look = look_at(declared, session.scripts, session.config, state, restricted, session.clock)
-    return judge(session.do(look))
+    project = Project(session.config, dict(session.scripts))
+    return session.do(look(project, declared, session.state, session.accounts, session.clock))
+
+
+async def look(
+    project: Project, declared: Declared, state: State, accounts: Accounts, clock: Clock
+) -> Status:
+    """Return the status of a migration. Raises StateUnusable as `look_at`."""
+    migration = open_migration(Prepared.of(project.config, declared), accounts)
+    refused = partial(secrets_refused, migration)
+    read = look_at(declared, project.scripts, project.config, state, accounts.restricted, clock, refused)
+    return judge(await read)

@@ -14,15 +14,14 @@ from dataclasses import asdict
 
 import click
 
-from rekey.cli.project import Project, open_project
+from rekey.cli.project import Project, look, open_project
 from rekey.cli.shell import Shell, command, flag
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
 from rekey.runner import steering
 from rekey.state.store import State
-from rekey.status.facts import look_at
-from rekey.status.judge import Status, judge
+from rekey.status.judge import Status
 from rekey.status.tell import field, moment, told
 
 
@@ -62,10 +61,6 @@ _LOST = (
 
 
 async def _look(shell: Shell, project: Project, chosen: Sequence[Declared]) -> list[Status]:
-    config, scripts = project.config, project.scripts
-    async with shell.connect(config) as accounts:
-        with State.open(config.state, read_only=True) as state:
-            return [
-                judge(await look_at(declared, scripts, config, state, accounts.restricted, shell.clock))
-                for declared in chosen
-            ]
+    async with shell.connect(project.config) as accounts:
+        with State.open(project.config.state, read_only=True) as state:
+            return [await look(project, declared, state, accounts, shell.clock) for declared in chosen]

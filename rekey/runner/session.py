@@ -32,7 +32,13 @@ from rekey.mapping.ids import new_key
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import SealedKeys, cursors_key
 from rekey.mapping.store import Keyring
-from rekey.migration.opening import OpenMigration, Prepared, connect, open_migration
+from rekey.migration.opening import (
+    OpenMigration,
+    Prepared,
+    connect,
+    open_migration,
+    require_same_secrets,
+)
 from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Config
 from rekey.protocol.control import ControlRow
@@ -408,14 +414,4 @@ def require_same_rules(script_id: str, began: Rules, now: Rules) -> None:
             kept="everything done so far; nothing was written with the edited script",
             hint="put the script back as it was; to change it, `rekey rollback` with the old one first",
         )
-    changed = [
-        f"`{name}`"
-        for name in sorted({*secrets, *first_secrets})
-        if secrets.get(name) != first_secrets.get(name)
-    ]
-    if changed:
-        raise Moved(
-            f"the secret {', '.join(changed)} is not the one that {script_id} started with",
-            kept="everything done so far; nothing was written with the other secret",
-            hint="configure the secret of the start; to change it, `rekey rollback` with that one first",
-        )
+    require_same_secrets(script_id, first_secrets, secrets)

@@ -16,13 +16,13 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 from rekey.core.plain import told
 from rekey.declaration.migration import Declared
-from rekey.errors import ServiceError, TableMissing
+from rekey.errors import RekeyError, ServiceError, TableMissing
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY, Cohort
 from rekey.mapping.store import cohorts_kept
 from rekey.model import EntityKey
@@ -114,6 +114,7 @@ class Facts:
         now: ticks of the service's clock; of this machine's when the service could not be asked.
         waits_for: scripts that must apply further phases before this one begins.
         begun_as: the id under which it has begun, if this script is not: see `begun_as`.
+        refused: why commands that map rows refuse it, for its secrets or its wrapping key.
         unreachable: why the service could not be asked, "" when it was.
         clients: clients with a row in the registry, in capture "dual-write".
         ended: what clients had counted that have no row any more, by name.
@@ -134,6 +135,7 @@ class Facts:
     now: int
     waits_for: tuple[Wait, ...] = ()
     begun_as: str = ""
+    refused: RekeyError | None = None
     unreachable: str = ""
     clients: tuple[ClientRow, ...] = ()
     ended: Mapping[str, int] = field(default_factory=dict)
@@ -319,6 +321,7 @@ async def look_at(
     state: State,
     restricted: TableService,
     clock: Clock,
+    refused: Callable[[ControlRow | None], Awaitable[RekeyError | None]] | None = None,
 ) -> Facts:
     """Collect the facts of one migration.
 
@@ -329,6 +332,8 @@ async def look_at(
         state: the state file, open for reading at least.
         restricted: tables of the restricted account.
         clock: this machine's clock, used when the service cannot be asked.
+        refused: returns why commands that map rows refuse the migration with this control row; None: that is
+            not asked.
 
     Raises:
         StateUnusable: the state file, the control row or a client's row cannot be read.
@@ -339,6 +344,7 @@ async def look_at(
     intents: Intents | None = None
     cohorts: tuple[Cohort, ...] = ()
     now, unreachable = clock.ticks(), ""
+    refusal: RekeyError | None = None
     try:
         control = await ControlStore(restricted, script_id).read()
         server_time = await restricted.server_time()
@@ -352,6 +358,8 @@ async def look_at(
         ended_at = None if control is None else control.ended_at
         keep_s = config.gates.mapping_retention_s
         cohorts = await cohorts_kept(restricted, script_id, ended_at, sealed=sealed, keep_s=keep_s)
+        if refused is not None and (control is None or control.phase is not ControlPhase.RETIRED):
+            refusal = await refused(control)
     except ServiceError as error:
         unreachable = f"the restricted store could not be asked ({type(error).__name__})"
     ids = state.ledger_ids()
@@ -368,6 +376,7 @@ async def look_at(
         now=now,
         waits_for=waits(declared, scripts, ids),
         begun_as=begun_as(declared, scripts, state.migrations()),
+        refused=refusal,
         unreachable=unreachable,
         clients=tuple(clients),
         ended=ended,

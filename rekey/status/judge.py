@@ -210,6 +210,7 @@ class Status:
             ],
             "requests": plain(self.spent),
             "waits_for": plain(facts.waits_for),
+            "refused": facts.refused.what if facts.refused else "",
             "unreachable": facts.unreachable,
             "safe": self.verdict.safe,
             "sentence": self.verdict.sentence,
@@ -379,11 +380,16 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
     if doubtful is not None:
         return doubtful
     found = _undoubted(facts, closed)
-    if not facts.declared.is_kept or (facts.control and facts.control.phase is ControlPhase.RETIRED):
+    if facts.control is not None and facts.control.phase is ControlPhase.RETIRED:
         return found
-    path = facts.declared.path
-    said = {"found": found.sentence, "file": path.name, "path": shlex.quote(str(path))}
-    return _told("script-gone", facts, safe=found.safe, **said)
+    if facts.declared.is_kept:
+        path = facts.declared.path
+        said = {"found": found.sentence, "file": path.name, "path": shlex.quote(str(path))}
+        return _told("script-gone", facts, safe=found.safe, **said)
+    if facts.refused:
+        said = {"found": found.sentence, "what": facts.refused.what, "hint": facts.refused.hint}
+        return _told("secrets-refused", facts, safe=facts.control is None, **said)
+    return found
 
 
 def _undoubted(facts: Facts, closed: str) -> Verdict:
