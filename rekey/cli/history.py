@@ -42,7 +42,7 @@ def history(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
 @flag("--script", "wants_script", help="Print the script as it was when the migration began.")
 @file_option("--out", help="Write that script to a new file, as it was, instead of printing it.")
 def show(shell: Shell, script: str, wants_script: bool, out: Path | None) -> ExitCode:
-    """Show one migration that was begun, or the script that it was begun with.
+    """Show one migration that was begun, or its script.
 
     Reads the state file only, which keeps each script as it was begun.
     """

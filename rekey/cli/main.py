@@ -27,7 +27,7 @@ from rekey.core import logs
 from rekey.core.collector import patient_collector
 from rekey.core.distribution import DISTRIBUTION
 from rekey.errors import ExitCode, Interrupted, MachineFailed, RekeyError, ServiceError
-from rekey.present.text import WIDTH
+from rekey.present.text import WIDTH, lines_of
 
 _PACKAGE = Path(__file__).parent.parent
 _COMMANDS = {
@@ -40,7 +40,7 @@ _COMMANDS = {
     "verify": "Compare the source of a migration with its targets.",
     "status": "Show where migrations stand, if that is safe, what is next.",
     "history": "List the migrations that were begun, with phases and times.",
-    "show": "Show one migration that was begun, or the script that it was begun with.",
+    "show": "Show one migration that was begun, or its script.",
     "pause": "Pause copying, from any terminal.",
     "resume": "Continue copying after `rekey pause`.",
     "throttle": "Change how fast copying may be, while it runs.",
@@ -120,6 +120,7 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
         redirect_stdout(shell.out),
         redirect_stderr(shell.err),
         logs.configured(),
+        lines_of(shell.columns),
         signals.interrupting(),
         # Otherwise a sixth of the start-up time would go into looking for reference cycles in imports.
         patient_collector(),

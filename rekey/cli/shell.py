@@ -18,7 +18,9 @@ import functools
 import json
 import logging
 import os
+import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import redirect_stdout
@@ -29,6 +31,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 import click
 
 from rekey.errors import ConfigurationError, ExitCode, visible
+from rekey.present.text import WIDTH
 
 if TYPE_CHECKING:
     from rekey.core.clock import Clock
@@ -79,6 +82,7 @@ class Shell:
         json: `--json`.
         bars: draw progress bars when standard error is a terminal.
         debug: `--debug`.
+        verbose: how often `-v` was given.
         so_far: members of the JSON document that are printed also when the command fails.
     """
 
@@ -90,12 +94,20 @@ class Shell:
     json: bool = False
     bars: bool = True
     debug: bool = False
+    verbose: int = 0
     so_far: dict[str, Any] = field(default_factory=dict)
     out: TextIO = field(init=False)
     err: TextIO = field(init=False)
 
     def __post_init__(self) -> None:
-        self.out, self.err = cast("TextIO", Edge(self.stdout)), cast("TextIO", Edge(self.stderr))
+        self.out, self.err = (
+            cast("TextIO", Edge(one, colours=_takes_colours(one))) for one in (self.stdout, self.stderr)
+        )
+
+    @property
+    def columns(self) -> int:
+        """The width of the terminal that results go to; `WIDTH` where that is none."""
+        return shutil.get_terminal_size().columns if self.stdout.isatty() else WIDTH
 
     def emit(self, document: dict[str, Any], text: str, code: ExitCode = ExitCode.DONE) -> ExitCode:
         """Print the result, the document with `--json`, else the text; return the exit code.
@@ -175,17 +187,30 @@ class Shell:
         return f"rekey {words}{said}"
 
 
+_LABEL = re.compile(r"^( {2}|)(safe|next|ATTENTION|rekey:|Next:)(?= |$)", re.MULTILINE)
+_COLOURS = {"safe": "32", "ATTENTION": "1;31", "rekey:": "1;31"}
+"""SGR codes of labels at the beginning of a line (ECMA-48); the others are `_NEXT`."""
+_NEXT = "1;36"
+
+
+def _takes_colours(stream: TextIO) -> bool:
+    """Tell whether a stream is a terminal that shows colours, and `NO_COLOR` (no-color.org) is not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 class Edge:
     """A stream for people that escapes control characters and characters that its encoding lacks."""
 
-    def __init__(self, stream: TextIO) -> None:
-        """Create the edge of a stream."""
-        self._stream = stream
+    def __init__(self, stream: TextIO, *, colours: bool = False) -> None:
+        """Create the edge of a stream; `colours`: colour the labels that matter."""
+        self._stream, self._colours = stream, colours
 
     def write(self, text: str) -> int:
         """Write text; a closed pipe is no error."""
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         shown = visible(text).encode(encoding, "backslashreplace").decode(encoding)
+        if self._colours:  # after escaping: no colour comes from outside
+            shown = _LABEL.sub(_coloured, shown)
         try:
             self._stream.write(shown)
         except BrokenPipeError:
@@ -208,6 +233,10 @@ class Edge:
         if name == "buffer":
             raise AttributeError(name)
         return getattr(self._stream, name)
+
+
+def _coloured(label: re.Match[str]) -> str:
+    return f"{label[1]}\x1b[{_COLOURS.get(label[2], _NEXT)}m{label[2]}\x1b[0m"
 
 
 def _print(edge: TextIO, text: str) -> None:
@@ -238,7 +267,8 @@ def _set(context: click.Context, parameter: click.Parameter, value: bool) -> Non
     setattr(context.obj, parameter.name or "", value)
 
 
-def _set_verbosity(_context: click.Context, _parameter: click.Parameter, value: int) -> None:
+def _set_verbosity(context: click.Context, _parameter: click.Parameter, value: int) -> None:
+    context.obj.verbose = value
     logging.getLogger("rekey").setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(value, 2)])
 
 

@@ -4,7 +4,8 @@ Rules kept here:
 
 * It works while another process applies, and when the service cannot be reached (exit code 4 then): it shows
   what the state file says.
-* The last two lines of each migration are what an operator on call needs: is it safe, what to do now.
+* What an operator on call needs comes first: migrations that are not safe, and of each whether it is safe and
+  what to do now.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from rekey.cli.shell import Shell, command, flag
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
+from rekey.present.text import moment
 from rekey.runner import steering
 from rekey.state.store import State
 from rekey.status.judge import Status
-from rekey.status.tell import field, moment, told
+from rekey.status.tell import field, told
 
 
 @command("status", example="rekey status\nrekey status 0001 --json")
@@ -40,8 +42,13 @@ def status(shell: Shell, scripts: tuple[str, ...], requests: bool) -> ExitCode:
     said = steering.read(project.config.state) or steering.Steering()
     code = ExitCode.SERVICE if any(one.facts.unreachable for one in found) else ExitCode.DONE
     document = {"migrations": plain(found), "steering": plain(said)}
+    worst_first = sorted(found, key=lambda one: one.verdict.safe)
     document["lost"] = [one.script_id for one in project.lost]
-    lines = [line for one in found for line in [*told(one, shell.command, requests=requests), ""]]
+    lines = [
+        line
+        for one in worst_first
+        for line in [*told(one, shell.command, requests=requests, verbose=shell.verbose > 0), ""]
+    ]
     for lost in () if scripts else project.lost:
         lines += [
             lost.script_id,

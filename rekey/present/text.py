@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* Lines have at most `WIDTH` columns. A word is broken only where the caller says so: a path or a command that
-  is to be typed stays whole.
+* Lines have as many columns as the terminal (`lines_of`), `WIDTH` where there is none. A word is broken only
+  where the caller says so: a path or a command that is to be typed stays whole.
 * A table that is too wide narrows its widest columns; their cells continue in the next line. Nothing is cut
   off.
 """
@@ -11,12 +11,28 @@ Rules kept here:
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import zip_longest
 
 WIDTH = 100
+"""Columns of a line where there is no terminal."""
+NARROWEST, WIDEST = 50, 140
+_NARROWEST_COLUMN = 5
+_width: ContextVar[int] = ContextVar("width", default=WIDTH)
 _GAP = "  "
 KEYS_ARE_SHOWN = "KEYS ARE SHOWN. For the operator's eyes only: do not store or send this text."
+
+
+@contextmanager
+def lines_of(width: int) -> Iterator[None]:
+    """Within the context, make lines of so many columns, of `NARROWEST` to `WIDEST`."""
+    token = _width.set(min(max(width, NARROWEST), WIDEST))
+    try:
+        yield
+    finally:
+        _width.reset(token)
 
 
 def wrapped(
@@ -32,7 +48,7 @@ def wrapped(
     """
     return textwrap.wrap(
         text,
-        WIDTH,
+        _width.get(),
         initial_indent=first,
         subsequent_indent=" " * len(first) if rest is None else rest,
         break_long_words=break_long_words,
@@ -58,7 +74,9 @@ def table(
     """
     listed = [head, *rows]
     widths = [max(1, *(len(row[at]) for row in listed)) for at in range(len(head))]
-    while len(indent) + sum(widths) + len(_GAP) * (len(widths) - 1) > WIDTH:
+    while len(indent) + sum(widths) + len(_GAP) * (len(widths) - 1) > _width.get():
+        if max(widths) <= _NARROWEST_COLUMN:
+            break  # it stays too wide
         widths[widths.index(max(widths))] -= 1
     lines = []
     for row in listed:
@@ -80,6 +98,16 @@ def report(lines: Iterable[str]) -> str:
 def counted(number: int, what: str) -> str:
     """Return a number of things: `1 row`, `2,000 rows`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def differing(rows: int, link: str = " ") -> str:
+    """Return how many rows differ: `1 row differs`, `2 rows differ`; with ` that `: `1 row that differs`."""
+    return f"{counted(rows, 'row')}{link}differ{'s' if rows == 1 else ''}"
+
+
+def moment(text: str) -> str:
+    """Return a time of the service without its fraction: `2024-01-31 12:00:00Z`."""
+    return text[:19].replace("T", " ") + "Z"
 
 
 def duration(seconds: float) -> str:

@@ -46,7 +46,7 @@ from rekey.protocol.lease import RunnerLease
 from rekey.protocol.term import Term
 from rekey.runner.clients import announcing, hand_over, until_quiet, wait_for_present
 from rekey.runner.phases import PHASES
-from rekey.runner.run import Options, Run, StopFlag
+from rekey.runner.run import Counters, Options, Run, StopFlag
 from rekey.runner.steering import Steering, follow
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger, aligned
@@ -76,6 +76,7 @@ class Session:
         clock: measures time and waits.
         loop: runs the work, and is not closed by the session; None: the session makes one.
         runs: the migrations that were opened, by id.
+        taken_back: figures of the phases that were taken back, where there are any.
     """
 
     config: Config
@@ -87,6 +88,7 @@ class Session:
     clock: Clock = field(default_factory=SystemClock)
     loop: asyncio.Runner | None = None
     runs: dict[str, Run] = field(default_factory=dict, init=False)
+    taken_back: dict[Phase, Counters] = field(default_factory=dict, init=False)
     _leases: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
 
@@ -367,10 +369,13 @@ class Session:
         self.state.audit("phase-undo", script_id, {"phase": phase})
         try:
             self.do(until_quiet(run))
-            self.do(self._with_clients(run, PHASES[phase].undo))
+            counters = self.do(self._with_clients(run, PHASES[phase].undo))
         finally:
             self.add_on_top(script_id, OnTop.WAY_BACK)
-        self.state.audit("phase-undone", script_id, {"phase": phase})
+        details: dict[str, Any] = {"phase": phase}
+        if counters is not None:
+            details["counters"] = self.taken_back[phase] = counters
+        self.state.audit("phase-undone", script_id, details)
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)
 
     async def _with_clients(self, run: Run, work: Callable[[Run], Awaitable[T]]) -> T:

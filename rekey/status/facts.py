@@ -27,6 +27,7 @@ from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY, Coho
 from rekey.mapping.store import cohorts_kept
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase, Phase
+from rekey.present.text import differing
 from rekey.project.config import Config, Gates
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.journal import Journal
@@ -274,7 +275,7 @@ def verification_problem(
     if last is None:
         return "nothing has been verified in full"
     if last.divergences:
-        return f"the last full verification found {last.divergences:,} rows that differ"
+        return f"the last full verification found {differing(last.divergences, ' that ')}"
     returned = RETURNED_AFTER in facts and last.number <= int(facts[RETURNED_AFTER])
     if returned or (RETURNED_AT in facts and RETURNED_AFTER not in facts):
         return "nothing has been verified in full since the way back from cutover"

@@ -15,13 +15,12 @@ from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.plain import UNTOLD
 from rekey.declaration.migration import Declared
 from rekey.phases import Phase
-from rekey.present.text import duration
+from rekey.present.text import duration, moment
 from rekey.state.audit import AuditEvent
 from rekey.state.ledger import applied_phases
 from rekey.state.models import KeptScript, PhaseRun
 from rekey.state.store import State
 from rekey.status.tell import field as labelled
-from rekey.status.tell import moment
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.plain import plain, told
 from rekey.core.texts import catalogue, filled
 from rekey.phases import FOLLOWED, ORDER, ControlPhase, Phase
+from rekey.present.text import moment
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
 from rekey.state.audit import SUBJECTS
@@ -256,8 +257,8 @@ def _stage(facts: Facts) -> str:
         return stage
     if last.finished_at is None:
         how = "at work since" if facts.at_work else "was cut off; it began"
-        return f"{stage}; {last.phase} {how} {last.started_at}"
-    return f"{stage}; {last.phase} stopped {last.finished_at} ({last.outcome})"
+        return f"{stage}; {last.phase} {how} {moment(last.started_at)}"
+    return f"{stage}; {last.phase} stopped {moment(last.finished_at)} ({last.outcome})"
 
 
 def _lag(facts: Facts) -> float | None:
@@ -527,11 +528,11 @@ def _waiting(facts: Facts, control: ControlRow) -> str:
     if not silent:
         return f"it waits for {_named(behind)} to end what it has begun"
     over = max(over_at(row) for row in silent)
-    said = f"{_named(silent)} is silent, and is waited for until {format_ticks(over)} at most"
+    said = f"{_named(silent)} is silent, and is waited for until {moment(format_ticks(over))} at most"
     if control.frozen_at is not None:
         left = ticks_of(control.frozen_at) + round(facts.gates.freeze_timeout_s * TICKS_PER_SECOND)
         if left < over:
-            return f"{said}; the freeze is given up at {format_ticks(left)}, and writes go on then"
+            return f"{said}; the freeze is given up at {moment(format_ticks(left))}, and writes go on then"
     return said
 
 
@@ -541,7 +542,9 @@ def _in_complete(facts: Facts) -> Verdict:
         export = f"evidence export evidence-{name} {name}"
         return replace(found, command=export, remark="then verify it; `retire` asks for that")
     if ends is not None and facts.now < ends:
-        return replace(found, remark=f"not before {format_ticks(ends)}, when the retention period ends")
+        return replace(
+            found, remark=f"not before {moment(format_ticks(ends))}, when the retention period ends"
+        )
     return found
 
 

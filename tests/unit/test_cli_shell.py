@@ -16,7 +16,7 @@ from rekey.cli.main import rekey, run
 from rekey.cli.progress import Bars, Logged
 from rekey.cli.shell import Shell, command
 from rekey.errors import ExitCode
-from rekey.present.text import WIDTH, duration
+from rekey.present.text import WIDEST, WIDTH, duration, lines_of, table, wrapped
 from rekey.status.tell import field
 
 COMMANDS = [
@@ -253,3 +253,42 @@ def test_the_group_lists_commands_in_the_order_of_a_migration() -> None:
     context = click.Context(rekey)
     names = rekey.list_commands(context)
     assert names.index("plan") < names.index("apply") < names.index("verify") < names.index("retire")
+
+
+@pytest.mark.parametrize(("columns", "most"), [(60, 60), (120, 120), (1000, WIDEST)])
+def test_lines_are_as_wide_as_the_terminal(columns: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text of a script or a file keeps 100 columns: it does not depend on who looks."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert Shell(stdout=Terminal()).columns == columns
+    assert Shell(stdout=io.StringIO()).columns == WIDTH
+    text = "word " * 100
+    with lines_of(Shell(stdout=Terminal()).columns):
+        assert most - 5 < max(map(len, wrapped(text))) <= most
+        assert max(map(len, table(["a", "b"], [[text, text]]))) <= most
+    assert max(map(len, wrapped(text))) > WIDTH - 5
+
+
+def test_a_narrow_terminal_breaks_no_table() -> None:
+    with lines_of(1):
+        assert table(["a"] * 12, [["a long text"] * 12])
+
+
+@pytest.mark.parametrize(
+    ("stream", "no_color", "coloured"),
+    [(Terminal(), "", True), (Terminal(), "1", False), (io.StringIO(), "", False)],
+    ids=["terminal", "NO_COLOR", "no terminal"],
+)
+def test_labels_that_matter_have_a_colour_on_a_terminal_only(
+    stream: io.StringIO, no_color: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm")
+    shell = Shell(stdout=stream)
+    shell.say(
+        "  ATTENTION     it is not\n  safe          it is\n                safe inside\n  \x1b[31msafe  x"
+    )
+    said = stream.getvalue()
+    assert ("\x1b[1;31mATTENTION\x1b[0m     it is not" in said) == coloured
+    assert ("  \x1b[32msafe\x1b[0m          it is" in said) == coloured
+    assert said.count("\x1b[") == (4 if coloured else 0), "none of what came from outside"
+    assert "\\x1b[31msafe" in said
