@@ -17,9 +17,8 @@ from rekey.core.clock import format_ticks
 from rekey.errors import ExitCode, Findings
 from rekey.mapping.rows import WHOLE
 from rekey.phases import Phase
-from rekey.present.text import counted
+from rekey.present.text import counted, moment
 from rekey.runner.erase import expiry
-from rekey.status.tell import moment
 
 
 @command(

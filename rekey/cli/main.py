@@ -40,6 +40,8 @@ _COMMANDS = {
     "verify": "Compare the source of a migration with its targets.",
     "restore-row": "Bring a row of a target back that a repair removed.",
     "status": "Show where migrations stand, if that is safe, what is next.",
+    "history": "List the migrations that were begun, with phases and times.",
+    "show": "Show one migration that was begun, or its script.",
     "pause": "Pause copying, from any terminal.",
     "resume": "Continue copying after `rekey pause`.",
     "throttle": "Change how fast copying may be, while it runs.",
@@ -56,6 +58,10 @@ _COMMANDS = {
 """What each command does, in the order in which a migration needs them: the first words of its own help."""
 
 
+_MODULES = {"pause": "steer", "resume": "steer", "throttle": "steer", "show": "history"}
+"""The modules of commands that have none of their own name."""
+
+
 class _Commands(click.Group):
     """Group that imports a command when it is needed: `rekey --help` imports none, a command only itself."""
 
@@ -66,9 +72,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name, None when there is none."""
         if cmd_name in _COMMANDS and cmd_name not in self.commands:
-            name = cmd_name.replace("-", "_")
-            module = "steer" if name in ("pause", "resume", "throttle") else name
-            self.add_command(getattr(import_module(f"rekey.cli.{module}"), name))
+            module = _MODULES.get(cmd_name, cmd_name.replace("-", "_"))
+            self.add_command(getattr(import_module(f"rekey.cli.{module}"), cmd_name.replace("-", "_")))
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -8,17 +8,20 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 
 from rekey.cli.project import open_project, open_session, status_of
 from rekey.cli.shell import Shell, command, flag
 from rekey.core.plain import plain
+from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
 from rekey.phases import ControlPhase, Phase
-from rekey.present.text import wrapped
+from rekey.present.text import counted, wrapped
 from rekey.runner import commands
 from rekey.runner.run import Options
-from rekey.status.tell import next_lines
+from rekey.status.tell import field, verdict_lines
 
 
 @command(
@@ -57,11 +60,28 @@ def rollback(
         undone = commands.rollback(
             session, declared.script_id, to=ControlPhase(to) if to else None, drop=drop_targets
         )
+        counters = dict(session.taken_back.get(Phase.CUTOVER, {}))
         status = status_of(session, declared)
     taken = ", ".join(undone) if undone else "nothing: it was there already"
     lines = [
-        f"{declared.script_id}: taken back: {taken}",
-        *wrapped(status.verdict.sentence, first="  ", rest="  "),
+        *wrapped(f"{declared.script_id}: taken back: {taken}", rest="  "),
+        *(field("rows", _rows_back(declared, counters)) if Phase.CUTOVER in undone else []),
+        *(field("targets", _targets(declared, drop=bool(drop_targets))) if Phase.PREPARE in undone else []),
+        *verdict_lines(status, shell.command),
     ]
-    document = {"script_id": declared.script_id, "undone": plain(undone), "status": status.as_json()}
-    return shell.emit(document, "\n".join([*lines, *next_lines(status, shell.command)]))
+    document = {"script_id": declared.script_id, "undone": plain(undone), "counters": counters}
+    return shell.emit(document | {"status": status.as_json()}, "\n".join(lines))
+
+
+def _rows_back(declared: Declared, counters: Mapping[str, int]) -> str:
+    """Return how many rows came back to the source."""
+    source = declared.migration.source
+    if not counters:
+        return f"none had to come back: what was written to the target since cutover is in {source} already"
+    copied, deleted = counters["rows_copied_back"], counters["rows_deleted_in_source"]
+    return f"{counted(copied, 'row')} came back to {source}, {counted(deleted, 'row')} deleted there"
+
+
+def _targets(declared: Declared, *, drop: bool) -> str:
+    names = ", ".join(declared.migration.table_names)
+    return f"{names} dropped, and what was known of the keys" if drop else f"{names} kept as before"

@@ -57,6 +57,7 @@ _COLOURS = {
     "WARNING": "yellow",
     **dict.fromkeys(("NOTE", "WAIVED"), "cyan"),
     "safe": "green",
+    **dict.fromkeys(("next", "Next:"), "blue"),
 }
 _COLOURED = re.compile(rf"^( *)({'|'.join(_COLOURS)})(?= |$)", re.MULTILINE)
 
@@ -91,6 +92,7 @@ class Shell:
         json: `--json`.
         bars: draw progress bars when standard error is a terminal.
         debug: `--debug`.
+        verbose: how often `-v` was given.
         so_far: members of the JSON document that are printed also when the command fails.
     """
 
@@ -102,6 +104,7 @@ class Shell:
     json: bool = False
     bars: bool = True
     debug: bool = False
+    verbose: int = 0
     so_far: dict[str, Any] = field(default_factory=dict)
     out: TextIO = field(init=False)
     err: TextIO = field(init=False)
@@ -259,7 +262,8 @@ def _set(context: click.Context, parameter: click.Parameter, value: bool) -> Non
     setattr(context.obj, parameter.name or "", value)
 
 
-def _set_verbosity(_context: click.Context, _parameter: click.Parameter, value: int) -> None:
+def _set_verbosity(context: click.Context, _parameter: click.Parameter, value: int) -> None:
+    context.obj.verbose = value
     logging.getLogger("rekey").setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(value, 2)])
 
 

@@ -149,12 +149,16 @@ class WrappingKeys:
         self.name, self.wraps, self.wrap = present.name, present.wraps, present.wrap
         self.is_remote = any(one.is_remote for one in self._all)
 
+    def require(self, by: str) -> WrappingKey:
+        """Return the wrapping key that `by`, of a wrapped data key, names. Raises Moved when neither does."""
+        for one in self._all:
+            if one.wraps(by):
+                return one
+        raise wrong_key(by, self.name)
+
     def unwrap(self, wrapped: Wrapped) -> bytes:
         """Unwrap a data key with the wrapping key that wrapped it. Raises Moved when neither did."""
-        for one in self._all:
-            if one.wraps(wrapped.by):
-                return one.unwrap(wrapped)
-        raise wrong_key(wrapped.by, self.name)
+        return self.require(wrapped.by).unwrap(wrapped)
 
 
 def wrong_key(by: str, configured: str) -> Moved:

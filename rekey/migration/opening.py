@@ -21,11 +21,11 @@ from functools import cached_property
 
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, required_secrets
-from rekey.errors import SecretMissing
+from rekey.errors import Moved, RekeyError, SecretMissing
 from rekey.mapping.ids import SafeIds
-from rekey.mapping.rows import MAPPING_TABLE, MappingRows
+from rekey.mapping.rows import MAPPING_TABLE, MappingRows, is_tombstone
 from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys, ids_key
-from rekey.mapping.store import Keyring, MappingStore
+from rekey.mapping.store import Keyring, MappingStore, data_key_rows
 from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.project.config import Config, account_key, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, read_local
@@ -152,6 +152,45 @@ def open_migration(prepared: Prepared, accounts: Accounts) -> OpenMigration:
     """Open a migration; no request is sent yet."""
     control = ControlStore(accounts.restricted, prepared.declared.script_id)
     return OpenMigration(prepared, accounts, control)
+
+
+async def secrets_refused(migration: OpenMigration, row: ControlRow | None) -> RekeyError | None:
+    """Return why commands that map rows refuse a migration: a secret or the wrapping key is missing, or not
+    the one that it began with; None when nothing is wrong. No data key is opened; Key Vault is asked for
+    secrets.
+
+    Args:
+        migration: the migration.
+        row: its control row, None if it has not begun.
+
+    Raises:
+        ServiceError: the data keys cannot be read.
+    """
+    prepared, script_id = migration.prepared, migration.prepared.declared.script_id
+    rows = []
+    if row is not None and prepared.declared.migration.is_sealed:
+        rows = await data_key_rows(migration.accounts.restricted.table(MAPPING_TABLE), script_id)
+    try:
+        prepared.require()
+        if row is not None:
+            require_same_secrets(script_id, row.fingerprints, prepared.fingerprints)
+        for one in rows:
+            if isinstance(prepared.wrapping, WrappingKeys) and not is_tombstone(one):
+                prepared.wrapping.require(str(one.get("WrappedBy", "?")))
+    except RekeyError as error:
+        return error
+    return None
+
+
+def require_same_secrets(script_id: str, began: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Refuse secrets that changed since a migration began, by their fingerprints. Raises Moved."""
+    changed = [f"`{name}`" for name in sorted({*now, *began}) if now.get(name) != began.get(name)]
+    if changed:
+        raise Moved(
+            f"the secret {', '.join(changed)} is not the one that {script_id} started with",
+            kept="everything done so far; nothing was written with the other secret",
+            hint="configure the secret of the start; to change it, `rekey rollback` with that one first",
+        )
 
 
 def open_wrapping(config: Config) -> WrappingKey:

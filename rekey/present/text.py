@@ -17,19 +17,21 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import zip_longest
 
-WIDTH, LEAST_WIDTH = 100, 40
+WIDTH = 100
+"""Columns of a line where there is no terminal."""
+NARROWEST, WIDEST = 40, 140
 _columns: ContextVar[int] = ContextVar("columns", default=WIDTH)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)", re.ASCII)
 _GAP = "  "
-_NARROWEST = 4
+_NARROWEST_COLUMN = 4
 """Columns of a table are not made narrower than that; beyond, a line is too long."""
 KEYS_ARE_SHOWN = "KEYS ARE SHOWN. For the operator's eyes only: do not store or send this text."
 
 
 @contextmanager
 def fitted(columns: int) -> Iterator[None]:
-    """Fit all text made meanwhile to a terminal of so many columns: `LEAST_WIDTH` to `WIDTH` of them."""
-    before = _columns.set(min(WIDTH, max(LEAST_WIDTH, columns)))
+    """Fit all text made meanwhile to a terminal of so many columns: `NARROWEST` to `WIDEST`."""
+    before = _columns.set(min(WIDEST, max(NARROWEST, columns)))
     try:
         yield
     finally:
@@ -82,7 +84,7 @@ def table(
     listed = [head, *rows]
     widths = [max(1, *(len(row[at]) for row in listed)) for at in range(len(head))]
     most = _columns.get() - len(indent) - len(_GAP) * (len(widths) - 1)
-    while sum(widths) > most and max(widths) > _NARROWEST:
+    while sum(widths) > most and max(widths) > _NARROWEST_COLUMN:
         widths[widths.index(max(widths))] -= 1
     lines = []
     for row in listed:
@@ -106,6 +108,11 @@ def counted(number: int, what: str, plural: str = "") -> str:
     return f"{number:,} {what if number == 1 else plural or what + 's'}"
 
 
+def differing(rows: int, link: str = " ") -> str:
+    """Return how many rows differ: `1 row differs`, `2 rows differ`; with ` that `: `1 row that differs`."""
+    return f"{counted(rows, 'row')}{link}differ{'s' if rows == 1 else ''}"
+
+
 def duration(seconds: float) -> str:
     """Return a duration: `0.4 s`, `12 s`, `3.5 min`, `5 h`, `2 d`."""
     if seconds < 10:
@@ -121,8 +128,8 @@ def _rounded(number: float) -> str:
 
 
 def moment(at: str) -> str:
-    """Return a time as the service writes it for people: `2024-03-01 09:30:00 UTC`; other texts unchanged."""
-    return f"{at[:10]} {at[11:19]} UTC" if _MOMENT.fullmatch(at) else at
+    """Return a time as the service writes it for people: `2024-03-01 09:30:00Z`; other texts unchanged."""
+    return f"{at[:10]} {at[11:19]}Z" if _MOMENT.fullmatch(at) else at
 
 
 def size(number: int) -> str:

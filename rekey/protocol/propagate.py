@@ -49,6 +49,7 @@ from rekey.protocol.replicas import (
 )
 from rekey.tables.allowance import while_also
 from rekey.tables.base import Operation, Table, Verb
+from rekey.tables.sent import OnTop, on_top
 
 MAX_ROUNDS = 100
 """Rounds after which a row that keeps changing is given up for now; nothing is lost by that."""
@@ -160,14 +161,15 @@ class Propagator:
             Unavailable: the row changed in every one of `MAX_ROUNDS` rounds.
             Ambiguous: a write failed while the outcome of another one is open.
         """
-        tally = self.tally(source_key)
-        for former in sorted(await self._propagate(source_key, tally)):
-            owner = await self._holder_of(former)
-            if owner is not None and owner != source_key:
-                # A new owner that cannot be propagated is told where it is written or verified.
-                with suppress(RowRefused, Collision):
-                    await self._propagate(owner, tally)
-        return await tally.result()
+        with on_top(OnTop.CHANGES):
+            tally = self.tally(source_key)
+            for former in sorted(await self._propagate(source_key, tally)):
+                owner = await self._holder_of(former)
+                if owner is not None and owner != source_key:
+                    # A new owner that cannot be propagated is told where it is written or verified.
+                    with suppress(RowRefused, Collision):
+                        await self._propagate(owner, tally)
+            return await tally.result()
 
     async def propagate_moved(self, row: Row) -> Propagated:
         """Propagate a source row that may have been copied under an older target key: its forward row lists

@@ -28,6 +28,7 @@ from rekey.protocol.journal import Intent, Journal
 from rekey.protocol.registry import SAFETY_S, ClientRow, is_over, refused_at
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side
+from rekey.tables.sent import OnTop, on_top
 
 Hopeless = Callable[[Findings], Awaitable[None]]
 """Called with the reason why a key cannot be settled."""
@@ -181,7 +182,8 @@ class Sweeper:
                     self._kept[intent.id] = last
                 else:
                     by_key[intent.side, intent.key].append(intent)
-            await for_each(by_key.values(), settle, limit=concurrency)
+            with on_top(OnTop.CHANGES):
+                await for_each(by_key.values(), settle, limit=concurrency)
             check()
         swept.kept = len(self._kept)
         return swept

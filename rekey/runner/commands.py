@@ -38,8 +38,9 @@ from rekey.runner.session import Session
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import context, verify_full
 from rekey.state.audit import expressible
-from rekey.state.models import PLAN_FACT
+from rekey.state.models import ON_TOP, PLAN_FACT
 from rekey.status.facts import ESTIMATED_ROWS
+from rekey.tables.sent import OnTop
 from rekey.verify.context import Keys
 from rekey.verify.count import count
 from rekey.verify.report import Report
@@ -119,6 +120,8 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
     caught_up = session.do(PHASES[after[-1]].again(run)) if before == after else 0
     upcoming = following(after[-1])
     asks = session.do(PHASES[upcoming].gate(run)) if upcoming in GATED and upcoming else []
+    if before == after:
+        session.add_on_top(script_id, OnTop.REPEATS)
     stop_s = expected_stop_s(run) if run.is_delta and upcoming is Phase.CUTOVER else None
     return Applied(script_id, tuple(after[len(before) :]), caught_up, upcoming, tuple(asks), stop_s)
 
@@ -130,6 +133,7 @@ def _keep_plan(run: Run, planned: Plan, *, check_rows: bool) -> None:
     [migration] = planned.migrations
     document = rfc8785.dumps(expressible(plan_document(planned)))
     run.state.set_fact(run.script_id, PLAN_FACT, document.decode())
+    run.state.set_fact(run.script_id, ON_TOP, None)  # of an earlier life, whose targets were kept
     details = {
         "plan_sha256": hashlib.sha256(document).hexdigest(),
         "row_check": "every source row was tried" if check_rows else "skipped (--skip-row-check)",
@@ -228,22 +232,26 @@ def verify(
     control = session.do(run.control.read())
     phase = control.phase if control is not None else ControlPhase.SOURCE
     _require_comparable(run, phase)
-    if mode is Mode.FULL:
-        return session.do(verify_full(run, repair=repair, keys=keys))
-    with session.progress.task(f"verify {mode}") as advance:
-        ctx = context(run, phase, advance, keys=keys)
-        compare: Coroutine[Any, Any, Report | None]
-        if mode is Mode.COUNT:
-            compare = count(ctx)
-        else:
-            compare = sample_if_cheaper(ctx, rows, seed, session.progress.note, always=always)
-        report = session.do(while_sweeping(run, authority(phase) or SOURCE, compare))
-    if report is None:
-        session.progress.note(
-            f"a sample of {counted(rows, 'row')} would ask for more requests than a full verification, which"
-            " proves more: a full one is made"
-        )
-        return session.do(verify_full(run, keys=keys))
+    try:
+        report = None
+        if mode is not Mode.FULL:
+            with session.progress.task(f"verify {mode}") as advance:
+                ctx = context(run, phase, advance, keys=keys)
+                compare: Coroutine[Any, Any, Report | None]
+                if mode is Mode.COUNT:
+                    compare = count(ctx)
+                else:
+                    compare = sample_if_cheaper(ctx, rows, seed, session.progress.note, always=always)
+                report = session.do(while_sweeping(run, authority(phase) or SOURCE, compare))
+            if report is None:
+                session.progress.note(
+                    f"a sample of {counted(rows, 'row')} would ask for more requests than a full"
+                    " verification, which proves more: a full one is made"
+                )
+        if report is None:
+            return session.do(verify_full(run, repair=repair and mode is Mode.FULL, keys=keys))
+    finally:
+        session.add_on_top(script_id, OnTop.REPEATS)
     session.state.audit("verification", script_id, report.as_json())
     return report
 

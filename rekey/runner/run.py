@@ -199,7 +199,8 @@ class Operation:
         gate: changes nothing; returns every reason that keeps the phase from beginning.
         run: carries out the phase. May be cut off at any moment and run again: each of its steps is
             idempotent.
-        undo: goes back to where the phase before it ended, or raises an error that says why it cannot.
+        undo: goes back to where the phase before it ended, and returns figures of that work if it has any; or
+            raises an error that says why it cannot.
         again: after the phase, and before a later one was run: does the work that has come up since, and
             returns how many rows it changed or intents it settled.
     """
@@ -207,5 +208,5 @@ class Operation:
     phase: Phase
     gate: Callable[[Run], Coroutine[Any, Any, list[str]]]
     run: Callable[[Run], Coroutine[Any, Any, Counters]]
-    undo: Callable[[Run], Coroutine[Any, Any, None]]
+    undo: Callable[[Run], Coroutine[Any, Any, Counters | None]]
     again: Callable[[Run], Coroutine[Any, Any, int]] = nothing_left

@@ -12,6 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack
@@ -32,7 +33,13 @@ from rekey.mapping.ids import new_key
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import SealedKeys, cursors_key
 from rekey.mapping.store import Keyring
-from rekey.migration.opening import OpenMigration, Prepared, connect, open_migration
+from rekey.migration.opening import (
+    OpenMigration,
+    Prepared,
+    connect,
+    open_migration,
+    require_same_secrets,
+)
 from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Config
 from rekey.protocol.control import ControlRow
@@ -40,16 +47,17 @@ from rekey.protocol.lease import RunnerLease
 from rekey.protocol.term import Term
 from rekey.runner.clients import announcing, hand_over, until_quiet, wait_for_present
 from rekey.runner.phases import PHASES
-from rekey.runner.run import Options, Run, StopFlag
+from rekey.runner.run import Counters, Options, Run, StopFlag
 from rekey.runner.steering import Steering, follow
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger, aligned
-from rekey.state.models import MigrationRecord
+from rekey.state.models import ON_TOP, MigrationRecord
 from rekey.state.store import State
+from rekey.status.facts import begun_as
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts
 from rekey.tables.kinds import by_number
-from rekey.tables.sent import since
+from rekey.tables.sent import OnTop, requests_in, since
 
 T = TypeVar("T")
 
@@ -68,6 +76,7 @@ class Session:
         clock: measures time and waits.
         loop: runs the work, and is not closed by the session; None: the session makes one.
         runs: the migrations that were opened, by id.
+        taken_back: figures of the phases that were taken back, where there are any.
     """
 
     config: Config
@@ -79,6 +88,7 @@ class Session:
     clock: Clock = field(default_factory=SystemClock)
     loop: asyncio.Runner | None = None
     runs: dict[str, Run] = field(default_factory=dict, init=False)
+    taken_back: dict[Phase, Counters] = field(default_factory=dict, init=False)
     _leases: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
 
@@ -119,6 +129,13 @@ class Session:
         """Restart the count of requests. What a command sends before a phase is counted with that phase."""
         self._counted = self.accounts.sent
 
+    def add_on_top(self, script_id: str, why: OnTop) -> None:
+        """Add the requests since `count_anew`, sent outside of phases, to those on top of the estimate."""
+        known = json.loads(self.state.get_fact(script_id, ON_TOP) or "{}")
+        total = known.get(why, 0) + requests_in(self.sent())
+        self.state.set_fact(script_id, ON_TOP, json.dumps({**known, why: total}))
+        self.count_anew()
+
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end on the session's loop and return its result."""
         return self._runner.run(work)
@@ -126,8 +143,23 @@ class Session:
     # --- opening a migration ---------------------------------------------------------------------------
 
     def opened(self, script_id: str) -> OpenMigration:
-        """Return a migration of the project, opened; no request is sent."""
-        return open_migration(Prepared.of(self.config, self.scripts[script_id]), self.accounts)
+        """Return a migration of the project, opened; no request is sent.
+
+        Raises:
+            Refused: it has begun and its file is gone, or it fills the tables of one that is so.
+        """
+        declared = self.scripts[script_id]
+        began = script_id if declared.is_kept else begun_as(declared, self.scripts, self.state.migrations())
+        if began:
+            raise Refused(
+                f"{began} has begun, and its script {began}.py is gone: renamed or deleted"
+                + ("" if declared.is_kept else f"; {script_id} fills the same tables"),
+                kept="everything; nothing was changed",
+                hint=f"if another file is {began}.py under a new name, give it that name again; else"
+                f" `rekey show {began} --script --out {declared.path.with_name(began)}.py` puts it back as it"
+                " was begun",
+            )
+        return open_migration(Prepared.of(self.config, declared), self.accounts)
 
     def resume(self, script_id: str) -> Run:
         """Open a migration that has begun, as `begin` does.
@@ -195,6 +227,8 @@ class Session:
             prepared.fingerprints,
             self.config.endpoints,
         )
+        # Also for one that a version began which kept no script: the digest says that this is the same one.
+        self.state.keep_script(script_id, row.targets, declared.content)
         mapping = await migration.mapping(row)
         if mapping.keyring is not None:
             # From now on checkpoints are sealed. Data keys are wrapped again if the wrapping key has changed.
@@ -340,9 +374,15 @@ class Session:
     def _undo_phase(self, script_id: str, phase: Phase) -> None:
         run = self.runs[script_id]
         self.state.audit("phase-undo", script_id, {"phase": phase})
-        self.do(until_quiet(run))
-        self.do(self._with_clients(run, PHASES[phase].undo))
-        self.state.audit("phase-undone", script_id, {"phase": phase})
+        try:
+            self.do(until_quiet(run))
+            counters = self.do(self._with_clients(run, PHASES[phase].undo))
+        finally:
+            self.add_on_top(script_id, OnTop.WAY_BACK)
+        details: dict[str, Any] = {"phase": phase}
+        if counters is not None:
+            details["counters"] = self.taken_back[phase] = counters
+        self.state.audit("phase-undone", script_id, details)
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)
 
     async def _with_clients(self, run: Run, work: Callable[[Run], Awaitable[T]]) -> T:
@@ -386,14 +426,4 @@ def require_same_rules(script_id: str, began: Rules, now: Rules) -> None:
             kept="everything done so far; nothing was written with the edited script",
             hint="put the script back as it was; to change it, `rekey rollback` with the old one first",
         )
-    changed = [
-        f"`{name}`"
-        for name in sorted({*secrets, *first_secrets})
-        if secrets.get(name) != first_secrets.get(name)
-    ]
-    if changed:
-        raise Moved(
-            f"the secret {', '.join(changed)} is not the one that {script_id} started with",
-            kept="everything done so far; nothing was written with the other secret",
-            hint="configure the secret of the start; to change it, `rekey rollback` with that one first",
-        )
+    require_same_secrets(script_id, first_secrets, secrets)

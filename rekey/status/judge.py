@@ -10,16 +10,19 @@ Rules kept here:
 * A client that refuses writes gives errors right now, even if everything else is well.
 * The texts of verdicts are in `verdicts.toml`, except what depends on further facts.
 * Requests are compared with the estimate of the plan that the migration began with, as it was kept then.
-  Every run of a phase counts, also one that was cut off: its requests were sent. Not known, and not counted,
-  are the requests that a killed run sent after its last checkpoint, and those of a lost task. The sums are
-  over the phases that are done.
+  Counted are the runs of this life of the migration, which a rollback to `source` ends; of each phase those
+  up to the first that was done, also if they were cut off: their requests were sent. What came on top of an
+  undisturbed run stands apart, by its reason (`rekey.tables.sent`). Not known, and not counted, are the
+  requests that a killed run sent after its last checkpoint, and those of a lost task. The sums are over the
+  phases that are done.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +31,13 @@ from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.plain import plain, told
 from rekey.core.texts import catalogue, filled
 from rekey.phases import FOLLOWED, ORDER, ControlPhase, Phase
+from rekey.present.text import moment
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
 from rekey.state.audit import SUBJECTS
-from rekey.state.models import PLAN_FACT, WATERMARK, PhaseRun
+from rekey.state.models import ON_TOP, PLAN_FACT, WATERMARK, PhaseRun
 from rekey.status.facts import ESTIMATED_ROWS, Facts, verification_problem
-from rekey.tables.sent import OPERATIONS, requests_in
+from rekey.tables.sent import OPERATIONS, OnTop, apart, requests_in
 
 TEXTS = catalogue(Path(__file__).with_name("verdicts.toml"))
 """The entries `sentence`, `command` and `remark` of all verdicts."""
@@ -85,10 +89,10 @@ class PhaseCost:
     Attributes:
         phase: its name.
         done: a run of it was done.
-        estimated, sent: requests.
+        estimated, sent: requests; `sent` up to the first run that was done, without what came on top.
         estimated_by_kind, sent_by_kind: requests by kind, and the operations of batches.
         expected_s: seconds that it was expected to take, None where the plan does not say.
-        took_s: seconds of all its runs that have ended.
+        took_s: seconds of these runs that have ended.
     """
 
     phase: str
@@ -103,12 +107,13 @@ class PhaseCost:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Requests of the phases that are done, the estimate of the whole, and all phases that were begun, in
-    order. As JSON its members have the order of the fields."""
+    """Requests of the phases that are done, the estimate of the whole, what came on top by its reason
+    (`OnTop`), and all phases that were begun, in order. As JSON its members have the order of the fields."""
 
     estimated_of_phases_done: int
     sent_in_phases_done: int
     estimated_whole: int
+    on_top: Mapping[str, int]
     phases: tuple[PhaseCost, ...]
 
 
@@ -206,6 +211,7 @@ class Status:
             ],
             "requests": plain(self.spent),
             "waits_for": plain(facts.waits_for),
+            "refused": facts.refused.what if facts.refused else "",
             "unreachable": facts.unreachable,
             "safe": self.verdict.safe,
             "sentence": self.verdict.sentence,
@@ -236,7 +242,7 @@ def judge(facts: Facts) -> Status:
             for row in facts.clients
         ),
         counted=dict(sorted(counted.items())),
-        spent=_spent(facts.facts.get(PLAN_FACT), facts.runs),
+        spent=_spent(facts),
     )
 
 
@@ -251,8 +257,8 @@ def _stage(facts: Facts) -> str:
         return stage
     if last.finished_at is None:
         how = "at work since" if facts.at_work else "was cut off; it began"
-        return f"{stage}; {last.phase} {how} {last.started_at}"
-    return f"{stage}; {last.phase} stopped {last.finished_at} ({last.outcome})"
+        return f"{stage}; {last.phase} {how} {moment(last.started_at)}"
+    return f"{stage}; {last.phase} stopped {moment(last.finished_at)} ({last.outcome})"
 
 
 def _lag(facts: Facts) -> float | None:
@@ -286,7 +292,7 @@ def _rate(facts: Facts, rows: int) -> float | None:
     """Return rows a second over all runs of the backfill; None when a run's end is not known, or without
     rows."""
     seconds = 0.0
-    for run in facts.runs:
+    for run in _this_life(facts):
         if run.phase != Phase.BACKFILL:
             continue
         if run.finished_at is not None:
@@ -298,15 +304,20 @@ def _rate(facts: Facts, rows: int) -> float | None:
     return rows / seconds if seconds > 0 and rows else None
 
 
-def _spent(plan: str | None, runs: Iterable[PhaseRun]) -> Spent | None:
-    """Return the comparison, None when there is no plan, or it was made by a version that counted otherwise.
+def _this_life(facts: Facts) -> list[PhaseRun]:
+    """Return the runs of phases since `prepare` was last taken back, oldest first."""
+    undone = (one for one in facts.events if one.event == "phase-undo")
+    began = max((one.at for one in undone if one.details["phase"] == Phase.PREPARE), default="")
+    return [run for run in facts.runs if run.started_at >= began]
 
-    Args:
-        plan: the plan as it was kept (`PLAN_FACT`).
-        runs: all runs of phases of the migration.
-    """
+
+def _spent(facts: Facts) -> Spent | None:
+    """Return what was sent and estimated, None when no plan was kept, or one of a version that counted
+    otherwise."""
     try:
-        estimate: dict[str, Any] = json.loads(plan or "")["plan"]["migrations"][0]["estimate"]
+        estimate: dict[str, Any] = json.loads(facts.facts.get(PLAN_FACT, ""))["plan"]["migrations"][0][
+            "estimate"
+        ]
         known = all("what" in one for one in estimate["requests"])
     except (ValueError, KeyError, IndexError, TypeError):
         return None
@@ -319,19 +330,25 @@ def _spent(plan: str | None, runs: Iterable[PhaseRun]) -> Spent | None:
         kinds[OPERATIONS] += one.get("operations", 0)
     expected = {one["phase"]: float(one["at_limits_s"]) for one in estimate["durations"]}
     entered: dict[str, list[PhaseRun]] = {}
-    for run in runs:
+    for run in _this_life(facts):
         entered.setdefault(run.phase, []).append(run)
-    phases = []
+    phases, on_top = [], Counter[str](json.loads(facts.facts.get(ON_TOP, "{}")))
     for phase in (one for one in ORDER if one in entered):
-        planned, sent, took = +estimated.get(phase, Counter()), Counter[str](), 0
+        planned, sent, took, done = +estimated.get(phase, Counter()), Counter[str](), 0, False
         for run in entered[phase]:
-            sent.update(run.requests)
+            undisturbed, extra = apart(run.requests)
+            on_top.update(extra)
+            if done:
+                on_top[OnTop.REPEATS] += requests_in(undisturbed)
+                continue
+            sent.update(undisturbed)
             if run.finished_at is not None:
                 took += ticks_of(run.finished_at) - ticks_of(run.started_at)
+            done = run.outcome == "done"
         phases.append(
             PhaseCost(
                 phase=str(phase),
-                done=any(run.outcome == "done" for run in entered[phase]),
+                done=done,
                 estimated=requests_in(planned),
                 sent=requests_in(sent),
                 estimated_by_kind=planned,
@@ -340,11 +357,12 @@ def _spent(plan: str | None, runs: Iterable[PhaseRun]) -> Spent | None:
                 took_s=took / TICKS_PER_SECOND,
             )
         )
-    done = [one for one in phases if one.done]
+    over = [one for one in phases if one.done]
     return Spent(
-        estimated_of_phases_done=sum(one.estimated for one in done),
-        sent_in_phases_done=sum(one.sent for one in done),
+        estimated_of_phases_done=sum(one.estimated for one in over),
+        sent_in_phases_done=sum(one.sent for one in over),
         estimated_whole=sum(requests_in(kinds) for kinds in estimated.values()),
+        on_top={str(why): on_top[why] for why in OnTop if on_top[why]},
         phases=tuple(phases),
     )
 
@@ -362,6 +380,21 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
     doubtful = _doubtful(facts)
     if doubtful is not None:
         return doubtful
+    found = _undoubted(facts, closed)
+    if facts.control is not None and facts.control.phase is ControlPhase.RETIRED:
+        return found
+    if facts.declared.is_kept:
+        path = facts.declared.path
+        said = {"found": found.sentence, "file": path.name, "path": shlex.quote(str(path))}
+        return _told("script-gone", facts, safe=found.safe, **said)
+    if facts.refused:
+        said = {"found": found.sentence, "what": facts.refused.what, "hint": facts.refused.hint}
+        return _told("secrets-refused", facts, safe=facts.control is None, **said)
+    return found
+
+
+def _undoubted(facts: Facts, closed: str) -> Verdict:
+    """Return the verdict on facts that are known, of a script that is as it was begun."""
     if facts.control is None:
         return _not_begun(facts)
     match facts.control.phase:
@@ -382,6 +415,8 @@ def _doubtful(facts: Facts) -> Verdict | None:
     if facts.unreachable:
         return _told("unreachable", facts, safe=False, why=facts.unreachable)
     if control is None:
+        if facts.begun_as:
+            return _told("begun-as", facts, began=facts.begun_as, file=facts.declared.path.name)
         return _told("unknown-to-store", facts, safe=False) if facts.applied else None
     if control.digest != facts.declared.digest and control.phase is not ControlPhase.RETIRED:
         safe = control.phase is not ControlPhase.FREEZE
@@ -493,11 +528,11 @@ def _waiting(facts: Facts, control: ControlRow) -> str:
     if not silent:
         return f"it waits for {_named(behind)} to end what it has begun"
     over = max(over_at(row) for row in silent)
-    said = f"{_named(silent)} is silent, and is waited for until {format_ticks(over)} at most"
+    said = f"{_named(silent)} is silent, and is waited for until {moment(format_ticks(over))} at most"
     if control.frozen_at is not None:
         left = ticks_of(control.frozen_at) + round(facts.gates.freeze_timeout_s * TICKS_PER_SECOND)
         if left < over:
-            return f"{said}; the freeze is given up at {format_ticks(left)}, and writes go on then"
+            return f"{said}; the freeze is given up at {moment(format_ticks(left))}, and writes go on then"
     return said
 
 
@@ -507,7 +542,9 @@ def _in_complete(facts: Facts) -> Verdict:
         export = f"evidence export evidence-{name} {name}"
         return replace(found, command=export, remark="then verify it; `retire` asks for that")
     if ends is not None and facts.now < ends:
-        return replace(found, remark=f"not before {format_ticks(ends)}, when the retention period ends")
+        return replace(
+            found, remark=f"not before {moment(format_ticks(ends))}, when the retention period ends"
+        )
     return found
 
 

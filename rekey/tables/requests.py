@@ -36,6 +36,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
@@ -49,6 +50,7 @@ from rekey.tables import allowance
 from rekey.tables.answers import Answer, may_be_applied, moment_of
 from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import stored_form
+from rekey.tables.sent import OnTop, on_top
 from rekey.tables.transport import NoAnswer, NotSent, Request, Transport
 
 _LOG = logging.getLogger("rekey.tables")
@@ -199,7 +201,8 @@ class Requester:
             try:
                 if is_write:
                     allowance.check()
-                tried = await self._attempt(request, read)
+                with on_top(OnTop.RETRIES) if failures else nullcontext():
+                    tried = await self._attempt(request, read)
             except Exception as forbidden:
                 if not ambiguous:
                     raise

@@ -294,7 +294,7 @@ def test_status_shows_a_freeze_that_a_killed_run_left_and_apply_leaves_it(
         rekey("apply", "--to", "cutover", "--writers-stopped")
     project.restricted.gate = nothing
     project.clock.advance(120)  # its lease is over
-    told = rekey("status").out
+    told = rekey("status", "-v").out
     assert "ATTENTION" in told
     assert "left the freeze behind" in told
     assert "control row   `freeze`" in told

@@ -16,7 +16,7 @@ from rekey.cli.main import rekey, run
 from rekey.cli.progress import Bars, Logged
 from rekey.cli.shell import Shell, command
 from rekey.errors import ExitCode
-from rekey.present.text import WIDTH, duration
+from rekey.present.text import NARROWEST, WIDEST, WIDTH, duration, fitted, table
 from rekey.status.tell import field
 
 COMMANDS = [
@@ -269,11 +269,11 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> Termina
 
 @pytest.mark.parametrize("columns", [20, 50, 300])
 def test_lines_follow_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    """Between 40 and 100 columns; what is no terminal has 100."""
+    """Between 40 and 140 columns; what is no terminal has 100."""
     screen = on_a_terminal(monkeypatch, columns)
     assert run(["runbook"]) == 0
     longest = max(map(len, screen.getvalue().splitlines()))
-    assert longest <= min(WIDTH, max(40, columns))
+    assert longest <= min(WIDEST, max(NARROWEST, columns))
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     run(["runbook"])
     assert isinstance(sys.stdout, io.StringIO)
@@ -295,3 +295,8 @@ def test_what_weighs_has_a_colour_on_a_terminal_only(monkeypatch: pytest.MonkeyP
     file = io.StringIO()
     Shell(stdout=file).say(text)
     assert "\x1b" not in file.getvalue()
+
+
+def test_a_narrow_terminal_breaks_no_table() -> None:
+    with fitted(1):
+        assert table(["a"] * 12, [["a long text"] * 12])

@@ -28,17 +28,13 @@ from rekey.errors import (
     ServiceError,
     WorkersFailed,
 )
-from rekey.tables.sent import OPERATIONS
-from rekey.tables.sent import Kind as RequestKind
+from rekey.tables.sent import COUNTED
 
 Plain: TypeAlias = dict[str, Any]
 """A message: names to text, numbers, bytes, or mappings of those."""
 
 FORM = 3
 """The form of tasks and results: a number raised with every change of their fields."""
-
-_COUNTED = frozenset({*RequestKind, OPERATIONS})
-"""The names by which results count requests."""
 
 
 class Kind(StrEnum):
@@ -238,7 +234,7 @@ def read_result(plain: object, task: Task) -> Result | None:
         return None
     try:
         ended, sent, failure = Ended(plain["ended"]), dict(plain["sent"]), plain["failure"]
-        if not sent.keys() <= _COUNTED or any(type(one) is not int or one < 0 for one in sent.values()):
+        if not sent.keys() <= COUNTED or any(type(one) is not int or one < 0 for one in sent.values()):
             return None
         failed = None if failure is None else Failure(**failure)
         return Result(**{**plain, "ended": ended, "sent": sent, "failure": failed})

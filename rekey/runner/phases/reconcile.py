@@ -17,8 +17,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from rekey.copy.delta import delta_pass, written_since
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.errors import Findings, StateUnusable
@@ -30,6 +28,7 @@ from rekey.runner.run import Counters, Operation, Run, open_gate
 from rekey.runner.stop import ASSUMED_BRING_S, Measured, keep, reading_s
 from rekey.runner.verification import verify_full, wrong
 from rekey.state.models import WATERMARK
+from rekey.tables.sent import OnTop, on_top
 from rekey.verify.full import TooMany
 from rekey.verify.report import FullReport
 
@@ -88,12 +87,14 @@ async def compare(run: Run) -> tuple[Counters, FullReport]:
     With workers, and where more differs than is worth bringing row by row, passes and a sweep bring it in
     bulk first, and a comparison follows that brings nothing.
     """
-    if run.factory is None:
-        with suppress(TooMany):
-            report = await verify_full(run, brings=True)
-            return {"rows_brought": report.found.brought}, report
-    counters = await catch_up(run)
-    return counters, await verify_full(run)
+    if run.factory is not None:
+        return await catch_up(run), await verify_full(run)
+    try:
+        report = await verify_full(run, brings=True)
+        return {"rows_brought": report.found.brought}, report
+    except TooMany:
+        with on_top(OnTop.CHANGES):
+            return await catch_up(run), await verify_full(run)
 
 
 async def follow(run: Run) -> tuple[Counters, FullReport]:
@@ -113,10 +114,11 @@ async def follow(run: Run) -> tuple[Counters, FullReport]:
     for number in range(1, MAX_PASSES):
         if waiting <= _LITTLE:
             break
-        passed = await _pass(run, number)
-        counters["rows_changed_by_passes"] = counters.get("rows_changed_by_passes", 0) + passed
-        before = waiting
-        waiting, look_s = await _written(run)
+        with on_top(OnTop.CHANGES):
+            passed = await _pass(run, number)
+            counters["rows_changed_by_passes"] = counters.get("rows_changed_by_passes", 0) + passed
+            before = waiting
+            waiting, look_s = await _written(run)
         if waiting > before / 2:
             break
     open_s = (run.clock.ticks() - ticks_of(_watermark(run))) / TICKS_PER_SECOND
