@@ -36,6 +36,7 @@ from rekey.errors import (
     MachineFailed,
     Refused,
     StateUnusable,
+    reason_of,
 )
 from rekey.mapping.lookup import Found, Gone, Lookup, Met, Query
 from rekey.migration.opening import Prepared, open_migration
@@ -76,7 +77,7 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
             write_private(out, "".join(f"{line}\n" for line in lines).encode("utf-8"))
         except OSError as error:
             raise ConfigurationError(
-                f"the answers cannot be written to {out} ({type(error).__name__})",
+                f"the answers cannot be written to {out} ({reason_of(error)})",
                 kept="the record of the look-up",
                 hint="name a file that does not exist, in a folder that this user can write to",
             ) from None

@@ -6,7 +6,8 @@ Rules kept here:
 * With `--json` a failure, too, is one JSON document on standard output; for people it is on standard error.
 * Every failure is reported as a `RekeyError`: what happened, what was kept, what to do next, an exit code.
 * An unforeseen exception is a fault of rekey. Its type and place are shown, its text never: it may quote
-  keys. `--debug` adds the stack, without source lines and values.
+  keys. `--debug` adds the stack, without source lines and values. Of a script's fault `--debug` shows the
+  text, too: it is raised before any row is read.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rekey.cli.shell import Shell, Surroundings
 from rekey.core import logs
 from rekey.core.collector import patient_collector
 from rekey.core.distribution import DISTRIBUTION
-from rekey.errors import ExitCode, Interrupted, MachineFailed, RekeyError, ServiceError
+from rekey.errors import DeclarationError, ExitCode, Interrupted, MachineFailed, RekeyError, ServiceError
 from rekey.present.text import WIDTH
 
 _PACKAGE = Path(__file__).parent.parent
@@ -150,6 +151,8 @@ def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
     shell.note(f"rekey: {told}")
     if shell.debug and isinstance(told, FaultOfRekey):
         shell.note(places(error))
+    if shell.debug and isinstance(told, DeclarationError) and told.fault:
+        shell.note(f"the script's own text, which may hold anything: {told.fault}")
     return int(told.exit_code)
 
 

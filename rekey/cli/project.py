@@ -144,5 +144,8 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
 def status_of(session: Session, declared: Declared) -> Status:
     """Return the status of a migration, read in an open session."""
     restricted, state = session.accounts.restricted, session.state
-    look = look_at(declared, session.scripts, session.config, state, restricted, session.clock)
+    from rekey.runner.steering import is_paused
+
+    config, paused = session.config, is_paused(session.config.state)
+    look = look_at(declared, session.scripts, config, state, restricted, session.clock, paused=paused)
     return judge(session.do(look))

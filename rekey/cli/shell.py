@@ -268,7 +268,11 @@ _COMMON = (
         default=True,
         help="Draw progress on standard error. Off by itself when that is no terminal.",
     ),
-    _common("--debug", is_flag=True, help="After a fault of rekey, show where it was (no values)."),
+    _common(
+        "--debug",
+        is_flag=True,
+        help="After a fault of rekey, show where it was (no values); after one of a script, its text.",
+    ),
 )
 
 

@@ -6,6 +6,7 @@ Rules kept here:
 * Ending at once does what SIGKILL would do, which a migration survives at any moment. The exit code is 130
   in both cases.
 * Commands without checkpoints are ended by the first signal, SIGINT or SIGTERM.
+* Until a command has begun, nothing is there to be undone: a signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,24 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _FIRST = (
     "\nStopping at the next checkpoint. Once more ends at once, which loses nothing that is checkpointed.\n"
 )
+
+
+_BEFORE = (
+    b"rekey: stopped by a signal\nKept: everything; nothing was begun\nNext: run the same command again\n"
+)
+
+
+def ending_at_once() -> None:
+    """Let both signals end the process at once, for the time in which the program itself is being loaded: an
+    exception that is raised there would come out as a traceback."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        with suppress(OSError):  # standard error is closed
+            os.write(2, _BEFORE)
+        os._exit(int(ExitCode.INTERRUPTED))
+
+    for number in _SIGNALS:
+        signal.signal(number, end)
 
 
 @contextmanager

@@ -35,8 +35,8 @@ def status(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
     """
     project = open_project(shell)
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
-    found = shell.do(_look(shell, project, chosen))
     said = steering.read(project.config.state) or steering.Steering()
+    found = shell.do(_look(shell, project, chosen, said.paused))
     code = ExitCode.SERVICE if any(one.facts.unreachable for one in found) else ExitCode.DONE
     document = {"migrations": plain(found), "steering": plain(said)}
     lines = [line for one in found for line in [*told(one, shell.command), ""]]
@@ -46,11 +46,12 @@ def status(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
     return shell.emit(document, "\n".join(lines), code)
 
 
-async def _look(shell: Shell, project: Project, chosen: Sequence[Declared]) -> list[Status]:
-    config, scripts = project.config, project.scripts
+async def _look(shell: Shell, project: Project, chosen: Sequence[Declared], paused: bool) -> list[Status]:
+    config, scripts, clock = project.config, project.scripts, shell.clock
     async with shell.connect(config) as accounts:
         with State.open(config.state, read_only=True) as state:
+            restricted = accounts.restricted
             return [
-                judge(await look_at(declared, scripts, config, state, accounts.restricted, shell.clock))
+                judge(await look_at(declared, scripts, config, state, restricted, clock, paused=paused))
                 for declared in chosen
             ]

@@ -16,6 +16,7 @@ from pathlib import Path
 from rekey.core.severity import Severity
 from rekey.core.texts import catalogue, filled
 from rekey.declaration.migration import Declared
+from rekey.errors import SecretMissing
 from rekey.inspect.inventory import Inventory
 from rekey.model import TIMESTAMP
 from rekey.plan.result import Collisions, Problem, RefusedRows, TableFill, TableState
@@ -47,7 +48,7 @@ class Started:
 def declaration_problems(
     declared: Declared,
     started: Started | None,
-    missing_secrets: Sequence[str],
+    missing_secrets: Sequence[SecretMissing],
     fingerprints: Mapping[str, str],
     no_wrapping_key: str = "",
 ) -> Iterator[Problem]:
@@ -56,14 +57,14 @@ def declaration_problems(
     Args:
         declared: the migration.
         started: phase, declaration and secrets when it was begun before; else None.
-        missing_secrets: names of secrets that were not found.
+        missing_secrets: the errors about secrets that were not found.
         fingerprints: fingerprints of the secrets that were found, by name.
         no_wrapping_key: why the wrapping key of a sealed mapping cannot be used; "" when it can, or none is
             needed.
     """
     migration, source = declared.migration, declared.migration.source
-    for name in missing_secrets:
-        yield _problem("secret-missing", name=name)
+    for error in missing_secrets:
+        yield _problem("secret-missing", message=error.what, cure=error.hint)
     if migration.capture == "dual-write":
         if migration.indexes and not migration.reverse:
             tables = ", ".join(index.table for index in migration.indexes)

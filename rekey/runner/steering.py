@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rekey.copy.throttle import Rates
-from rekey.errors import MachineFailed
+from rekey.errors import MachineFailed, reason_of
 from rekey.project.privatefiles import write_whole
 from rekey.state.audit import current_actor, utc_now, utc_text
 
@@ -91,6 +91,11 @@ def read(state: Path) -> Steering | None:
         return None
 
 
+def is_paused(state: Path) -> bool:
+    """Tell whether the last setting that can be read is a pause."""
+    return (read(state) or Steering()).paused
+
+
 def say(state: Path, steering: Steering) -> Steering:
     """Write a setting, whole or not at all; return it with time and user. Raises MachineFailed."""
     said = replace(steering, said_at=utc_text(utc_now()), said_by=current_actor())
@@ -100,7 +105,7 @@ def say(state: Path, steering: Steering) -> Steering:
         write_whole(path, json.dumps(asdict(said)).encode())
     except OSError as error:
         raise MachineFailed(
-            f"{path} cannot be written ({type(error).__name__})",
+            f"{path} cannot be written ({reason_of(error)})",
             kept="what was said before counts",
             hint="write to the folder of the state file, or stop the runner with Ctrl-C, which loses nothing",
         ) from None

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 from rekey.core.plain import told
 from rekey.declaration.migration import Declared
-from rekey.errors import ServiceError, TableMissing
+from rekey.errors import ServiceError, TableMissing, in_words
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY, Cohort
 from rekey.mapping.store import cohorts_kept
 from rekey.model import EntityKey
@@ -119,6 +119,7 @@ class Facts:
         intents: the journal, in capture "dual-write"; None when it was not read.
         cohorts: of the mapping, once the migration is complete.
         events: the migration's audit log.
+        paused: the operator has paused all copying with this state file.
     """
 
     declared: Declared
@@ -138,6 +139,7 @@ class Facts:
     intents: Intents | None = None
     cohorts: tuple[Cohort, ...] = ()
     events: tuple[AuditEvent, ...] = ()
+    paused: bool = False
 
     @property
     def script_id(self) -> str:
@@ -297,6 +299,8 @@ async def look_at(
     state: State,
     restricted: TableService,
     clock: Clock,
+    *,
+    paused: bool = False,
 ) -> Facts:
     """Collect the facts of one migration.
 
@@ -307,6 +311,7 @@ async def look_at(
         state: the state file, open for reading at least.
         restricted: tables of the restricted account.
         clock: this machine's clock, used when the service cannot be asked.
+        paused: see `Facts`.
 
     Raises:
         StateUnusable: the state file, the control row or a client's row cannot be read.
@@ -331,7 +336,7 @@ async def look_at(
         keep_s = config.gates.mapping_retention_s
         cohorts = await cohorts_kept(restricted, script_id, ended_at, sealed=sealed, keep_s=keep_s)
     except ServiceError as error:
-        unreachable = f"the restricted store could not be asked ({type(error).__name__})"
+        unreachable = f"the restricted store could not be asked ({in_words(type(error).__name__)})"
     ids = state.ledger_ids()
     return Facts(
         declared=declared,
@@ -351,6 +356,7 @@ async def look_at(
         intents=intents,
         events=tuple(state.audit_events(script_id)),
         cohorts=cohorts,
+        paused=paused,
     )
 
 

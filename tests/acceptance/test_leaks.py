@@ -141,7 +141,7 @@ def test_a_whole_life_says_nothing(watched: Watched) -> None:
     wire.replace(project.target, {**altered, "More": watched.canaries.texts["value"]})
     run("rollback", "--writers-stopped", *LOUD).ended(0)
     run("status", "--json", *LOUD).ended(0)
-    run("apply", "--to", "complete", "--writers-stopped", *LOUD).ended(0)
+    run("apply", "--to", "complete", "--writers-stopped", "--yes", project.script_id, *LOUD).ended(0)
     run("evidence", "keygen", *LOUD).ended(0)
     with (project.folder / "rekey.toml").open("a", encoding="utf-8") as file:
         file.write('[evidence]\nkey_file = "evidence.pem"\n')

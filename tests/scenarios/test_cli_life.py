@@ -74,7 +74,7 @@ def test_the_whole_life_step_by_step(rekey: Commands) -> None:
     rekey("apply", "--to", "cutover", "--writers-stopped")
     assert "the gate" in rekey("rollback", code=3).err
     assert "taken back: cutover" in rekey("rollback", "--writers-stopped").out
-    done = rekey("apply", "--to", "complete", "--writers-stopped")
+    done = rekey("apply", "--to", "complete", "--writers-stopped", "--yes", SCRIPT)
     assert "rekey evidence export evidence-0001_users 0001_users" in done.out
     assert "no way back" in rekey("rollback", "--writers-stopped", code=3).err
     assert "no signed evidence" in rekey("retire", "--table", "Users", code=3).err
@@ -101,7 +101,7 @@ def test_the_same_life_in_json(rekey: Commands) -> None:
     rekey("apply", "--to", "cutover", "--writers-stopped", "--json")
     back = rekey("rollback", "--writers-stopped", "--json").json
     assert (back["undone"], back["status"]["control"]["phase"]) == (["cutover"], "dual_write")
-    rekey("apply", "--to", "complete", "--writers-stopped", "--json")
+    rekey("apply", "--to", "complete", "--writers-stopped", "--yes", SCRIPT, "--json")
     prove_it(rekey)
     assert rekey("retire", "--table", "Users", "--json").json["deleted"] == "Users"
     [status] = rekey("status", "--json").json["migrations"]
@@ -238,7 +238,7 @@ def test_a_plan_with_errors_is_not_applied(rekey: Commands, project: Project, tm
 def test_retire_asks_on_a_terminal_and_wants_the_name_elsewhere(
     rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rekey("apply", "--to", "complete", "--writers-stopped")
+    rekey("apply", "--to", "complete", "--writers-stopped", "--yes", SCRIPT)
     prove_it(rekey)
     assert "--table NAME" in rekey("retire", code=2).err
     asked: list[str] = []

@@ -33,7 +33,8 @@ from rekey.mapping.lookup import Lookup, Query
 from rekey.mapping.rows import TargetKey, day_of
 from rekey.mapping.sealing import within
 from rekey.model import EntityKey, etag_of, key_of
-from rekey.phases import ControlPhase
+from rekey.next_steps import apply_to
+from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlRow
 from rekey.runner.clients import any_intent, heard_of_until, wait_for_present
 from rekey.runner.phases.retire import delete_unchanged, quiet_at
@@ -103,7 +104,7 @@ async def require_complete(run: Run) -> ControlRow:
             f"{run.script_id} is not complete: until then the mapping keeps source and targets in step",
             kept="everything; nothing was erased",
             hint="delete the rows through the application now, which takes them from source and targets;"
-            f" erase what the mapping knows of them after `rekey apply {run.script_id} --to complete`",
+            f" erase what the mapping knows of them after `rekey {apply_to(run.script_id, Phase.COMPLETE)}`",
         )
     await wait_for_present(run)
     until = await heard_of_until(run)
