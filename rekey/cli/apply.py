@@ -25,7 +25,7 @@ from rekey.errors import ExitCode, Findings, GateClosed, in_words
 from rekey.next_steps import apply_to
 from rekey.phases import GATED, Phase
 from rekey.plan.plan import take_basis
-from rekey.plan.planfile import PlanFile, check_plan, read_plan
+from rekey.plan.planfile import PlanFile, check_declared, check_plan, read_plan
 from rekey.plan.subject import PlanOptions, subject_of
 from rekey.present.text import duration, wrapped
 from rekey.project.sections import seconds_of
@@ -213,7 +213,8 @@ def _confirm(
 
 
 def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> None:
-    """Compare a plan file with script, secrets and tables of the migrations that have not begun.
+    """Compare a plan file with the migrations: with script, secrets and tables of those that have not begun, with
+    the script of the others.
 
     Raises:
         Findings: the plan lists errors.
@@ -228,6 +229,7 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
         )
     options = PlanOptions.of(session.config, exact=file.exact)
     fresh = [one for one in chosen if not session.ledger.applied(one.script_id)]
+    check_declared(file, chosen)
     bases = []
     for declared in fresh:
         migration = session.opened(declared.script_id)

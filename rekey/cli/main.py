@@ -22,12 +22,19 @@ from pathlib import Path
 
 import click
 
-from rekey.cli import signals
 from rekey.cli.shell import Shell, Surroundings
 from rekey.core import logs
 from rekey.core.collector import patient_collector
 from rekey.core.distribution import DISTRIBUTION
-from rekey.errors import DeclarationError, ExitCode, Interrupted, MachineFailed, RekeyError, ServiceError
+from rekey.errors import (
+    ConfigurationError,
+    DeclarationError,
+    ExitCode,
+    Interrupted,
+    MachineFailed,
+    RekeyError,
+    ServiceError,
+)
 from rekey.present.text import WIDTH
 
 _PACKAGE = Path(__file__).parent.parent
@@ -115,7 +122,6 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
         redirect_stdout(shell.out),
         redirect_stderr(shell.err),
         logs.configured(),
-        signals.interrupting(),
         # Otherwise a sixth of the start-up time would go into looking for reference cycles in imports.
         patient_collector(),
     ):
@@ -132,14 +138,14 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
 
 def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> int:
     """Report an error of the command line; return the exit code."""
-    if "--json" not in words:
-        error.show(shell.err)
-        return ExitCode.USAGE
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = f"`{context.command_path if context else 'rekey'} --help` shows how"
-    document = {"error": "UsageError", "what": error.format_message(), "kept": "", "next": hint}
+    told = ConfigurationError(error.format_message(), kept="everything; nothing was begun", hint=hint)
+    if "--json" not in words:
+        shell.note(f"rekey: {told}")
+        return ExitCode.USAGE
     shell.json = True
-    return shell.emit(document, "", ExitCode.USAGE)
+    return shell.emit({**told.as_json(), "error": "UsageError"}, "", ExitCode.USAGE)
 
 
 def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
@@ -168,6 +174,8 @@ def as_rekey_error(error: BaseException) -> RekeyError:
         if isinstance(known, ServiceError) and not known.kept:
             # The tables layer knows one request only; what the command keeps is the same for all requests.
             known.kept = "everything up to the last checkpoint; nothing is half done"
+        known.kept = known.kept or "everything that was there before"
+        known.hint = known.hint or "run the same command again; if it fails again, report it with this text"
         return known
     if isinstance(error, KeyboardInterrupt):
         return Interrupted(

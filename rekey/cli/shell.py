@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 import click
 
+from rekey.cli import signals
 from rekey.errors import ConfigurationError, ExitCode, visible
 
 if TYPE_CHECKING:
@@ -323,7 +324,7 @@ def command(
 
             token = COMMAND.set(recorded(click.get_current_context()))
             try:
-                with redirect_stdout(shell.err):
+                with redirect_stdout(shell.err), signals.interrupting():
                     return function(shell, **arguments)
             finally:
                 COMMAND.reset(token)

@@ -20,6 +20,8 @@ from rekey.runner.run import Options
 from rekey.verify.render import render
 from rekey.verify.report import exit_code
 
+SAMPLE_ROWS = 3000
+
 
 @command(
     "verify",
@@ -37,9 +39,7 @@ from rekey.verify.report import exit_code
 @click.option(
     "--rows",
     type=click.IntRange(1, 100_000),
-    default=3000,
-    show_default=True,
-    help="How many rows a sample draws from each table.",
+    help=f"How many rows a sample draws from each table.  [default: {SAMPLE_ROWS}]",
 )
 @click.option("--seed", type=int, help="Seed of the sample, as an earlier report names it.")
 @EXECUTOR
@@ -48,7 +48,7 @@ def verify(
     script: str | None,
     mode: str,
     repair: bool,
-    rows: int,
+    rows: int | None,
     seed: int | None,
     executor: str | None,
 ) -> ExitCode:
@@ -59,6 +59,10 @@ def verify(
     """
     if repair and mode != "full":
         raise click.UsageError("--repair goes with --mode full: only that looks at every row")
+    if executor and mode != "full":
+        raise click.UsageError("--executor goes with --mode full: only that has workers")
+    if mode != "sample" and (seed is not None or rows is not None):
+        raise click.UsageError("--rows and --seed go with --mode sample")
     project = open_project(shell)
     declared = project.the_one(
         script, lambda applied: Phase.DUAL_WRITE in applied and Phase.CUTOVER not in applied
@@ -69,7 +73,7 @@ def verify(
             declared.script_id,
             mode=commands.Mode(mode),
             repair=repair,
-            rows=rows,
+            rows=rows or SAMPLE_ROWS,
             seed=secrets.randbits(32) if seed is None else seed,
         )
     document = {"script_id": declared.script_id, **report.as_json()}

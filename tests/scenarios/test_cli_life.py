@@ -149,7 +149,7 @@ def test_verify_finds_mends_and_proves(rekey: Commands, project: Project) -> Non
     assert (found["stable"], found["by_kind"]) == (1, {"missing": 1})
     assert "Next:" in rekey("verify", code=1).out
     assert "cutover stays closed" in rekey("status").out
-    assert "to prove it" in rekey("verify", "--repair", code=1).out
+    assert "this proves it" in rekey("verify", "--repair", code=1).out
     rekey("verify")
     rekey("verify", "--mode", "count")
     first = rekey("verify", "--mode", "sample", "--rows", "20", "--seed", "7", "--json").json
