@@ -213,8 +213,8 @@ def _confirm(
 
 
 def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> None:
-    """Compare a plan file with the migrations: with script, secrets and tables of those that have not begun, with
-    the script of the others.
+    """Compare a plan file with script, secrets and tables of the migrations that have not begun, and with the
+    script of the others.
 
     Raises:
         Findings: the plan lists errors.

@@ -52,6 +52,8 @@ from rekey.tables.kinds import by_number
 from rekey.tables.sent import since
 
 T = TypeVar("T")
+_STEERED = "steered"
+"""Event: the operator's setting when a runner first worked with it."""
 
 
 @dataclass(eq=False, repr=False)
@@ -274,16 +276,20 @@ class Session:
     def _throttle(self) -> Throttle:
         """Return the throttle for the configured rates, or those that the operator sets during the run."""
 
-        def changed(said: Steering) -> None:
+        def told(said: Steering, is_new: bool) -> None:
             self.progress.note(f"from now on: {said.told()}")
-            self.state.audit("steered", None, asdict(said))
+            if is_new:
+                self.state.audit(_STEERED, None, asdict(said))
+
+        before = self.state.audit_events(event=_STEERED)
+        recorded = Steering(**before[-1].details) if before else Steering()
 
         limits = self.config.rates
         throttle = Throttle(
             limits.entities_per_second,
             self.clock,
             partition=limits.partition_entities_per_second,
-            steering=follow(self.config.state, changed),
+            steering=follow(self.config.state, told, recorded),
             stopping=self.stop.requested,
         )
         if isinstance(self.accounts.tables, AzureTableService):

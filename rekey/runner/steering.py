@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from rekey.copy.throttle import Rates
@@ -35,14 +35,15 @@ class Steering:
         paused: send nothing new.
         entities_per_second, partition_entities_per_second: rates in place of the configured ones; None: the
             configured one.
-        said_at, said_by: when it was set, and by which user; "" when nothing was set.
+        said_at, said_by: when it was set, and by which user; "" when nothing was set. The same pause and
+            rates, set again, are the same setting.
     """
 
     paused: bool = False
     entities_per_second: int | None = None
     partition_entities_per_second: int | None = None
-    said_at: str = ""
-    said_by: str = ""
+    said_at: str = field(default="", compare=False)
+    said_by: str = field(default="", compare=False)
 
     @property
     def is_usual(self) -> bool:
@@ -112,21 +113,25 @@ def say(state: Path, steering: Steering) -> Steering:
     return said
 
 
-def follow(state: Path, changed: Callable[[Steering], None]) -> Callable[[Rates], Rates]:
+def follow(
+    state: Path, told: Callable[[Steering, bool], None], recorded: Steering
+) -> Callable[[Rates], Rates]:
     """Return a function that reads the steering file and gives a throttle the rates in force.
 
     Args:
         state: the state file.
-        changed: called with the new setting when it differs from the one before.
+        told: called with a setting that differs from the one before, and at the beginning with one that is
+            not the usual; and with whether it differs.
+        recorded: the setting before, as the audit log has it.
     """
-    said = Steering()
+    said, begins = recorded, True
 
     def rates(given: Rates) -> Rates:
-        nonlocal said
-        found = read(state)
-        if found is not None and found != said:
-            said = found
-            changed(said)
+        nonlocal said, begins
+        found = read(state) or said
+        if found != said or (begins and not found.is_usual):
+            told(found, found != said)
+        said, begins = found, False
         return said.over(given)
 
     return rates
