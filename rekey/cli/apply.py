@@ -21,7 +21,7 @@ from rekey.cli.shell import EXECUTOR, Shell, command, file_option, flag
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
-from rekey.errors import ExitCode, Findings, GateClosed, in_words
+from rekey.errors import ConfigurationError, ExitCode, Findings, GateClosed, in_words
 from rekey.next_steps import apply_to
 from rekey.phases import GATED, Phase
 from rekey.plan.plan import take_basis
@@ -195,21 +195,24 @@ def apply(
 def _confirm(
     shell: Shell, completed: Sequence[Declared], applied: Mapping[str, Sequence[Phase]], yes: Sequence[str]
 ) -> None:
-    """Require the name of every migration whose way back is about to end, typed. Raises click.UsageError."""
+    """Require the name of every migration whose way back is about to end, typed. Raises click.UsageError,
+    ConfigurationError."""
     names = [one.script_id for one in completed]
     if strange := [name for name in yes if name not in names]:
         meant = f"it names {', '.join(names)} here" if names else "it goes with --to complete"
-        raise click.UsageError(f"--yes {strange[0]}: {meant}; nothing was done")
+        raise click.UsageError(f"--yes {strange[0]}: {meant}")
     for name in names:
         if name in yes or Phase.COMPLETE in applied[name]:
             continue
         if not shell.is_terminal:
-            raise click.UsageError(
-                f"`complete` ends the way back of {name}; if that is meant: --yes {name}; nothing was done"
+            raise ConfigurationError(
+                f"`complete` ends the way back of {name} for good: its name must be typed",
+                kept="everything; nothing was done",
+                hint=f"if that is meant: `{shell.command(apply_to(name, Phase.COMPLETE))}`",
             )
         question = f"`complete` ends the way back of {name} for good. Type its name"
         if click.prompt(question, err=True) != name:
-            raise click.UsageError("the migration's name was typed differently; nothing was done")
+            raise click.UsageError("the migration's name was typed differently")
 
 
 def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> None:

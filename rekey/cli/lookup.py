@@ -173,7 +173,8 @@ def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone
     if unknown:
         hint = (
             "check the key character by character; rows that were never copied, and ids of rows in index"
-            " tables, cannot be looked up"
+            f" tables, cannot be looked up: `rekey plan {declared.script_id} --exact --show-keys` shows the"
+            " keys of rows that cannot be copied"
         )
     if returned:
         kept = "the rows as they stand there; they are not shown"

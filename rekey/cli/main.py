@@ -138,6 +138,9 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
 
 def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> int:
     """Report an error of the command line; return the exit code."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and "--json" not in words:
+        shell.note(error.format_message())
+        return ExitCode.USAGE
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = f"`{context.command_path if context else 'rekey'} --help` shows how"
     told = ConfigurationError(error.format_message(), kept="everything; nothing was begun", hint=hint)

@@ -53,11 +53,10 @@ def rollback(
     for seconds. After `complete` there is no way back.
     """
     if drop_targets and keep_targets:
-        raise click.UsageError("--drop-targets and --keep-targets contradict each other; nothing was done")
+        raise click.UsageError("--drop-targets and --keep-targets contradict each other")
     if to == ControlPhase.DUAL_WRITE and (drop_targets or keep_targets):
         raise click.UsageError(
-            "--drop-targets and --keep-targets go with --to source: `dual_write` keeps the targets; nothing"
-            " was done"
+            "--drop-targets and --keep-targets go with --to source: `dual_write` keeps the targets"
         )
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)

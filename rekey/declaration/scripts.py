@@ -73,7 +73,7 @@ def load_script(path: Path) -> Declared:
         module = _execute(script_id, path)
         migration = getattr(module, "migration", None)
         if not isinstance(migration, Migration):
-            found = "there is no `migration`" if migration is None else f"it is a {type(migration).__name__}"
+            found = "there is no `migration`" if migration is None else "it is no Migration"
             cure = "write `migration = Migration(…)`; a module that is no script must begin with _"
             raise InvalidDeclaration("migration", found, cure=cure)
         doc, depends = (module.__doc__ or "").strip(), _depends(script_id, module)
@@ -178,6 +178,11 @@ def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
             problem = f"{call} has no argument {names}{where}"
             cure = "leave it out, or see the examples in migrations/"
         return InvalidDeclaration(names, problem, cure=cure)
+    if isinstance(error, AttributeError | NameError) and error.name:
+        owner = getattr(error, "obj", None)
+        of = f" in {owner.__name__}" if isinstance(owner, ModuleType) else ""
+        cure = "mend the name; docs/expressions.md lists all expressions and operations"
+        return InvalidDeclaration("", f"there is no `{error.name}`{of}{where}", cure=cure, fault=text)
     problem = f"it raised {type(error).__name__}{where}"
     cure = "mend it: a script only declares; --debug shows the text of the exception"
     return InvalidDeclaration("", problem, cure=cure, fault=str(error))

@@ -190,8 +190,9 @@ def read_wrapping(source: SecretSource) -> bytes:
         raise SecretMissing(
             error.what,
             kept="everything; nothing was opened and nothing was changed",
-            hint="put it where [sealing] says; a wrapping key that is lost cannot be made again, and the"
-            " runbook on the wrapping key says what that means",
+            hint="put it where [sealing] says; before the first migration `openssl rand -hex 32` makes one;"
+            " afterwards one that is lost cannot be made again, and the runbook on the wrapping key says what"
+            " that means",
         ) from None
 
 

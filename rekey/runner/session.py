@@ -32,6 +32,7 @@ from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import SealedKeys, cursors_key
 from rekey.mapping.store import Keyring
 from rekey.migration.opening import OpenMigration, Prepared, connect, open_migration
+from rekey.next_steps import next_step
 from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Config
 from rekey.protocol.control import ControlRow
@@ -378,12 +379,13 @@ Rules = tuple[str, Mapping[str, str]]
 def require_same_rules(script_id: str, began: Rules, now: Rules) -> None:
     """Refuse a declaration or a secret that changed since the first phase. Raises Moved."""
     (first_digest, first_secrets), (digest, secrets) = began, now
+    to_change = f"to change it: {next_step('begin-anew', script=script_id)}"
     if digest != first_digest:
         raise Moved(
             f"the script {script_id} was edited after its first phase:"
             f" digest {digest[:12]}, started with {first_digest[:12]}",
             kept="everything done so far; nothing was written with the edited script",
-            hint="put the script back as it was; to change it, `rekey rollback` with the old one first",
+            hint=f"put the script back as it was; {to_change}",
         )
     changed = [
         f"`{name}`"
@@ -394,5 +396,5 @@ def require_same_rules(script_id: str, began: Rules, now: Rules) -> None:
         raise Moved(
             f"the secret {', '.join(changed)} is not the one that {script_id} started with",
             kept="everything done so far; nothing was written with the other secret",
-            hint="configure the secret of the start; to change it, `rekey rollback` with that one first",
+            hint=f"configure the secret of the start; {to_change}",
         )

@@ -199,6 +199,25 @@ def test_the_script_can_be_changed_instead_as_that_step_says(rekey: Steps) -> No
     rekey("apply")
 
 
+@situation("begin-anew")
+def _script_or_secret_changed_meanwhile(rekey: Steps) -> None:
+    rekey.begin()
+    secret, other = rekey.project.folder / "users.secret", "another secret of enough bytes"
+    first = secret.read_text("utf-8")
+    edited = USERS_SCRIPT.replace('props.drop("Ssn")', 'props.keep("Ssn")')
+    rekey.project.script(edited)
+    words = rekey.told(rekey("apply", code=3), "begin-anew")
+    rekey.project.script(USERS_SCRIPT)
+    secret.write_text(other, "utf-8")
+    assert rekey.told(rekey("verify", code=3), "begin-anew") == words
+    secret.write_text(first, "utf-8")
+    rekey(*words)
+    rekey.project.clock.advance(60)  # a deleted table's name is taken for so long
+    rekey.project.script(edited)
+    secret.write_text(other, "utf-8")
+    rekey("apply")
+
+
 @situation("still-writing")
 def _a_writer_is_at_work_at_cutover(rekey: Steps) -> None:
     rekey.begin()
