@@ -73,7 +73,11 @@ def load_script(path: Path) -> Declared:
         module = _execute(script_id, path)
         migration = getattr(module, "migration", None)
         if not isinstance(migration, Migration):
-            found = "there is no `migration`" if migration is None else "it is no Migration"
+            found = (
+                "there is no `migration`"
+                if migration is None
+                else f"it is of type {type(migration).__name__}"
+            )
             cure = "write `migration = Migration(…)`; a module that is no script must begin with _"
             raise InvalidDeclaration("migration", found, cure=cure)
         doc, depends = (module.__doc__ or "").strip(), _depends(script_id, module)

@@ -249,7 +249,7 @@ def test_an_endpoint_that_goes_down_in_the_middle_is_told_without_a_key(
             await proxy.stop_listening()
 
         proxy.faults.append(Fault(method="POST", target="$batch", meanwhile=goes_down, skip=5))
-        project.start("apply", *LOUD).wait(500).ended(4, "no connection to the endpoint", "Next:")
+        project.start("apply", *LOUD).wait(500).ended(4, "no connection to http", "Next:")
         assert project.segments()
     watched.check()
 

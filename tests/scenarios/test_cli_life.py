@@ -254,6 +254,30 @@ def test_retire_asks_on_a_terminal_and_wants_the_name_elsewhere(
     assert "Users is deleted" in capsys.readouterr().out
 
 
+def test_complete_asks_for_the_name_on_a_terminal_and_only_where_it_ends_a_way_back(
+    rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rekey("apply")
+    to_complete, terminal = (
+        ("apply", "--to", "complete", "--writers-stopped"),
+        Surroundings(project.connect, project.clock, is_terminal=True),
+    )
+    assert f"--yes {SCRIPT}" in rekey(*to_complete, code=2).err
+    answers = ["0001", SCRIPT]
+
+    def answer(question: str, *, err: bool) -> str:
+        assert err
+        assert "ends the way back" in question
+        return answers.pop(0)
+
+    monkeypatch.setattr("click.prompt", answer)
+    assert run(to_complete, terminal) == 2
+    assert "reconcile done" in rekey("status").out, "not even the cutover on the way was done"
+    assert run(to_complete, terminal) == 0
+    assert run((*to_complete, SCRIPT), terminal) == 0
+    assert answers == []
+
+
 def test_a_rollback_to_the_source_wants_to_know_about_the_targets(rekey: Commands, project: Project) -> None:
     rekey("apply")
     assert "--drop-targets or --keep-targets" in rekey("rollback", code=2).err
