@@ -154,6 +154,7 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
 def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
     """Report the exception that ended the command; return the exit code."""
     told: RekeyError = as_rekey_error(KeyboardInterrupt() if isinstance(error, click.Abort) else error)
+    told.hint = shell.typed_here(told.hint)
     if shell.json or "--json" in words:
         shell.json = True
         shell.emit({**shell.so_far, **told.as_json()}, "")

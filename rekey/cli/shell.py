@@ -18,6 +18,7 @@ import functools
 import json
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Coroutine, Iterable
@@ -174,6 +175,11 @@ class Shell:
         """Return a command line of rekey as it is to be typed here, with `--config` if this call has it."""
         said = f" --config {shlex.quote(str(self.config_path))}" if self.config_said else ""
         return f"rekey {words}{said}"
+
+    def typed_here(self, text: str) -> str:
+        """Return a text whose quoted command lines can be typed here, as `command` makes them. `init` makes a
+        project, whichever `--config` names."""
+        return re.sub("`rekey (?!init)([^`]+)`", lambda found: f"`{self.command(found[1])}`", text)
 
 
 class Edge:

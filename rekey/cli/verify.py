@@ -77,6 +77,5 @@ def verify(
             seed=secrets.randbits(32) if seed is None else seed,
         )
     document = {"script_id": declared.script_id, **report.as_json()}
-    return shell.emit(
-        document, f"{declared.script_id}\n{render(report, declared.script_id)}", exit_code(report)
-    )
+    text = shell.typed_here(render(report, declared.script_id))
+    return shell.emit(document, f"{declared.script_id}\n{text}", exit_code(report))

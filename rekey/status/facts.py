@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 from rekey.core.plain import told
 from rekey.declaration.migration import Declared
-from rekey.errors import ServiceError, TableMissing, in_words
+from rekey.errors import ServiceError, TableMissing
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY, Cohort
 from rekey.mapping.store import cohorts_kept
 from rekey.model import EntityKey
@@ -336,7 +336,7 @@ async def look_at(
         keep_s = config.gates.mapping_retention_s
         cohorts = await cohorts_kept(restricted, script_id, ended_at, sealed=sealed, keep_s=keep_s)
     except ServiceError as error:
-        unreachable = f"the restricted store could not be asked ({in_words(type(error).__name__)})"
+        unreachable = f"the restricted store could not be asked: {error.what}"
     ids = state.ledger_ids()
     return Facts(
         declared=declared,

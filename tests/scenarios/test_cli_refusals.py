@@ -256,6 +256,6 @@ def test_a_service_that_cannot_be_asked_leaves_status_what_the_state_file_says(
     rekey("apply")
     project.restricted.gate = down
     said = rekey("status", code=4).out
-    assert "could not be asked (no connection)" in said
+    assert "could not be asked: no connection" in said
     assert "stage         reconcile done" in said
     assert rekey("apply", "--json", code=4).json["error"] == "EndpointDown"

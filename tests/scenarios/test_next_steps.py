@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -346,6 +347,22 @@ def _copying_is_paused(rekey: Steps) -> None:
     rekey(*words)
     assert f"rekey apply {SCRIPT}" in rekey("status").out
     rekey("apply")
+
+
+def test_a_project_that_is_named_by_config_is_named_in_the_step_too(
+    rekey: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rekey.begin()
+    monkeypatch.delenv("REKEY_CONFIG")
+    config = ("--config", str(rekey.project.folder / "rekey.toml"))
+    row = rekey.project.rows("UsersV2")[3]
+    rekey.does(rekey.new_users.delete(key_of(row)))
+    found = rekey("verify", *config, code=1)
+    [step] = re.findall("Next: `rekey (.+)`", found.out)
+    rekey(*shlex.split(step), code=1)
+    rekey("verify", *config)
+    [step] = re.findall("`rekey (.+?)`", rekey("apply", "--to", "cutover", *config, code=3).err)
+    rekey(*shlex.split(step))
 
 
 @pytest.mark.parametrize("code", TEXTS)
