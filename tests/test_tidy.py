@@ -69,6 +69,7 @@ PURE = {
     "mapping.rows",
     "mapping.sealing",
     "model",
+    "next_steps",
     "declaration.requirements",
     "present",
     "phases",
@@ -146,7 +147,7 @@ AZURE_CLIENTS = ("rekey/client/sdk/",)
 FLOORS: tuple[set[str], ...] = (
     {"errors", "model", "phases"},
     {"core", "present"},
-    {"declaration", "tables", "executors"},
+    {"declaration", "tables", "executors", "next_steps"},
     {"state", "project"},
     {"mapping"},
     {"protocol", "verify", "inspect"},

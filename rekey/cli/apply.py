@@ -9,7 +9,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from rekey.cli.shell import EXECUTOR, Shell, command, file_option, flag
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
-from rekey.errors import ExitCode, Findings, GateClosed
+from rekey.errors import ConfigurationError, ExitCode, Findings, GateClosed, in_words
+from rekey.next_steps import apply_to
 from rekey.phases import GATED, Phase
 from rekey.plan.plan import take_basis
-from rekey.plan.planfile import PlanFile, check_plan, read_plan
+from rekey.plan.planfile import PlanFile, check_declared, check_plan, read_plan
 from rekey.plan.subject import PlanOptions, subject_of
 from rekey.present.text import duration, wrapped
 from rekey.project.sections import seconds_of
@@ -75,7 +76,7 @@ class _Result:
             counters = ", ".join(
                 f"{name.replace('_', ' ')} {count:,}" for name, count in run.counters.items()
             )
-            outcome = counters if run.outcome == "done" else f"stopped ({run.outcome})"
+            outcome = counters if run.outcome == "done" else f"stopped ({in_words(run.outcome)})"
             lines.append(f"  {run.phase:<{LABEL}}{took:>7}  {outcome}".rstrip())
         if self.waits:
             waits = ", ".join(f"`{one.phase}` of {one.script_id}" for one in self.waits)
@@ -109,6 +110,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
 @command(
     "apply",
     example="rekey apply 0001\nrekey apply 0001 --to cutover --writers-stopped\n"
+    "rekey apply 0001 --to complete --yes 0001_users\n"
     "rekey apply 0001 --executor rekey.executors:processes",
 )
 @click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
@@ -128,6 +130,12 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     help="Refuse to cut over when the application's writers would stand still for longer, for example 60s or"
     ' 10m (capture "delta").',
 )
+@click.option(
+    "--yes",
+    metavar="NAME",
+    multiple=True,
+    help="For --to complete, which ends the way back: the migration's name. Asked for on a terminal.",
+)
 @file_option(
     "--plan",
     "plan_path",
@@ -144,6 +152,7 @@ def apply(
     to: str | None,
     writers_stopped: bool,
     stop_at_most: float | None,
+    yes: tuple[str, ...],
     plan_path: Path | None,
     skip_row_check: bool,
     executor: str | None,
@@ -160,6 +169,7 @@ def apply(
     if goal in GATED and not scripts and len(chosen) > 1:
         listed = ", ".join(one.script_id for one in chosen)
         raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
+    _confirm(shell, chosen if goal is Phase.COMPLETE else (), project.applied(), yes)
     results: list[_Result] = []
     options = Options(writers_stopped=writers_stopped, stop_at_most_s=stop_at_most, executor=executor or "")
     with open_session(shell, project, options) as session:
@@ -182,8 +192,32 @@ def apply(
     return shell.emit(document, "Nothing to apply: every migration is complete.")
 
 
+def _confirm(
+    shell: Shell, completed: Sequence[Declared], applied: Mapping[str, Sequence[Phase]], yes: Sequence[str]
+) -> None:
+    """Require the name of every migration whose way back is about to end, typed. Raises click.UsageError,
+    ConfigurationError."""
+    names = [one.script_id for one in completed]
+    if strange := [name for name in yes if name not in names]:
+        meant = f"it names {', '.join(names)} here" if names else "it goes with --to complete"
+        raise click.UsageError(f"--yes {strange[0]}: {meant}")
+    for name in names:
+        if name in yes or Phase.COMPLETE in applied[name]:
+            continue
+        if not shell.is_terminal:
+            raise ConfigurationError(
+                f"`complete` ends the way back of {name} for good: its name must be typed",
+                kept="everything; nothing was done",
+                hint=f"if that is meant: `{shell.command(apply_to(name, Phase.COMPLETE))}`",
+            )
+        question = f"`complete` ends the way back of {name} for good. Type its name"
+        if click.prompt(question, err=True) != name:
+            raise click.UsageError("the migration's name was typed differently")
+
+
 def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> None:
-    """Compare a plan file with script, secrets and tables of the migrations that have not begun.
+    """Compare a plan file with script, secrets and tables of the migrations that have not begun, and with the
+    script of the others.
 
     Raises:
         Findings: the plan lists errors.
@@ -198,6 +232,7 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
         )
     options = PlanOptions.of(session.config, exact=file.exact)
     fresh = [one for one in chosen if not session.ledger.applied(one.script_id)]
+    check_declared(file, chosen)
     bases = []
     for declared in fresh:
         migration = session.opened(declared.script_id)
@@ -217,7 +252,7 @@ def _apply_one(
             raise GateClosed(
                 Phase.PREPARE,
                 [f"{declared.script_id} waits for `{one.phase}` of {one.script_id}" for one in result.waits],
-                hint=f"`rekey apply {first.script_id} --to {first.phase}` first",
+                hint=f"`rekey {apply_to(first.script_id, first.phase)}` first",
             )
         return
     known = {run.id for run in state.phase_runs(declared.script_id)}

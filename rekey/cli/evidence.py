@@ -34,7 +34,7 @@ from rekey.errors import (
     StateUnusable,
     one_line,
 )
-from rekey.evidence.bag import payload, statement_sha256
+from rekey.evidence.bag import payload, require_folder, statement_sha256
 from rekey.evidence.export import export as write
 from rekey.evidence.export import exports_of, record_verified
 from rekey.evidence.keys import PublicKey
@@ -292,8 +292,9 @@ def _keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicK
 
     Raises:
         ConfigurationError: no key is given, and there is no project, or it did not export the bundle or has
-            no key.
+            no key; or there is no such folder.
     """
+    require_folder(folder)
     if files:
         return [read_public(path) for path in files]
     what = "it is not said whose signature is to be checked"

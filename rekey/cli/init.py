@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from rekey.cli.shell import Shell, command
-from rekey.errors import ConfigurationError, ExitCode
+from rekey.errors import ConfigurationError, ExitCode, reason_of
 from rekey.project.config import default_config
 from rekey.project.privatefiles import write_private
 
@@ -47,7 +47,7 @@ def init(shell: Shell, folder: Path) -> ExitCode:
         made[ignore] = _ignore(ignore)
     except OSError as error:
         raise ConfigurationError(
-            f"{folder} cannot be written ({type(error).__name__})",
+            f"{folder} cannot be written ({reason_of(error)})",
             kept="what was there before",
             hint="name a folder that this user can write to: `rekey init FOLDER`",
         ) from None

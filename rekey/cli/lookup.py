@@ -36,6 +36,7 @@ from rekey.errors import (
     MachineFailed,
     Refused,
     StateUnusable,
+    reason_of,
 )
 from rekey.mapping.lookup import Found, Gone, Lookup, Met, Query
 from rekey.migration.opening import Prepared, open_migration
@@ -73,7 +74,7 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
             write_private(out, "".join(f"{line}\n" for line in lines).encode("utf-8"))
         except OSError as error:
             raise ConfigurationError(
-                f"the answers cannot be written to {out} ({type(error).__name__})",
+                f"the answers cannot be written to {out} ({reason_of(error)})",
                 kept="the record of the look-up",
                 hint="name a file that does not exist, in a folder that this user can write to",
             ) from None
@@ -162,7 +163,8 @@ def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone
     if unknown:
         hint = (
             "check the key character by character; rows that were never copied, and ids of rows in index"
-            " tables, cannot be looked up"
+            f" tables, cannot be looked up: `rekey plan {declared.script_id} --exact --show-keys` shows the"
+            " keys of rows that cannot be copied"
         )
     if returned:
         kept = "the rows as they stand there; they are not shown"

@@ -6,7 +6,8 @@ Rules kept here:
 * With `--json` a failure, too, is one JSON document on standard output; for people it is on standard error.
 * Every failure is reported as a `RekeyError`: what happened, what was kept, what to do next, an exit code.
 * An unforeseen exception is a fault of rekey. Its type and place are shown, its text never: it may quote
-  keys. `--debug` adds the stack, without source lines and values.
+  keys. `--debug` adds the stack, without source lines and values. Of a script's fault `--debug` shows the
+  text, too: it is raised before any row is read.
 """
 
 from __future__ import annotations
@@ -21,12 +22,19 @@ from pathlib import Path
 
 import click
 
-from rekey.cli import signals
 from rekey.cli.shell import Shell, Surroundings
 from rekey.core import logs
 from rekey.core.collector import patient_collector
 from rekey.core.distribution import DISTRIBUTION
-from rekey.errors import ExitCode, Interrupted, MachineFailed, RekeyError, ServiceError
+from rekey.errors import (
+    ConfigurationError,
+    DeclarationError,
+    ExitCode,
+    Interrupted,
+    MachineFailed,
+    RekeyError,
+    ServiceError,
+)
 from rekey.present.text import WIDTH, fitted
 
 _PACKAGE = Path(__file__).parent.parent
@@ -122,7 +130,6 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
         redirect_stdout(shell.out),
         redirect_stderr(shell.err),
         logs.configured(),
-        signals.interrupting(),
         fitted(shell.columns),
         # Otherwise a sixth of the start-up time would go into looking for reference cycles in imports.
         patient_collector(),
@@ -140,25 +147,31 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
 
 def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> int:
     """Report an error of the command line; return the exit code."""
-    if "--json" not in words:
-        error.show(shell.err)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and "--json" not in words:
+        shell.note(error.format_message())
         return ExitCode.USAGE
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = f"`{context.command_path if context else 'rekey'} --help` shows how"
-    document = {"error": "UsageError", "what": error.format_message(), "kept": "", "next": hint}
+    told = ConfigurationError(error.format_message(), kept="everything; nothing was begun", hint=hint)
+    if "--json" not in words:
+        shell.note(f"rekey: {told}")
+        return ExitCode.USAGE
     shell.json = True
-    return shell.emit(document, "", ExitCode.USAGE)
+    return shell.emit({**told.as_json(), "error": "UsageError"}, "", ExitCode.USAGE)
 
 
 def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
     """Report the exception that ended the command; return the exit code."""
     told: RekeyError = as_rekey_error(KeyboardInterrupt() if isinstance(error, click.Abort) else error)
+    told.hint = shell.typed_here(told.hint)
     if shell.json or "--json" in words:
         shell.json = True
         shell.emit({**shell.so_far, **told.as_json()}, "")
     shell.note(f"rekey: {told}")
     if shell.debug and isinstance(told, FaultOfRekey):
         shell.note(places(error))
+    if shell.debug and isinstance(told, DeclarationError) and told.fault:
+        shell.note(f"the script's own text, which may hold anything: {told.fault}")
     return int(told.exit_code)
 
 
@@ -174,6 +187,8 @@ def as_rekey_error(error: BaseException) -> RekeyError:
         if isinstance(known, ServiceError) and not known.kept:
             # The tables layer knows one request only; what the command keeps is the same for all requests.
             known.kept = "everything up to the last checkpoint; nothing is half done"
+        known.kept = known.kept or "everything that was there before"
+        known.hint = known.hint or "run the same command again; if it fails again, report it with this text"
         return known
     if isinstance(error, KeyboardInterrupt):
         return Interrupted(

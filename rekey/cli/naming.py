@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import click
 
 from rekey.cli.shell import file_option
-from rekey.errors import ConfigurationError, Refused
+from rekey.errors import ConfigurationError, Refused, reason_of
 from rekey.mapping.lookup import Query
 from rekey.model import EntityKey
 from rekey.project.config import Config
@@ -85,7 +85,7 @@ def _read_bulk(path: Path, most: int) -> tuple[str, list[list[str]]]:
         rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline=""), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigurationError(
-            f"the file {path} cannot be read ({type(error).__name__})",
+            f"the file {path} cannot be read ({reason_of(error)})",
             hint="give CSV in UTF-8 with a line of column names",
         ) from None
     header = tuple(rows[0]) if rows else ()

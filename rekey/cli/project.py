@@ -216,7 +216,12 @@ async def look(
     project: Project, declared: Declared, state: State, accounts: Accounts, clock: Clock
 ) -> Status:
     """Return the status of a migration. Raises StateUnusable as `look_at`."""
-    migration = open_migration(Prepared.of(project.config, declared), accounts)
-    refused = partial(secrets_refused, migration)
-    read = look_at(declared, project.scripts, project.config, state, accounts.restricted, clock, refused)
+    from rekey.runner.steering import is_paused
+
+    config = project.config
+    migration = open_migration(Prepared.of(config, declared), accounts)
+    refused, paused = partial(secrets_refused, migration), is_paused(config.state)
+    read = look_at(
+        declared, project.scripts, config, state, accounts.restricted, clock, refused, paused=paused
+    )
     return judge(await read)

@@ -17,6 +17,8 @@ from rekey.cli.shell import FOLDER, Shell, command, file_option, flag
 from rekey.errors import ExitCode
 from rekey.rehearse.rehearsal import rehearse as rehearsed
 
+ROWS = 2000
+
 
 @command(
     "rehearse",
@@ -24,15 +26,13 @@ from rekey.rehearse.rehearsal import rehearse as rehearsed
     "\nrekey rehearse 0001 --data users.json",
 )
 @click.argument("script", required=False)
-@click.option(
-    "--rows", type=click.IntRange(1), default=2000, show_default=True, help="How many rows to make up."
-)
+@click.option("--rows", type=click.IntRange(1), help=f"How many rows to make up.  [default: {ROWS}]")
 @file_option(
     "--data",
     help="Use these rows: JSON as `az storage entity query -o json` prints it, JSON Lines, or CSV with EDM"
     " types in its header: PartitionKey,RowKey,Age:Edm.Int32,Joined:Edm.DateTime.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="For all made-up rows.")
+@click.option("--seed", type=int, help="For all made-up rows.  [default: 0]")
 @click.option(
     "--folder",
     metavar="FOLDER",
@@ -43,9 +43,9 @@ from rekey.rehearse.rehearsal import rehearse as rehearsed
 def rehearse(
     shell: Shell,
     script: str | None,
-    rows: int,
+    rows: int | None,
     data: Path | None,
-    seed: int,
+    seed: int | None,
     folder: Path | None,
     keep: bool,
 ) -> ExitCode:
@@ -56,6 +56,8 @@ def rehearse(
     none of your accounts. A SCRIPT given as a path needs no configuration. Exit code 1 when something was not
     as it must be.
     """
+    if data is not None and rows is not None:
+        raise click.UsageError("--rows is for rows that are made up; --data FILE gives them")
     if script is not None and script.endswith(".py"):
         path = Path(script)
         if not path.is_file():
@@ -63,6 +65,6 @@ def rehearse(
     else:
         path = open_project(shell).the_one(script, lambda applied: not applied).path
     out = shell.note if shell.json else shell.say
-    report = rehearsed(path, rows=rows, data=data, seed=seed, out=out, folder=folder, keep=keep)
+    report = rehearsed(path, rows=rows or ROWS, data=data, seed=seed or 0, out=out, folder=folder, keep=keep)
     code = ExitCode.DONE if report.passed else ExitCode.FINDINGS
     return shell.emit(report.as_json(), f"\n{report.text()}", code)

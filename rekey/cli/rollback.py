@@ -35,17 +35,19 @@ from rekey.status.tell import field, verdict_lines
     help="How far: `dual_write` keeps the copy following; `source` ends the migration. By default the first"
     " from cutover, the second from anything before.",
 )
-@click.option(
-    "--drop-targets/--keep-targets",
-    default=None,
-    help="On the way to `source`: drop the target tables and what is known of them, or keep both.",
-)
+@flag("--drop-targets", help="On the way to `source`: drop the target tables and what is known of them.")
+@flag("--keep-targets", help="On the way to `source`: keep the target tables and what is known of them.")
 @flag(
     "--writers-stopped",
     help='You confirm that no application writes (capture "delta", from cutover).',
 )
 def rollback(
-    shell: Shell, script: str | None, to: str | None, drop_targets: bool | None, writers_stopped: bool
+    shell: Shell,
+    script: str | None,
+    to: str | None,
+    drop_targets: bool,
+    keep_targets: bool,
+    writers_stopped: bool,
 ) -> ExitCode:
     """Take a migration back.
 
@@ -53,13 +55,19 @@ def rollback(
     the source is the authority again. In capture "dual-write" the source is current already, and writes wait
     for seconds. After `complete` there is no way back.
     """
+    if drop_targets and keep_targets:
+        raise click.UsageError("--drop-targets and --keep-targets contradict each other")
+    if to == ControlPhase.DUAL_WRITE and (drop_targets or keep_targets):
+        raise click.UsageError(
+            "--drop-targets and --keep-targets go with --to source: `dual_write` keeps the targets"
+        )
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)
-    options = Options(writers_stopped=writers_stopped, drop_targets=bool(drop_targets))
+    options = Options(writers_stopped=writers_stopped, drop_targets=drop_targets)
     with open_session(shell, project, options) as session:
-        undone = commands.rollback(
-            session, declared.script_id, to=ControlPhase(to) if to else None, drop=drop_targets
-        )
+        goal = ControlPhase(to) if to else None
+        drop = drop_targets if drop_targets or keep_targets else None
+        undone = commands.rollback(session, declared.script_id, to=goal, drop=drop)
         counters = dict(session.taken_back.get(Phase.CUTOVER, {}))
         status = status_of(session, declared)
     taken = ", ".join(undone) if undone else "nothing: it was there already"

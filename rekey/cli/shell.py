@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 import click
 
+from rekey.cli import signals
 from rekey.errors import ConfigurationError, ExitCode, visible
 from rekey.present.text import WIDTH
 
@@ -194,6 +195,11 @@ class Shell:
         said = f" --config {shlex.quote(str(self.config_path))}" if self.config_said else ""
         return f"rekey {words}{said}"
 
+    def typed_here(self, text: str) -> str:
+        """Return a text whose quoted command lines can be typed here, as `command` makes them. `init` makes a
+        project, whichever `--config` names."""
+        return re.sub("`rekey (?!init)([^`]+)`", lambda found: f"`{self.command(found[1])}`", text)
+
 
 class Edge:
     """A stream for people that escapes control characters and characters that its encoding lacks."""
@@ -293,7 +299,11 @@ _COMMON = (
         default=True,
         help="Draw progress on standard error. Off by itself when that is no terminal.",
     ),
-    _common("--debug", is_flag=True, help="After a fault of rekey, show where it was (no values)."),
+    _common(
+        "--debug",
+        is_flag=True,
+        help="After a fault of rekey, show where it was (no values); after one of a script, its text.",
+    ),
 )
 
 
@@ -344,7 +354,7 @@ def command(
 
             token = COMMAND.set(recorded(click.get_current_context()))
             try:
-                with redirect_stdout(shell.err):
+                with redirect_stdout(shell.err), signals.interrupting():
                     return function(shell, **arguments)
             finally:
                 COMMAND.reset(token)

@@ -38,8 +38,8 @@ def status(shell: Shell, scripts: tuple[str, ...], requests: bool) -> ExitCode:
     """
     project = open_project(shell)
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
-    found = shell.do(_look(shell, project, chosen))
     said = steering.read(project.config.state) or steering.Steering()
+    found = shell.do(_look(shell, project, chosen))
     code = ExitCode.SERVICE if any(one.facts.unreachable for one in found) else ExitCode.DONE
     document = {"migrations": plain(found), "steering": plain(said)}
     worst_first = sorted(found, key=lambda one: one.verdict.safe)

@@ -24,6 +24,8 @@ from rekey.verify.context import Keys
 from rekey.verify.render import render
 from rekey.verify.report import exit_code
 
+SAMPLE_ROWS = 3000
+
 
 @command(
     "verify",
@@ -43,9 +45,7 @@ from rekey.verify.report import exit_code
 @click.option(
     "--rows",
     type=click.IntRange(1, 100_000),
-    default=3000,
-    show_default=True,
-    help="How many rows a sample draws from each table.",
+    help=f"How many rows a sample draws from each table.  [default: {SAMPLE_ROWS}]",
 )
 @click.option(
     "--seed",
@@ -60,7 +60,7 @@ def verify(
     script: str | None,
     mode: str,
     repair: bool,
-    rows: int,
+    rows: int | None,
     seed: int | None,
     show_keys: bool,
     reason: str | None,
@@ -79,6 +79,10 @@ def verify(
         raise click.UsageError("--show-keys goes with --mode full or sample: a count looks at no single row")
     if reason is not None:
         check_reason(reason)
+    if executor and mode != "full":
+        raise click.UsageError("--executor goes with --mode full: only that has workers")
+    if mode != "sample" and (seed is not None or rows is not None):
+        raise click.UsageError("--rows and --seed go with --mode sample")
     project = open_project(shell)
     declared = project.the_one(
         script, lambda applied: Phase.DUAL_WRITE in applied and Phase.CUTOVER not in applied
@@ -90,17 +94,16 @@ def verify(
             declared.script_id,
             mode=commands.Mode(mode),
             repair=repair,
-            rows=rows,
+            rows=rows or SAMPLE_ROWS,
             seed=secrets.randbits(32) if seed is None else seed,
             keys=keys,
             always=seed is not None,
         )
         document = {"script_id": declared.script_id, **report.as_json()}
-        text = f"{declared.script_id}\n{render(report)}"
+        text = f"{declared.script_id}\n{shell.typed_here(render(report, declared.script_id))}"
         if keys:
-            shell.tell_before_error(
-                document, text
-            )  # what was found is told also if its keys may not be shown
+            # What was found is told also if its keys may not be shown.
+            shell.tell_before_error(document, text)
             check_reason(reason or "", [key for _, key in keys.values()])
             details = {"by": "verify", "rows": sorted(keys), "found": True, "reason": reason}
             most = project.config.lookup.per_minute

@@ -4,8 +4,8 @@ commands, workers and clients.
 Rules kept here:
 
 * Each process reads its own configuration; nothing here passes a secret on.
-* Secrets are read when they are first needed, once. A plan gets the names of the missing ones; every other
-  caller gets the error.
+* Secrets are read when they are first needed, once. A plan gets the errors about the missing ones; for every
+  other caller the first is raised.
 * A wrapping key in an environment variable or a file is read when it is opened: a missing one is reported
   before anything is done. Key Vault is asked when its key is first needed. No message holds any part of a
   wrapping key.
@@ -68,9 +68,9 @@ class Prepared:
         return found, missing
 
     @property
-    def missing(self) -> tuple[str, ...]:
-        """The names of the secrets that are missing."""
-        return tuple(self._read[1])
+    def missing(self) -> tuple[SecretMissing, ...]:
+        """The errors about the secrets that are missing."""
+        return tuple(self._read[1].values())
 
     @property
     def secrets(self) -> Mapping[str, bytes]:
@@ -229,8 +229,9 @@ def read_wrapping(source: SecretSource) -> bytes:
         raise SecretMissing(
             error.what,
             kept="everything; nothing was opened and nothing was changed",
-            hint="put it where [sealing] says; a wrapping key that is lost cannot be made again, and"
-            " `rekey runbook wrapping-key` says what that means",
+            hint="put it where [sealing] says; before the first migration `openssl rand -hex 32` makes one;"
+            " afterwards one that is lost cannot be made again: `rekey runbook wrapping-key` says what that"
+            " means",
         ) from None
 
 

@@ -18,6 +18,7 @@ from rekey.core.texts import catalogue, filled
 from rekey.declaration.keys.base import Prop
 from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.props import Copy
+from rekey.errors import SecretMissing
 from rekey.inspect.inventory import Inventory
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
 from rekey.plan.result import Collisions, Problem, RefusedRows, TableFill, TableState
@@ -49,7 +50,7 @@ class Started:
 def declaration_problems(
     declared: Declared,
     started: Started | None,
-    missing_secrets: Sequence[str],
+    missing_secrets: Sequence[SecretMissing],
     fingerprints: Mapping[str, str],
     no_wrapping_key: str = "",
 ) -> Iterator[Problem]:
@@ -58,7 +59,7 @@ def declaration_problems(
     Args:
         declared: the migration.
         started: phase, declaration and secrets when it was begun before; else None.
-        missing_secrets: names of secrets that were not found.
+        missing_secrets: the errors about secrets that were not found.
         fingerprints: fingerprints of the secrets that were found, by name.
         no_wrapping_key: why the wrapping key of a sealed mapping cannot be used; "" when it can, or none is
             needed.
@@ -68,8 +69,8 @@ def declaration_problems(
         yield _problem(
             "nothing-changes", source=source, target=migration.target.table, file=declared.path.name
         )
-    for name in missing_secrets:
-        yield _problem("secret-missing", name=name)
+    for error in missing_secrets:
+        yield _problem("secret-missing", message=error.what, cure=error.hint)
     if migration.capture == "dual-write":
         yield from _dual_write_problems(declared)
     for index in migration.indexes:
@@ -78,10 +79,10 @@ def declaration_problems(
     if not migration.reverse:
         yield _problem("no-way-back")
     if started is not None and started.digest != declared.digest:
-        yield _problem("declaration-moved", phase=started.phase)
+        yield _problem("declaration-moved", phase=started.phase, script=declared.script_id)
     for name, known in sorted(started.secret_fingerprints.items()) if started is not None else ():
         if fingerprints.get(name, known) != known:
-            yield _problem("secret-moved", name=name)
+            yield _problem("secret-moved", name=name, script=declared.script_id)
     if no_wrapping_key:
         yield _problem("wrapping-key-missing", message=no_wrapping_key)
 

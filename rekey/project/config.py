@@ -27,7 +27,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
-from rekey.errors import ConfigurationError, SecretMissing
+from rekey.errors import ConfigurationError, SecretMissing, reason_of
 from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
 from rekey.project.secrets_source import SecretKind, SecretSource, read_secret
@@ -39,6 +39,7 @@ AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 
 _COSMOS_HOSTS = (".table.cosmos.azure.com", ".table.cosmosdb.azure.com")
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
+_OTHER_SERVICES = frozenset({"blob", "queue", "file", "dfs", "web"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PASTED_CHARACTERS = 24
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
@@ -331,7 +332,7 @@ def read_toml(path: Path, *, absent: str) -> Section:
         raise ConfigurationError(f"there is no configuration file {path}", hint=absent) from None
     except OSError as error:
         raise ConfigurationError(
-            f"the configuration file {path} cannot be read ({type(error).__name__})",
+            f"the configuration file {path} cannot be read ({reason_of(error)})",
             hint="make it a file that this user can read, or name another one",
         ) from None
     except UnicodeDecodeError:
@@ -384,6 +385,15 @@ def _endpoint(section: Section, text: str) -> str:
             "`localhost` is taken for another service by the Azure SDK",
             "write 127.0.0.1 instead of localhost",
         )
+    if host in _LOOPBACK and not parts.path.strip("/"):
+        section.fail(
+            "endpoint",
+            "names no account",
+            f'add its name as the path; for Azurite write endpoint = "http://127.0.0.1:10002/{AZURITE_ACCOUNT}"',
+        )
+    service = host.partition(".")[2].partition(".")[0]
+    if service in _OTHER_SERVICES and host.endswith(f".{service}.core.windows.net"):
+        section.fail("endpoint", f"is of the {service} service; rekey works on Table Storage", cure)
     if parts.scheme == "http" and host not in _LOOPBACK:
         section.fail(
             "endpoint", "http is allowed on 127.0.0.1 and [::1] only", "write https://, which encrypts"

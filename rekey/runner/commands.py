@@ -15,7 +15,8 @@ Rules kept here:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -23,7 +24,17 @@ from typing import Any
 import rfc8785
 
 from rekey.core.progress import Interruptible
-from rekey.errors import ConfigurationError, Findings, GateClosed, Refused, RekeyError, SecretMissing
+from rekey.errors import (
+    Collision,
+    ConfigurationError,
+    Findings,
+    GateClosed,
+    Refused,
+    RekeyError,
+    RowRefused,
+    SecretMissing,
+)
+from rekey.next_steps import next_step
 from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
 from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan, Plan
@@ -110,20 +121,42 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
     for phase in ORDER[len(before) : ORDER.index(last) + 1]:
         reasons = session.do(PHASES[phase].gate(run))
         if reasons or phase in GATED:
-            command = f"rekey apply {script_id} --to {phase}"
-            hint = f"when that is mended: `{command}`"
-            if phase is Phase.CUTOVER and run.is_delta and not run.options.writers_stopped:
-                hint = f"stop the application's writers, then `{command} --writers-stopped`"
-            session.do(_pass_gate(run, phase, reasons, hint))
-        session.ledger.apply(script_id, phase)
+            session.do(_pass_gate(run, phase, reasons, _once_mended(run, phase)))
+        with _naming_rows(session, run):
+            session.ledger.apply(script_id, phase)
     after = session.ledger.applied(script_id)
-    caught_up = session.do(PHASES[after[-1]].again(run)) if before == after else 0
+    with _naming_rows(session, run):
+        caught_up = session.do(PHASES[after[-1]].again(run)) if before == after else 0
     upcoming = following(after[-1])
     asks = session.do(PHASES[upcoming].gate(run)) if upcoming in GATED and upcoming else []
     if before == after:
         session.add_on_top(script_id, OnTop.REPEATS)
     stop_s = expected_stop_s(run) if run.is_delta and upcoming is Phase.CUTOVER else None
     return Applied(script_id, tuple(after[len(before) :]), caught_up, upcoming, tuple(asks), stop_s)
+
+
+def _once_mended(run: Run, phase: Phase) -> str:
+    """Return the hint of a closed gate: the command that asks it again."""
+    stopped = run.is_delta or run.options.writers_stopped
+    asking = {Phase.CUTOVER: "cut-over-stopped" if stopped else "cut-over", Phase.COMPLETE: "complete"}
+    if phase not in asking:
+        return f"when that is mended: `rekey apply {run.script_id}`"
+    return f"when that is mended: {next_step(asking[phase], script=run.script_id)}"
+
+
+@contextmanager
+def _naming_rows(session: Session, run: Run) -> Iterator[None]:
+    """Let an error about source rows of a migration that has begun say how to see and to mend them: such rows
+    are in no mapping, so `lookup` does not know them, and an edited script would be refused."""
+    try:
+        yield
+    except (Collision, RowRefused) as problem:
+        if Phase.CUTOVER not in session.ledger.applied(run.script_id):
+            problem.kept = (
+                problem.kept or "all rows; what was copied stays, and nothing was written for this row"
+            )
+            problem.hint = str(next_step("collision", script=run.script_id, source=run.source.name))
+        raise
 
 
 def _keep_plan(run: Run, planned: Plan, *, check_rows: bool) -> None:
@@ -264,15 +297,15 @@ def _require_comparable(run: Run, phase: ControlPhase) -> None:
             kept="everything; nothing was changed",
             hint=f"`rekey apply {run.script_id}` first",
         )
-    what, hint = "", "there is nothing to do"
-    target = run.targets[0].name
+    what, hint, target = "", f"`rekey status {run.script_id}` says what is next", run.targets[0].name
     if run.is_delta and phase is not ControlPhase.DUAL_WRITE:
         what = (
             f'the application writes to {target}, and with capture "delta" nothing follows it,'
             " so differences say nothing"
         )
-        if phase in (ControlPhase.CUTOVER, ControlPhase.FREEZE):
-            hint = f"`rekey rollback {run.script_id}` copies the target's changes back and verifies"
+        if phase is ControlPhase.CUTOVER:
+            code = "way-back-by-copying" if run.declared.migration.reverse else "no-way-back"
+            hint = str(next_step(code, script=run.script_id, target=target))
     elif not run.is_delta:
         ended = phase in (ControlPhase.COMPLETE, ControlPhase.RETIRED)
         if ended or (phase is ControlPhase.CUTOVER and not run.declared.migration.reverse):

@@ -40,6 +40,7 @@ from rekey.migration.opening import (
     open_migration,
     require_same_secrets,
 )
+from rekey.next_steps import next_step
 from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Config
 from rekey.protocol.control import ControlRow
@@ -60,6 +61,8 @@ from rekey.tables.kinds import by_number
 from rekey.tables.sent import OnTop, requests_in, since
 
 T = TypeVar("T")
+_STEERED = "steered"
+"""Event: the operator's setting when a runner first worked with it."""
 
 
 @dataclass(eq=False, repr=False)
@@ -317,16 +320,20 @@ class Session:
     def _throttle(self) -> Throttle:
         """Return the throttle for the configured rates, or those that the operator sets during the run."""
 
-        def changed(said: Steering) -> None:
+        def told(said: Steering, is_new: bool) -> None:
             self.progress.note(f"from now on: {said.told()}")
-            self.state.audit("steered", None, asdict(said))
+            if is_new:
+                self.state.audit(_STEERED, None, asdict(said))
+
+        before = self.state.audit_events(event=_STEERED)
+        recorded = Steering(**before[-1].details) if before else Steering()
 
         limits = self.config.limits if self.config.limits.follows else self.config.rates
         return Throttle(
             limits.account_rate,
             self.clock,
             partition=limits.partition_entities_per_second,
-            steering=follow(self.config.state, changed),
+            steering=follow(self.config.state, told, recorded),
             stopping=self.stop.requested,
             begins=ACCOUNT_TARGET if limits.follows else None,
         )
@@ -419,11 +426,12 @@ Rules = tuple[str, Mapping[str, str]]
 def require_same_rules(script_id: str, began: Rules, now: Rules) -> None:
     """Refuse a declaration or a secret that changed since the first phase. Raises Moved."""
     (first_digest, first_secrets), (digest, secrets) = began, now
+    to_change = f"to change it: {next_step('begin-anew', script=script_id)}"
     if digest != first_digest:
         raise Moved(
             f"the script {script_id} was edited after its first phase:"
             f" digest {digest[:12]}, started with {first_digest[:12]}",
             kept="everything done so far; nothing was written with the edited script",
-            hint="put the script back as it was; to change it, `rekey rollback` with the old one first",
+            hint=f"put the script back as it was; {to_change}",
         )
     require_same_secrets(script_id, first_secrets, secrets)

@@ -34,6 +34,7 @@ from rekey.core.progress import Advance
 from rekey.errors import StateUnusable
 from rekey.mapping.removed import RemovedRows
 from rekey.model import TIMESTAMP, EntityKey
+from rekey.next_steps import after_findings
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import SOURCE, TARGET, authority
 from rekey.runner.clients import InFlight, heard_of_until, look, while_sweeping
@@ -272,7 +273,7 @@ def closed_by_verification(run: Run) -> list[str]:
 
 
 def _again(run: Run, last: Verification | None) -> str:
-    """Return the command that verifies again; with `--repair` if the last verification found rows that differ
-    and did not mend them."""
-    mends = last is not None and last.divergences and last.report.get("repair") is None
-    return f"`rekey verify {run.script_id} --mode full{' --repair' if mends else ''}`"
+    """Return the command that leads to a verification that finds nothing."""
+    if last is None or not last.divergences:
+        return f"`rekey verify {run.script_id} --mode full`"
+    return f"`rekey {after_findings(run.script_id, run.source.name, last.report).command}`"

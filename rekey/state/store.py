@@ -437,9 +437,11 @@ class State:
                 return None
             return self._add_event(connection, event, script_id, details)
 
-    def audit_events(self, script_id: str | None = None) -> list[AuditEvent]:
-        """Return the events in order; all, or those of one migration."""
+    def audit_events(self, script_id: str | None = None, *, event: str | None = None) -> list[AuditEvent]:
+        """Return the events in order; all, or those of one migration, or of one name."""
         query = sa.select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq)
+        if event is not None:
+            query = query.where(AUDIT_EVENT.c.event == event)
         if script_id is not None:
             query = query.where(AUDIT_EVENT.c.script_id == script_id)
         return [AuditEvent(**one) for one in self._read(query)]

@@ -122,6 +122,7 @@ class Facts:
         intents: the journal, in capture "dual-write"; None when it was not read.
         cohorts: of the mapping, once the migration is complete.
         events: the migration's audit log.
+        paused: the operator has paused all copying with this state file.
     """
 
     declared: Declared
@@ -143,6 +144,7 @@ class Facts:
     intents: Intents | None = None
     cohorts: tuple[Cohort, ...] = ()
     events: tuple[AuditEvent, ...] = ()
+    paused: bool = False
 
     @property
     def script_id(self) -> str:
@@ -323,6 +325,8 @@ async def look_at(
     restricted: TableService,
     clock: Clock,
     refused: Callable[[ControlRow | None], Awaitable[RekeyError | None]] | None = None,
+    *,
+    paused: bool = False,
 ) -> Facts:
     """Collect the facts of one migration.
 
@@ -335,6 +339,7 @@ async def look_at(
         clock: this machine's clock, used when the service cannot be asked.
         refused: returns why commands that map rows refuse the migration with this control row; None: that is
             not asked.
+        paused: see `Facts`.
 
     Raises:
         StateUnusable: the state file, the control row or a client's row cannot be read.
@@ -362,7 +367,7 @@ async def look_at(
         if refused is not None and (control is None or control.phase is not ControlPhase.RETIRED):
             refusal = await refused(control)
     except ServiceError as error:
-        unreachable = f"the restricted store could not be asked ({type(error).__name__})"
+        unreachable = f"the restricted store could not be asked: {error.what}"
     ids = state.ledger_ids()
     return Facts(
         declared=declared,
@@ -384,6 +389,7 @@ async def look_at(
         intents=intents,
         events=tuple(state.audit_events(script_id)),
         cohorts=cohorts,
+        paused=paused,
     )
 
 

@@ -30,6 +30,9 @@ from typing import Any
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.plain import plain, told
 from rekey.core.texts import catalogue, filled
+from rekey.errors import Collision, RowRefused, WriterAtWork, in_words
+from rekey.next_steps import TEXTS as STEPS
+from rekey.next_steps import after_findings, apply_to, next_step
 from rekey.phases import FOLLOWED, ORDER, ControlPhase, Phase
 from rekey.present.text import moment
 from rekey.protocol.control import ControlRow
@@ -258,7 +261,7 @@ def _stage(facts: Facts) -> str:
     if last.finished_at is None:
         how = "at work since" if facts.at_work else "was cut off; it began"
         return f"{stage}; {last.phase} {how} {moment(last.started_at)}"
-    return f"{stage}; {last.phase} stopped {moment(last.finished_at)} ({last.outcome})"
+    return f"{stage}; {last.phase} stopped {moment(last.finished_at)} ({in_words(last.outcome)})"
 
 
 def _lag(facts: Facts) -> float | None:
@@ -406,6 +409,9 @@ def _undoubted(facts: Facts, closed: str) -> Verdict:
             return _erasing(facts) or _told("mapping-over" if facts.due else "retired", facts)
         case _:
             found = _between_freezes(facts, facts.control.phase, closed)
+    if facts.paused:
+        step = next_step("paused")
+        found = replace(found, command=step.command, remark=step.remark)
     return found if facts.is_delta else _with_clients(facts, facts.control.phase, found)
 
 
@@ -456,7 +462,8 @@ def _named(rows: Sequence[ClientRow]) -> str:
 def _told(verdict: str, facts: Facts, *, safe: bool = True, **values: object) -> Verdict:
     """Return a verdict of `TEXTS`; `values` are for the names in braces in its texts."""
     values = {"script": facts.script_id, "source": facts.source, "target": facts.target, **values}
-    sentence, command, remark = filled(TEXTS[verdict], values, "sentence", "command", "remark")
+    texts = {**STEPS.get(verdict, {}), **TEXTS[verdict]}
+    sentence, command, remark = filled(texts, values, "sentence", "command", "remark")
     return Verdict(sentence, command, remark, safe)
 
 
@@ -464,7 +471,7 @@ def _not_begun(facts: Facts) -> Verdict:
     found, name = _told("not-begun", facts), facts.script_id
     if facts.waits_for:
         first = facts.waits_for[0]
-        command = f"apply {first.script_id} --to {first.phase}"
+        command = apply_to(first.script_id, first.phase)
         return replace(found, command=command, remark=f"{name} waits for that")
     if facts.at_work:
         return replace(found, command=f"status {name}", remark="a runner begins it just now; look again")
@@ -487,24 +494,31 @@ def _between_freezes(facts: Facts, phase: ControlPhase, closed: str) -> Verdict:
     return found
 
 
+_OF_ROWS = (Collision.__name__, RowRefused.__name__)
+"""Outcomes of runs that the same command would have again."""
+
+
 def _in_dual_write(facts: Facts, closed: str) -> Verdict:
     name, last, safe = facts.script_id, facts.verification, _told("dual-write", facts)
     verify = f"verify {name} --mode full"
-    if last is not None and last.divergences and last.report.get("repair") is not None:
-        return replace(safe, command=verify, remark="the last one mended rows; this proves it")
     if last is not None and last.divergences:
-        return _told("divergent", facts, closed=closed)
+        if facts.runs and facts.runs[-1].outcome == WriterAtWork.__name__:
+            return _told("still-writing", facts, closed=closed)
+        step = after_findings(name, facts.source, last.report)
+        return _told("divergent", facts, closed=closed, command=step.command, remark=step.remark)
+    if facts.runs and facts.runs[-1].outcome in _OF_ROWS and facts.runs[-1].phase not in facts.phases:
+        step = next_step("collision", script=name, source=facts.source)
+        return replace(safe, command=step.command, remark=step.remark)
     if Phase.RECONCILE not in facts.phases:
         goes_on = "it goes on after its last checkpoint" if facts.segments else ""
         return replace(safe, command=f"apply {name}", remark=goes_on)
     if closed:
         return replace(safe, command=verify, remark=f"{closed}, and cutover asks for one")
-    command, remark = f"apply {name} --to cutover", ""
-    if facts.is_delta:
-        command, remark = f"{command} --writers-stopped", "first stop the application's writers"
-    elif behind := facts.clients_behind:
+    step = next_step("cut-over-stopped" if facts.is_delta else "cut-over", script=name)
+    command, remark = step.command, step.remark
+    if behind := facts.clients_behind:
         command, remark = f"status {name}", f"first see why {_named(behind)} does not follow"
-    elif not facts.live_clients:
+    elif not facts.is_delta and not facts.live_clients:
         remark = "first start the application's clients; --writers-stopped goes without"
     return replace(safe, command=command, remark=remark)
 

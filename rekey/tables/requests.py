@@ -251,30 +251,33 @@ class Requester:
             return Outcome(None, refused, ambiguous=False, final=True)
         except NotSent as failed:
             down = EndpointDown(
-                f"{request.doing}: no connection to the endpoint ({failed})",
+                f"{request.doing}: no connection to {failed.endpoint} ({failed})",
                 code=str(failed),
                 hint="check the endpoint in rekey.toml, the network and the proxy settings",
             )
             return _Failed(down, open=False, only_connect=not self.known.ever_answered)
         except (NoAnswer, ValueError) as failed:
-            said = str(failed) if isinstance(failed, NoAnswer) else "MalformedAnswer"
-            return _Failed(_open(request, said), open=True, retry_after=retry_after)
+            if isinstance(failed, NoAnswer):
+                unanswered = _open(request, str(failed), f" by {failed.endpoint}")
+            else:
+                unanswered = _open(request, "MalformedAnswer")
+            return _Failed(unanswered, open=True, retry_after=retry_after)
 
     async def read(self, request: Request, read: Callable[[Answer, str], T]) -> T:
         """Send a request that changes nothing. Raises Unavailable where a write would be ambiguous."""
         outcome = await self.call(request, read)
         if isinstance(outcome.error, Ambiguous):
             raise Unavailable(
-                f"{request.doing}: the service did not answer ({outcome.error.code})",
+                outcome.error.what.partition(";")[0],
                 code=outcome.error.code,
                 hint="check the connection and repeat the command, which goes on where it stopped",
             )
         return outcome.result()
 
 
-def _open(request: Request, code: str) -> Ambiguous:
+def _open(request: Request, code: str, by: str = "") -> Ambiguous:
     return Ambiguous(
-        f"{request.doing}: sent, and not answered ({code}); it may have been applied",
+        f"{request.doing}: sent, and not answered{by} ({code}); it may have been applied",
         code=code,
         hint="check the connection and repeat the command, which goes on where it stopped",
     )

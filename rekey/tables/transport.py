@@ -95,12 +95,20 @@ class Request:
     service_s: int | None = None
 
 
-class NotSent(Exception):
-    """The attempt failed before anything was sent. The argument names the failure, without an address."""
+class _Failed(Exception):
+    """An attempt that failed: the failure's name, and the endpoint that was meant, without a credential."""
+
+    def __init__(self, code: str, endpoint: str = "the endpoint") -> None:
+        super().__init__(code)
+        self.endpoint = endpoint
 
 
-class NoAnswer(Exception):
-    """Something was sent, and no (whole) answer came. The argument names the failure."""
+class NotSent(_Failed):
+    """The attempt failed before anything was sent."""
+
+
+class NoAnswer(_Failed):
+    """Something was sent, and no (whole) answer came."""
 
 
 class Transport:
@@ -128,6 +136,8 @@ class Transport:
         verify: bool | str = True,
     ) -> None:
         self._endpoint = endpoint
+        parts = urlsplit(endpoint)
+        self._shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         self._credential = credential
         self._timeouts = timeouts
         self._connections = connections
@@ -184,7 +194,7 @@ class Transport:
             outcome = type(inner).__name__
             if self.listener is not None and sending.begun and isinstance(inner, TimeoutError):
                 self.listener(kind, 0, time.monotonic() - started)
-            raise (NoAnswer if sending.begun else NotSent)(outcome) from None
+            raise (NoAnswer if sending.begun else NotSent)(outcome, self._shown) from None
         finally:
             # What is logged of a request never holds its address: that holds keys.
             _LOG.debug("%s -> %s in %.0f ms", request.doing, outcome, 1000 * (time.monotonic() - started))

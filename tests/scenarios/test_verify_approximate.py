@@ -50,7 +50,7 @@ async def test_count_agrees_when_tables_are_in_step(memory: MemoryTableService, 
     main, index = report.tables
     assert (main.expected, main.actual, main.partitions) == (61, 61, 12)
     assert (index.expected, index.actual, index.partitions) == (122, 122, 6)
-    assert "All counts agree" in render(report)
+    assert "All counts agree" in render(report, "0001_users")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,7 +101,7 @@ async def test_rows_that_come_while_counting_are_no_findings(
     assert exit_code(report) == ExitCode.DONE
     assert report.passes == 2
     assert report.tables[0].moving > 0
-    assert "moved while counting" in render(report)
+    assert "moved while counting" in render(report, "0001_users")
 
 
 async def test_count_reports_rows_the_mapping_refuses(memory: MemoryTableService, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ async def test_count_reports_rows_the_mapping_refuses(memory: MemoryTableService
     await world.source.insert(keyless)
     report = await count(context(world, tmp_path))
     assert (report.refused_rows, exit_code(report)) == (1, ExitCode.FINDINGS)
-    assert "refuses: 1" in render(report)
+    assert "refuses: 1" in render(report, "0001_users")
 
 
 async def test_a_stopped_count_leaves_no_file_behind(memory: MemoryTableService, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ async def test_a_clean_sample_states_what_it_proves(memory: MemoryTableService, 
         ("PostsByTag", 120, 30, 0),
     ]
     assert report.directions[0].at_most == pytest.approx(1 - 0.05 ** (1 / 30))
-    assert "0 of 30 (60 in all): at most 9.6 % wrong at 95 %" in render(report)
+    assert "0 of 30 (60 in all): at most 9.6 % wrong at 95 %" in render(report, "0001_users")
     assert report.as_json()["seed"] == 7
     assert report.found.transient == 0, "a row that never differed is no transient divergence"
 

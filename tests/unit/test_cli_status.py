@@ -138,6 +138,28 @@ CASES = [
         id="rows were mended",
     ),
     pytest.param(
+        facts(
+            D,
+            Phase.RECONCILE,
+            verification=verified(3),
+            runs=(run_of(Phase.CUTOVER, HOUR_AGO, NOW, "WriterAtWork"),),
+        ),
+        True,
+        "Users was still written during the last cutover",
+        "apply 0001_users",
+        id="a writer was at work at cutover",
+    ),
+    pytest.param(
+        facts(D, Phase.BACKFILL, runs=(run_of(Phase.RECONCILE, HOUR_AGO, NOW, "Collision"),)),
+        True,
+        "a copy",
+        "plan 0001_users --exact --show-keys",
+        id="two rows share a key",
+    ),
+    pytest.param(
+        facts(D, Phase.DUAL_WRITE, lease=LIVE, paused=True), True, "a copy", "resume", id="at work, paused"
+    ),
+    pytest.param(
         facts(ControlPhase.FREEZE, Phase.RECONCILE, lease=LIVE),
         True,
         "in progress: writes wait",
@@ -159,13 +181,17 @@ CASES = [
         id="freeze left behind by a rollback",
     ),
     pytest.param(
-        facts(C, Phase.CUTOVER), True, "there is a way back", "apply 0001_users --to complete", id="cut over"
+        facts(C, Phase.CUTOVER),
+        True,
+        "there is a way back",
+        "apply 0001_users --to complete --yes 0001_users",
+        id="cut over",
     ),
     pytest.param(
         facts(C, Phase.CUTOVER, declared=replace(DECLARED, migration=replace(USERS, reverse=False))),
         True,
         "There is no way back",
-        "apply 0001_users --to complete",
+        "apply 0001_users --to complete --yes 0001_users",
         id="cut over without a way back",
     ),
     pytest.param(
@@ -248,7 +274,7 @@ def test_a_run_that_was_cut_off_is_told_from_one_at_work_and_one_that_stopped() 
     )
     stopped = run_of(Phase.BACKFILL, HOUR_AGO, NOW, "Interrupted")
     told = judge(replace(cut, runs=(stopped,))).stage
-    assert told == f"dual_write done; backfill stopped {moment(NOW)} (Interrupted)"
+    assert told == f"dual_write done; backfill stopped {moment(NOW)} (on request)"
 
 
 def test_a_backfill_at_work_has_rate_and_end() -> None:

@@ -39,7 +39,8 @@ from rekey.mapping.removed import Kept, Removed, RemovedRows
 from rekey.mapping.rows import day_of, pointer_of
 from rekey.mapping.sealing import within
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, etag_of, key_of
-from rekey.phases import ControlPhase
+from rekey.next_steps import apply_to
+from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlRow
 from rekey.runner.clients import any_intent, heard_of_until, wait_for_present
 from rekey.runner.erase.targets import (
@@ -127,7 +128,7 @@ async def require_complete(run: Run) -> ControlRow:
             f"{run.script_id} is not complete: until then the mapping keeps source and targets in step",
             kept="everything; nothing was erased",
             hint="delete the rows through the application now, which takes them from source and targets;"
-            f" erase what the mapping knows of them after `rekey apply {run.script_id} --to complete`",
+            f" erase what the mapping knows of them after `rekey {apply_to(run.script_id, Phase.COMPLETE)}`",
         )
     await wait_for_present(run)
     until = await heard_of_until(run)

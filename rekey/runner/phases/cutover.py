@@ -45,8 +45,9 @@ from rekey.copy.delta import fresh_second, written_since
 from rekey.copy.sweep import gone
 from rekey.core.clock import earlier
 from rekey.core.concurrency import for_each
-from rekey.errors import Findings, GateClosed, Moved, RekeyError, RowRefused, ServiceError
+from rekey.errors import Findings, GateClosed, Moved, RekeyError, RowRefused, ServiceError, WriterAtWork
 from rekey.model import EntityKey, Row, key_of
+from rekey.next_steps import after_findings, next_step
 from rekey.phases import ControlPhase, Phase
 from rekey.present.text import counted, differing, duration
 from rekey.protocol.control import ControlRow
@@ -143,21 +144,21 @@ async def _prove_under_freeze(run: Run) -> Counters:
     frozen_at = await fresh_second(run.tables.server_time, run.clock)
     run.state.set_fact(run.script_id, FROZEN_AT, frozen_at)
     counters, report = await _compare_under_freeze(run)
-    if report.findings:
-        raise Findings(
-            f"full verification under freeze found {wrong(report)} rows that differ",
-            kept="both tables; the migration is back in `dual_write`, the source is the authority",
-            hint=f"writers may go on; `rekey verify {run.script_id} --mode full` names the rows",
-        )
     strays = []
     async for row in written_since(run.source, frozen_at):
         run.check()
         strays.append(run.ids.short(run.source.name, key_of(row)))
-    if strays:
-        raise GateClosed(
+    if strays:  # asked first: rows that are still written differ, too, and no repair ends that
+        raise WriterAtWork(
             "cutover",
             [f"{len(strays)} source rows were written after the freeze: {', '.join(strays[:_NAMED])}"],
-            hint="a writer is still running: find it, stop it, and cut over again",
+            hint=str(next_step("still-writing", script=run.script_id, source=run.source.name)),
+        )
+    if report.findings:
+        raise Findings(
+            f"full verification under freeze found {wrong(report)} rows that differ",
+            kept="both tables; the migration is back in `dual_write`, the source is the authority",
+            hint=f"writers may go on; {after_findings(run.script_id, run.source.name, report.as_json())}",
         )
     return {**counters, "rows_compared": report.source_rows}
 
@@ -220,8 +221,8 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
                     f"full verification under freeze found {wrong(report)} rows that differ",
                     kept="both tables",
                     hint="they were not written through a client;"
-                    f" `rekey verify {run.script_id} --mode full --repair` mends them, then verify again and"
-                    " run the same command again",
+                    f" {after_findings(run.script_id, run.source.name, report.as_json())};"
+                    " then run the same command again",
                 )
         run.check()
         after = await run.control.move(ControlPhase.FREEZE, end)
@@ -286,12 +287,12 @@ async def undo(run: Run) -> Counters | None:
         raise GateClosed(
             "dual_write",
             ["the declaration says reverse=False: there is no way back after cutover"],
-            hint="stay with the target and go on to `complete`",
+            hint=f"stay with the target: {next_step('no-way-back', script=run.script_id)}",
         )
     if run.is_delta:
         if not run.options.writers_stopped:
-            hint = "stop all writers of the target, then `rekey rollback --writers-stopped`"
-            raise GateClosed("dual_write", [_NOT_STOPPED], hint=hint)
+            step = next_step("go-back", script=run.script_id, target=run.targets[0].name)
+            raise GateClosed("dual_write", [_NOT_STOPPED], hint=str(step))
         return await _copy_back(run, now)
     reasons = await closed_by_difference(run)
     if reasons:
@@ -377,7 +378,7 @@ async def _prove_the_way_back(run: Run) -> None:
         raise Findings(
             f"after copying back, {differing(wrong(report))} between source and targets",
             kept="the target is still the authority; nothing was deleted from it",
-            hint="run `rekey rollback` again; if it stays so, see `rekey runbook divergences`",
+            hint=str(next_step("go-back-again", script=run.script_id)),
         )
 
 

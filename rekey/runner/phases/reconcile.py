@@ -20,6 +20,7 @@ from __future__ import annotations
 from rekey.copy.delta import delta_pass, written_since
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.errors import Findings, StateUnusable
+from rekey.next_steps import after_findings
 from rekey.phases import Phase
 from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import settle_again
@@ -76,7 +77,7 @@ def _watermark(run: Run) -> str:
     if watermark is None:
         raise StateUnusable(
             "the state file knows no watermark for this migration",
-            hint="run `rekey apply` again: it copies everything again, which is safe",
+            hint=f"run `rekey apply {run.script_id}` again: it copies everything again, which is safe",
         )
     return watermark
 
@@ -163,8 +164,7 @@ def _require_equal(run: Run, report: FullReport) -> None:
         raise Findings(
             f"full verification found {wrong(report)} rows that differ",
             kept="both tables as they are; the migration stays in `reconcile`",
-            hint=f"`rekey verify {run.script_id} --mode full` names them, `--repair` mends them;"
-            " then `rekey apply` again",
+            hint=str(after_findings(run.script_id, run.source.name, report.as_json())),
         )
 
 
