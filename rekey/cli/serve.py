@@ -1,0 +1,51 @@
+"""`rekey serve`: a live page, the progress document, metrics and health over HTTP. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import click
+
+from rekey.cli.project import open_project
+from rekey.cli.shell import Shell, command
+from rekey.cli.status import look
+from rekey.errors import ExitCode
+from rekey.project.config import Config
+from rekey.project.secrets_source import read_local
+from rekey.serve.server import Access, Address, serving
+from rekey.serve.watch import Watch
+
+USUAL = "127.0.0.1:9460"
+
+
+@command("serve", example="rekey serve\nrekey serve 0001 --address 127.0.0.1:8080")
+@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+@click.option("--address", default=USUAL, show_default=True, help="HOST:PORT to listen on.")
+def serve(shell: Shell, scripts: tuple[str, ...], address: str) -> ExitCode:
+    """Show progress on a live page, as JSON and as metrics.
+
+    Reads only; works while `apply` runs, and when it does not. Other machines may ask only where [serve] has
+    a token and a certificate. Ctrl-C ends it.
+    """
+    project, where = open_project(shell), Address.of(address)
+    chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
+    access = access_of(project.config)
+
+    async def until_interrupted() -> ExitCode:
+        watch = Watch(partial(look, shell, project, chosen), shell.clock)
+        async with serving(where, watch, access) as url:
+            shell.note(f"serving {url} until Ctrl-C", "serving", url=url)
+            await asyncio.Event().wait()
+        return ExitCode.DONE
+
+    return shell.do(until_interrupted())
+
+
+def access_of(config: Config) -> Access:
+    """Return who may ask. Raises SecretMissing."""
+    said = config.serve
+    token = (
+        None if said.token is None else read_local("the token of `rekey serve`", "[serve.token]", said.token)
+    )
+    return Access(token, said.certificate, said.key)
