@@ -10,6 +10,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import click
 
-from rekey.cli.project import open_project, open_session, status_of
+from rekey.cli.project import Project, open_project, open_session, status_of
 from rekey.cli.shell import EXECUTOR, Shell, command, file_option, flag
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.plain import plain
@@ -144,6 +145,9 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     help="Do not try every source row before the first write; a row that cannot be mapped stops it later.",
 )
 @EXECUTOR
+@click.option(
+    "--serve", metavar="ADDRESS", help="Serve progress meanwhile on HOST:PORT, as `rekey serve` does."
+)
 def apply(
     shell: Shell,
     scripts: tuple[str, ...],
@@ -153,6 +157,7 @@ def apply(
     plan_path: Path | None,
     skip_row_check: bool,
     executor: str | None,
+    serve: str | None,
 ) -> ExitCode:
     """Run migrations up to the next gate.
 
@@ -168,7 +173,7 @@ def apply(
         raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
     results: list[_Result] = []
     options = Options(writers_stopped=writers_stopped, stop_at_most_s=stop_at_most, executor=executor or "")
-    with open_session(shell, project, options) as session:
+    with _served(shell, project, chosen, serve), open_session(shell, project, options) as session:
         if plan_path is not None:
             _hold_to_plan(session, chosen, plan_path)
         for declared in chosen:
@@ -187,6 +192,17 @@ def apply(
         return ExitCode.DONE
     document = {"migrations": [one.as_json() for one in results]}
     return shell.emit(document, "Nothing to apply: every migration is complete.")
+
+
+def _served(
+    shell: Shell, project: Project, chosen: Sequence[Declared], address: str | None
+) -> AbstractContextManager[None]:
+    """Return the context in which progress is served; what serves is imported where it is asked for."""
+    if address is None:
+        return nullcontext()
+    from rekey.cli.serve import served
+
+    return served(shell, project, chosen, address)
 
 
 def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> None:

@@ -39,6 +39,7 @@ _COMMANDS = {
     "apply": "Run migrations up to the next gate.",
     "verify": "Compare the source of a migration with its targets.",
     "status": "Show where migrations stand, if that is safe, what is next.",
+    "serve": "Show progress on a live page, as JSON and as metrics.",
     "pause": "Pause copying, from any terminal.",
     "resume": "Continue copying after `rekey pause`.",
     "throttle": "Change how fast copying may be, while it runs.",

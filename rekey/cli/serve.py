@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import click
 
-from rekey.cli.project import open_project
+from rekey.cli.project import Project, open_project
 from rekey.cli.shell import Shell, command
 from rekey.cli.status import look
+from rekey.client.sdk.thread import LoopThread
+from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
+from rekey.migration.opening import connect
 from rekey.project.config import Config
 from rekey.project.secrets_source import read_local
 from rekey.serve.server import Access, Address, serving
-from rekey.serve.watch import Watch
+from rekey.serve.watch import Document, Watch
 
 USUAL = "127.0.0.1:9460"
 
@@ -33,13 +37,46 @@ def serve(shell: Shell, scripts: tuple[str, ...], address: str) -> ExitCode:
     access = access_of(project.config)
 
     async def until_interrupted() -> ExitCode:
-        watch = Watch(partial(look, shell, project, chosen), shell.clock)
-        async with serving(where, watch, access) as url:
+        async with _watched(shell, project, chosen) as watch, serving(where, watch, access) as url:
             shell.note(f"serving {url} until Ctrl-C", "serving", url=url)
             await asyncio.Event().wait()
         return ExitCode.DONE
 
     return shell.do(until_interrupted())
+
+
+@contextmanager
+def served(shell: Shell, project: Project, chosen: Sequence[Declared], address: str) -> Iterator[None]:
+    """Serve from a thread of its own while the context lasts.
+
+    Raises:
+        ConfigurationError, SecretMissing: it cannot be served there.
+    """
+    where, access = Address.of(address), access_of(project.config)
+
+    @asynccontextmanager
+    async def both() -> AsyncIterator[str]:
+        async with _watched(shell, project, chosen) as watch, serving(where, watch, access) as url:
+            yield url
+
+    thread = LoopThread()
+    try:
+        with thread.holding(both) as url:
+            shell.note(f"serving {url} meanwhile", "serving", url=url)
+            yield
+    finally:
+        thread.close()
+
+
+@asynccontextmanager
+async def _watched(shell: Shell, project: Project, chosen: Sequence[Declared]) -> AsyncIterator[Watch]:
+    """Return a watch of some migrations, with connections of its own."""
+
+    async def document() -> Document:
+        return (await look(project, chosen, accounts, shell.clock)).document
+
+    async with (shell.surroundings.connect or connect)(project.config) as accounts:
+        yield Watch(document, shell.clock)
 
 
 def access_of(config: Config) -> Access:

@@ -10,12 +10,14 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
 from rekey.cli.project import Project, open_project
 from rekey.cli.shell import Shell, command, flag
-from rekey.core.clock import format_ticks
+from rekey.core.clock import Clock, format_ticks
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
@@ -26,6 +28,7 @@ from rekey.status.judge import Status, judge
 from rekey.status.progress import document as progress_document
 from rekey.status.progress import line
 from rekey.status.tell import field, moment, told
+from rekey.tables.base import Accounts
 
 _WATCH_S, _AT_LEAST_S = 2.0, 30.0
 """How often `--watch` looks, and after how long it prints what has not changed."""
@@ -44,37 +47,68 @@ def status(shell: Shell, scripts: tuple[str, ...], watch: bool) -> ExitCode:
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
     if watch:
         return shell.do(_watch(shell, project, chosen))
-    found = shell.do(_look(shell, project, chosen))
-    said = steering.read(project.config.state) or steering.Steering()
-    code = ExitCode.SERVICE if any(one.facts.unreachable for one in found) else ExitCode.DONE
-    document = progress_document(found, plain(said), shell.clock.ticks())
-    lines = [line for one in found for line in [*told(one, shell.command), ""]]
-    if not said.is_usual:
-        how = f"{said.told()} (said {moment(said.said_at)} by {said.said_by})"
-        lines = [*field("ATTENTION" if said.paused else "throttle", how), "", *lines]
-    return shell.emit(document, "\n".join(lines), code)
+
+    async def once() -> Seen:
+        async with shell.connect(project.config) as accounts:
+            return await look(project, chosen, accounts, shell.clock)
+
+    seen = shell.do(once())
+    lines = [line for one in seen.statuses for line in [*told(one, shell.command), ""]]
+    if not seen.said.is_usual:
+        how = f"{seen.said.told()} (said {moment(seen.said.said_at)} by {seen.said.said_by})"
+        lines = [*field("ATTENTION" if seen.said.paused else "throttle", how), "", *lines]
+    return shell.emit(seen.document, "\n".join(lines), seen.code)
 
 
 async def _watch(shell: Shell, project: Project, chosen: Sequence[Declared]) -> ExitCode:
     """Print what has changed until the user ends it; at the latest after `_AT_LEAST_S` the same again."""
     printed, at = [""], 0.0
-    while True:
-        found, now = await _look(shell, project, chosen), shell.clock
-        lines = [line(one) for one in found]
-        if lines != printed or now.rising() - at >= _AT_LEAST_S:
-            printed, at = lines, now.rising()
-            said = steering.read(project.config.state) or steering.Steering()
-            document = progress_document(found, plain(said), now.ticks())
-            time = moment(format_ticks(now.ticks()))
-            shell.emit_line(document, "\n".join(f"{time}  {one}" for one in lines))
-        await now.sleep(_WATCH_S)
+    async with shell.connect(project.config) as accounts:
+        while True:
+            now = shell.clock
+            seen = await look(project, chosen, accounts, now)
+            lines = [line(one) for one in seen.statuses]
+            if lines != printed or now.rising() - at >= _AT_LEAST_S:
+                printed, at = lines, now.rising()
+                time = moment(format_ticks(now.ticks()))
+                shell.emit_line(seen.document, "\n".join(f"{time}  {one}" for one in lines))
+            await now.sleep(_WATCH_S)
 
 
-async def _look(shell: Shell, project: Project, chosen: Sequence[Declared]) -> list[Status]:
+@dataclass(frozen=True)
+class Seen:
+    """What one look has found.
+
+    Attributes:
+        statuses: the migrations as judged.
+        said: what the operator has set.
+        at: when; ticks.
+    """
+
+    statuses: Sequence[Status]
+    said: steering.Steering
+    at: int
+
+    @property
+    def code(self) -> ExitCode:
+        """How a command that tells this ends."""
+        unreachable = any(one.facts.unreachable for one in self.statuses)
+        return ExitCode.SERVICE if unreachable else ExitCode.DONE
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The progress document."""
+        whole = progress_document(self.statuses, plain(self.said), self.at)
+        return {"exit_code": int(self.code), **whole}
+
+
+async def look(project: Project, chosen: Sequence[Declared], accounts: Accounts, clock: Clock) -> Seen:
+    """Look once at some migrations of a project. Raises StateUnusable; what the service does not say, the
+    statuses say."""
     config, scripts = project.config, project.scripts
-    async with shell.connect(config) as accounts:
-        with State.open(config.state, read_only=True) as state:
-            return [
-                judge(await look_at(declared, scripts, config, state, accounts.restricted, shell.clock))
-                for declared in chosen
-            ]
+    with State.open(config.state, read_only=True) as state:
+        statuses = [
+            judge(await look_at(declared, scripts, config, state, accounts.restricted, clock))
+            for declared in chosen
+        ]
+    return Seen(statuses, steering.read(config.state) or steering.Steering(), clock.ticks())
