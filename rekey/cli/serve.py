@@ -1,4 +1,10 @@
-"""`rekey serve`: a live page, the progress document, metrics and health over HTTP. Changes nothing."""
+"""`rekey serve`: a live page, the progress document, metrics and health over HTTP.
+
+Rules kept here:
+
+* What is served is what `rekey status` tells: one look, one document.
+* Next to another command it runs on a thread with connections of its own: neither waits for the other.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,8 +16,10 @@ import aiohttp
 import pytest
 
 from rekey.errors import ConfigurationError, Unavailable
+from rekey.serve.metrics import families
 from rekey.serve.server import Access, Address, serving
 from rekey.serve.watch import MAX_EVENTS, Watch, changes
+from tests.documents import ROOT
 from tests.fakeclock import FakeClock
 from tests.serving import client, document, migration
 
@@ -246,3 +249,19 @@ async def test_the_page_loads_nothing_from_elsewhere() -> None:
     assert "//" not in text.replace("// ", ""), "no address but the name of a vocabulary"
     assert "innerHTML" not in text
     assert "style=" not in text
+
+
+def test_documentation_alerts_and_dashboard_name_the_metrics_that_there_are() -> None:
+    watch = Watch(Told(), FakeClock())
+    asyncio.run(watch.look_once())
+    full = migration(divergences=0)
+    watch.document = document(full)
+    told = {f"{family.name}_total" if family.type == "counter" else family.name for family in families(watch)}
+    folder = ROOT / "docs"
+    for name in ("monitoring.md", "monitoring/alerts.yml", "monitoring/dashboard.json"):
+        text = (folder / name).read_text("utf-8")
+        named = set(re.findall(r"\brekey_[a-z_]+", text))
+        assert named - told == set(), name
+        if name.endswith(".md"):
+            assert told - named == set()
+    assert json.loads((folder / "monitoring/dashboard.json").read_text("utf-8"))["title"] == "rekey"
