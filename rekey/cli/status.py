@@ -10,6 +10,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
@@ -43,7 +44,9 @@ def status(shell: Shell, scripts: tuple[str, ...], watch: bool) -> ExitCode:
     project = open_project(shell)
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
     if watch:
-        return shell.do(_watch(shell, project, chosen))
+        with suppress(KeyboardInterrupt):  # the usual end of watching
+            shell.do(_watch(shell, project, chosen))
+        return ExitCode.DONE
     found = shell.do(_look(shell, project, chosen))
     said = steering.read(project.config.state) or steering.Steering()
     code = ExitCode.SERVICE if any(one.facts.unreachable for one in found) else ExitCode.DONE
@@ -55,7 +58,7 @@ def status(shell: Shell, scripts: tuple[str, ...], watch: bool) -> ExitCode:
     return shell.emit(document, "\n".join(lines), code)
 
 
-async def _watch(shell: Shell, project: Project, chosen: Sequence[Declared]) -> ExitCode:
+async def _watch(shell: Shell, project: Project, chosen: Sequence[Declared]) -> None:
     """Print what has changed until the user ends it; at the latest after `_AT_LEAST_S` the same again."""
     printed, at = [""], 0.0
     while True:
