@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import click
 
@@ -42,13 +42,14 @@ def serve(shell: Shell, scripts: tuple[str, ...], address: str) -> ExitCode:
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
     access = access_of(project.config)
 
-    async def until_interrupted() -> ExitCode:
+    async def until_interrupted() -> None:
         async with _watched(shell, project, chosen) as watch, serving(where, watch, access) as url:
             shell.note(f"serving {url} until Ctrl-C", "serving", url=url)
             await asyncio.Event().wait()
-        return ExitCode.DONE
 
-    return shell.do(until_interrupted())
+    with suppress(KeyboardInterrupt):  # the usual end
+        shell.do(until_interrupted())
+    return ExitCode.DONE
 
 
 @contextmanager

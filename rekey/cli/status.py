@@ -10,6 +10,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +47,9 @@ def status(shell: Shell, scripts: tuple[str, ...], watch: bool) -> ExitCode:
     project = open_project(shell)
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
     if watch:
-        return shell.do(_watch(shell, project, chosen))
+        with suppress(KeyboardInterrupt):  # the usual end of watching
+            shell.do(_watch(shell, project, chosen))
+        return ExitCode.DONE
 
     async def once() -> Seen:
         async with shell.connect(project.config) as accounts:
@@ -60,7 +63,7 @@ def status(shell: Shell, scripts: tuple[str, ...], watch: bool) -> ExitCode:
     return shell.emit(seen.document, "\n".join(lines), seen.code)
 
 
-async def _watch(shell: Shell, project: Project, chosen: Sequence[Declared]) -> ExitCode:
+async def _watch(shell: Shell, project: Project, chosen: Sequence[Declared]) -> None:
     """Print what has changed until the user ends it; at the latest after `_AT_LEAST_S` the same again."""
     printed, at = [""], 0.0
     async with shell.connect(project.config) as accounts:

@@ -26,7 +26,7 @@ EVENTS = (
     *("phase-begun", "phase-done", "phase-stopped", "phase-undone"),
     *("pass-begun", "pass", "pass-done", "verification-resumed", "verification-anew"),
     *("wait", "answers-again", "steered", "freeze-left", "freeze-left-behind", "intent-given-up"),
-    *("keys-rewrapped", "clients-not-purged", "erasure-finished", "compares-first", "may-arrive-late"),
+    *("keys-rewrapped", "clients-not-purged", "erasure-finished", "compares-first"),
     *("request", "request-retried", "lease-not-returned", "task-failed", "executor-broke", "worker-broken"),
     *("shadow-read-failed", "shadow-read-differs", "replicas-behind", "client-row-left", "client-lease"),
     *("serving", "warning", "error", "stopping", "note", "library", "output-withheld"),
@@ -128,5 +128,6 @@ def configured() -> Iterator[Callable[[TextIO], None]]:
     finally:
         root.removeHandler(theirs)
         own.removeHandler(ours)
+        logging.getLogger("rekey.tables").setLevel(logging.NOTSET)
         own.setLevel(before[0])
         own.propagate = before[1]
