@@ -10,13 +10,15 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rekey.cli.project import open_project, open_session, status_of
+from rekey.cli.project import Project, open_project, open_session, status_of
 from rekey.cli.shell import EXECUTOR, Shell, command, file_option, flag
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.plain import plain
@@ -65,19 +67,24 @@ class _Result:
             "next": self.status.next if self.status else None,
         }
 
-    def told(self, shell: Shell) -> str:
-        """Return the text about this migration, followed by an empty line."""
+    def ran(self, shell: Shell, run: PhaseRun) -> None:
+        """Print the line of a phase that has ended, after the title if it is the first one."""
+        took = ""
+        if run.finished_at is not None:
+            took = duration((ticks_of(run.finished_at) - ticks_of(run.started_at)) / TICKS_PER_SECOND)
+        counters = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in run.counters.items())
+        outcome = counters if run.outcome == "done" else f"stopped ({in_words(run.outcome)})"
+        line = f"  {run.phase:<{LABEL}}{took:>7}  {outcome}".rstrip()
+        shell.say("\n".join([*([] if self.runs else self._title()), line]))
+        self.runs.append(run)
+
+    def _title(self) -> list[str]:
         title = self.declared.doc.partition("\n")[0]
-        lines = wrapped(self.declared.script_id + (f": {title}" if title else ""))
-        for run in self.runs:
-            took = ""
-            if run.finished_at is not None:
-                took = duration((ticks_of(run.finished_at) - ticks_of(run.started_at)) / TICKS_PER_SECOND)
-            counters = ", ".join(
-                f"{name.replace('_', ' ')} {count:,}" for name, count in run.counters.items()
-            )
-            outcome = counters if run.outcome == "done" else f"stopped ({in_words(run.outcome)})"
-            lines.append(f"  {run.phase:<{LABEL}}{took:>7}  {outcome}".rstrip())
+        return wrapped(self.declared.script_id + (f": {title}" if title else ""))
+
+    def told(self, shell: Shell) -> str:
+        """Return what is left to say about this migration after its phases, followed by an empty line."""
+        lines = [] if self.runs else self._title()
         if self.waits:
             waits = ", ".join(f"`{one.phase}` of {one.script_id}" for one in self.waits)
             lines.append(f"  waits for {waits}")
@@ -146,6 +153,9 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     help="Do not try every source row before the first write; a row that cannot be mapped stops it later.",
 )
 @EXECUTOR
+@click.option(
+    "--serve", metavar="ADDRESS", help="Serve progress meanwhile on HOST:PORT, as `rekey serve` does."
+)
 def apply(
     shell: Shell,
     scripts: tuple[str, ...],
@@ -156,6 +166,7 @@ def apply(
     plan_path: Path | None,
     skip_row_check: bool,
     executor: str | None,
+    serve: str | None,
 ) -> ExitCode:
     """Run migrations up to the next gate.
 
@@ -172,12 +183,13 @@ def apply(
     _confirm(shell, chosen if goal is Phase.COMPLETE else (), project.applied(), yes)
     results: list[_Result] = []
     options = Options(writers_stopped=writers_stopped, stop_at_most_s=stop_at_most, executor=executor or "")
-    with open_session(shell, project, options) as session:
+    with _served(shell, project, chosen, serve), open_session(shell, project, options) as session:
         if plan_path is not None:
             _hold_to_plan(session, chosen, plan_path)
         for declared in chosen:
             result = _Result(declared)
             results.append(result)
+            session.phase_ended = partial(result.ran, shell)
             try:
                 _apply_one(session, result, goal, named=bool(scripts), check_rows=not skip_row_check)
             except Exception:
@@ -213,6 +225,17 @@ def _confirm(
         question = f"`complete` ends the way back of {name} for good. Type its name"
         if click.prompt(question, err=True) != name:
             raise click.UsageError("the migration's name was typed differently")
+
+
+def _served(
+    shell: Shell, project: Project, chosen: Sequence[Declared], address: str | None
+) -> AbstractContextManager[None]:
+    """Return the context in which progress is served; what serves is imported where it is asked for."""
+    if address is None:
+        return nullcontext()
+    from rekey.cli.serve import served
+
+    return served(shell, project, chosen, address)
 
 
 def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> None:
@@ -255,9 +278,5 @@ def _apply_one(
                 hint=f"`rekey {apply_to(first.script_id, first.phase)}` first",
             )
         return
-    known = {run.id for run in state.phase_runs(declared.script_id)}
-    try:
-        result.applied = commands.apply(session, declared.script_id, to=goal, check_rows=check_rows)
-    finally:
-        result.runs = [run for run in state.phase_runs(declared.script_id) if run.id not in known]
+    result.applied = commands.apply(session, declared.script_id, to=goal, check_rows=check_rows)
     result.status = status_of(session, declared)

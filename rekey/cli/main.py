@@ -48,6 +48,7 @@ _COMMANDS = {
     "verify": "Compare the source of a migration with its targets.",
     "restore-row": "Bring a row of a target back that a repair removed.",
     "status": "Show where migrations stand, if that is safe, what is next.",
+    "serve": "Show progress on a live page, as JSON and as metrics.",
     "history": "List the migrations that were begun, with phases and times.",
     "show": "Show one migration that was begun, or its script.",
     "pause": "Pause copying, from any terminal.",
@@ -129,7 +130,7 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
     with (
         redirect_stdout(shell.out),
         redirect_stderr(shell.err),
-        logs.configured(),
+        logs.configured() as shell.log_to,
         fitted(shell.columns),
         # Otherwise a sixth of the start-up time would go into looking for reference cycles in imports.
         patient_collector(),
@@ -148,13 +149,13 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
 def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> int:
     """Report an error of the command line; return the exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and "--json" not in words:
-        shell.note(error.format_message())
+        shell.note(error.format_message(), "error")
         return ExitCode.USAGE
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = f"`{context.command_path if context else 'rekey'} --help` shows how"
     told = ConfigurationError(error.format_message(), kept="everything; nothing was begun", hint=hint)
     if "--json" not in words:
-        shell.note(f"rekey: {told}")
+        shell.note(f"rekey: {told}", "error", **told.as_json())
         return ExitCode.USAGE
     shell.json = True
     return shell.emit({**told.as_json(), "error": "UsageError"}, "", ExitCode.USAGE)
@@ -167,11 +168,11 @@ def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
     if shell.json or "--json" in words:
         shell.json = True
         shell.emit({**shell.so_far, **told.as_json()}, "")
-    shell.note(f"rekey: {told}")
+    shell.note(f"rekey: {told}", "error", **told.as_json())
     if shell.debug and isinstance(told, FaultOfRekey):
-        shell.note(places(error))
+        shell.note(places(error), "error")
     if shell.debug and isinstance(told, DeclarationError) and told.fault:
-        shell.note(f"the script's own text, which may hold anything: {told.fault}")
+        shell.note(f"the script's own text, which may hold anything: {told.fault}", "error")
     return int(told.exit_code)
 
 

@@ -64,13 +64,20 @@ def interrupting() -> Iterator[None]:
 
 
 @contextmanager
-def stopping(stop: StopFlag, *, end: Callable[[int], object] = os._exit) -> Iterator[None]:
+def stopping(
+    stop: StopFlag, *, end: Callable[[int], object] = os._exit, log_json: bool = False
+) -> Iterator[None]:
     """Let the first signal set the flag and the second end the process.
 
     Args:
         stop: the flag that the work looks at.
         end: ends the process with an exit code; a test gives something else.
+        log_json: say it as an event, in JSON.
     """
+
+    from rekey.core.logs import json_line
+
+    said = json_line("stopping", _FIRST.strip()) + "\n" if log_json else _FIRST
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         if stop.requested():
@@ -78,7 +85,7 @@ def stopping(stop: StopFlag, *, end: Callable[[int], object] = os._exit) -> Iter
             return
         stop.request()
         try:
-            os.write(2, _FIRST.encode("ascii"))
+            os.write(2, said.encode("ascii"))
         except OSError:
             return  # standard error is closed; the flag is set
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rekey.core.progress import Progress, Silent
+from rekey.core.progress import Progress
 from rekey.inspect.inventory import PARTS, SampleSize, read_sample, read_whole
 from rekey.inspect.profile import TableProfile
 from rekey.inspect.report import Inspection, report_of
@@ -40,7 +40,8 @@ async def inspect_table(
         CredentialRefused, EndpointDown, Unavailable: the service could not be asked.
     """
     profile = TableProfile(gaps=not exact)
-    with (progress or Silent()).task(f"inspect {table.name}") as advance:
+    progress = progress or Progress()
+    with progress.task(f"inspect {table.name}") as advance:
         stored = [0 for _ in PARTS]
 
         def take(rows: Sequence[Row], part: int) -> None:
@@ -50,7 +51,7 @@ async def inspect_table(
             advance(len(rows))
 
         if exact:
-            inventory = await read_whole(table, take)
+            inventory = await read_whole(table, take, progress.expect)
         else:
             size = SampleSize(head_rows=HEAD_ROWS, probes=SAMPLE_REQUESTS, requests=SAMPLE_REQUESTS)
             inventory = await read_sample(table, size, take, profile.jump)

@@ -169,6 +169,15 @@ class Executor:
 
 
 @dataclass(frozen=True, slots=True)
+class Serve:
+    """Who may watch progress over HTTP from elsewhere, see `rekey.serve.server.Access`; None: nobody."""
+
+    token: SecretSource | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole configuration, a field for each section. All paths are absolute."""
 
@@ -185,6 +194,7 @@ class Config:
     evidence: EvidenceKey = field(default_factory=EvidenceKey)
     executor: Executor = field(default_factory=Executor)
     prices: Prices = field(default_factory=Prices)
+    serve: Serve = field(default_factory=Serve)
 
     @property
     def endpoints(self) -> str:
@@ -258,6 +268,7 @@ def load_config(path: Path) -> Config:
         evidence=_evidence(document.section("evidence")),
         executor=read_executor(document.section("executor")),
         prices=_prices(document.section("prices")),
+        serve=_serve(document.section("serve")),
     )
 
 
@@ -434,6 +445,19 @@ def _sealing(section: Section) -> Sealing:
     return Sealing(
         _where(section, vault_holds="key"),
         _where(previous, vault_holds="key") if previous.content else None,
+    )
+
+
+def _serve(section: Section) -> Serve:
+    section.allow("token", "certificate", "key")
+    files = [section.text(name) for name in ("certificate", "key")]
+    if files.count(None) == 1:
+        section.fail("", "has one of certificate and key", "name both PEM files")
+    token = section.section("token")
+    token.allow("env", "file")
+    return Serve(
+        _where(token, vault_holds="secret") if token.content else None,
+        *(None if file is None else _absolute(section, file) for file in files),
     )
 
 

@@ -47,7 +47,7 @@ from rekey.runner.phases import PHASES
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.runner.stop import expected_stop_s
-from rekey.runner.verification import context, verify_full
+from rekey.runner.verification import context, rows_to_read, verify_full
 from rekey.state.audit import expressible
 from rekey.state.models import ON_TOP, PLAN_FACT
 from rekey.status.facts import ESTIMATED_ROWS
@@ -268,7 +268,8 @@ def verify(
     try:
         report = None
         if mode is not Mode.FULL:
-            with session.progress.task(f"verify {mode}") as advance:
+            total = rows_to_read(run) if mode is Mode.COUNT else None
+            with session.progress.task(f"verify {mode}", total=total) as advance:
                 ctx = context(run, phase, advance, keys=keys)
                 compare: Coroutine[Any, Any, Report | None]
                 if mode is Mode.COUNT:

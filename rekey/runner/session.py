@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack
@@ -24,7 +25,7 @@ from rekey.copy.workers.driver import load_factory
 from rekey.copy.write import Copier
 from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
 from rekey.core.limits import ACCOUNT_TARGET
-from rekey.core.progress import Progress, Silent
+from rekey.core.progress import Progress, ticking
 from rekey.declaration.migration import Declared
 from rekey.errors import Moved, Refused, StateUnusable
 from rekey.evidence.log import make_checkpoint
@@ -52,14 +53,16 @@ from rekey.runner.run import Counters, Options, Run, StopFlag
 from rekey.runner.steering import Steering, follow
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger, aligned
-from rekey.state.models import ON_TOP, MigrationRecord
+from rekey.state.models import ON_TOP, MigrationRecord, PhaseRun
 from rekey.state.store import State
+from rekey.status import pulse
 from rekey.status.facts import begun_as
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts
 from rekey.tables.kinds import by_number
 from rekey.tables.sent import OnTop, requests_in, since
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 _STEERED = "steered"
 """Event: the operator's setting when a runner first worked with it."""
@@ -80,20 +83,24 @@ class Session:
         loop: runs the work, and is not closed by the session; None: the session makes one.
         runs: the migrations that were opened, by id.
         taken_back: figures of the phases that were taken back, where there are any.
+        phase_ended: called with each run of a phase when it has ended, done or not.
     """
 
     config: Config
     scripts: Mapping[str, Declared]
     options: Options = field(default_factory=Options)
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=Progress)
     stop: StopFlag = field(default_factory=StopFlag)
     connect_to: Callable[[Config], Accounts] = connect
     clock: Clock = field(default_factory=SystemClock)
     loop: asyncio.Runner | None = None
+    phase_ended: Callable[[PhaseRun], None] = lambda _run: None
     runs: dict[str, Run] = field(default_factory=dict, init=False)
     taken_back: dict[Phase, Counters] = field(default_factory=dict, init=False)
     _leases: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
+    _throttled: Throttle | None = field(default=None, init=False)
+    _at_work: str = field(default="", init=False)
 
     def __enter__(self) -> Session:
         """Open file lock, state file, ledger and connections.
@@ -109,6 +116,7 @@ class Session:
         with ExitStack() as stack:
             self._lock = stack.enter_context(FileLock(config.state))
             self.state = stack.enter_context(State.open(config.state, lock=self._lock))
+            stack.callback(pulse.remove, config.state)
             self._runner = self.loop or stack.enter_context(asyncio.Runner())
             self.accounts = self.connect_to(config)
             stack.callback(lambda: self.do(self.accounts.close()))
@@ -139,9 +147,15 @@ class Session:
         self.state.set_fact(script_id, ON_TOP, json.dumps({**known, why: total}))
         self.count_anew()
 
+    def tick(self) -> None:
+        """Show the progress of the moment, and tell the pulse of this runner."""
+        self.progress.tick()
+        held = () if self._throttled is None else tuple(self._throttled.held())
+        pulse.write(self.config.state, pulse.pulse_of(self.progress, self._at_work, held))
+
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end on the session's loop and return its result."""
-        return self._runner.run(work)
+        return self._runner.run(ticking(work, self.tick, self.progress.ticks_every_s))
 
     # --- opening a migration ---------------------------------------------------------------------------
 
@@ -151,6 +165,7 @@ class Session:
         Raises:
             Refused: it has begun and its file is gone, or it fills the tables of one that is so.
         """
+        self._at_work = script_id
         declared = self.scripts[script_id]
         began = script_id if declared.is_kept else begun_as(declared, self.scripts, self.state.migrations())
         if began:
@@ -241,10 +256,10 @@ class Session:
             if renewed:
                 self.state.audit("data-keys-rewrapped", script_id, {"keys": renewed})
                 said = f"{renewed} data keys are wrapped with the new wrapping key now"
-                self.progress.note(f"{script_id}: {said}")
+                self.progress.note(f"{script_id}: {said}", "keys-rewrapped")
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.shared)
-        throttle = self._throttle()
+        throttle = self._throttled = self._throttle()
         restricted_rates = restricted_throttle(throttle, self.config)
         listen(self.accounts, throttle, restricted_rates)
         run = Run(
@@ -321,7 +336,7 @@ class Session:
         """Return the throttle for the configured rates, or those that the operator sets during the run."""
 
         def told(said: Steering, is_new: bool) -> None:
-            self.progress.note(f"from now on: {said.told()}")
+            self.progress.note(f"from now on: {said.told()}", "steered")
             if is_new:
                 self.state.audit(_STEERED, None, asdict(said))
 
@@ -347,7 +362,8 @@ class Session:
             back_to = row.came_from or ControlPhase.DUAL_WRITE
             row = await run.control.move(ControlPhase.FREEZE, back_to)
             run.progress.note(
-                f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`"
+                f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`",
+                "freeze-left",
             )
         applied = self.ledger.applied(run.script_id)
         # In `source` no phase counts as applied, so `prepare` runs again, which costs a few requests: a
@@ -364,6 +380,8 @@ class Session:
     def _run_phase(self, script_id: str, phase: Phase) -> None:
         run = self.runs[script_id]
         number = self.state.start_phase(script_id, phase)
+        of_phase = {"script_id": script_id, "phase": str(phase)}
+        _log.info("%s: `%s` begins", script_id, phase, extra={"event": "phase-begun", "figures": of_phase})
         run.keep_count = lambda: self.state.count_phase(number, self.sent())
         self.state.audit("phase-begun", script_id, {"phase": phase, "digest": run.declared.digest})
         try:
@@ -372,10 +390,18 @@ class Session:
             self.state.finish_phase(number, type(error).__name__, {}, self.sent())
             self.count_anew()
             self.state.audit("phase-stopped", script_id, {"phase": phase, "error": type(error).__name__})
+            figures = {**of_phase, "error": type(error).__name__}
+            _log.info(
+                "%s: `%s` stopped", script_id, phase, extra={"event": "phase-stopped", "figures": figures}
+            )
+            self.phase_ended(self.state.phase_runs(script_id)[-1])
             raise
         self.state.finish_phase(number, "done", counters, self.sent())
         self.count_anew()
         self.state.audit("phase-done", script_id, {"phase": phase, "counters": counters})
+        done = {**of_phase, "counters": counters}
+        _log.info("%s: `%s` done", script_id, phase, extra={"event": "phase-done", "figures": done})
+        self.phase_ended(self.state.phase_runs(script_id)[-1])
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` done", self.progress)
 
     def _undo_phase(self, script_id: str, phase: Phase) -> None:
@@ -390,6 +416,9 @@ class Session:
         if counters is not None:
             details["counters"] = self.taken_back[phase] = counters
         self.state.audit("phase-undone", script_id, details)
+        figures = {"script_id": script_id, "phase": str(phase)}
+        said = ("%s: `%s` taken back", script_id, phase)
+        _log.info(*said, extra={"event": "phase-undone", "figures": figures})
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)
 
     async def _with_clients(self, run: Run, work: Callable[[Run], Awaitable[T]]) -> T:

@@ -40,8 +40,8 @@ from rekey.protocol.rules import SOURCE, TARGET, authority
 from rekey.runner.clients import InFlight, heard_of_until, look, while_sweeping
 from rekey.runner.run import Run
 from rekey.runner.workers import Workers
-from rekey.state.models import WATERMARK, StoredSums, Verification
-from rekey.status.facts import RETURNED_AT, UNFOLLOWED, is_unfollowed, verification_problem
+from rekey.state.models import PLAN_FACT, WATERMARK, StoredSums, Verification
+from rekey.status.facts import ESTIMATED_ROWS, RETURNED_AT, UNFOLLOWED, is_unfollowed, verification_problem
 from rekey.verify.context import Keys, ReconcileContext, never
 from rekey.verify.full import TooMany, full
 from rekey.verify.report import FullReport
@@ -139,7 +139,10 @@ async def verify_full(
     work = _resumed(run, basis)
     writers_run = brings and control is ControlPhase.DUAL_WRITE
     since = await _begun(run, anew=work is None) if writers_run else None
-    with run.progress.task("compare" if brings else "verify") as advance:
+    label, done = "compare" if brings else "verify", 0
+    if work is not None:
+        done = sum(one.rows for one in work.reads.values())
+    with run.progress.task(label, total=rows_to_read(run), done=done) as advance:
         comparing = full(
             context(run, control, advance, brings=brings, since=since, keys=keys),
             partial=work,
@@ -164,6 +167,21 @@ async def verify_full(
     return report
 
 
+def rows_to_read(run: Run) -> int | None:
+    """Return how many rows a comparison of everything reads: as many as the last one, or as the plan says;
+    None where neither is known."""
+    last = run.state.latest_verification(run.script_id)
+    if last is not None:
+        return last.rows_source + last.rows_target
+    facts = run.state.facts(run.script_id)
+    try:
+        [planned] = json.loads(facts[PLAN_FACT])["plan"]["migrations"]
+        rows = [one["rows"] + one.get("secondary_rows", 0) for one in planned["targets"]]
+        return int(facts[ESTIMATED_ROWS]) + int(sum(rows))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 async def _begun(run: Run, *, anew: bool) -> str:
     """Return the service's time before the first row of a comparison is read; it is stored, in case the
     comparison is cut off and goes on."""
@@ -185,13 +203,17 @@ def _resumed(run: Run, basis: str) -> Partial | None:
         if stored.basis == basis and age < run.config.gates.verification_max_age_s:
             run.progress.note(
                 f"{run.script_id}: the verification begun at {stored.begun_at} goes on after"
-                f" {sum(one.rows for one in work.reads.values()):,} rows"
+                f" {sum(one.rows for one in work.reads.values()):,} rows",
+                "verification-resumed",
             )
             return work
     except StateUnusable:
         pass  # unreadable sums are treated as those of another basis
     run.state.keep_sums(run.script_id, None)
-    run.progress.note(f"{run.script_id}: an earlier verification cannot be continued; this one begins anew")
+    run.progress.note(
+        f"{run.script_id}: an earlier verification cannot be continued; this one begins anew",
+        "verification-anew",
+    )
     return None
 
 
@@ -199,6 +221,7 @@ def keep(run: Run, basis: str, work: Partial) -> None:
     """Store sums durably in the state file. Raises Locked when the runner lease was lost."""
     run.still_alone()
     run.state.keep_sums(run.script_id, StoredSums(basis, work.begun_at, work.as_state()))
+    run.checkpointed()
 
 
 def record(run: Run, report: FullReport) -> None:
@@ -250,7 +273,8 @@ async def closed_by_difference(run: Run) -> list[str]:
     if until is not None:
         run.progress.note(
             f"{run.script_id}: a client was given up that had not ended in order, and may be heard of until"
-            f" {format_ticks(until)}: everything is compared first"
+            f" {format_ticks(until)}: everything is compared first",
+            "compares-first",
         )
         await verify_full(run)
     last = run.state.latest_verification(run.script_id)

@@ -26,6 +26,9 @@ ON_TOP = "requests_on_top"
 """The fact that holds how many requests were sent outside of phases since the migration began, by the reason
 why they came on top (`rekey.tables.sent.OnTop`), as a JSON object."""
 
+CHECKPOINT_AT = "checkpoint_at"
+"""The fact that says when the last checkpoint was stored, by the service's clock."""
+
 PLAN_FACT = "plan"
 """The fact that holds the plan a migration began with, as RFC 8785 JSON."""
 

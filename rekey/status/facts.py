@@ -38,6 +38,8 @@ from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent, erasures
 from rekey.state.ledger import aligned, applied_phases, handover
 from rekey.state.models import BACKFILL, MigrationRecord, PhaseRun, Segment, Verification
 from rekey.state.store import State
+from rekey.status.pulse import Pulse
+from rekey.status.pulse import read as read_pulse
 from rekey.tables.base import TableService
 
 RETURNED_AFTER = "returned_after"
@@ -123,6 +125,7 @@ class Facts:
         cohorts: of the mapping, once the migration is complete.
         events: the migration's audit log.
         paused: the operator has paused all copying with this state file.
+        pulse: what the runner on this machine is at; None without one.
     """
 
     declared: Declared
@@ -145,6 +148,7 @@ class Facts:
     cohorts: tuple[Cohort, ...] = ()
     events: tuple[AuditEvent, ...] = ()
     paused: bool = False
+    pulse: Pulse | None = None
 
     @property
     def script_id(self) -> str:
@@ -165,8 +169,8 @@ class Facts:
 
     @property
     def at_work(self) -> bool:
-        """Whether a runner works on the migration."""
-        return self.lease is not None and self.lease.live
+        """Whether a runner works on the migration; by its pulse where the lease could not be read."""
+        return self.pulse is not None if self.unreachable else self.lease is not None and self.lease.live
 
     @property
     def live_clients(self) -> tuple[ClientRow, ...]:
@@ -369,6 +373,8 @@ async def look_at(
     except ServiceError as error:
         unreachable = f"the restricted store could not be asked: {error.what}"
     ids = state.ledger_ids()
+    pulse = read_pulse(config.state, clock.ticks())
+    is_ours = pulse is not None and pulse.script_id == script_id and (lease is None or lease.live)
     return Facts(
         declared=declared,
         applied=tuple(applied_phases(ids, script_id)),
@@ -390,6 +396,7 @@ async def look_at(
         events=tuple(state.audit_events(script_id)),
         cohorts=cohorts,
         paused=paused,
+        pulse=pulse if is_ours else None,
     )
 
 

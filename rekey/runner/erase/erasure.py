@@ -200,7 +200,10 @@ def erase(
                 how = {"searched": said["searched"], "with_targets": said.get("with_targets", False)}
                 again = await ask([Query(safe_id=row_id) for row_id in said["rows"]], **how)
                 await _carry_out(run, now, again, event.seq, **how)
-                run.progress.note(f"the erasure that was begun on {event.at[:10]} and cut off is done now")
+                run.progress.note(
+                    f"the erasure that was begun on {event.at[:10]} and cut off is done now",
+                    "erasure-finished",
+                )
         asked = await ask(queries, searched=searched, with_targets=with_targets)
         refuse(asked.told)
         tell(asked.targets)
