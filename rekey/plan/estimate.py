@@ -209,7 +209,7 @@ def _control(phase: str, work: Workload) -> Iterator[Requests]:
     kept = ["delta" if work.follows else "dual-write", *(["sealed"] if work.sealed else [])]
     for kind in Kind:
         count = sum(_CONTROL[one].get(phase, {}).get(kind, 0) for one in kept)
-        yield Requests(phase, "locks, control row, clients, clock", kind, count)
+        yield Requests(phase, "locks, phases, clients, clock", kind, count)
 
 
 def estimate(

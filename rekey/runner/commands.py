@@ -55,7 +55,7 @@ from rekey.tables.sent import OnTop
 from rekey.verify.context import Keys
 from rekey.verify.count import count
 from rekey.verify.report import Report
-from rekey.verify.sample import sample_if_cheaper
+from rekey.verify.sample import sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def verify(
                 if mode is Mode.COUNT:
                     compare = count(ctx)
                 else:
-                    compare = sample_if_cheaper(ctx, rows, seed, session.progress.note, always=always)
+                    compare = sample(ctx, rows, seed, session.progress.note, always=always)
                 report = session.do(while_sweeping(run, authority(phase) or SOURCE, compare))
             if report is None:
                 session.progress.note(

@@ -41,7 +41,7 @@ def _full(report: FullReport) -> list[str]:
         for one in report.tables
     ]
     head = ("table", "expected", "actual", "digest expected", "digest actual", "buckets differing")
-    lines = wrapped(f"full verification of {report.source}: {report.source_rows:,} source rows")
+    lines = wrapped(f"full verification of {report.source}: {counted(report.source_rows, 'source row')}")
     lines += ["", *table(head, rows, right={1, 2, 5})]
     if any(one.sitting > 1 for one in report.read):  # the verification was cut off and resumed
         sittings = [

@@ -11,7 +11,7 @@ Rules kept here:
   taken for divergences. A row that was deleted meanwhile is not counted as checked.
 * A scan of keys costs a page for each 1,000 rows, and each look-up requests of its own; a full verification
   pages alone, which hold fewer rows only where rows are large. So a sample asks for fewer requests in tables
-  of large rows. `sample_if_cheaper` finds that out before anything is looked up, and says what is asked for.
+  of large rows. `sample` finds that out before anything is looked up, and says what is asked for.
 * Source → targets finds missing and altered rows, targets → source finds extra ones. Each table has
   a bound of its own.
 """
@@ -52,107 +52,32 @@ class Drawn(NamedTuple):
     population: int
 
 
-class Costs(NamedTuple):
-    """What a comparison asks for, in requests.
-
-    Attributes:
-        scans: the first page of each table, and pages of keys, from which rows are drawn.
-        lookups: look-ups of the rows drawn, at most; rows that differ are looked at again.
-        full: a full verification, about.
-    """
-
-    scans: int
-    lookups: int
-    full: int
-
-
-class Sample(NamedTuple):
-    """Rows drawn from the source and from every target table, by number."""
-
-    seed: int
-    asked: int
-    started_at: str
-    drawn: Mapping[int, Drawn]
-
-    def costs(self, bytes_a_row: Mapping[int, float]) -> Costs:
-        """Return what looking the rows up costs, and what a full verification would.
-
-        Args:
-            bytes_a_row: of each table, the mean bytes of a whole row on the wire.
-        """
-        rows = {table: drawn.population for table, drawn in self.drawn.items()}
-        full = sum(
-            _pages(count, min(MAX_PAGE_ROWS, PAGE_BYTES / (bytes_a_row[table] or 1)))
-            for table, count in rows.items()
-        )
-        # Of a source row: itself, and for each row it maps to that target row and the source row once more.
-        targets = sum(-(-count // max(1, rows[SOURCE])) for table, count in rows.items() if table != SOURCE)
-        lookups = len(self.drawn[SOURCE].keys) * (1 + 2 * targets)
-        lookups += sum(
-            LOOKUPS_A_TARGET_ROW * len(drawn.keys) for table, drawn in self.drawn.items() if table != SOURCE
-        )
-        return Costs(sum(1 + _pages(count, MAX_PAGE_ROWS) for count in rows.values()), lookups, full)
-
-
-async def sample_if_cheaper(
+async def sample(
     ctx: ReconcileContext, n: int, seed: int, say: Callable[[str], None], *, always: bool = False
 ) -> SampleReport | None:
-    """Verify by sample, unless a full verification asks for fewer requests than the look-ups: then None.
-
-    Args:
-        ctx, n, seed: as for `sample`.
-        say: told what the sample asks for, before anything is looked up.
-        always: sample, whichever is cheaper.
-
-    Raises:
-        ValueError, Interrupted, ServiceError: as for `sample`.
-    """
-    pages = {table: await _first_page(ctx, table) for table in ctx.numbers}
-    if not always and all(page is not None and page.full for page in pages.values()):
-        return None  # pages of whole rows hold as many as pages of keys: not even their scan would pay
-    found = await draw(ctx, n, seed)
-    costs = found.costs(
-        {table: 0.0 if page is None else page.bytes / len(page.rows) for table, page in pages.items()}
-    )
-    if costs.lookups > costs.full and not always:
-        return None
-    say(
-        f"the sample asks for at most {counted(costs.scans + costs.lookups, 'request')}, and more where rows"
-        f" differ; a full verification asks for about {costs.full:,}"
-    )
-    return await look_up(ctx, found)
-
-
-async def _first_page(ctx: ReconcileContext, table: int) -> Page | None:
-    """Return the first page of whole rows of a table; None where there are none."""
-    async with aclosing(ctx.table(table).scan()) as pages:  # type: ignore[type-var]  # all scans are generators
-        async for page in pages:
-            if page.rows:
-                return page
-    return None
-
-
-async def sample(ctx: ReconcileContext, n: int, seed: int) -> SampleReport:
     """Draw `n` rows from the source and from every target table and look each of them up.
 
     Args:
         ctx: the tables and the mapping.
         n: rows to draw per table, 1 to `MAX_ROWS`; a smaller table is checked whole.
         seed: decides which rows are drawn; printed in the report.
+        say: told what the sample asks for, before anything is looked up.
+        always: sample, also where a full verification asks for fewer requests.
+
+    Returns:
+        The report; None where a full verification asks for fewer requests: nothing was looked up.
 
     Raises:
         ValueError: `n` is out of range.
         Interrupted: `ctx.stop` raised it.
         ServiceError: a table could not be read. A sample changes nothing.
     """
-    return await look_up(ctx, await draw(ctx, n, seed))
-
-
-async def draw(ctx: ReconcileContext, n: int, seed: int) -> Sample:
-    """Draw rows from all tables; arguments and errors as for `sample`."""
     if not 1 <= n <= MAX_ROWS:
         raise ValueError(f"a sample has 1 to {MAX_ROWS:,} rows")
     started_at = ctx.now()
+    pages = {table: await _first_page(ctx, table) for table in ctx.numbers}
+    if not always and all(page.full for page in pages.values()):
+        return None  # pages of whole rows hold as many as pages of keys: not even their scan would pay
     drawn: dict[int, Drawn] = {}
 
     async def draw_from(table: int) -> None:
@@ -161,22 +86,52 @@ async def draw(ctx: ReconcileContext, n: int, seed: int) -> Sample:
         drawn[table] = await reservoir(_keys(ctx, handle), n, generator)
 
     await for_each(ctx.numbers, draw_from, limit=ctx.concurrency)
-    return Sample(seed, n, started_at, drawn)
-
-
-async def look_up(ctx: ReconcileContext, found: Sample) -> SampleReport:
-    """Look up the rows drawn; errors as for `sample`."""
+    rows = {table: one.population for table, one in drawn.items()}
+    full = sum(_requests(rows[table], page.bytes / max(1, len(page.rows))) for table, page in pages.items())
+    lookups = _lookups(drawn)
+    if lookups > full and not always:
+        return None
+    asked = sum(1 + _requests(count, 0.0) for count in rows.values()) + lookups
+    say(
+        f"the sample asks for at most {counted(asked, 'request')}, and more where rows differ; a full"
+        f" verification asks for about {full:,}"
+    )
     collector = Collector(ctx, suspects=False)
-    directions = [await _check(ctx, table, found.drawn[table], collector) for table in ctx.numbers]
+    directions = [await _check(ctx, table, drawn[table], collector) for table in ctx.numbers]
     return SampleReport(
-        started_at=found.started_at,
+        started_at=started_at,
         finished_at=ctx.now(),
         source=ctx.source.name,
-        seed=found.seed,
-        asked=found.asked,
+        seed=seed,
+        asked=n,
         confidence=CONFIDENCE,
         directions=tuple(directions),
         found=collector.findings(),
+    )
+
+
+async def _first_page(ctx: ReconcileContext, table: int) -> Page:
+    """Return the first page of whole rows of a table that has any."""
+    async with aclosing(ctx.whole(table).scan()) as pages:  # type: ignore[type-var]  # all scans are generators
+        async for page in pages:
+            if page.rows:
+                return page
+    return Page([], None)
+
+
+def _requests(rows: int, row_bytes: float) -> int:
+    """Return the requests of reading so many rows of so many bytes on the wire."""
+    a_page = min(MAX_PAGE_ROWS, PAGE_BYTES / row_bytes) if row_bytes else MAX_PAGE_ROWS
+    return max(1, math.ceil(rows / max(1.0, a_page)))
+
+
+def _lookups(drawn: Mapping[int, Drawn]) -> int:
+    """Return the requests of looking the drawn rows up, at most, unless rows differ."""
+    rows, targets = drawn[SOURCE].population, [one for table, one in drawn.items() if table != SOURCE]
+    # A source row is read, and for each row it maps to that target row and the source row once more.
+    mapped = sum(-(-one.population // max(1, rows)) for one in targets)
+    return len(drawn[SOURCE].keys) * (1 + 2 * mapped) + LOOKUPS_A_TARGET_ROW * sum(
+        len(one.keys) for one in targets
     )
 
 
@@ -204,10 +159,6 @@ def _skip(weight: float, n: int, position: int, generator: random.Random) -> tup
     # 1 - random() lies in (0, 1]: its logarithm is finite
     gap = math.log(1.0 - generator.random()) / math.log1p(-weight) if weight < 1.0 else 0.0
     return weight, position + math.floor(gap) + 1
-
-
-def _pages(rows: int, rows_a_page: float) -> int:
-    return max(1, math.ceil(rows / max(1.0, rows_a_page)))
 
 
 async def _keys(ctx: ReconcileContext, table: Table) -> AsyncIterator[EntityKey]:

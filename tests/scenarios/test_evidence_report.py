@@ -18,8 +18,9 @@ from rekey.evidence import contents
 from rekey.model import content_of
 from rekey.present.page import POLICY
 from rekey.present.plots import Pair, pairs, timeline
-from tests.browser import complaints, drawn, needs_browser, opened, run
+from tests.browser import complaints, drawn, laid_out, needs_browser, opened, run
 from tests.commands import Commands
+from tests.every import every
 from tests.evidence import TO_CUTOVER, exported, rows, with_key
 from tests.projects import USERS_SCRIPT, Project
 
@@ -193,6 +194,19 @@ def test_times_are_those_that_people_read(rekey: Commands) -> None:
     assert re.search(r"compared on \d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ", text)
     assert re.search(r'<time class="when" datetime="\d{4}-\d\d-\d\dT[^"]+Z">\d{4}-\d\d-\d\d \d\d:', page)
     assert not re.search(r"\d\dT\d\d:\d\d:\d\d", text)
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [400, 1280])
+def test_all_tables_are_seen_without_scrolling_sideways(rekey: Commands, tmp_path: Path, width: int) -> None:
+    with_key(rekey.project.folder)
+    rekey("apply", "0001")
+    rekey(*TO_CUTOVER)
+    path = tmp_path / "report.html"
+    path.write_text(report(rekey), "utf-8")
+    found = laid_out(path, tmp_path, width)
+    assert found.width <= width
+    assert len(found.tables) == 5 and every(needs <= has for needs, has in found.tables)
 
 
 def test_it_is_made_to_be_printed(rekey: Commands) -> None:

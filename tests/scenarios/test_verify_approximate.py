@@ -21,12 +21,12 @@ from rekey.verify import count as count_module
 from rekey.verify.count import count
 from rekey.verify.render import render
 from rekey.verify.report import Kind, exit_code
-from rekey.verify.sample import PAGE_BYTES, reservoir, sample, sample_if_cheaper
+from rekey.verify.sample import PAGE_BYTES, reservoir, sample
 from tests.every import every
 from tests.fakeclock import FakeClock
 from tests.faults import Call
 from tests.memory import MemoryTableService
-from tests.verifying import context, filled, rows_of, source_id
+from tests.verifying import context, filled, rows_of, sampled, source_id
 from tests.worlds import POSTS, USERS, World, post, user
 
 HELLO = EntityKey("blog", "post-007")
@@ -127,7 +127,7 @@ async def test_a_stopped_count_leaves_no_file_behind(memory: MemoryTableService,
 
 async def test_a_clean_sample_states_what_it_proves(memory: MemoryTableService, tmp_path: Path) -> None:
     world = await filled(World(memory, POSTS), posts())
-    report = await sample(context(world, tmp_path), 30, seed=7)
+    report = await sampled(context(world, tmp_path), 30, seed=7)
     assert exit_code(report) == ExitCode.DONE
     assert [(each.table, each.population, each.checked, each.wrong) for each in report.directions] == [
         ("Posts", 60, 30, 0),
@@ -150,7 +150,7 @@ async def test_a_sample_as_large_as_the_table_checks_all_of_it(
     await world.targets[0].insert({"PartitionKey": "2024-01", "RowKey": "foreign"})
     index = rows_of(world, 1, EntityKey("blog", "post-009"))[0]
     await world.targets[1].replace({**content_of(index), "Title": "changed"})
-    report = await sample(context(world, tmp_path), 1000, seed=1)
+    report = await sampled(context(world, tmp_path), 1000, seed=1)
     assert exit_code(report) == ExitCode.FINDINGS
     assert report.found.counts == {"altered": 2, "extra": 1, "missing": 1}
     assert [(each.wrong, each.checked) for each in report.directions] == [(2, 60), (1, 60), (1, 120)]
@@ -167,7 +167,7 @@ async def test_a_collision_shows_in_a_sample(memory: MemoryTableService, tmp_pat
 
     world = await filled(World(memory, LOWERED), [user("Ann")])
     await world.source.insert(user("ANN"))
-    report = await sample(context(world, tmp_path), 10, seed=1)
+    report = await sampled(context(world, tmp_path), 10, seed=1)
     assert report.found.counts == {"collision": 1}
 
 
@@ -179,7 +179,7 @@ async def test_one_seed_draws_the_same_rows_and_another_seed_others(
         await world.targets[0].replace({**content_of(row), "Name": "changed"})
 
     async def drawn(seed: int) -> set[str]:
-        report = await sample(context(world, tmp_path), 10, seed=seed)
+        report = await sampled(context(world, tmp_path), 10, seed=seed)
         return {each.row_id for each in report.found.listed}
 
     assert await drawn(1) == await drawn(1)
@@ -207,7 +207,7 @@ async def test_rows_deleted_after_the_draw_are_not_counted_as_checked(
                     await world.propagator.propagate(gone)
             return await world.source.get(key)
 
-    report = await sample(context(world, tmp_path, source=Deleting(), concurrency=1), 20, seed=3)
+    report = await sampled(context(world, tmp_path, source=Deleting(), concurrency=1), 20, seed=3)
     assert [(each.population, each.checked, each.wrong) for each in report.directions] == [
         (10, 10, 0),
         (10, 10, 0),
@@ -219,7 +219,7 @@ async def test_rows_deleted_after_the_draw_are_not_counted_as_checked(
 async def test_a_senseless_sample_size_is_refused(memory: MemoryTableService, tmp_path: Path, n: int) -> None:
     world = await World(memory, USERS).prepare()
     with pytest.raises(ValueError, match="1 to 100,000"):
-        await sample(context(world, tmp_path), n, seed=1)
+        await sampled(context(world, tmp_path), n, seed=1)
 
 
 async def test_every_row_has_the_same_chance_to_be_drawn() -> None:
@@ -286,7 +286,7 @@ async def test_of_small_rows_no_sample_is_taken_for_full_asks_for_less(
     world = await filled(World(memory, USERS), [user(f"u{n:05}@example.com") for n in range(count_of)])
     said: list[str] = []
     calls = counting(memory)
-    assert await sample_if_cheaper(context(world, tmp_path), 3_000, 1, said.append) is None
+    assert await sample(context(world, tmp_path), 3_000, 1, said.append) is None
     assert len(calls) == (4 if count_of < MAX_PAGE_ROWS else 2)
     assert said == []
 
@@ -307,7 +307,7 @@ async def test_a_sample_is_taken_where_it_is_cheaper_and_asks_for_no_more_than_i
     pages = -(-sum(len(memory.dump(table.name)) for table in (world.source, *world.targets)) // 10)
     said: list[str] = []
     calls = counting(memory)
-    report = await sample_if_cheaper(heavy, n, 1, said.append)
+    report = await sample(heavy, n, 1, said.append)
     asked = len(calls)
     if n == 40:
         assert report is None and asked <= 2 * (1 + len(world.targets)) < pages, "little was lost by asking"
@@ -324,7 +324,7 @@ async def test_a_sample_that_is_asked_for_by_its_seed_is_taken_and_says_what_it_
     world = await filled(World(memory, USERS), [user(f"u{n:03}@example.com") for n in range(60)])
     said: list[str] = []
     calls = counting(memory)
-    report = await sample_if_cheaper(context(world, tmp_path), 20, 7, said.append, always=True)
+    report = await sample(context(world, tmp_path), 20, 7, said.append, always=True)
     assert report is not None and report.directions[0].checked == 20
     [promise] = said
     assert promise.startswith(
