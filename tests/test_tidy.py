@@ -50,6 +50,7 @@ PURE = {
     "protocol.rules",
     "protocol.stored",
     "core.edm",
+    "core.eta",
     "core.plain",
     "errors",
     "evidence.keys",
