@@ -11,7 +11,7 @@ Rules kept here:
   string that was pasted in is refused, and values of the file are not repeated in messages, so that it is
   not echoed either.
 * Without a configured rate, the service's own targets (`rekey.core.limits`) apply where `[tables]` is https.
-  Rates that follow the service (`"auto"`) begin at them, and plans reckon with them (ADR 0038).
+  Rates that follow the service (`"auto"`) begin at them, and plans reckon with them (ADR 0037).
 """
 
 from __future__ import annotations
