@@ -47,6 +47,7 @@ def test_what_is_said_is_read_back_and_whoever_said_it(tmp_path: Path) -> None:
     assert said.said_at and said.said_by
     assert steering.read(state) == said
     assert said.over(Rates(100, 50)) == Rates(100, 7, paused=True)
+    assert said.over(Rates(begins=20_000)) == Rates(None, 7, paused=True, begins=20_000)
     assert [path.name for path in state.parent.iterdir()] == ["state.sqlite.steering.json"]
 
 
