@@ -27,7 +27,7 @@ from enum import Enum
 
 from rekey.client.authority import Flow, check_one_partition
 from rekey.client.work import State, Work
-from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
+from rekey.errors import Ambiguous, RekeyError, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.protocol.effects import apply_operations, side_by_side
@@ -283,7 +283,10 @@ async def _of_replicas(flow: Flow, work: Work, now: Row | None) -> Evidence:
             return wanted is None and (row is None or place not in work.ours)
         return same_content(wanted, row, replicas.ignoring.get(place.table, frozenset()))
 
-    shown = replicas.expected_of(work.old_key, now, early.get(source_place(work.old_key)))
+    try:
+        shown = replicas.expected_of(work.old_key, now, early.get(source_place(work.old_key)))
+    except RowRefused:
+        return Evidence.ALONE  # the row stands for another old key
     main = {place for place in (*shown, *early) if place.table <= 0}
     if main and all(same(shown, place) for place in main):
         return Evidence.UNTOUCHED

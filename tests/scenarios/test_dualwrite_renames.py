@@ -4,11 +4,12 @@ cutover and after it, also where both rows have the same key on the other side."
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 
 from rekey import Index, Migration, Target, keys, props
-from rekey.errors import Collision, RequestRejected, Unavailable
+from rekey.errors import Ambiguous, Collision, RequestRejected, Unavailable
 from rekey.model import Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
@@ -111,6 +112,26 @@ async def test_a_move_that_is_not_applied_leaves_the_target_key_to_the_row_that_
     owner = await world.mapping.owner(key_of(world.mapper.map(ROW)[0].row))
     assert owner is not None
     assert owner.source == key_of(ROW)
+
+
+@pytest.mark.parametrize("fault", [FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST])
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("case", ["same target key", "same index key", "folded"])
+async def test_a_move_whose_answer_is_lost_is_done_or_told_as_open(
+    memory: MemoryTableService, phase: ControlPhase, case: str, fault: FaultKind
+) -> None:
+    migration, rows, calls = OLD[case]
+    world = await world_in(memory, phase, migration, rows)
+    table = world.mapper.tables[0] if phase is ControlPhase.CUTOVER else migration.source
+    memory.faults = PlannedFaults(
+        *(Planned(Fault(fault), table=table, action=action) for action in ("transact", "replace"))
+    )
+    with suppress(Ambiguous):
+        await moved(world, View.OLD, calls)
+    memory.faults = PlannedFaults()
+    await world.sweep("target" if phase is ControlPhase.CUTOVER else "source")
+    await world.assert_quiet()
+    assert len(memory.dump(migration.source)) == 1
 
 
 async def test_a_key_of_a_row_that_stays_does_not_pass_on(memory: MemoryTableService) -> None:
