@@ -65,7 +65,7 @@ LARGE = (
 WITHOUT = {
     (f"{kind}, cutover: old batch of delete and insert", "an open outcome") for kind in ("lowered", "folded")
 }
-"""The search cannot replay all branches of these; `test_dualwrite_renames.py` of the scenarios loses answers."""
+"""The search cannot replay all branches of these; `test_dualwrite_renames.py` loses answers instead."""
 ALONE = [one for one in itertools.product(ONE_CLIENT, FAULTS) if one not in WITHOUT]
 
 
