@@ -132,10 +132,8 @@ class Portrayer:
         everything = [lanes for part in self._lanes for lanes in part if lanes.times]
         if not everything:
             return ()
-        step, at = (
-            min(lanes.step for lanes in everything),
-            sorted({*chain(*(one.times for one in everything))}),
-        )
+        step = min(lanes.step for lanes in everything)
+        at = sorted({*chain(*(one.times for one in everything))})
         while len(times := _times(at[0][:step], at[-1][:step])) > TIMES and step > _STEPS[-1]:
             step = _coarser(step)
         return tuple(
@@ -182,38 +180,44 @@ def _load(
 ) -> Load:
     """Return the load in columns of time, each beginning at one of `times`, all equally long."""
     step, column = len(times[0]), {time: number for number, time in enumerate(times)}
-    rows: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * len(times))
-    for (partition, at), count in weights.merged([lanes.counts for lanes in parts]).items():
-        rows[partition][column[at[:step]]] += count
     all_rows = [0.0] * len(times)
     for at, count in weights.merged([lanes.times for lanes in parts]).items():
         all_rows[column[at[:step]]] += count
-    ordered = sorted(rows.items(), key=lambda one: (-sum(one[1]), one[0]))
+    cells: defaultdict[tuple[str, int], float] = defaultdict(float)
+    for (partition, at), count in weights.merged([lanes.counts for lanes in parts]).items():
+        cells[partition, column[at[:step]]] += count
+    rows: defaultdict[str, float] = defaultdict(float)
+    most = [0.0] * len(times)
+    for (partition, at_column), count in cells.items():
+        rows[partition] += count
+        most[at_column] = max(most[at_column], count)
+    shown = {name: [0] * len(times) for name in sorted(rows, key=lambda name: (-rows[name], name))[:LANES]}
+    for (partition, at_column), count in cells.items():
+        if partition in shown:
+            shown[partition][at_column] = round(count)
     # Lanes by the beginning of their load: those of a target by month make stairs down the plot.
-    shown = sorted(ordered[:LANES], key=lambda one: next(at for at, count in enumerate(one[1]) if count))
-    lanes_shown = tuple((_lane_id(ids, table, name), tuple(map(round, lane))) for name, lane in shown)
+    in_order = sorted(shown.items(), key=lambda one: next(at for at, count in enumerate(one[1]) if count))
+    lanes_shown = tuple((_lane_id(ids, table, name), tuple(lane)) for name, lane in in_order)
     return Load(
         table=table,
         today=today,
         times=tuple(times),
         lanes=lanes_shown,
-        others=len(ordered) - len(shown),
+        others=len(rows) - len(shown),
         others_rows=tuple(
             max(0, round(total) - sum(lane[at] for _, lane in lanes_shown))
             for at, total in enumerate(all_rows)
         ),
         partitions_exact=all(lanes.partitions_exact for lanes in parts),
-        busiest=tuple(
-            max(at) / total if total else 0.0
-            for at, total in zip(zip(*rows.values(), strict=True), all_rows, strict=True)
-        ),
+        busiest=tuple(one / total if total else 0.0 for one, total in zip(most, all_rows, strict=True)),
     )
 
 
 def _times(first: str, last: str) -> list[str]:
-    """Return all times from the first to the last, in steps as long as they are: also those of no row."""
+    """Return all times from the first to the last, in steps as long as they are: also those of no row. Except
+    of years no more than one beyond `TIMES`."""
     at, times = datetime.fromisoformat(first + "0001-01-01T00"[len(first) :]), [first]
-    while times[-1] < last:
+    while times[-1] < last and (len(times) <= TIMES or len(first) == _STEPS[-1]):
         # Longer than a step of months or years, and shorter than two.
         at += timedelta(**{"hours": 1} if len(first) == 13 else {"days": {10: 1, 7: 31, 4: 366}[len(first)]})
         at = at.replace(day=1) if len(first) < 10 else at

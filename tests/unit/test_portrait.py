@@ -81,6 +81,14 @@ def test_a_stretch_without_rows_is_as_long_as_it_was() -> None:
     assert [share > 0 for share in before.busiest] == [rows > 0 for rows in before.lanes[0][1]]
 
 
+def test_a_time_far_from_all_others_costs_no_memory() -> None:
+    """A DateTime that was never set is of year 1: columns are years then."""
+    rows = [*events(2), {**next(events(1)), "RowKey": "never", "At": "0001-01-01T00:00:00Z"}]
+    before, after = portrayed(BY_MONTH, iter(rows)).loads(IDS, WHOLE)
+    assert (before.times[0], before.times[-1], len(before.times)) == ("0001", "2000", 2_000)
+    assert sum(sum(rows) for _, rows in after.lanes) == 7
+
+
 def test_beyond_so_many_partitions_the_smaller_ones_are_let_go_and_their_rows_still_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
