@@ -12,7 +12,7 @@ import pytest
 from rekey import Migration, Target, keys, props
 from rekey.copy.checkpoint import copy_segments
 from rekey.copy.scan import window_of
-from rekey.errors import CredentialRefused, EndpointDown, ExitCode
+from rekey.errors import CredentialRefused, EndpointDown, ExitCode, SecretMissing
 from rekey.inspect.inventory import SampleSize
 from rekey.model import Row
 from rekey.plan.plan import make_plan
@@ -274,7 +274,8 @@ async def test_what_cannot_be_looked_at_is_a_finding_not_a_crash(memory: MemoryT
     missing = await plan_one(memory, subject(USERS))
     assert codes(missing) == ["source-missing"] and missing.inventory is None
     await fill(memory, "Users", [user("a")])
-    no_secret = replace(subject(USERS), mapper=None, missing_secrets=("users",), secret_fingerprints={})
+    unset = SecretMissing("secret `users` is not configured", hint="add it")
+    no_secret = replace(subject(USERS), mapper=None, missing_secrets=(unset,), secret_fingerprints={})
     assert codes(await plan_one(memory, no_secret)) == ["secret-missing"]
     await fill(memory, "UsersV2", [user("somebody else's")])
     assert codes(await plan_one(memory, subject(USERS), exact=True)) == ["target-holds-rows"]
