@@ -29,13 +29,14 @@ from tests.erasing import (
     by_old,
     complete,
     killed,
+    killed_by,
     mapping,
     subject,
 )
 from tests.evidence import prove
 from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
-from tests.worlds import post
+from tests.worlds import Killed, post
 
 STRAY: Row = {
     "PartitionKey": "eu",
@@ -281,21 +282,24 @@ def test_an_insert_whose_answer_was_lost_is_settled_by_looking(users: Commands, 
     assert stray(users) == STRAY and kept(users.project) == {}
 
 
-def test_a_restore_that_is_cut_off_is_ended_by_the_next(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Recorded at least once; afterwards the row stands and is kept no more."""
-    at, effects = 1, 0
-    while effects >= at - 2:
-        rekey = lasting(begun(tmp_path / str(at), USERS_SCRIPT, capsys, monkeypatch))
-        row_id = removed(rekey)
-        with killed(rekey.project, at) as counted:
-            rekey("restore-row", row_id)
-        effects = counted[0]
-        rekey("restore-row", row_id, code=None)
-        assert stray(rekey) == STRAY and kept(rekey.project) == {}
-        assert events(rekey, "row-restored")
-        at += 2
+@pytest.mark.parametrize(
+    "before", [("insert", "UsersV2"), ("delete", MAPPING_TABLE)], ids=["insert", "delete"]
+)
+def test_a_restore_that_is_cut_off_is_ended_by_the_next(sealed: Commands, before: tuple[str, str]) -> None:
+    """The row that the first inserted is not taken for another one; it is recorded, and kept no more."""
+    row_id = removed(sealed)
+
+    async def kill(call: Call) -> None:
+        if (call.action, call.table) == before:
+            raise Killed
+
+    with killed_by(sealed.project, kill):
+        sealed("restore-row", row_id)
+    assert len(kept(sealed.project)) == 1
+    assert (stray(sealed) is None) == (before[0] == "insert")
+    sealed("restore-row", row_id)
+    assert stray(sealed) == STRAY and kept(sealed.project) == {}
+    assert events(sealed, "row-restored")
 
 
 @pytest.mark.parametrize("given", ["000000000000", "3m9", "legacy@mail.example", "", "-"])
