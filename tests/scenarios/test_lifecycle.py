@@ -352,7 +352,7 @@ def test_what_cannot_go_back_is_refused_before_anything_is_written(project: Proj
     stranger = {"PartitionKey": "p0", "RowKey": "0" * 32, "Name": "no old key"}
     asyncio.run(project.tables.table("UsersV2").insert(stranger))
     before = project.rows("Users")
-    with pytest.raises(GateClosed, match="1 target rows cannot go back"):
+    with pytest.raises(GateClosed, match="1 target row cannot go back"):
         rollback(project)
     assert project.rows("Users") == before
     assert control_phase(project) is ControlPhase.CUTOVER
