@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,19 +65,24 @@ class _Result:
             "next": self.status.next if self.status else None,
         }
 
-    def told(self, shell: Shell) -> str:
-        """Return the text about this migration, followed by an empty line."""
+    def ran(self, shell: Shell, run: PhaseRun) -> None:
+        """Print the line of a phase that has ended, after the title if it is the first one."""
+        took = ""
+        if run.finished_at is not None:
+            took = duration((ticks_of(run.finished_at) - ticks_of(run.started_at)) / TICKS_PER_SECOND)
+        counters = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in run.counters.items())
+        outcome = counters if run.outcome == "done" else f"stopped ({run.outcome})"
+        line = f"  {run.phase:<{LABEL}}{took:>7}  {outcome}".rstrip()
+        shell.say("\n".join([*([] if self.runs else self._title()), line]))
+        self.runs.append(run)
+
+    def _title(self) -> list[str]:
         title = self.declared.doc.partition("\n")[0]
-        lines = wrapped(self.declared.script_id + (f": {title}" if title else ""))
-        for run in self.runs:
-            took = ""
-            if run.finished_at is not None:
-                took = duration((ticks_of(run.finished_at) - ticks_of(run.started_at)) / TICKS_PER_SECOND)
-            counters = ", ".join(
-                f"{name.replace('_', ' ')} {count:,}" for name, count in run.counters.items()
-            )
-            outcome = counters if run.outcome == "done" else f"stopped ({run.outcome})"
-            lines.append(f"  {run.phase:<{LABEL}}{took:>7}  {outcome}".rstrip())
+        return wrapped(self.declared.script_id + (f": {title}" if title else ""))
+
+    def told(self, shell: Shell) -> str:
+        """Return what is left to say about this migration after its phases, followed by an empty line."""
+        lines = [] if self.runs else self._title()
         if self.waits:
             waits = ", ".join(f"`{one.phase}` of {one.script_id}" for one in self.waits)
             lines.append(f"  waits for {waits}")
@@ -168,6 +174,7 @@ def apply(
         for declared in chosen:
             result = _Result(declared)
             results.append(result)
+            session.phase_ended = partial(result.ran, shell)
             try:
                 _apply_one(session, result, goal, named=bool(scripts), check_rows=not skip_row_check)
             except Exception:
@@ -220,9 +227,5 @@ def _apply_one(
                 hint=f"`rekey apply {first.script_id} --to {first.phase}` first",
             )
         return
-    known = {run.id for run in state.phase_runs(declared.script_id)}
-    try:
-        result.applied = commands.apply(session, declared.script_id, to=goal, check_rows=check_rows)
-    finally:
-        result.runs = [run for run in state.phase_runs(declared.script_id) if run.id not in known]
+    result.applied = commands.apply(session, declared.script_id, to=goal, check_rows=check_rows)
     result.status = status_of(session, declared)

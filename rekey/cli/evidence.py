@@ -128,7 +128,8 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
     if not done.key_id:
         shell.note(
             "warning: the bundle is not signed and proves nothing against one who can write its files;"
-            f" `{shell.command('evidence keygen')}` makes a key"
+            f" `{shell.command('evidence keygen')}` makes a key",
+            "warning",
         )
     return shell.emit({**asdict(done), "folder": str(folder), "signed": bool(done.key_id)}, "\n".join(lines))
 
@@ -280,7 +281,7 @@ def _record(shell: Shell, folder: Path, verdict: Verdict) -> bool:
         with State.open(config.state) as state:
             return record_verified(state, verdict)
     except (ConfigurationError, StateUnusable, Locked, MachineFailed) as error:
-        shell.note(f"warning: this verification is not recorded: {error.what}")
+        shell.note(f"warning: this verification is not recorded: {error.what}", "warning")
         return False
 
 

@@ -149,7 +149,7 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
     except (StateUnusable, Locked, MachineFailed) as error:
         if declared.migration.is_sealed:
             raise
-        shell.note(f"warning: this lookup is not recorded: {error.what}")
+        shell.note(f"warning: this lookup is not recorded: {error.what}", "warning")
         return Erasures()
     if added is None:
         raise Refused(

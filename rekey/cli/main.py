@@ -113,7 +113,7 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
     with (
         redirect_stdout(shell.out),
         redirect_stderr(shell.err),
-        logs.configured(),
+        logs.configured() as shell.log_to,
         signals.interrupting(),
         # Otherwise a sixth of the start-up time would go into looking for reference cycles in imports.
         patient_collector(),
@@ -131,8 +131,11 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
 
 def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> int:
     """Report an error of the command line; return the exit code."""
+    if shell.log_json:
+        shell.note(error.format_message(), "error")
     if "--json" not in words:
-        error.show(shell.err)
+        if not shell.log_json:
+            error.show(shell.err)
         return ExitCode.USAGE
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = f"`{context.command_path if context else 'rekey'} --help` shows how"
@@ -147,9 +150,9 @@ def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
     if shell.json or "--json" in words:
         shell.json = True
         shell.emit({**shell.so_far, **told.as_json()}, "")
-    shell.note(f"rekey: {told}")
+    shell.note(f"rekey: {told}", "error", **told.as_json())
     if shell.debug and isinstance(told, FaultOfRekey):
-        shell.note(places(error))
+        shell.note(places(error), "error")
     return int(told.exit_code)
 
 

@@ -109,7 +109,7 @@ def open_project(shell: Shell) -> Project:
     """
     config = load_config(shell.config_path)
     for doubt in config.warnings():
-        shell.note(f"warning: {doubt}")
+        shell.note(f"warning: {doubt}", "warning")
     scripts = {one.script_id: one for one in load_scripts(config.migrations)}
     if not scripts:
         raise ConfigurationError(
@@ -127,7 +127,7 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
 
     stop = StopFlag()
     with (
-        signals.stopping(stop),
+        signals.stopping(stop, log_json=shell.log_json),
         Session(
             project.config,
             project.scripts,

@@ -20,7 +20,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 import click
 
+from rekey.core import logs
 from rekey.errors import ConfigurationError, ExitCode, visible
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from rekey.core.progress import Progress
     from rekey.doctor.observe import Ask
     from rekey.project.config import Config
-    from rekey.tables.base import Accounts
+    from rekey.tables.base import Accounts, Silence
 
 T = TypeVar("T")
 
@@ -79,6 +80,10 @@ class Shell:
         json: `--json`.
         bars: draw progress bars when standard error is a terminal.
         debug: `--debug`.
+        log_json: `--log-format json`.
+        accounts: the accounts that were connected last.
+        display: shows progress, once something asked for it.
+        log_to: makes rekey's loggers log as JSON to a stream.
         so_far: members of the JSON document that are printed also when the command fails.
     """
 
@@ -90,12 +95,17 @@ class Shell:
     json: bool = False
     bars: bool = True
     debug: bool = False
+    log_json: bool = False
     so_far: dict[str, Any] = field(default_factory=dict)
+    accounts: Accounts | None = None
+    display: Progress | None = None
+    log_to: Callable[[TextIO], None] = lambda _stream: None
     out: TextIO = field(init=False)
     err: TextIO = field(init=False)
 
     def __post_init__(self) -> None:
         self.out, self.err = cast("TextIO", Edge(self.stdout)), cast("TextIO", Edge(self.stderr))
+        self._log = self.err
 
     def emit(self, document: dict[str, Any], text: str, code: ExitCode = ExitCode.DONE) -> ExitCode:
         """Print the result, the document with `--json`, else the text; return the exit code.
@@ -109,6 +119,10 @@ class Shell:
         _print(self.out, json.dumps(whole, indent=2, default=str) if self.json else text)
         return code
 
+    def emit_line(self, document: dict[str, Any], text: str) -> None:
+        """Print one of several results: the document on one line with `--json`, else the text."""
+        _print(self.out, json.dumps(document, default=str) if self.json else text)
+
     def say(self, text: str) -> None:
         """Print text for people to standard output, before the result; nothing with `--json`."""
         if not self.json:
@@ -120,9 +134,25 @@ class Shell:
         if text:
             self.say(text)
 
-    def note(self, text: str) -> None:
-        """Print one sentence to standard error."""
-        _print(self.err, text)
+    def note(self, text: str, event: str = "note", **figures: object) -> None:
+        """Print one sentence to standard error, or log it as an event.
+
+        Args:
+            text: the sentence.
+            event: the event's name, of `rekey.core.logs.EVENTS`.
+            figures: its further members.
+        """
+        if self.log_json:
+            level = event if event in ("warning", "error") else "info"
+            text = logs.json_line(event, text, level, **figures)
+        _print(self._log, text)
+
+    def log_as_json(self) -> None:
+        """Log events as JSON from now on. What else comes to standard error is told without its text."""
+        self.log_json = True
+        self.err = cast("TextIO", Withheld(self.note))
+        self.log_to(self._log)
+        sys.stderr = self.err
 
     @property
     def is_terminal(self) -> bool:
@@ -147,7 +177,8 @@ class Shell:
         """Connect both accounts. Raises ConfigurationError."""
         from rekey.migration.opening import connect
 
-        return (self.surroundings.connect or connect)(config)
+        self.accounts = (self.surroundings.connect or connect)(config)
+        return self.accounts
 
     @property
     def ask(self) -> Ask:
@@ -160,14 +191,26 @@ class Shell:
         """Run a coroutine to its end and return its result."""
         import asyncio  # not imported for `--help`: it takes a tenth of a command's start-up time
 
-        return asyncio.run(work)
+        from rekey.core.progress import ticking
+
+        progress = self.progress()
+        return asyncio.run(ticking(work, progress.tick, progress.ticks_every_s))
 
     def progress(self) -> Progress:
-        """Return the display of progress: bars on a terminal, else log records."""
-        from rekey.cli.progress import Bars, Logged
+        """Return the display of progress: bars on a terminal, else lines."""
+        if self.display is None:
+            from rekey.cli.progress import Bars, Lines
 
-        drawn = self.bars and not self.json and self.stderr.isatty()
-        return Bars(self.stderr) if drawn else Logged(self.note)
+            clock = self.clock
+            if self.bars and not self.json and not self.log_json and self.stderr.isatty():
+                self.display = Bars(self.stderr, clock, self.silences)
+            else:
+                self.display = Lines(self.note, clock, self.silences, of_passes=self.bars)
+        return self.display
+
+    def silences(self) -> Sequence[Silence]:
+        """Return the connected accounts that do not answer."""
+        return () if self.accounts is None else self.accounts.silences()
 
     def command(self, words: str) -> str:
         """Return a command line of rekey as it is to be typed here, with `--config` if this call has it."""
@@ -210,6 +253,31 @@ class Edge:
         return getattr(self._stream, name)
 
 
+class Withheld:
+    """What standard error is while events are logged as JSON: tells that something was printed, not what."""
+
+    def __init__(self, note: Callable[[str, str], None]) -> None:
+        """Create it; `note` logs an event."""
+        self._note = note
+
+    def write(self, text: str) -> int:
+        """Log that something was printed."""
+        if text.strip():
+            self._note(logs.WITHHELD, "output-withheld")
+        return len(text)
+
+    def writelines(self, texts: Iterable[str]) -> None:
+        """Log that something was printed."""
+        self.write("".join(texts))
+
+    def flush(self) -> None:
+        """Do nothing: nothing is held back."""
+
+    def isatty(self) -> bool:
+        """Tell that it is no terminal."""
+        return False
+
+
 def _print(edge: TextIO, text: str) -> None:
     edge.write(text if text.endswith("\n") else text + "\n")
     edge.flush()
@@ -238,8 +306,14 @@ def _set(context: click.Context, parameter: click.Parameter, value: bool) -> Non
     setattr(context.obj, parameter.name or "", value)
 
 
-def _set_verbosity(_context: click.Context, _parameter: click.Parameter, value: int) -> None:
-    logging.getLogger("rekey").setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(value, 2)])
+def _set_verbosity(context: click.Context, _parameter: click.Parameter, value: int) -> None:
+    least = int(context.obj.log_json)
+    logging.getLogger("rekey").setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(value + least, 2)])
+
+
+def _set_log_format(context: click.Context, _parameter: click.Parameter, value: str) -> None:
+    if value == "json":
+        context.obj.log_as_json()
 
 
 _common = functools.partial(click.option, expose_value=False, callback=_set)
@@ -263,10 +337,18 @@ _COMMON = (
         help="Say more on standard error; -vv says most. No keys at any level.",
     ),
     _common(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        is_eager=True,  # before an error of another option
+        callback=_set_log_format,
+        help="json: standard error has one event a line, as JSON.",
+    ),
+    _common(
         "--progress/--no-progress",
         "bars",
         default=True,
-        help="Draw progress on standard error. Off by itself when that is no terminal.",
+        help="Tell progress on standard error: bars on a terminal, else a line every so often.",
     ),
     _common("--debug", is_flag=True, help="After a fault of rekey, show where it was (no values)."),
 )

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from rekey.core import logs
 from rekey.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -46,12 +47,15 @@ def interrupting() -> Iterator[None]:
 
 
 @contextmanager
-def stopping(stop: StopFlag, *, end: Callable[[int], object] = os._exit) -> Iterator[None]:
+def stopping(
+    stop: StopFlag, *, end: Callable[[int], object] = os._exit, log_json: bool = False
+) -> Iterator[None]:
     """Let the first signal set the flag and the second end the process.
 
     Args:
         stop: the flag that the work looks at.
         end: ends the process with an exit code; a test gives something else.
+        log_json: say it as an event, in JSON.
     """
 
     def handle(_number: int, _frame: FrameType | None) -> None:
@@ -60,7 +64,8 @@ def stopping(stop: StopFlag, *, end: Callable[[int], object] = os._exit) -> Iter
             return
         stop.request()
         try:
-            os.write(2, _FIRST.encode("ascii"))
+            said = logs.json_line("stopping", _FIRST.strip()) + "\n" if log_json else _FIRST
+            os.write(2, said.encode("ascii"))
         except OSError:
             return  # standard error is closed; the flag is set
 

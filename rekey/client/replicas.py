@@ -139,6 +139,11 @@ def leave(flow: Flow, work: Work, error: Exception) -> None:
         counters.refused += 1
         if counters.refused == 1:
             said = refused_by(error)
-            _log.warning("replicas are left behind: %s. Next: %s", said.what, said.hint)
+            _log.warning(
+                "replicas are left behind: %s. Next: %s",
+                said.what,
+                said.hint,
+                extra={"event": "replicas-behind"},
+            )
     work.open = work.open or may_travel(error)
     work.state = State.LEFT

@@ -26,6 +26,7 @@ from functools import partial
 
 from rekey.copy.pace import Pace
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock
+from rekey.core.progress import Held, Holds
 from rekey.tables.allowance import Taken, at_a_rate
 
 _BURST_SECONDS = 0.1
@@ -52,10 +53,11 @@ NO_RATES = Rates()
 class _Lane:
     """A virtual scheduling clock: each entity takes 1/rate seconds of it. One batch waits at a time.
 
-    `next` is in ticks.
+    `next` is in ticks; `entities` counts what was taken.
     """
 
     next: int = 0
+    entities: int = 0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -142,6 +144,36 @@ class Throttle:
             self._return(self._lane(partition), self.rates.partition * _SHARE, entities)
         self.give_back(entities)
 
+    def count_anew(self) -> None:
+        """Forget how many entities were taken so far."""
+        for lane in self._partitions.values():
+            lane.entities = 0
+
+    def busiest(self) -> dict[str, tuple[int, float]]:
+        """Return, by table, the entities that its busiest partition took since `count_anew`, and how many it
+        may take a second; nothing where partitions have no rate."""
+        found: dict[str, tuple[int, float]] = {}
+        for partition, lane in self._partitions.items():
+            table = str(partition[0]) if isinstance(partition, tuple) else ""
+            if self.rates.partition is not None and lane.entities > found.get(table, (-1, 0.0))[0]:
+                found[table] = (lane.entities, self.rates.partition * _SHARE)
+        return found
+
+    def held(self) -> list[Held]:
+        """Return what holds requests back now; nothing while all that is ready is sent."""
+        rates, now = self.rates, self.clock.ticks()
+        if rates.paused:
+            return [Held(Holds.PAUSE)]
+        found = []
+        if self._pace.rate is not None:
+            found.append(Held(Holds.REFUSALS, round(self._pace.rate)))
+        elif rates.account is not None and self._account.next > now:
+            found.append(Held(Holds.ACCOUNT, rates.account))
+        waiting = sum(lane.next > now for lane in self._partitions.values())
+        if rates.partition is not None and waiting:
+            found.append(Held(Holds.PARTITION, rates.partition, waiting))
+        return found
+
     def taken(self, entities: int, partition: Hashable | None = None) -> AbstractContextManager[None]:
         """Return a context for sending: a refusal gives entities back, the next attempt takes them again."""
         again = partial(self.take, entities, partition, first=True)
@@ -163,6 +195,7 @@ class Throttle:
 
     def _book(self, lane: _Lane, rate: float, entities: int) -> int:
         """Queue entities after those of the lane; return their wait in ticks, 0 or less for none."""
+        lane.entities += entities
         now = self.clock.ticks()
         start = max(lane.next, now - round(_BURST_SECONDS * TICKS_PER_SECOND))
         lane.next = start + round(entities * TICKS_PER_SECOND / rate)
@@ -170,6 +203,7 @@ class Throttle:
 
     @staticmethod
     def _return(lane: _Lane, rate: float, entities: int) -> None:
+        lane.entities -= entities
         lane.next -= round(entities * TICKS_PER_SECOND / rate)
 
     def _lane(self, partition: Hashable) -> _Lane:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -87,9 +87,14 @@ class Copier:
             writer.drain()
             return await writer.copy(source_rows)
 
-    def writer(self) -> BatchWriter:
-        """Return a writer that fills batches across windows. Use it as a context manager."""
-        return BatchWriter(self)
+    def writer(self, advance: Callable[[int], None] = lambda _rows: None) -> BatchWriter:
+        """Return a writer that fills batches across windows. Use it as a context manager.
+
+        Args:
+            advance: called with rows as they are written, batch by batch. They may not be durable yet: a
+                window counts in proportion to its writes.
+        """
+        return BatchWriter(self, advance)
 
     async def copy_changed(self, source_rows: Sequence[Row]) -> Copied:
         """Copy rows of which many are in the targets already: skip those whose target rows all are equal.
@@ -131,8 +136,9 @@ class Copier:
 class BatchWriter:
     """Copies windows, as many at a time as it has room for. Use as an asynchronous context manager."""
 
-    def __init__(self, copier: Copier) -> None:
+    def __init__(self, copier: Copier, advance: Callable[[int], None]) -> None:
         self._copier = copier
+        self._advance = advance
         propagator = copier.propagator
         self._mapping = BatchBuffer(propagator.mapping.table, MAPPING_WINDOWS)
         together = propagator.mapper.together
@@ -205,6 +211,7 @@ class BatchWriter:
                 await copier.propagator.mapping.fresh()
                 await map_window(copier.propagator, source_rows, window)
                 del source_rows
+                window.writes = 2 * len(window.expected) + sum(map(len, window.expected.values()))
                 await self._hand_over(window, self._mapping, mapping_writes(copier.rows, window))
                 window.claimed.clear()
                 self._newest = window.number
@@ -229,6 +236,7 @@ class BatchWriter:
 
         window.copied.propagated = len(window.unsettled)
         await for_each(sorted(window.unsettled), settle, limit=copier.concurrency)
+        self._advance(window.copied.rows - window.told)
         return window.copied
 
     def _packed(self, window: CopyWindow) -> None:
@@ -300,6 +308,7 @@ class BatchWriter:
             return
         for window, count in _by_window(batch):
             window.wrote(count)
+            self._advance(window.more())
         self._wrote.set()
 
     async def _judge(self, held: BatchBuffer, batch: list[Write], present: Mapping[EntityKey, Row]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rekey.core.progress import Progress, Silent
+from rekey.core.progress import Progress
 from rekey.inspect.inventory import SampleSize, read_sample, read_whole
 from rekey.inspect.profile import TableProfile
 from rekey.inspect.report import Inspection, report_of
@@ -39,7 +39,7 @@ async def inspect_table(
         CredentialRefused, EndpointDown, Unavailable: the service could not be asked.
     """
     profile = TableProfile(gaps=not exact)
-    with (progress or Silent()).task(f"inspect {table.name}") as advance:
+    with (progress or Progress()).task(f"inspect {table.name}") as advance:
 
         def take(rows: Sequence[Row], _continues: bool) -> None:
             profile.take(rows)

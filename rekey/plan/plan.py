@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from rekey.core.clock import Clock, SystemClock, format_ticks
 from rekey.core.limits import PARTITION_TARGET
-from rekey.core.progress import Progress, Silent
+from rekey.core.progress import Progress
 from rekey.core.severity import Severity
 from rekey.errors import TableMissing
 from rekey.inspect.inventory import Inventory, read_sample, read_whole
@@ -61,7 +61,7 @@ async def make_plan(
         CredentialRefused, EndpointDown, Unavailable: the service could not be asked.
         MachineFailed: the disk could not take the temporary files.
     """
-    progress = progress or Silent()
+    progress = progress or Progress()
     planned: list[MigrationPlan] = []
     makers: dict[str, str] = {}
     for each in [subjects] if together else [[subject] for subject in subjects]:
@@ -80,7 +80,7 @@ async def make_plan(
 
 async def take_basis(subject: Subject, tables: TableService, options: PlanOptions) -> Basis:
     """Return the basis of a plan made now, advice included: for `apply --plan`."""
-    [plan] = await _plan([subject], tables, options, {}, Silent())
+    [plan] = await _plan([subject], tables, options, {}, Progress())
     return plan.basis
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from rekey.copy.scan import WindowSize, window_of
 from rekey.copy.workers.driver import Factory
 from rekey.copy.write import Copier
-from rekey.core.clock import Clock, SystemClock
-from rekey.core.progress import Progress, Silent
+from rekey.core.clock import Clock, SystemClock, format_ticks
+from rekey.core.progress import Progress
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
 from rekey.errors import Interrupted
@@ -32,6 +32,7 @@ from rekey.protocol.propagate import Propagator
 from rekey.protocol.registry import SAFETY_S, Registry
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.sweeper import Sweeper
+from rekey.state.models import CHECKPOINT_AT
 from rekey.state.store import State
 from rekey.tables.base import SHARED_SERVICE_S, Table, TableService
 
@@ -99,7 +100,7 @@ class Run:
     mapping: MappingStore
     copier: Copier
     options: Options = field(default_factory=Options)
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=Progress)
     stop: StopFlag = field(default_factory=StopFlag)
     clock: Clock = field(default_factory=SystemClock)
     still_alone: Callable[[], None] = lambda: None
@@ -167,6 +168,11 @@ class Run:
     def is_delta(self) -> bool:
         """Whether the targets follow the source by delta passes (capture "delta")."""
         return self.declared.migration.capture == "delta"
+
+    def checkpointed(self, **facts: str) -> None:
+        """Record that a checkpoint was stored just now, and facts that belong to it."""
+        now = format_ticks(self.clock.ticks())
+        self.state.set_facts(self.script_id, {CHECKPOINT_AT: now, **facts})
 
     def check(self) -> None:
         """Raise Interrupted or Locked when the work must not go on."""

@@ -12,6 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack
@@ -22,7 +23,7 @@ from rekey.copy.throttle import Throttle
 from rekey.copy.workers.driver import load_factory
 from rekey.copy.write import Copier
 from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
-from rekey.core.progress import Progress, Silent
+from rekey.core.progress import Progress, ticking
 from rekey.declaration.migration import Declared
 from rekey.errors import Moved, Refused, StateUnusable
 from rekey.evidence.log import make_checkpoint
@@ -43,14 +44,16 @@ from rekey.runner.run import Options, Run, StopFlag
 from rekey.runner.steering import Steering, follow
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger, aligned
-from rekey.state.models import MigrationRecord
+from rekey.state.models import MigrationRecord, PhaseRun
 from rekey.state.store import State
+from rekey.status import pulse
 from rekey.tables.allowance import while_allowed
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
 from rekey.tables.kinds import by_number
 from rekey.tables.sent import since
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -68,19 +71,23 @@ class Session:
         clock: measures time and waits.
         loop: runs the work, and is not closed by the session; None: the session makes one.
         runs: the migrations that were opened, by id.
+        phase_ended: called with each run of a phase when it has ended, done or not.
     """
 
     config: Config
     scripts: Mapping[str, Declared]
     options: Options = field(default_factory=Options)
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=Progress)
     stop: StopFlag = field(default_factory=StopFlag)
     connect_to: Callable[[Config], Accounts] = connect
     clock: Clock = field(default_factory=SystemClock)
     loop: asyncio.Runner | None = None
+    phase_ended: Callable[[PhaseRun], None] = lambda _run: None
     runs: dict[str, Run] = field(default_factory=dict, init=False)
     _leases: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
+    _throttled: Throttle | None = field(default=None, init=False)
+    _at_work: str = field(default="", init=False)
 
     def __enter__(self) -> Session:
         """Open file lock, state file, ledger and connections.
@@ -96,6 +103,7 @@ class Session:
         with ExitStack() as stack:
             self._lock = stack.enter_context(FileLock(config.state))
             self.state = stack.enter_context(State.open(config.state, lock=self._lock))
+            stack.callback(pulse.remove, config.state)
             self._runner = self.loop or stack.enter_context(asyncio.Runner())
             self.accounts = self.connect_to(config)
             stack.callback(lambda: self.do(self.accounts.close()))
@@ -119,14 +127,21 @@ class Session:
         """Restart the count of requests. What a command sends before a phase is counted with that phase."""
         self._counted = self.accounts.sent
 
+    def tick(self) -> None:
+        """Show the progress of the moment, and tell the pulse of this runner."""
+        self.progress.tick()
+        held = () if self._throttled is None else tuple(self._throttled.held())
+        pulse.write(self.config.state, pulse.pulse_of(self.progress, self._at_work, held))
+
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end on the session's loop and return its result."""
-        return self._runner.run(work)
+        return self._runner.run(ticking(work, self.tick, self.progress.ticks_every_s))
 
     # --- opening a migration ---------------------------------------------------------------------------
 
     def opened(self, script_id: str) -> OpenMigration:
         """Return a migration of the project, opened; no request is sent."""
+        self._at_work = script_id
         return open_migration(Prepared.of(self.config, self.scripts[script_id]), self.accounts)
 
     def resume(self, script_id: str) -> Run:
@@ -204,7 +219,7 @@ class Session:
             if renewed:
                 self.state.audit("data-keys-rewrapped", script_id, {"keys": renewed})
                 said = f"{renewed} data keys are wrapped with the new wrapping key now"
-                self.progress.note(f"{script_id}: {said}")
+                self.progress.note(f"{script_id}: {said}", "keys-rewrapped")
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.shared)
         run = Run(
@@ -275,7 +290,7 @@ class Session:
         """Return the throttle for the configured rates, or those that the operator sets during the run."""
 
         def changed(said: Steering) -> None:
-            self.progress.note(f"from now on: {said.told()}")
+            self.progress.note(f"from now on: {said.told()}", "steered")
             self.state.audit("steered", None, asdict(said))
 
         limits = self.config.rates
@@ -286,6 +301,7 @@ class Session:
             steering=follow(self.config.state, changed),
             stopping=self.stop.requested,
         )
+        self._throttled = throttle
         if isinstance(self.accounts.tables, AzureTableService):
             self.accounts.tables.listen(throttle.heard)
         return throttle
@@ -299,7 +315,8 @@ class Session:
             back_to = row.came_from or ControlPhase.DUAL_WRITE
             row = await run.control.move(ControlPhase.FREEZE, back_to)
             run.progress.note(
-                f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`"
+                f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`",
+                "freeze-left",
             )
         applied = self.ledger.applied(run.script_id)
         # In `source` no phase counts as applied, so `prepare` runs again, which costs a few requests: a
@@ -316,6 +333,8 @@ class Session:
     def _run_phase(self, script_id: str, phase: Phase) -> None:
         run = self.runs[script_id]
         number = self.state.start_phase(script_id, phase)
+        of_phase = {"script_id": script_id, "phase": str(phase)}
+        _log.info("%s: `%s` begins", script_id, phase, extra={"event": "phase-begun", "figures": of_phase})
         run.keep_count = lambda: self.state.count_phase(number, self.sent())
         self.state.audit("phase-begun", script_id, {"phase": phase, "digest": run.declared.digest})
         try:
@@ -324,10 +343,18 @@ class Session:
             self.state.finish_phase(number, type(error).__name__, {}, self.sent())
             self.count_anew()
             self.state.audit("phase-stopped", script_id, {"phase": phase, "error": type(error).__name__})
+            figures = {**of_phase, "error": type(error).__name__}
+            _log.info(
+                "%s: `%s` stopped", script_id, phase, extra={"event": "phase-stopped", "figures": figures}
+            )
+            self.phase_ended(self.state.phase_runs(script_id)[-1])
             raise
         self.state.finish_phase(number, "done", counters, self.sent())
         self.count_anew()
         self.state.audit("phase-done", script_id, {"phase": phase, "counters": counters})
+        done = {**of_phase, "counters": counters}
+        _log.info("%s: `%s` done", script_id, phase, extra={"event": "phase-done", "figures": done})
+        self.phase_ended(self.state.phase_runs(script_id)[-1])
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` done", self.progress)
 
     def _undo_phase(self, script_id: str, phase: Phase) -> None:
@@ -336,6 +363,9 @@ class Session:
         self.do(until_quiet(run))
         self.do(self._with_clients(run, PHASES[phase].undo))
         self.state.audit("phase-undone", script_id, {"phase": phase})
+        figures = {"script_id": script_id, "phase": str(phase)}
+        said = ("%s: `%s` taken back", script_id, phase)
+        _log.info(*said, extra={"event": "phase-undone", "figures": figures})
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)
 
     async def _with_clients(self, run: Run, work: Callable[[Run], Awaitable[T]]) -> T:

@@ -171,13 +171,17 @@ def _resumed(run: Run, basis: str) -> Partial | None:
         if stored.basis == basis and age < run.config.gates.verification_max_age_s:
             run.progress.note(
                 f"{run.script_id}: the verification begun at {stored.begun_at} goes on after"
-                f" {sum(one.rows for one in work.reads.values()):,} rows"
+                f" {sum(one.rows for one in work.reads.values()):,} rows",
+                "verification-resumed",
             )
             return work
     except StateUnusable:
         pass  # unreadable sums are treated as those of another basis
     run.state.keep_sums(run.script_id, None)
-    run.progress.note(f"{run.script_id}: an earlier verification cannot be continued; this one begins anew")
+    run.progress.note(
+        f"{run.script_id}: an earlier verification cannot be continued; this one begins anew",
+        "verification-anew",
+    )
     return None
 
 
@@ -185,6 +189,7 @@ def keep(run: Run, basis: str, work: Partial) -> None:
     """Store sums durably in the state file. Raises Locked when the runner lease was lost."""
     run.still_alone()
     run.state.keep_sums(run.script_id, StoredSums(basis, work.begun_at, work.as_state()))
+    run.checkpointed()
 
 
 def record(run: Run, report: FullReport) -> None:
@@ -236,7 +241,8 @@ async def closed_by_difference(run: Run) -> list[str]:
     if until is not None:
         run.progress.note(
             f"{run.script_id}: a client was given up that had not ended in order, and may be heard of until"
-            f" {format_ticks(until)}: everything is compared first"
+            f" {format_ticks(until)}: everything is compared first",
+            "compares-first",
         )
         await verify_full(run)
     last = run.state.latest_verification(run.script_id)

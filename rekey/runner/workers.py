@@ -241,6 +241,7 @@ class _Copying(Job[Segment]):
         )
         self._run.state.checkpoint([moved])
         self._run.keep_count()
+        self._run.checkpointed()
         for name in self.counters:
             self.counters[name] += result.rows if name == "rows" else result.counters.get(name, 0)
         self._advance(result.rows)

@@ -22,6 +22,9 @@ BACKFILL = "backfill"
 WATERMARK = "watermark"
 """The fact that says up to which time of the service's clock changes of the source are in the targets."""
 
+CHECKPOINT_AT = "checkpoint_at"
+"""The fact that says when the last checkpoint was stored, by the service's clock."""
+
 PLAN_FACT = "plan"
 """The fact that holds the plan a migration began with, as RFC 8785 JSON."""
 

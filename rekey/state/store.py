@@ -291,8 +291,13 @@ class State:
 
     def set_fact(self, script_id: str, name: str, value: str | None) -> None:
         """Set a fact; None removes it. The migration must be registered."""
+        self.set_facts(script_id, {name: value})
+
+    def set_facts(self, script_id: str, facts: Mapping[str, str | None]) -> None:
+        """Set facts in one transaction, as `set_fact`."""
         with self._writing() as connection:
-            _put_fact(connection, script_id, name, value)
+            for name, value in facts.items():
+                _put_fact(connection, script_id, name, value)
 
     # --- phase runs ---------------------------------------------------------------------------------------
 

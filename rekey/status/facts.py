@@ -37,6 +37,8 @@ from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent, erasures
 from rekey.state.ledger import aligned, applied_phases, handover
 from rekey.state.models import BACKFILL, PhaseRun, Segment, Verification
 from rekey.state.store import State
+from rekey.status.pulse import Pulse
+from rekey.status.pulse import read as read_pulse
 from rekey.tables.base import TableService
 
 RETURNED_AFTER = "returned_after"
@@ -119,6 +121,7 @@ class Facts:
         intents: the journal, in capture "dual-write"; None when it was not read.
         cohorts: of the mapping, once the migration is complete.
         events: the migration's audit log.
+        pulse: what the runner on this machine is at; None without one.
     """
 
     declared: Declared
@@ -138,6 +141,7 @@ class Facts:
     intents: Intents | None = None
     cohorts: tuple[Cohort, ...] = ()
     events: tuple[AuditEvent, ...] = ()
+    pulse: Pulse | None = None
 
     @property
     def script_id(self) -> str:
@@ -333,6 +337,8 @@ async def look_at(
     except ServiceError as error:
         unreachable = f"the restricted store could not be asked ({type(error).__name__})"
     ids = state.ledger_ids()
+    pulse = read_pulse(config.state, clock.ticks())
+    is_ours = pulse is not None and pulse.script_id == script_id and (lease is None or lease.live)
     return Facts(
         declared=declared,
         applied=tuple(applied_phases(ids, script_id)),
@@ -351,6 +357,7 @@ async def look_at(
         intents=intents,
         events=tuple(state.audit_events(script_id)),
         cohorts=cohorts,
+        pulse=pulse if is_ours else None,
     )
 
 

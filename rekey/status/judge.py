@@ -33,6 +33,7 @@ from rekey.protocol.registry import ClientRow, Standing, over_at, standing
 from rekey.state.audit import SUBJECTS
 from rekey.state.models import PLAN_FACT, WATERMARK, PhaseRun
 from rekey.status.facts import ESTIMATED_ROWS, Facts, verification_problem
+from rekey.status.progress import Progress, progress_of
 from rekey.tables.sent import OPERATIONS, requests_in
 
 TEXTS = catalogue(Path(__file__).with_name("verdicts.toml"))
@@ -146,6 +147,7 @@ class Status:
         clients: clients of the application, in capture "dual-write".
         counted: sums of all clients' counters, those of clients that are over or closed included.
         spent: requests estimated and sent, None when no estimate was kept.
+        progress: how far it is, and what holds it back.
     """
 
     facts: Facts
@@ -159,6 +161,7 @@ class Status:
     clients: tuple[Client, ...]
     counted: Mapping[str, int]
     spent: Spent | None
+    progress: Progress
 
     @property
     def next(self) -> dict[str, str]:
@@ -175,6 +178,8 @@ class Status:
             "targets": list(facts.declared.migration.table_names),
             "capture": facts.declared.migration.capture,
             "stage": self.stage,
+            **plain(self.progress),
+            "divergences": None if last is None else last.divergences,
             "phases": plain(facts.phases),
             "control": None if control is None else {"phase": str(control.phase), "epoch": control.epoch},
             "runner": plain(facts.lease),
@@ -237,6 +242,7 @@ def judge(facts: Facts) -> Status:
         ),
         counted=dict(sorted(counted.items())),
         spent=_spent(facts.facts.get(PLAN_FACT), facts.runs),
+        progress=progress_of(facts),
     )
 
 

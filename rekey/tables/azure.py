@@ -16,6 +16,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -31,6 +32,7 @@ from rekey.tables.base import (
     SHARED_SERVICE_S,
     Operation,
     Page,
+    Silence,
     Table,
     Verb,
     rejected,
@@ -120,6 +122,12 @@ class AzureTableService:
     def sent(self) -> Sent:
         """The requests sent so far, by kind; each attempt counts."""
         return self._transport.sent
+
+    @property
+    def silence(self) -> Silence | None:
+        """Whether the endpoint has not answered for seconds; None while it answers."""
+        silent = self._requester.silence()
+        return None if silent is None else Silence(urlsplit(self.endpoint).netloc, *silent)
 
     def listen(self, listener: Callable[[int, float], None]) -> None:
         """Call `listener` for every answer, with its status and the seconds it took."""

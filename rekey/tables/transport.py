@@ -24,7 +24,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -43,6 +43,7 @@ from rekey.tables.credentials import AuthPolicy, Credential, accepted_s, auth_po
 from rekey.tables.sent import Sent, kind_of
 
 _LOG = logging.getLogger("rekey.tables")
+_EVENT = {"event": "request"}
 _IDLE_SECONDS = 4.0
 _STREAMED_BYTES = 1024 * 1024
 
@@ -103,6 +104,14 @@ class NoAnswer(Exception):
     """Something was sent, and no (whole) answer came. The argument names the failure."""
 
 
+@dataclass(eq=False, slots=True)
+class _Sending:
+    """An attempt: whether it writes, and whether its first bytes went out."""
+
+    writes: bool
+    begun: bool = False
+
+
 class Transport:
     """Sender of single attempts to one endpoint.
 
@@ -129,7 +138,7 @@ class Transport:
     ) -> None:
         self._endpoint = endpoint
         self._credential = credential
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         self._connections = connections
         self._proxy = proxies.get(urlsplit(endpoint).scheme) or environment_proxy(endpoint)
         self._verify = verify
@@ -141,12 +150,14 @@ class Transport:
         self.listener: Callable[[int, float], None] | None = None
         """Called for every answer, with its status and the seconds it took."""
         self.sent = Sent()
+        self._sendings: set[_Sending] = set()
 
     async def send(self, request: Request) -> Answer:
         """Send once. Raises NotSent, NoAnswer, CredentialRefused (no token)."""
         pipeline = self._open()
-        sending = SimpleNamespace(begun=False, writes=request.method != "GET")
-        address = self._timeouts.address(self._endpoint, request.path, request.service_s)
+        sending = _Sending(request.method != "GET")
+        self._sendings.add(sending)
+        address = self.timeouts.address(self._endpoint, request.path, request.service_s)
         headers = {**request.headers, "User-Agent": self._agent, "x-ms-client-request-id": str(uuid4())}
         message = HttpRequest(request.method, address, headers=headers)
         if request.body is not None:
@@ -178,8 +189,15 @@ class Transport:
             outcome = type(inner).__name__
             raise (NoAnswer if sending.begun else NotSent)(outcome) from None
         finally:
+            self._sendings.discard(sending)
             # What is logged of a request never holds its address: that holds keys.
-            _LOG.debug("%s -> %s in %.0f ms", request.doing, outcome, 1000 * (time.monotonic() - started))
+            took_ms = 1000 * (time.monotonic() - started)
+            _LOG.debug("%s -> %s in %.0f ms", request.doing, outcome, took_ms, extra=_EVENT)
+
+    @property
+    def any_sent(self) -> bool:
+        """Whether a request was sent and is not answered yet."""
+        return any(one.begun for one in self._sendings)
 
     @property
     def late_s(self) -> float:
@@ -210,8 +228,8 @@ class Transport:
             transport = _ExactAddressTransport(
                 session=self._session,
                 session_owner=False,
-                connection_timeout=self._timeouts.connect,
-                read_timeout=self._timeouts.read,
+                connection_timeout=self.timeouts.connect,
+                read_timeout=self.timeouts.read,
                 connection_verify=self._verify,
             )
             self._auth = auth_policy(self._credential)

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from rekey.cli.main import rekey, run
-from rekey.cli.progress import Bars, Logged
+from rekey.cli.progress import Bars, Lines
 from rekey.cli.shell import Shell, command
 from rekey.errors import ExitCode
 from rekey.present.text import WIDTH, duration
@@ -184,9 +184,9 @@ def test_commands_that_are_named_carry_the_configuration_that_was_said(
 
 def test_bars_are_drawn_on_a_terminal_only_and_not_when_unwanted() -> None:
     assert isinstance(Shell(stderr=Terminal()).progress(), Bars)
-    assert isinstance(Shell(stderr=Terminal(), bars=False).progress(), Logged)
-    assert isinstance(Shell(stderr=io.StringIO()).progress(), Logged)
-    assert isinstance(Shell(stderr=Terminal(), json=True).progress(), Logged)
+    assert isinstance(Shell(stderr=Terminal(), bars=False).progress(), Lines)
+    assert isinstance(Shell(stderr=io.StringIO()).progress(), Lines)
+    assert isinstance(Shell(stderr=Terminal(), json=True).progress(), Lines)
 
 
 def test_a_bar_shows_rows_rate_and_expected_end() -> None:

@@ -162,7 +162,10 @@ def erase(
             if said["kind"] == SUBJECTS:
                 again = await find(run, [Query(safe_id=row_id) for row_id in said["rows"]])
                 await _carry_out(run, now, again, event.seq, searched=said["searched"])
-                run.progress.note(f"the erasure that was begun on {event.at[:10]} and cut off is done now")
+                run.progress.note(
+                    f"the erasure that was begun on {event.at[:10]} and cut off is done now",
+                    "erasure-finished",
+                )
         asked = await find(run, queries)
         refuse(asked.told)
         details = {

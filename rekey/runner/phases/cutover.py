@@ -260,7 +260,10 @@ async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bo
             return False
         await run.control.move(ControlPhase.FREEZE, back_to)
     except ServiceError:
-        run.progress.note("the control row still says `freeze`; the next `rekey` command on it puts it back")
+        run.progress.note(
+            "the control row still says `freeze`; the next `rekey` command on it puts it back",
+            "freeze-left-behind",
+        )
         return False
     return True
 
