@@ -13,6 +13,7 @@ Rules kept here:
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.progress import Advance, Progress, Wait, Work
 from rekey.errors import one_line, visible
-from rekey.present.text import duration
+from rekey.present.text import WIDTH, duration
 from rekey.status.progress import how_far
 from rekey.tables.base import Silence
 
@@ -142,7 +143,7 @@ class Bars(Lines):
         from tqdm import tqdm
 
         tqdm.monitor_interval = 0  # no thread of its own: the ticks redraw
-        before = self._bar
+        before, no_width = self._bar, _has_no_width(self._stream)
         with (
             super().shown(work),
             tqdm(
@@ -152,7 +153,8 @@ class Bars(Lines):
                 file=self._stream,
                 unit=" rows",
                 unit_scale=True,
-                dynamic_ncols=True,
+                dynamic_ncols=not no_width,
+                ncols=WIDTH if no_width else None,
                 mininterval=0.2,
                 bar_format=_WITH_TOTAL if work.total else _WITHOUT,
             ) as self._bar,
@@ -172,6 +174,8 @@ class Bars(Lines):
         """Draw the bar anew with the present rate and the expected end."""
         super().tick()
         if self._bar is not None and self.work is not None:
+            if self._bar.total != self.work.total:
+                self._bar.total, self._bar.bar_format = self.work.total, _WITH_TOTAL
             eta = self.work.eta
             left = "" if eta is None else f", about {duration(eta.seconds)} left"
             self._bar.set_postfix_str(_rate(self.work) + left)
@@ -185,6 +189,14 @@ class Bars(Lines):
 
 _WITH_TOTAL = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rows [{elapsed}{postfix}]"
 _WITHOUT = "{desc}: {n_fmt} rows [{elapsed}{postfix}]"
+
+
+def _has_no_width(stream: TextIO) -> bool:
+    """Tell whether a terminal says that it has no columns, as some containers' do; no bar would fit."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns == 0
+    except (OSError, ValueError):
+        return False
 
 
 def _rate(work: Work) -> str:

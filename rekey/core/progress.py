@@ -212,6 +212,11 @@ class Progress:
         finally:
             self.work = before
 
+    def expect(self, rows: int) -> None:
+        """Set how many rows the pass at work goes over, which was not known when it began."""
+        if self.work is not None:
+            self.work.total = rows
+
     @contextmanager
     def waiting(self, what: str, at_most_s: float | None = None) -> Iterator[Wait]:
         """Begin a wait; call `look` of what is returned now and then, so that it is told.
@@ -266,6 +271,10 @@ class Interruptible(Progress):
                 inner(rows)
 
             yield advance
+
+    def expect(self, rows: int) -> None:
+        """Pass the number on."""
+        self._inner.expect(rows)
 
     def note(self, text: str, event: str = "note", **figures: object) -> None:
         """Pass the sentence on."""

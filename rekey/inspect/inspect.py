@@ -39,14 +39,15 @@ async def inspect_table(
         CredentialRefused, EndpointDown, Unavailable: the service could not be asked.
     """
     profile = TableProfile(gaps=not exact)
-    with (progress or Progress()).task(f"inspect {table.name}") as advance:
+    progress = progress or Progress()
+    with progress.task(f"inspect {table.name}") as advance:
 
         def take(rows: Sequence[Row], _continues: bool) -> None:
             profile.take(rows)
             advance(len(rows))
 
         if exact:
-            inventory = await read_whole(table, take)
+            inventory = await read_whole(table, take, progress.expect)
         else:
             size = SampleSize(head_rows=HEAD_ROWS, probes=SAMPLE_REQUESTS, requests=SAMPLE_REQUESTS)
             inventory = await read_sample(table, size, take, profile.jump)

@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import groupby
 from operator import itemgetter
@@ -27,6 +28,8 @@ from rekey.model import ETAG, PARTITION_KEY, TIMESTAMP, EntityKey, KeyRange, Row
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 
 DIGEST_MODULUS = 1 << 128
+GUESS_ROWS, GUESS_PROBES = 100_000, 15
+"""After how many rows of a table that is read whole its size is looked for, and by how many probes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +103,30 @@ Jump = Callable[[EntityKey], None]
 """Takes the key after which the next rows begin, when they do not continue the previous page."""
 
 
-async def read_whole(table: Table, take: Take) -> Inventory:
-    """Read every row of a table, handing pages to `take`. Raises TableMissing and service errors."""
-    reading = _Reading(table, take, gaps=False)
+async def read_whole(
+    table: Table, take: Take, likely: Callable[[int], None] = lambda _rows: None
+) -> Inventory:
+    """Read every row of a table, handing pages to `take`.
+
+    Args:
+        table: the table.
+        take: takes the rows.
+        likely: told how many rows the table is likely to have, once so many were read that asking for it
+            (`GUESS_PROBES` probes) costs little in comparison; not told for a table with fewer.
+
+    Raises:
+        TableMissing: there is no such table; and service errors.
+    """
+    reading, probing = _Reading(table, take, gaps=False), None
     async with aclosing(table.scan()) as pages:  # type: ignore[type-var]  # all scans are generators
         async for page in pages:
             reading.take_page(page.rows, True)
-    reading.requests = reading.pages
+            if probing is None and page.rows and reading.rows >= GUESS_ROWS:
+                probing = _Reading(table, lambda _rows, _continues: None, gaps=True)
+                sizer = Sizer(partial(probing.read_stretch, most=None), GUESS_PROBES)
+                last = [units_of(key_of(row)) for row in page.rows]
+                likely(reading.rows + round(await sizer.rows_after(last, reading.rows)))
+    reading.requests = reading.pages + (0 if probing is None else probing.requests)
     return reading.inventory(reading.rows, exact=True, settled=True)
 
 

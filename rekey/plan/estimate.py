@@ -30,6 +30,7 @@ from pathlib import Path
 
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
 from rekey.core.texts import table
+from rekey.inspect.inventory import GUESS_PROBES, GUESS_ROWS
 from rekey.plan.result import Duration, Estimate, Money, Requests, Storage, TableFill
 from rekey.project.config import Limits
 from rekey.project.prices import Prices
@@ -162,6 +163,8 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     """
     if work.tries_rows:
         yield Requests(PREPARE, "try every row: read the source", Kind.SCAN, work.source_pages)
+        if work.source_rows > GUESS_ROWS:
+            yield Requests(PREPARE, "try every row: how many there are", Kind.SCAN, GUESS_PROBES)
     tables = len(work.tables)
     yield Requests(PREPARE, "look at target tables", Kind.SCAN, 2 * tables)
     yield Requests(PREPARE, "make target tables", Kind.TABLE, tables)

@@ -117,7 +117,7 @@ async def _plan(
         inventory = None
         try:
             if options.exact:
-                inventory = await read_whole(source, take)
+                inventory = await read_whole(source, take, progress.expect)
             else:
                 inventory = await read_sample(source, options.sample, take)
             inventory = inventory.sized(sample.mean_row_bytes)

@@ -34,7 +34,7 @@ from rekey.runner.phases import PHASES
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.runner.stop import expected_stop_s
-from rekey.runner.verification import context, verify_full
+from rekey.runner.verification import context, rows_to_read, verify_full
 from rekey.state.audit import expressible
 from rekey.state.models import PLAN_FACT
 from rekey.status.facts import ESTIMATED_ROWS
@@ -217,7 +217,8 @@ def verify(
     _require_comparable(run, phase)
     if mode is Mode.FULL:
         return session.do(verify_full(run, repair=repair))
-    with session.progress.task(f"verify {mode}") as advance:
+    total = rows_to_read(run) if mode is Mode.COUNT else None
+    with session.progress.task(f"verify {mode}", total=total) as advance:
         ctx = context(run, phase, advance)
         compare: Coroutine[Any, Any, Report] = count(ctx) if mode is Mode.COUNT else sample(ctx, rows, seed)
         report = session.do(while_sweeping(run, authority(phase) or SOURCE, compare))

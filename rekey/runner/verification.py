@@ -38,8 +38,8 @@ from rekey.protocol.rules import SOURCE, TARGET, authority
 from rekey.runner.clients import InFlight, heard_of_until, look, while_sweeping
 from rekey.runner.run import Run
 from rekey.runner.workers import Workers
-from rekey.state.models import WATERMARK, StoredSums, Verification
-from rekey.status.facts import RETURNED_AT, UNFOLLOWED, is_unfollowed, verification_problem
+from rekey.state.models import PLAN_FACT, WATERMARK, StoredSums, Verification
+from rekey.status.facts import ESTIMATED_ROWS, RETURNED_AT, UNFOLLOWED, is_unfollowed, verification_problem
 from rekey.verify.context import ReconcileContext, never
 from rekey.verify.full import TooMany, full
 from rekey.verify.report import FullReport
@@ -125,7 +125,10 @@ async def verify_full(run: Run, *, repair: bool = False, brings: bool = False) -
     work = _resumed(run, basis)
     writers_run = brings and control is ControlPhase.DUAL_WRITE
     since = await _begun(run, anew=work is None) if writers_run else None
-    with run.progress.task("compare" if brings else "verify") as advance:
+    label, done = "compare" if brings else "verify", 0
+    if work is not None:
+        done = sum(one.rows for one in work.reads.values())
+    with run.progress.task(label, total=rows_to_read(run), done=done) as advance:
         comparing = full(
             context(run, control, advance, brings=brings, since=since),
             partial=work,
@@ -148,6 +151,21 @@ async def verify_full(run: Run, *, repair: bool = False, brings: bool = False) -
     if not followed:
         run.state.set_fact(run.script_id, UNFOLLOWED, str(last_number(run)))
     return report
+
+
+def rows_to_read(run: Run) -> int | None:
+    """Return how many rows a comparison of everything reads: as many as the last one, or as the plan says;
+    None where neither is known."""
+    last = run.state.latest_verification(run.script_id)
+    if last is not None:
+        return last.rows_source + last.rows_target
+    facts = run.state.facts(run.script_id)
+    try:
+        [planned] = json.loads(facts[PLAN_FACT])["plan"]["migrations"]
+        rows = [one["rows"] + one.get("secondary_rows", 0) for one in planned["targets"]]
+        return int(facts[ESTIMATED_ROWS]) + int(sum(rows))
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 async def _begun(run: Run, *, anew: bool) -> str:

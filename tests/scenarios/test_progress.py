@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 
 from rekey.core.progress import Advance, Progress, Work
 from rekey.errors import Interrupted
+from rekey.inspect import inventory
 from rekey.phases import Phase
 from rekey.protocol.registry import ClientRow, Registry
 from rekey.runner import commands, steering
@@ -179,6 +180,28 @@ def test_a_run_that_goes_on_knows_how_far_the_large_partition_is(project: Projec
     seen = followed(project)
     whole_s = first[-1][0] - first[0][0] + seen[-1][0] - seen[0][0]
     require_close(seen, whole_s, copied + 0.1 * ROWS)
+
+
+def test_passes_know_how_many_rows_they_go_over(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row check finds it out by itself; a comparison reads both sides."""
+    fill(project, 4000, hot=0.1)
+    monkeypatch.setattr(inventory, "GUESS_ROWS", 1000)
+    totals: dict[str, list[tuple[int, int | None]]] = {}
+
+    class Totals(Progress):
+        @contextmanager
+        def shown(self, work: Work) -> Iterator[Advance]:
+            yield lambda _rows: totals.setdefault(work.label, []).append((work.rows, work.total))
+
+    with session_of(project, Totals(project.clock)) as session:
+        commands.apply(session, SCRIPT)
+        commands.verify(session, SCRIPT, mode=commands.Mode.FULL)
+    check_of_rows = totals[f"{SCRIPT}: read Users"]
+    assert check_of_rows[0][1] is None
+    assert check_of_rows[-1] == (4000, pytest.approx(4000, rel=0.2))
+    assert totals["backfill"][-1] == (4000, 4000)
+    assert totals["compare"][-1] == (8000, 8000)
+    assert totals["verify"][-1] == (8000, 8000)
 
 
 # --- what holds it back, and the file that says so ----------------------------------------------------------
