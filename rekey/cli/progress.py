@@ -99,7 +99,7 @@ class Lines(Progress):
         if work is None or not self._of_passes or self.clock.rising() - self._told_at < LINE_EVERY_S:
             return
         self._told_at = self.clock.rising()
-        rate, eta = work.rate, work.eta
+        rate, eta = work.rate, None if self.waits else work.eta
         self.note(
             f"{work.label}: {how_far(work.rows, work.total, rate, eta)}",
             "pass",
@@ -176,7 +176,7 @@ class Bars(Lines):
         if self._bar is not None and self.work is not None:
             if self._bar.total != self.work.total:
                 self._bar.total, self._bar.bar_format = self.work.total, _WITH_TOTAL
-            eta = self.work.eta
+            eta = None if self.waits else self.work.eta
             left = "" if eta is None else f", about {duration(eta.seconds)} left"
             self._bar.set_postfix_str(_rate(self.work) + left)
 

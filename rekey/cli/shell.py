@@ -307,8 +307,11 @@ def _set(context: click.Context, parameter: click.Parameter, value: bool) -> Non
 
 
 def _set_verbosity(context: click.Context, _parameter: click.Parameter, value: int) -> None:
-    least = int(context.obj.log_json)
-    logging.getLogger("rekey").setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(value + least, 2)])
+    log_json: bool = context.obj.log_json
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(value, log_json), 2)]
+    logging.getLogger("rekey").setLevel(level)
+    # Requests that are tried again are many while a service is down; that it is down is an event of its own.
+    logging.getLogger("rekey.tables").setLevel(level if value else logging.WARNING)
 
 
 def _set_log_format(context: click.Context, _parameter: click.Parameter, value: str) -> None:

@@ -128,5 +128,6 @@ def configured() -> Iterator[Callable[[TextIO], None]]:
     finally:
         root.removeHandler(theirs)
         own.removeHandler(ours)
+        logging.getLogger("rekey.tables").setLevel(logging.NOTSET)
         own.setLevel(before[0])
         own.propagate = before[1]

@@ -162,8 +162,8 @@ class Facts:
 
     @property
     def at_work(self) -> bool:
-        """Whether a runner works on the migration."""
-        return self.lease is not None and self.lease.live
+        """Whether a runner works on the migration; by its pulse where the lease could not be read."""
+        return self.pulse is not None if self.unreachable else self.lease is not None and self.lease.live
 
     @property
     def live_clients(self) -> tuple[ClientRow, ...]:

@@ -127,14 +127,13 @@ def progress_of(facts: Facts) -> Progress:
 
 def _phase(facts: Facts) -> PhaseNow:
     runs = facts.runs
-    last = runs[-1] if runs else None
+    last, at_work = (runs[-1] if runs else None), facts.at_work or facts.pulse is not None
     if last is not None and last.outcome != "done" and last.phase not in facts.phases:
         if last.finished_at is not None:
             return PhaseNow(str(last.phase), "stopped", last.finished_at)
-        state = "at-work" if facts.at_work or facts.pulse is not None else "cut-off"
+        state = "at-work" if at_work else "cut-off"
         return PhaseNow(str(last.phase), state, last.started_at)
     if not facts.phases:
-        at_work = facts.at_work or facts.pulse is not None
         return PhaseNow(str(Phase.PREPARE), "at-work", None) if at_work else PhaseNow(None, "not-begun", None)
     done = facts.phases[-1]
     return PhaseNow(str(done), "done", _ended(runs, done))

@@ -87,7 +87,9 @@ def pulse_of(progress: Progress, script_id: str, held: tuple[Held, ...]) -> Puls
     now = progress.work
     work = None
     if now is not None:
-        work = Pass(now.label, now.began_at, now.rows, now.total, now.rate, now.eta)
+        # While something is waited for, the rate of late says nothing about the rest.
+        eta = None if progress.waits else now.eta
+        work = Pass(now.label, now.began_at, now.rows, now.total, now.rate, eta)
     return Pulse(
         at=progress.clock.ticks(),
         script_id=script_id,

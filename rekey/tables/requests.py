@@ -173,7 +173,8 @@ class _Known:
         ever_answered: there was an answer.
         last_open: when an attempt to write was last left open.
         calls: requests that wait for an answer or for their next attempt.
-        heard_at: when there was an answer last, or when the first of `calls` began.
+        heard_at: when there was an answer last; if no attempt has failed since, when the first of `calls`
+            began.
         failures: attempts since then that got no answer.
         tried_until: until when the requests that got none are tried.
     """
@@ -213,8 +214,8 @@ class Requester:
                 (Unavailable is tried again) and ValueError for a malformed one.
         """
         known = self.known
-        if not known.calls:
-            known.heard_at, known.failures = self.clock.rising(), 0
+        if not known.calls and not known.failures:
+            known.heard_at = self.clock.rising()
         known.calls += 1
         try:
             return await self._call(request, read)
@@ -226,14 +227,16 @@ class Requester:
 
     def silence(self) -> tuple[float, float] | None:
         """Return for how many seconds nothing was answered, and for how many it is tried yet, at most; None
-        while answers come, or none is awaited.
+        while answers come, or none is awaited. A silence in which attempts have failed ends with an answer.
 
         Where nothing can be sent, or attempts have failed, two seconds are silence; an answer that is only
         slow (a scan for few rows of many takes the service 5 s) gets `_SLOW_S`.
         """
         known, now, limits = self.known, self.clock.rising(), self.transport.timeouts
         silent_s, is_sent = now - known.heard_at, self.transport.any_sent
-        if not known.calls or silent_s < (TOLD_AFTER_S if known.failures or not is_sent else _SLOW_S):
+        if not (known.calls or known.failures):
+            return None
+        if silent_s < (TOLD_AFTER_S if known.failures or not is_sent else _SLOW_S):
             return None
         if known.failures:
             return silent_s, max(0.0, known.tried_until - now)

@@ -15,7 +15,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from rekey.core.progress import Advance, Progress, Work
-from rekey.errors import Interrupted
+from rekey.errors import Interrupted, Unavailable
 from rekey.inspect import inventory
 from rekey.phases import Phase
 from rekey.protocol.registry import ClientRow, Registry
@@ -29,7 +29,7 @@ from tests.commands import Commands
 from tests.every import every
 from tests.faults import Call
 from tests.projects import USERS_SCRIPT, Project
-from tests.worlds import user
+from tests.worlds import Killed, user
 
 SCRIPT = "0001_users"
 ROWS = 4000
@@ -314,6 +314,34 @@ def test_a_phase_that_was_stopped_is_told_as_that(project: Project, rekey: Comma
     [seen] = check(rekey("status", "--json").json)["migrations"]
     assert (seen["phase"]["name"], seen["phase"]["state"]) == ("backfill", "stopped")
     assert seen["work"]["label"] == "backfill"
+
+
+def test_a_runner_is_at_work_by_its_pulse_where_the_service_cannot_be_asked(
+    project: Project, rekey: Commands
+) -> None:
+    fill(project, 200)
+
+    async def fail(call: Call) -> None:
+        if call.table == "UsersV2":
+            raise Killed
+
+    rekey("apply", "--to", "dual_write")
+    project.tables.gate = fail
+    with pytest.raises(Killed):
+        rekey("apply")
+    project.tables.gate = None
+
+    async def down(_call: Call) -> None:
+        raise Unavailable("the service is down")
+
+    project.restricted.gate = down
+    [seen] = check(rekey("status", "--json", code=4).json)["migrations"]
+    assert seen["phase"]["state"] == "cut-off"
+    state = project.config.state
+    pulse.write(state, pulse.Pulse(project.clock.ticks(), SCRIPT))
+    [seen] = check(rekey("status", "--json", code=4).json)["migrations"]
+    assert seen["phase"]["state"] == "at-work"
+    assert "at work since" in seen["stage"]
 
 
 def test_clients_and_journal_are_as_the_schema_says(project: Project, rekey: Commands) -> None:

@@ -123,8 +123,9 @@ def test_with_log_format_json_every_line_of_standard_error_is_an_event(
         print(f"a script prints\n{KEY}")
         sys.stderr.write(KEY)
         logging.getLogger("azure.identity").warning("no credential for %s", KEY)
-        logging.getLogger("rekey.tables").info("asked", extra={"event": "request-retried"})
-        logging.getLogger("rekey.tables").debug("not asked for", extra={"event": "request"})
+        logging.getLogger("rekey.runner").info("asked", extra={"event": "phase-begun"})
+        logging.getLogger("rekey.tables").info("not asked for", extra={"event": "request-retried"})
+        logging.getLogger("rekey.runner").debug("not asked for", extra={"event": "request"})
         shell.progress().note("look\nhere", "warning", rows=7)
         raise RuntimeError(KEY)
 
@@ -133,7 +134,7 @@ def test_with_log_format_json_every_line_of_standard_error_is_an_event(
     said = capsys.readouterr()
     events = lines_of(said.err)
     assert [one["event"] for one in events if one["event"] != "output-withheld"] == [
-        *("library", "request-retried", "warning", "error", "error")
+        *("library", "phase-begun", "warning", "error", "error")
     ]
     assert sum(one["event"] == "output-withheld" for one in events) == 2
     assert KEY not in said.err + said.out
