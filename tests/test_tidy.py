@@ -49,6 +49,7 @@ PURE = {
     "protocol.rules",
     "protocol.stored",
     "core.edm",
+    "core.eta",
     "core.plain",
     "errors",
     "evidence.keys",
