@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from rekey.core.clock import TICKS_PER_SECOND, format_ticks
 from rekey.core.progress import Advance, Progress, Work
 from rekey.errors import Interrupted, Unavailable
 from rekey.inspect import inventory
 from rekey.phases import Phase
 from rekey.protocol.registry import ClientRow, Registry
+from rekey.protocol.term import Term
 from rekey.runner import commands, steering
 from rekey.runner.run import StopFlag
 from rekey.runner.session import Session
@@ -271,6 +273,33 @@ def test_a_pause_is_what_holds_back_while_it_lasts(project: Project) -> None:
     assert told is not None and told.held == ()
 
 
+def test_a_wait_for_requests_that_may_be_late_says_until_when(project: Project, rekey: Commands) -> None:
+    fill(project, 60)
+    rekey("apply", "--to", "dual_write")
+    until = format_ticks(project.clock.ticks() + 30 * TICKS_PER_SECOND)
+    asyncio.run(Term(project.restricted, SCRIPT).extend(until))
+    said = rekey("apply", "--to", "backfill").err
+    assert "waiting for what was sent and not answered, and may still take effect, since 00:00:" in said
+    assert ", until 00:01:" in said, "the term, and the margin"
+
+
+def test_an_apply_prints_each_phase_when_it_has_ended(
+    project: Project, rekey: Commands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(project, 60)
+    seen: list[str] = []
+    usual = project.tables.gate
+
+    async def gate(call: Call) -> None:
+        if call.table == "UsersV2" and call.operations:
+            seen.append(capsys.readouterr().out)
+        await usual(call)
+
+    project.tables.gate = gate
+    rekey("apply")
+    assert "prepare" in seen[0] and "dual_write" in seen[0] and "backfill" not in seen[0]
+
+
 # --- the document -------------------------------------------------------------------------------------------
 
 
@@ -308,9 +337,9 @@ def test_a_phase_that_was_stopped_is_told_as_that(project: Project, rekey: Comma
             raise RuntimeError
 
     rekey("apply", "--to", "dual_write")
-    project.tables.gate = fail
+    usual, project.tables.gate = project.tables.gate, fail
     rekey("apply", code=4)
-    project.tables.gate = None
+    project.tables.gate = usual
     [seen] = check(rekey("status", "--json").json)["migrations"]
     assert (seen["phase"]["name"], seen["phase"]["state"]) == ("backfill", "stopped")
     assert seen["work"]["label"] == "backfill"
@@ -326,10 +355,10 @@ def test_a_runner_is_at_work_by_its_pulse_where_the_service_cannot_be_asked(
             raise Killed
 
     rekey("apply", "--to", "dual_write")
-    project.tables.gate = fail
+    usual, project.tables.gate = project.tables.gate, fail
     with pytest.raises(Killed):
         rekey("apply")
-    project.tables.gate = None
+    project.tables.gate = usual
 
     async def down(_call: Call) -> None:
         raise Unavailable("the service is down")
