@@ -31,7 +31,7 @@ from rekey.phases import FOLLOWED, ORDER, ControlPhase, Phase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
 from rekey.state.audit import SUBJECTS
-from rekey.state.models import PLAN_FACT, WATERMARK, PhaseRun
+from rekey.state.models import BACKFILL, PLAN_FACT, WATERMARK, PhaseRun
 from rekey.status.facts import ESTIMATED_ROWS, Facts, verification_problem
 from rekey.status.progress import Progress, progress_of
 from rekey.tables.sent import OPERATIONS, requests_in
@@ -285,6 +285,9 @@ def _backfill(facts: Facts) -> Backfill | None:
     left = None
     if rate and estimated is not None and done < len(facts.segments):
         left = max(0, estimated - rows) / rate
+    work = None if facts.pulse is None else facts.pulse.work
+    if work is not None and work.label == BACKFILL and work.eta is not None:
+        left = work.eta.seconds  # it knows of partitions that are slower than the rest
     return Backfill(rows, estimated, done, len(facts.segments), rate, left)
 
 

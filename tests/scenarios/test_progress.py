@@ -233,6 +233,7 @@ def test_the_pulse_says_what_is_under_way_and_goes_with_its_runner(project: Proj
     pulse.path_of(state).write_text(documents[-1])
     [seen] = check(rekey("status", "--json").json)["migrations"]
     assert seen["work"]["label"] == "backfill"
+    assert seen["backfill"]["seconds_left"] == seen["work"]["eta"]["seconds"]
     project.clock.advance(pulse.STALE_S + 1)
     [seen] = check(rekey("status", "--json").json)["migrations"]
     assert seen["work"] is None
