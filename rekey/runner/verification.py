@@ -159,11 +159,11 @@ def rows_to_read(run: Run) -> int | None:
     last = run.state.latest_verification(run.script_id)
     if last is not None:
         return last.rows_source + last.rows_target
-    facts = run.state.facts(run.script_id)
+    plan, source_rows = (run.state.get_fact(run.script_id, name) for name in (PLAN_FACT, ESTIMATED_ROWS))
     try:
-        [planned] = json.loads(facts[PLAN_FACT])["plan"]["migrations"]
+        [planned] = json.loads(plan or "")["plan"]["migrations"]
         rows = [one["rows"] + one.get("secondary_rows", 0) for one in planned["targets"]]
-        return int(facts[ESTIMATED_ROWS]) + int(sum(rows))
+        return int(source_rows or "") + int(sum(rows))
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -227,6 +227,7 @@ class MovingWorld(DualWorld):
             clock=Waits(self.scheduler),
             check=go_on,
             still_alone=go_on,
+            checkpointed=lambda **_: None,
             progress=Progress(),
             state=SimpleNamespace(audit=lambda *_: None),
         )

@@ -301,7 +301,8 @@ class LateWorld(DeltaWorld):
             mapping=self.mapping, source=self.source, propagator=propagator, copier=Copier(propagator, 1),
             state=self.file, config=config, clock=Waits(self.scheduler), progress=Progress(),
             factory=go_on, stop=StopFlag(), lease_id=lease_id,
-            still_alone=go_on, check=go_on, keep_count=go_on, by_workers=Counter(),
+            still_alone=go_on, check=go_on, keep_count=go_on,
+            checkpointed=lambda **_: None, by_workers=Counter(),
         )  # fmt: skip
         return cast(Run, run)
 
