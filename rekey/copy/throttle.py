@@ -223,7 +223,7 @@ class Throttle:
         if (service := self.service) is None:
             self._pace.judge(self._now, self.rates.account)
         elif service.judge(self._now):
-            _LOG.info("the service pushed back; %s", self.told())
+            _LOG.info("the service pushed back; %s", self.told(), extra={"event": "pushed-back"})
 
     def give_back(self, entities: int, kind: Kind = Kind.SCAN) -> None:
         """Give unused entities back to the account's rate: a page may have fewer rows than it could hold."""
