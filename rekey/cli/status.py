@@ -27,9 +27,8 @@ from rekey.present.text import moment
 from rekey.runner import steering
 from rekey.state.store import State
 from rekey.status.judge import Status
-from rekey.status.progress import document as progress_document
-from rekey.status.progress import line
-from rekey.status.tell import field, told
+from rekey.status.tell import document as progress_document
+from rekey.status.tell import field, line, told
 from rekey.tables.base import Accounts
 
 _WATCH_S, _AT_LEAST_S = 2.0, 30.0

@@ -1,10 +1,7 @@
-"""How far a migration is and what holds it back: the part of its status that moves; and the progress
-document, which every way of telling it is made of. Pure.
+"""How far a migration is and what holds it back: the part of its status that moves. Pure.
 
 Rules kept here:
 
-* The schema of the document is `progress.schema.json`, next to this module. Within one version of it members
-  are only added.
 * What is under way comes from the runner's pulse, what is durable from the state file. Without a pulse (no
   runner on this machine) the rate and the estimate of the end are not known, and are left out.
 * What holds it back is what holds it back now. Where no runner of this machine is at work, that is the lease
@@ -13,13 +10,12 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks
 from rekey.core.eta import Eta
-from rekey.core.plain import plain, told
+from rekey.core.plain import told
 from rekey.core.progress import Held, Holds
 from rekey.phases import Phase
 from rekey.present.text import counted, duration
@@ -27,10 +23,6 @@ from rekey.state.models import CHECKPOINT_AT, PhaseRun
 from rekey.status.facts import ESTIMATED_ROWS, Facts
 from rekey.status.pulse import Pass, Waiting
 
-if TYPE_CHECKING:
-    from rekey.status.judge import Status
-
-FORMAT = "rekey/progress/v1"
 _SPREAD_S = 10.0
 """From so many seconds on, the spread of an estimate is told."""
 
@@ -208,36 +200,3 @@ def how_far(rows: int, total: int | None, rate: float | None, eta: Eta | Ends | 
         spread = f" ({duration(eta.least_s)} to {duration(eta.most_s)})" if eta.seconds >= _SPREAD_S else ""
         said.append(f"about {duration(eta.seconds)} left{spread}")
     return ", ".join(said)
-
-
-def line(status: Status) -> str:
-    """Return one line about a migration, for those who watch it."""
-    now, facts = status.progress, status.facts
-    since = "" if now.phase.since is None else f" since {now.phase.since[11:19]}Z"
-    phase = (
-        "not begun" if now.phase.name is None else f"`{now.phase.name}` {now.phase.state.replace('-', ' ')}"
-    )
-    said = [f"{facts.script_id}: {phase}{since}"]
-    if (work := now.work) is not None:
-        said.append(f"{work.label}: {how_far(work.rows, work.estimated_rows, work.rate, work.eta)}")
-    if status.lag_s is not None:
-        said.append(f"lag {duration(status.lag_s)}")
-    said += [held.text for held in now.held_back]
-    said.append("safe" if status.verdict.safe else f"ATTENTION: {status.verdict.sentence}")
-    return "; ".join(said)
-
-
-def document(statuses: Iterable[Status], steering: Mapping[str, Any], as_of: int) -> dict[str, Any]:
-    """Return the progress document.
-
-    Args:
-        statuses: migrations as judged.
-        steering: what the operator has set (`rekey pause`, `rekey throttle`), as JSON.
-        as_of: when it was made; ticks.
-    """
-    return {
-        "format": FORMAT,
-        "as_of": format_ticks(as_of),
-        "migrations": plain(list(statuses)),
-        "steering": dict(steering),
-    }

@@ -1,27 +1,32 @@
-"""The status of a migration as text: the output of `rekey status`. Pure.
+"""The status of a migration as text, and the progress document that all ways of telling it are made of. Pure.
 
 Rules kept here:
 
 * Labels stand in one column, one indent in. A command that is to be typed stands on a line of its own and is
   never wrapped.
 * What an operator on call needs comes first: is it safe, what now.
+* The schema of the document is `progress.schema.json`, next to this module. Within one version of it members
+  are only added.
 * What is internal (control row, epochs, segments) is told only where more is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from rekey.core.clock import format_ticks
+from rekey.core.plain import plain
 from rekey.mapping.rows import WHOLE
 from rekey.phases import ControlPhase
 from rekey.present.text import counted, differing, duration, moment, wrapped
 from rekey.protocol.registry import Standing
 from rekey.status.judge import Client, Status
+from rekey.status.progress import how_far
 from rekey.tables.sent import OnTop
 
+FORMAT = "rekey/progress/v1"
 _CLIENTS = 12
 """How many clients are listed for people."""
 _FOLLOWING = (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
@@ -212,3 +217,36 @@ def next_lines(status: Status, command: Callable[[str], str]) -> list[str]:
     if verdict.remark:
         lines += wrapped(f"({verdict.remark})", first=" " * (LABEL + 2), rest=" " * (LABEL + 3))
     return lines
+
+
+def line(status: Status) -> str:
+    """Return one line about a migration, for those who watch it."""
+    now, facts = status.progress, status.facts
+    since = "" if now.phase.since is None else f" since {now.phase.since[11:19]}Z"
+    phase = (
+        "not begun" if now.phase.name is None else f"`{now.phase.name}` {now.phase.state.replace('-', ' ')}"
+    )
+    said = [f"{facts.script_id}: {phase}{since}"]
+    if (work := now.work) is not None:
+        said.append(f"{work.label}: {how_far(work.rows, work.estimated_rows, work.rate, work.eta)}")
+    if status.lag_s is not None:
+        said.append(f"lag {duration(status.lag_s)}")
+    said += [held.text for held in now.held_back]
+    said.append("safe" if status.verdict.safe else f"ATTENTION: {status.verdict.sentence}")
+    return "; ".join(said)
+
+
+def document(statuses: Iterable[Status], steering: Mapping[str, Any], as_of: int) -> dict[str, Any]:
+    """Return the progress document.
+
+    Args:
+        statuses: migrations as judged.
+        steering: what the operator has set (`rekey pause`, `rekey throttle`), as JSON.
+        as_of: when it was made; ticks.
+    """
+    return {
+        "format": FORMAT,
+        "as_of": format_ticks(as_of),
+        "migrations": plain(list(statuses)),
+        "steering": dict(steering),
+    }
