@@ -185,7 +185,7 @@ def test_a_failed_verification_closes_the_gate_until_a_newer_one_succeeds(projec
     stray = {"PartitionKey": "p0", "RowKey": "stray", "Name": "?"}
     asyncio.run(project.tables.table("UsersV2").insert(stray))
     assert verify(project)
-    with pytest.raises(GateClosed, match="1 rows? that differ"):
+    with pytest.raises(GateClosed, match=r"1 rows? that differ"):
         apply(project, Phase.CUTOVER, STOPPED)
     assert verify(project, repair=True)
     with pytest.raises(GateClosed):
