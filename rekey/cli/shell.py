@@ -215,7 +215,8 @@ class Shell:
         from rekey.core.progress import ticking
 
         progress = self.progress()
-        return asyncio.run(ticking(work, progress.tick, progress.ticks_every_s))
+        every_s = progress.ticks_every_s
+        return asyncio.run(work if every_s is None else ticking(work, progress.tick, every_s))
 
     def progress(self) -> Progress:
         """Return the display of progress: bars on a terminal, else lines."""

@@ -281,13 +281,11 @@ class Interruptible(Progress):
         self._inner.note(text, event, **figures)
 
 
-async def ticking(work: Coroutine[Any, Any, T], tick: Callable[[], None], every_s: float | None) -> T:
-    """Await work, and call `tick` every so often meanwhile; None: never.
+async def ticking(work: Coroutine[Any, Any, T], tick: Callable[[], None], every_s: float) -> T:
+    """Await work, and call `tick` every so often meanwhile.
 
     Real time passes between ticks: nothing that the work does depends on them.
     """
-    if every_s is None:
-        return await work
 
     async def beat() -> None:
         while True:

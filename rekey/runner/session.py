@@ -155,7 +155,8 @@ class Session:
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end on the session's loop and return its result."""
-        return self._runner.run(ticking(work, self.tick, self.progress.ticks_every_s))
+        every_s = self.progress.ticks_every_s
+        return self._runner.run(work if every_s is None else ticking(work, self.tick, every_s))
 
     # --- opening a migration ---------------------------------------------------------------------------
 
