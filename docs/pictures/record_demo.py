@@ -117,4 +117,6 @@ def draw(lines: list[Printed]) -> str:
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(draw(list(printed([sys.executable, "-u", "-m", "rekey.cli.demo"]))), "utf-8")
+    PICTURE.write_text(
+        draw(list(printed([sys.executable, "-u", "-m", "rekey", "rehearse", "--demo"]))), "utf-8"
+    )

@@ -13,16 +13,18 @@ Rules kept here:
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from rekey.cli.shell import Shell, Surroundings
+from rekey.cli.shell import COMPLETE_VARIABLE, Shell, Surroundings
 from rekey.core import logs
 from rekey.core.collector import patient_collector
 from rekey.core.distribution import DISTRIBUTION
@@ -36,6 +38,9 @@ from rekey.errors import (
     ServiceError,
 )
 from rekey.present.text import WIDTH, fitted
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _PACKAGE = Path(__file__).parent.parent
 _COMMANDS = {
@@ -63,6 +68,7 @@ _COMMANDS = {
     "rehearse": "Run the whole life of a migration on a local Azurite.",
     "runbook": "Show what to do at a step, or when something goes wrong.",
     "stress": "Find the rate at which a partition, and a design, saturate.",
+    "completion": "Print the script that completes commands, options and files.",
 }
 """What each command does, in the order in which a migration needs them: the first words of its own help."""
 
@@ -84,6 +90,15 @@ class _Commands(click.Group):
             module = _MODULES.get(cmd_name, cmd_name.replace("-", "_"))
             self.add_command(getattr(import_module(f"rekey.cli.{module}"), cmd_name.replace("-", "_")))
         return super().get_command(ctx, cmd_name)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands and options that begin so; importing every command would keep TAB waiting."""
+        from click.shell_completion import CompletionItem
+
+        names = [
+            CompletionItem(name, help=does) for name, does in _COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what each command does."""
@@ -136,6 +151,10 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
         patient_collector(),
     ):
         try:
+            if asked := os.environ.get(COMPLETE_VARIABLE):
+                from rekey.cli.completion import complete
+
+                return complete(shell, rekey, asked)
             with rekey.make_context("rekey", words, obj=shell) as context:
                 return int(rekey.invoke(context) or 0)
         except click.exceptions.Exit as end:

@@ -3,6 +3,8 @@
 Rules kept here:
 
 * A script given as a path needs no configuration, so that CI can rehearse what is checked in.
+* The demo needs nothing but the installed package. It is a rehearsal like any other, told with what every
+  command prints and why it is run.
 * A rehearsal that did not pass is a finding (exit code 1); an error means that none took place.
 """
 
@@ -15,7 +17,14 @@ import click
 from rekey.cli.project import open_project
 from rekey.cli.shell import FOLDER, Shell, command, file_option, flag
 from rekey.errors import ExitCode
+from rekey.rehearse.rehearsal import DEMO
 from rekey.rehearse.rehearsal import rehearse as rehearsed
+from rekey.rehearse.report import Briefly, WithOutput
+
+_INTRODUCTION = """\
+A whole migration, on a local Azurite: e-mail addresses in the RowKeys of `Users` become opaque ids in
+`UsersV2`, while an application goes on writing. Every command below is run for real; lines with ✓ are what
+was read back from the tables afterwards and compared row by row."""
 
 ROWS = 2000
 
@@ -23,7 +32,7 @@ ROWS = 2000
 @command(
     "rehearse",
     example="rekey rehearse 0001\nrekey rehearse migrations/0001_users.py --rows 20000"
-    "\nrekey rehearse 0001 --data users.json",
+    "\nrekey rehearse 0001 --data users.json\nrekey rehearse --demo",
 )
 @click.argument("script", required=False)
 @click.option("--rows", type=click.IntRange(1), help=f"How many rows to make up.  [default: {ROWS}]")
@@ -40,6 +49,7 @@ ROWS = 2000
     help="Where the rehearsal makes its own folder; among temporary files by default.",
 )
 @flag("--keep", help="Keep that folder, to look at.")
+@flag("--demo", help="Rehearse an example that is part of rekey, and show what every command prints.")
 def rehearse(
     shell: Shell,
     script: str | None,
@@ -48,6 +58,7 @@ def rehearse(
     seed: int | None,
     folder: Path | None,
     keep: bool,
+    demo: bool,
 ) -> ExitCode:
     """Run the whole life of a migration on a local Azurite.
 
@@ -58,13 +69,24 @@ def rehearse(
     """
     if data is not None and rows is not None:
         raise click.UsageError("--rows is for rows that are made up; --data FILE gives them")
-    if script is not None and script.endswith(".py"):
+    out = shell.note if shell.json else shell.say
+    if demo:
+        if script is not None or data is not None:
+            raise click.UsageError("--demo has a script and rows of its own: leave SCRIPT and --data out")
+        path = DEMO
+        out(_INTRODUCTION)
+    elif script is not None and script.endswith(".py"):
         path = Path(script)
         if not path.is_file():
             raise click.UsageError(f"there is no file {script}")
     else:
         path = open_project(shell).the_one(script, lambda applied: not applied).path
-    out = shell.note if shell.json else shell.say
-    report = rehearsed(path, rows=rows or ROWS, data=data, seed=seed or 0, out=out, folder=folder, keep=keep)
+    narrate = WithOutput if demo else Briefly
+    report = rehearsed(
+        path, rows=rows or ROWS, data=data, seed=seed or 0, out=out, folder=folder, keep=keep, narrate=narrate
+    )
     code = ExitCode.DONE if report.passed else ExitCode.FINDINGS
-    return shell.emit(report.as_json(), f"\n{report.text()}", code)
+    text = f"\n{report.text()}"
+    if demo and report.passed:
+        text += "\n\nNext: `rekey init`, then `rekey rehearse YOUR_SCRIPT.py`."
+    return shell.emit(report.as_json(), text, code)

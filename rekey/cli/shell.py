@@ -53,6 +53,8 @@ flag = functools.partial(click.option, is_flag=True)
 file_option = functools.partial(click.option, metavar="FILE", type=FILE)
 """An option that takes the path of a file."""
 CONFIG_VARIABLE = "REKEY_CONFIG"
+COMPLETE_VARIABLE = "_REKEY_COMPLETE"
+"""Environment variable by which a shell's script asks for completions, e.g. `bash_complete`."""
 DEFAULT_CONFIG_PATH = "rekey.toml"
 _COLOURS = {
     **dict.fromkeys(("ERROR", "ATTENTION", "rekey:"), "red"),

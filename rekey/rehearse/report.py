@@ -110,7 +110,7 @@ class Briefly:
 
 
 class WithOutput(Briefly):
-    """Narrator that shows the commands with their output and their purpose, for `make demo`."""
+    """Narrator that shows the commands with their output and their purpose, for the demo."""
 
     def say(self, sentence: str) -> None:
         """Say what comes next, after an empty line."""

