@@ -27,6 +27,7 @@ from rekey.mapping.rows import MAPPING_TABLE, MappingRows, is_tombstone
 from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys, ids_key
 from rekey.mapping.store import Keyring, MappingStore, data_key_rows
 from rekey.mapping.vault import KeyVaultWrappingKey
+from rekey.next_steps import next_step
 from rekey.project.config import Config, account_key, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, read_local
 from rekey.protocol.control import ControlRow, ControlStore
@@ -189,7 +190,7 @@ def require_same_secrets(script_id: str, began: Mapping[str, str], now: Mapping[
         raise Moved(
             f"the secret {', '.join(changed)} is not the one that {script_id} started with",
             kept="everything done so far; nothing was written with the other secret",
-            hint="configure the secret of the start; to change it, `rekey rollback` with that one first",
+            hint=f"configure the secret of the start; to change it: {next_step('begin-anew', script=script_id)}",
         )
 
 

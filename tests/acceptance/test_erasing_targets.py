@@ -27,7 +27,7 @@ def test_persons_go_from_all_tables_and_all_others_stay(
     rows = posts(ROWS)
     project.fill(rows)
     project.run("evidence", "keygen").ended(0)
-    project.run("apply", "--to", "complete", "--writers-stopped").ended(0)
+    project.run("apply", "--to", "complete", "--writers-stopped", "--yes", project.script_id).ended(0)
     wire, tables = project.wire, (project.source, project.target, project.index)
     before = {table: wire.contents(table) for table in tables}
 

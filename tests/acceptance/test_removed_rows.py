@@ -82,7 +82,7 @@ def test_from_an_extra_row_to_its_return(tmp_path: Path, azurite: Azurite, scrip
 
     project.run("verify", "--repair").ended(1)
     project.run("verify").ended(0)
-    project.run("apply", "--to", "complete", "--writers-stopped").ended(0)
+    project.run("apply", "--to", "complete", "--writers-stopped", "--yes", project.script_id).ended(0)
     third = next(one for one in shown if one["row_key"] == "legacy02@mail.example")
     path.write_text(usual.replace('\nretention = "1s"', '\nretention = "0s"'), "utf-8")
     project.run("restore-row", third["row"]).ended(3, "and that is over")

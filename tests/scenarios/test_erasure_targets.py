@@ -239,7 +239,7 @@ def test_while_another_migration_follows_a_target_nothing_is_deleted_past_its_cl
     said = posts("erase", "0001", *by_old(subject(posts)), *WHY, WITH, code=3)
     assert "PostsV2 is the source of 0002_again" in said.err and "through the application" in said.err
     assert targets(posts) == before and tombstones(project) == {} and erasures(project) == []
-    posts("apply", "0002", "--to", "complete", "--writers-stopped")
+    posts("apply", "0002", "--to", "complete", "--writers-stopped", "--yes", "0002_again")
     said = posts("erase", "0001", *by_old(subject(posts)), *WHY, WITH, "--json")
     assert said.json["target_rows"] == {"PostsByTag": 2, "PostsV2": 1}
 
@@ -250,7 +250,7 @@ def test_a_target_that_another_migration_has_retired_is_nobodys(posts: Commands)
     second = named(USERS_SCRIPT.replace("Users", "PostsV2").replace("PostsV2V2", "PostsV3"), "", "")
     second = second.replace("migration = ", f'__depends__ = {{"{SCRIPT}"}}\nmigration = ')
     project.script(second, "0002_again.py")
-    posts("apply", "0002", "--to", "complete", "--writers-stopped")
+    posts("apply", "0002", "--to", "complete", "--writers-stopped", "--yes", "0002_again")
     project.clock.advance(60)
     with project.session() as session:
         prove(session.config, session.scripts["0002_again"], session.state)

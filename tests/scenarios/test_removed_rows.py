@@ -385,7 +385,7 @@ def test_in_cutover_it_waits_for_complete(users: Commands) -> None:
     users("apply", "--to", "cutover", "--writers-stopped")
     said = users("restore-row", row_id, code=3)
     assert "is in `cutover`" in said.err and "after `complete`" in said.err
-    users("apply", "--to", "complete")
+    users("apply", "--to", "complete", "--yes", SCRIPT)
     users("restore-row", row_id)
     assert stray(users) == STRAY
 

@@ -91,7 +91,7 @@ def test_phases_carried_out_again_and_the_way_back_are_no_part_of_what_is_compar
     rekey("apply", "0")
     repeated = requests(rekey)["on_top"]["repeats"]
     rekey("apply", "0", "--to", "cutover", "--writers-stopped")
-    rekey("apply", "0", "--to", "complete")
+    rekey("apply", "0", "--to", "complete", "--yes", SCRIPT.stem)
     found = requests(rekey)
     assert comparable(found) and by_phase(rekey)["cutover"] == first
     assert before.items() <= by_phase(rekey).items()

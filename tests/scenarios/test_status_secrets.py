@@ -61,7 +61,8 @@ def test_a_begun_migration_whose_key_is_not_what_it_was_is_not_safe(
     rekey: Commands, phase: str, file: str, content: str | None, what: str, step: str
 ) -> None:
     if phase != "dual_write":
-        rekey("apply", "--to", phase, "--writers-stopped")
+        named = ("--yes", "0001_users") if phase == "complete" else ()
+        rekey("apply", "--to", phase, "--writers-stopped", *named)
     path = rekey.project.folder / file
     before = path.read_bytes()
     path.unlink() if content is None else path.write_text(content, "utf-8")
@@ -99,6 +100,6 @@ def test_a_key_that_was_replaced_and_is_named_as_the_previous_one_is_safe(rekey:
 
 
 def test_when_the_source_is_deleted_no_key_is_asked_for(rekey: Commands) -> None:
-    rekey("apply", "--to", "complete", "--writers-stopped")
+    rekey("apply", "--to", "complete", "--writers-stopped", "--yes", "0001_users")
     (rekey.project.folder / "users.secret").unlink()
     assert "started with" not in rekey("status").out
