@@ -1,4 +1,10 @@
-"""`rekey completion`: what makes a shell complete commands and options. Scripts and answers are click's."""
+"""`rekey completion`: what makes a shell complete commands and options.
+
+Rules kept here:
+
+* Scripts and answers are click's own, so each shell is spoken to as its script asks.
+* An answer imports the one command whose options are asked for: TAB waits for it.
+"""
 
 from __future__ import annotations
 

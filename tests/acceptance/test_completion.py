@@ -13,11 +13,13 @@ import pytest
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
 
+ROOT = Path(__file__).parents[2]
+
 
 def rekey_on_the_path(folder: Path) -> str:
     """Put a program `rekey` that runs this package into a folder; return the PATH with it."""
     program = folder / "rekey"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rekey "$@"\n')
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m rekey "$@"\n')
     program.chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
 

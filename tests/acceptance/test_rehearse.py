@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rekey.cli.main import run
+from rekey.cli.shell import Surroundings
 from rekey.errors import ConfigurationError, DeclarationError
 from rekey.model import content_of
 from rekey.rehearse.rehearsal import rehearse
@@ -187,3 +189,9 @@ def test_two_rows_of_one_key_in_a_file_are_refused(tmp_path: Path) -> None:
             EXAMPLES / "0001_users_opaque_ids.py", data=twice, out=lambda _: None, folder=tmp_path / "own"
         )
     assert list((tmp_path / "own").iterdir()) == []
+
+
+def test_the_demo_takes_neither_a_script_nor_rows_from_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["0001", "--demo"], ["--demo", "--data", "rows.jsonl"]):
+        assert run(["rehearse", *words], Surroundings()) == 2
+        assert "leave SCRIPT and --data out" in capsys.readouterr().err
