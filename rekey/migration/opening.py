@@ -190,7 +190,8 @@ def require_same_secrets(script_id: str, began: Mapping[str, str], now: Mapping[
         raise Moved(
             f"the secret {', '.join(changed)} is not the one that {script_id} started with",
             kept="everything done so far; nothing was written with the other secret",
-            hint=f"configure the secret of the start; to change it: {next_step('begin-anew', script=script_id)}",
+            hint="configure the secret of the start; to change it:"
+            f" {next_step('begin-anew', script=script_id)}",
         )
 
 

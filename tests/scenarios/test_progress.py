@@ -325,7 +325,7 @@ def test_the_document_is_as_its_schema_says_through_a_whole_life(project: Projec
     rekey("rollback", "0001", "--writers-stopped")
     [back, _] = check(rekey("status", "--json").json)["migrations"]
     assert (back["phase"]["name"], back["safe"]) == ("reconcile", True)
-    rekey("apply", "0001", "--to", "complete", "--writers-stopped")
+    rekey("apply", "0001", "--to", "complete", "--writers-stopped", "--yes", "0001_users")
     [done, _] = check(rekey("status", "--json").json)["migrations"]
     assert (done["phase"]["name"], done["next"]["command"][:14]) == ("complete", "rekey evidence")
 
