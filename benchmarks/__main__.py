@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import asked, dualwrite, machine, peers, project, pure, stubbed
+from benchmarks import asked, dualwrite, machine, peers, project, pure, rates, stubbed
 from benchmarks.measure import Measured, run
 from rekey.rehearse.azurite import Azurite
 
@@ -106,10 +106,13 @@ class Sizes:
     tries: int = peers.TRIES
     row_check: int = 300_000
     peers: int = 100_000
+    rates: float = 1.0
 
 
 FULL = replace(Sizes(), limits=1_000_000, sizes=(10_000, 1_000_000, 3_000_000), row_check=1_000_000)
-QUICK = Sizes((400,), 400, 2_000, 2_000, 2_000, 2_000, (1_000, 2_000), 1_000, 2_000, 2, 1, 1, 2_000, 400)
+QUICK = Sizes(
+    (400,), 400, 2_000, 2_000, 2_000, 2_000, (1_000, 2_000), 1_000, 2_000, 2, 1, 1, 2_000, 400, 0.02
+)
 
 
 def all_lives(counts: tuple[int, ...]) -> dict[str, Any]:
@@ -131,6 +134,7 @@ PARTS: dict[str, Callable[[Sizes], dict[str, Any]]] = {
     "on_the_stub": lambda sizes: {"on_the_stub": stubbed.measure(sizes.stub, say)},
     "limits": lambda sizes: {"limits": asked.limits(sizes.limits, say)},
     "throttled": lambda sizes: {"throttled": asked.throttled(sizes.throttled, say)},
+    "rates": lambda sizes: {"rates": rates.measure(sizes.rates, say)},
     "requests": lambda sizes: {"requests": asked.requests(sizes.requests, say)},
     "sizes": lambda sizes: {"sizes": asked.sizes(sizes.sizes, sizes.base, say)},
     "row_check": lambda sizes: {"row_check": asked.row_check(sizes.row_check, say, sizes.tries)},

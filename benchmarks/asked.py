@@ -217,6 +217,8 @@ def asked_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
         found["at the service's limits"] = document["limits"]
     if "throttled" in document:
         found["a tenth of requests refused"] = document["throttled"]
+    if "rates" in document:
+        found["rates that follow the service"] = document["rates"]
     if "row_check" in document:
         found["row check"] = document["row_check"]
     if "peers" in document:

@@ -3,7 +3,8 @@
 It is no table service: every insert succeeds and nothing is kept but counts. What it does properly is what a
 scan and a limit need: it reads any key range of a made-up source (`Shape`) and of the target that it maps to
 (`Mapped`), page by page with continuations; it can take its time (latency), refuse with 503 what goes beyond
-the service's documented targets, and refuse a share of all requests whatever they ask.
+the service's documented targets, or beyond other limits of account and partitions, which may change while it
+runs, and refuse a share of all requests whatever they ask.
 
     python -m benchmarks.stub ROWS [--latency S] [--limits] ...      prints its port, ends with its input
 
@@ -70,14 +71,15 @@ class Bucket:
     """An allowance that refills: entities a second."""
 
     def __init__(self, rate: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._size, self._now = rate, rate * _BURST_SECONDS, now
-        self._left, self._at = self._size, now()
+        self._now = now
+        self.rate = rate
+        self._left, self._at = rate * _BURST_SECONDS, now()
 
     @property
     def gives(self) -> bool:
         """Whether anything is left."""
         now = self._now()
-        self._left = min(self._size, self._left + (now - self._at) * self._rate)
+        self._left = min(self.rate * _BURST_SECONDS, self._left + (now - self._at) * self.rate)
         self._at = now
         return self._left > 0
 
@@ -91,9 +93,10 @@ class Bucket:
 
 
 class Stub:
-    """What the service knows and counts."""
+    """What the service knows and counts. `now`: tells seconds."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
         self.shape = Shape(options.rows, huge=options.huge, partitions=options.partitions)
         self.options = options
         self.random = random.Random(1)
@@ -102,8 +105,12 @@ class Stub:
         self.requests: Counter[str] = Counter()
         self.keys: dict[str, set[tuple[bytes, bytes]]] = defaultdict(set)
         self.first = self.last = 0.0
-        self.account = Bucket(ACCOUNT_RATE)
-        self.partitions: defaultdict[tuple[str, str], Bucket] = defaultdict(lambda: Bucket(PARTITION_RATE))
+        self.account = Bucket(options.account_rate[0][1], now)
+        self.partitions: defaultdict[tuple[str, str], Bucket] = defaultdict(
+            lambda: Bucket(options.partition_rate, now)
+        )
+        self.taken: Counter[int] = Counter()
+        self.refused: Counter[int] = Counter()
         self.target = Mapped(self.shape) if options.target else Shape(0)
 
     def answer(self, head: bytes, body: bytes) -> tuple[bytes, bytes, bytes]:
@@ -111,7 +118,7 @@ class Stub:
         method, target, _ = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
         if target == "/stats":
             return b"200 OK", _JSON, json.dumps(self.stats()).encode()
-        self.last = time.monotonic()
+        self.last = self._now()
         self.first = self.first or self.last
         if self.options.busy and self.random.random() < self.options.busy:
             self.counts["busy"] += 1
@@ -142,18 +149,24 @@ class Stub:
             "requests": dict(self.requests),
             "distinct_of": {table: len(keys) for table, keys in self.keys.items()},
             "seconds": self.last - self.first,
+            "taken_in_second": dict(self.taken),
+            "refused_in_second": dict(self.refused),
         }
 
     def _allowed(self, partition: tuple[str, str], count: int) -> bool:
         if not self.options.limits:
             return True
+        since = self._now() - self.first
+        self.account.rate = [rate for begins, rate in self.options.account_rate if begins <= since][-1]
         asked = (self.partitions[partition], self.account)
         if not all(one.gives for one in asked):
             # Then nothing is taken: not of the partition either where the account refuses.
             self.counts["refused"] += 1
+            self.refused[int(since)] += 1
             return False
         for one in asked:
             one.take(count)
+        self.taken[int(since)] += count
         return True
 
     def _batch(self, body: bytes) -> tuple[bytes, bytes, bytes]:
@@ -268,19 +281,34 @@ class StubProcess(ServerProcess):
             return dict(json.load(answer))
 
 
-def main() -> None:
-    """Serve until the input ends."""
+def rates(text: str) -> list[tuple[float, int]]:
+    """Read `20000` or `20000,30:60000,60:10000`: a rate, and others from so many seconds on."""
+    steps = [part.rpartition(":") for part in text.split(",")]
+    return [(float(begins or 0), int(rate)) for begins, _, rate in steps]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stub")
     parser.add_argument("rows", type=int, help="rows of the source")
     parser.add_argument("--huge", action="store_true", help="half of the rows lie in one partition")
     parser.add_argument("--partitions", type=int, default=PARTITIONS, help="of the source, without --huge")
     parser.add_argument("--target", action="store_true", help="the target holds what a migration makes")
     parser.add_argument("--latency", type=float, default=0.0, help="seconds before every answer")
-    parser.add_argument("--limits", action="store_true", help="refuse beyond 20,000 and 2,000 entities/s")
+    parser.add_argument("--limits", action="store_true", help="refuse beyond the rates")
+    parser.add_argument(
+        "--account-rate", type=rates, default=str(ACCOUNT_RATE), metavar="N[,S:N]...", help="entities/s"
+    )
+    parser.add_argument("--partition-rate", type=int, default=PARTITION_RATE, help="entities/s of each")
     parser.add_argument("--busy", type=float, default=0.0, help="share of requests that are refused")
     parser.add_argument("--remember", action="store_true", help="count distinct rows written")
+    return parser
+
+
+def main() -> None:
+    """Serve until the input ends."""
     gc.disable()  # it makes no cycles; looking through millions of remembered keys for some stops it for long
-    asyncio.run(_serve(parser.parse_args()))
+    asyncio.run(_serve(parser().parse_args()))
 
 
 if __name__ == "__main__":

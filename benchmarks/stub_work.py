@@ -17,6 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -87,6 +88,11 @@ def _no_mapping_writes(_rows: MappingRows, _window: CopyWindow) -> Iterator[Writ
     return iter(())
 
 
+def no_mapping() -> AbstractContextManager[object]:
+    """Return a context in which no mapping rows are written."""
+    return mock.patch("rekey.copy.write.mapping_writes", _no_mapping_writes)
+
+
 def mapping_of(migration: Migration) -> MappingRows:
     """Return what makes the mapping rows of a declaration."""
     sealer = Sealer()
@@ -103,9 +109,14 @@ def _migration(service: AzureTableService, migration: Migration = USERS) -> Prop
     )
 
 
-async def _copy(service: AzureTableService, limits: Limits, migration: Migration) -> int:
-    throttle = Throttle(limits.entities_per_second, partition=limits.partition_entities_per_second)
-    service.listen(throttle.heard)
+def throttle_of(limits: Limits) -> Throttle:
+    """Return the throttle of fixed rates."""
+    return Throttle(limits.account_rate, partition=limits.partition_entities_per_second)
+
+
+async def copy(service: AzureTableService, limits: Limits, migration: Migration, throttle: Throttle) -> int:
+    """Copy all rows; return how many."""
+    service.listen(throttle.heard, throttle.admit)
     copier = Copier(_migration(service, migration), limits.concurrency, throttle)
     path = Path("state.sqlite")
     with State.open(path) as state:
@@ -185,9 +196,9 @@ def rekey(work: str, endpoint: str) -> int:
             limits = Limits().with_targets() if work == "copy-limited" else Limits()
             declared = DECLARED[work.partition(":")[2] or "kept"]
             if work != "copy-targets":
-                return await _copy(service, limits, declared)
-            with mock.patch("rekey.copy.write.mapping_writes", _no_mapping_writes):
-                return await _copy(service, limits, declared)
+                return await copy(service, limits, declared, throttle_of(limits))
+            with no_mapping():
+                return await copy(service, limits, declared, throttle_of(limits))
         finally:
             await service.close()
 

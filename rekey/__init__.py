@@ -8,9 +8,11 @@ that run. The other names are for applications, and import the Azure SDK; the as
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # without `typing`: until rekey.cli.signals is loaded, Ctrl-C shows a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from rekey.client.reading import LeaseSettings
     from rekey.client.sdk.client_sync import DualWriteTableClient
     from rekey.client.sdk.errors import DualWriteRefused

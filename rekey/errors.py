@@ -28,6 +28,36 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", r"\n")
 
 
+def reason_of(error: BaseException) -> str:
+    """Return why a file could not be used, as the system says it ("No such file or directory"), else the type
+    of the exception. The text of an exception may quote the file."""
+    return getattr(error, "strerror", None) or type(error).__name__
+
+
+_IN_WORDS = {
+    "Collision": "two rows would share a new key",
+    "CredentialRefused": "the credential was refused",
+    "EndpointDown": "no connection",
+    "Findings": "rows differ",
+    "GateClosed": "its gate closed",
+    "Interrupted": "on request",
+    "Locked": "another runner took over",
+    "RowRefused": "a row cannot be mapped",
+    "Unavailable": "the service did not answer",
+    "WriterAtWork": "a writer was at work",
+    **dict.fromkeys(("MachineFailed", "MemoryError", "OSError"), "this machine failed"),
+}
+
+
+def in_words(error: str | None) -> str:
+    """Return for people what the class of an error says, from its name as the state file keeps it.
+
+    Args:
+        error: the name; None for a run that ended without one: its process was ended.
+    """
+    return "cut off" if error is None else _IN_WORDS.get(error, "an error")
+
+
 class ExitCode(IntEnum):
     """Exit code of the `rekey` command."""
 
@@ -92,14 +122,19 @@ class ConfigurationError(RekeyError):
 
 
 class DeclarationError(RekeyError):
-    """A migration script is not a valid declaration. Names the script, the field and the cure."""
+    """A migration script is not a valid declaration. Names the script, the field and the cure.
+
+    Attributes:
+        fault: text of the exception that the script raised, which may hold anything; for `--debug` only.
+    """
 
     exit_code = ExitCode.USAGE
 
-    def __init__(self, script: str, field: str, problem: str, *, cure: str) -> None:
+    def __init__(self, script: str, field: str, problem: str, *, cure: str, fault: str = "") -> None:
         where = f"{script}: {field}: " if field else f"{script}: "
         super().__init__(where + problem, hint=cure)
         self.script = script
+        self.fault = fault
         self.field = field
         self.problem = problem
 
@@ -175,8 +210,8 @@ class SealedUnreadable(Findings):
         super().__init__(
             f"the sealed row {row} of {table} cannot be opened: {why}",
             kept="everything; the row was not taken for real, and nothing was written because of it",
-            hint="only rekey may write to the restricted store: find out who else did; the runbook on"
-            " the wrapping key says what can be had back",
+            hint="only rekey may write to the restricted store: find out who else did;"
+            " `rekey runbook wrapping-key` says what can be had back",
         )
         self.row = row
 
@@ -219,6 +254,10 @@ class GateClosed(Refused):
         )
         self.phase = phase
         self.reasons = reasons
+
+
+class WriterAtWork(GateClosed):
+    """The source was written while it was frozen for the cutover: a writer was not stopped."""
 
 
 class Locked(Refused):

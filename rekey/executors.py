@@ -71,7 +71,9 @@ def _begin_process() -> None:
     try:
         importlib.import_module("rekey.copy.workers.work")
     except Exception as error:  # noqa: BLE001 - in any case the runner is told that this process ended
-        _LOG.error("a worker cannot import rekey (%s)", type(error).__name__)
+        _LOG.error(
+            "a worker cannot import rekey (%s)", type(error).__name__, extra={"event": "worker-broken"}
+        )
         os._exit(1)
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,26 +78,63 @@ def drawn(page: Path, folder: Path) -> list[dict[str, float]]:
         For each plot its width and height in pixels, how many of its shapes have an extent, and how many have
         none.
     """
-    text = page.read_text("utf-8")
-    text, removed = re.subn(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
-    assert removed == 1, "the page has its policy"
-    copy = folder / "measured.html"
-    copy.write_text(text.replace("</body>", f"<script>{_MEASURE}</script></body>"), "utf-8")
-    found = re.search(r'<pre id="measured">(.*?)</pre>', opened(copy, folder).dom, flags=re.DOTALL)
-    assert found is not None
-    plots: list[dict[str, float]] = json.loads(html.unescape(found[1]))
+    plots: list[dict[str, float]] = _measured(page, folder, 1280)["plots"]
     return plots
 
 
+@dataclass(frozen=True)
+class LaidOut:
+    """A page in a window of some width, in pixels.
+
+    Attributes:
+        width: how wide the page is; more than the window has is reached by scrolling only.
+        plot: the first plot: left, top, right, bottom.
+        tables: of each table, how wide it is and how wide its place is.
+    """
+
+    width: float
+    plot: tuple[float, float, float, float]
+    tables: list[tuple[float, float]]
+
+
+def laid_out(page: Path, folder: Path, width: int) -> LaidOut:
+    """Lay a copy of a page out in a window `width` pixels wide."""
+    found = _measured(page, folder, width)
+    return LaidOut(found["width"], tuple(found["first"]), [tuple(one) for one in found["tables"]])
+
+
+def _measured(page: Path, folder: Path, width: int) -> Any:
+    """Return what a script measures in a copy of a page; in a frame: no window is as narrow as a phone."""
+    text = page.read_text("utf-8")
+    text, removed = re.subn(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    assert removed == 1, "the page has its policy"
+    inner = html.escape(text.replace("</body>", f"<script>{_MEASURE}</script></body>"))
+    copy = folder / "measured.html"
+    style = f"width:{width}px;height:800px;border:0"
+    copy.write_text(
+        f'<meta charset="utf-8"><body><iframe srcdoc="{inner}" style="{style}"></iframe></body>', "utf-8"
+    )
+    found = re.search(r'<pre id="measured">(.*?)</pre>', opened(copy, folder).dom, flags=re.DOTALL)
+    assert found is not None
+    return json.loads(html.unescape(found[1]))
+
+
 _MEASURE = """
-const plots = [...document.querySelectorAll("svg")].map(svg => {
-  const shapes = [...svg.querySelectorAll("rect,polyline")].map(one => one.getBoundingClientRect());
-  const box = svg.getBoundingClientRect();
-  const seen = shapes.filter(one => one.width > 0 && one.height > 0).length;
-  return {width: box.width, height: box.height, shapes: seen, empty: shapes.length - seen};
+addEventListener("load", () => {
+  const plots = [...document.querySelectorAll("svg")].map(svg => {
+    const shapes = [...svg.querySelectorAll("rect,polyline")].map(one => one.getBoundingClientRect());
+    const box = svg.getBoundingClientRect();
+    const seen = shapes.filter(one => one.width > 0 && one.height > 0).length;
+    return {width: box.width, height: box.height, shapes: seen, empty: shapes.length - seen};
+  });
+  const first = document.querySelector("svg").getBoundingClientRect();
+  const tables = [...document.querySelectorAll(".scroll")].map(one => [one.scrollWidth, one.clientWidth]);
+  const told = parent.document.createElement("pre");
+  told.id = "measured";
+  told.textContent = JSON.stringify({
+    plots, tables, width: document.documentElement.scrollWidth,
+    first: [first.left, first.top, first.right, first.bottom],
+  });
+  parent.document.body.append(told);
 });
-const told = document.createElement("pre");
-told.id = "measured";
-told.textContent = JSON.stringify(plots);
-document.body.append(told);
 """

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from rekey import Index, Migration, Target, keys, props
 from rekey.client.lease import Permit
 from rekey.client.route import Writer
-from rekey.client.work import LATE_S, ClientParts, Counters
+from rekey.client.work import LATE_S, Acknowledge, ClientParts, Counters
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
@@ -114,6 +114,7 @@ class DualWorld(World):
         *,
         sleep: Callable[[float], Awaitable[object]] | None = None,
         longest: float = 30.0,
+        acknowledge: Acknowledge = Acknowledge.BOTH,
     ) -> Writer:
         """Return a writer as one client has it. `sleep`: its pauses between attempts at what is left; what is
         late is waited for in no time."""
@@ -132,6 +133,7 @@ class DualWorld(World):
                 counters=self.counters,
                 sleep=waits,
                 longest_operation_s=longest,
+                acknowledge=acknowledge,
             )
         )
         self._writers.append(made)

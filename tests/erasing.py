@@ -106,7 +106,7 @@ def _lived(
 def complete(rekey: Commands) -> None:
     """Complete the migration, and let a minute pass."""
     rekey("apply", "--to", "cutover", "--writers-stopped")
-    rekey("apply", "--to", "complete")
+    rekey("apply", "--to", "complete", "--yes", SCRIPT)
     rekey.project.clock.advance(60)
 
 

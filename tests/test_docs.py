@@ -20,12 +20,15 @@ from rekey import Index, Migration, Target, keys, props
 from rekey.cli.main import rekey
 from rekey.client.sdk.errors import NOTHING_WRITTEN, OPEN
 from rekey.client.work import ROW_TOO_BUSY
+from rekey.core.edm import TYPES
+from rekey.declaration.casts import PAIRS
 from rekey.declaration.migration import CAPTURES
 from rekey.declaration.requirements import CODES, LOADS
-from rekey.errors import ExitCode
+from rekey.errors import ConfigurationError, ExitCode
 from rekey.phases import ORDER, ControlPhase
 from rekey.plan import problems
 from rekey.project.config import EvidenceKey, default_config, load_config
+from rekey.rehearse.data import open_data
 from rekey.verify.report import Kind
 from tests.documents import ROOT, blocks, documents
 from tests.every import every
@@ -234,7 +237,9 @@ def test_the_runbook_for_applications_has_every_code_in_one_table() -> None:
         found |= set(refusals)
     found |= {ROW_TOO_BUSY, "collision"}
     assert len(found) > 30
+    told = set(re.findall(r"`([a-z-]+)`", "".join(re.findall(r"^\|([^|]*)\|", table, flags=re.MULTILINE))))
     assert {code for code in found if f"`{code}`" not in table} == set()
+    assert told - found == set()
     assert f"| `{NOTHING_WRITTEN}` |" in page
     assert f"| `{OPEN}` |" in page
 
@@ -427,3 +432,24 @@ def test_what_is_left_to_the_soak_is_named_with_its_reason() -> None:
     ]
     assert [file for file, _ in rows] == marked
     assert every(reason for _, reason in rows)
+
+
+def test_the_page_on_expressions_lists_every_cast() -> None:
+    page = (ROOT / "docs/expressions.md").read_text("utf-8").partition("## Casts")[2]
+    said: set[tuple[str, str]] = set()
+    for before, after in re.findall(r"^\| (Edm[^|]+) \| ([^|]+) \|$", page, re.MULTILINE):
+        for one in before.split(", "):
+            names = sorted(TYPES - {one}) if after == "all others" else after.split(", ")
+            said |= {(one, name) for name in names}
+    assert said == PAIRS
+
+
+def test_the_header_that_documents_and_errors_show_is_read(tmp_path: Path) -> None:
+    [block] = [one for one in blocks(ROOT / "docs/commands.md") if one.language == "csv"]
+    path = tmp_path / "rows.csv"
+    path.write_text(block.text, "utf-8")
+    [row] = open_data(path).rows()
+    assert (row["Age"], row["Joined@odata.type"]) == (41, "Edm.DateTime")
+    path.write_text("PartitionKey\np\n", "utf-8")
+    with pytest.raises(ConfigurationError, match=re.escape("PartitionKey,RowKey,Age:Edm.Int32")):
+        list(open_data(path).rows())

@@ -35,6 +35,7 @@ STREAMS = {
 
 PURE = {
     "plan.advice",
+    "copy.aimd",
     "copy.pace",
     "declaration.property_mapping",
     "declaration.casts",
@@ -49,6 +50,7 @@ PURE = {
     "protocol.rules",
     "protocol.stored",
     "core.edm",
+    "core.eta",
     "core.plain",
     "errors",
     "evidence.keys",
@@ -68,6 +70,7 @@ PURE = {
     "mapping.rows",
     "mapping.sealing",
     "model",
+    "next_steps",
     "declaration.requirements",
     "present",
     "phases",
@@ -139,17 +142,18 @@ AZURE_SPEAKERS = (
 )
 AZURE_WITNESSES = ("rekey/rehearse/",)
 """A rehearsal's application and witness use the SDK on purpose: the copying does not vouch for itself."""
-AZURE_CLIENTS = ("rekey/client/sdk/",)
-"""The clients of applications are the SDK's own, with writes taken out of their pipeline (ADR 0020)."""
+AZURE_CLIENTS = ("rekey/client/sdk/", "rekey/serve/server.py")
+"""The clients of applications are the SDK's own, with writes taken out of their pipeline (ADR 0020). What
+serves progress speaks aiohttp to those who ask, and Azure to nobody."""
 
 FLOORS: tuple[set[str], ...] = (
     {"errors", "model", "phases"},
     {"core", "present"},
-    {"declaration", "tables", "executors"},
+    {"declaration", "tables", "executors", "next_steps"},
     {"state", "project"},
     {"mapping"},
     {"protocol", "verify", "inspect"},
-    {"migration", "status"},
+    {"migration", "status", "serve"},
     {"copy", "client", "evidence", "stress"},
     {"", "aio", "plan", "rehearse"},
     {"runner", "doctor"},

@@ -8,6 +8,8 @@ from typing import Any
 
 from rekey.model import EntityKey, Row, key_of
 from rekey.verify.context import RecheckPolicy, ReconcileContext
+from rekey.verify.report import SampleReport
+from rekey.verify.sample import sample
 from tests.fakeclock import FakeClock
 from tests.worlds import World
 
@@ -43,6 +45,13 @@ def context(world: World, folder: Path, **more: Any) -> ReconcileContext:
             **more,
         }
     )
+
+
+async def sampled(ctx: ReconcileContext, n: int, seed: int) -> SampleReport:
+    """Sample, whatever a full verification costs."""
+    report = await sample(ctx, n, seed, lambda _: None, always=True)
+    assert report is not None
+    return report
 
 
 def source_id(world: World, key: EntityKey) -> str:

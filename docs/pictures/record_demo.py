@@ -3,7 +3,7 @@
 Rules kept here:
 
 * It is a recording: every line that the demo prints, in order and at its pace, with long pauses cut short.
-  Only the names of the machine and of its folder for temporary files are left out.
+  Only the name of the machine and the path of its temporary folder are replaced.
 * The picture loads nothing and runs no script; CSS moves it. A reader who prefers reduced motion sees the
   last screen.
 """
@@ -11,6 +11,7 @@ Rules kept here:
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,8 @@ STYLE = """
   .why { fill: #f4c97a }
 """
 
+_FOLDER = re.compile(rf"{re.escape(tempfile.gettempdir())}/rekey-rehearsal-[^/\s]+/")
+
 Printed = tuple[float, str]
 """A line, and the seconds from the start until it was printed."""
 
@@ -47,8 +50,8 @@ def printed(command: list[str]) -> Iterator[Printed]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8") as process:
         assert process.stdout is not None  # noqa: S101 - asked for above
         for line in process.stdout:
-            shown = line.rstrip().replace(f" on {platform.node()},", " on this-machine,")
-            yield time.monotonic() - start, shown.replace(f"{tempfile.gettempdir()}/", "")
+            said = line.rstrip().replace(f" on {platform.node()},", " on this-machine,")
+            yield time.monotonic() - start, _FOLDER.sub("", said)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
 

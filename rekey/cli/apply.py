@@ -9,22 +9,25 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rekey.cli.project import open_project, open_session, status_of
+from rekey.cli.project import Project, open_project, open_session, status_of
 from rekey.cli.shell import EXECUTOR, Shell, command, file_option, flag
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
-from rekey.errors import ExitCode, Findings, GateClosed
+from rekey.errors import ConfigurationError, ExitCode, Findings, GateClosed, in_words
+from rekey.next_steps import apply_to
 from rekey.phases import GATED, Phase
 from rekey.plan.plan import take_basis
-from rekey.plan.planfile import PlanFile, check_plan, read_plan
+from rekey.plan.planfile import PlanFile, check_declared, check_plan, read_plan
 from rekey.plan.subject import PlanOptions, subject_of
 from rekey.present.text import duration, wrapped
 from rekey.project.sections import seconds_of
@@ -64,19 +67,24 @@ class _Result:
             "next": self.status.next if self.status else None,
         }
 
-    def told(self, shell: Shell) -> str:
-        """Return the text about this migration, followed by an empty line."""
+    def ran(self, shell: Shell, run: PhaseRun) -> None:
+        """Print the line of a phase that has ended, after the title if it is the first one."""
+        took = ""
+        if run.finished_at is not None:
+            took = duration((ticks_of(run.finished_at) - ticks_of(run.started_at)) / TICKS_PER_SECOND)
+        counters = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in run.counters.items())
+        outcome = counters if run.outcome == "done" else f"stopped ({in_words(run.outcome)})"
+        line = f"  {run.phase:<{LABEL}}{took:>7}  {outcome}".rstrip()
+        shell.say("\n".join([*([] if self.runs else self._title()), line]))
+        self.runs.append(run)
+
+    def _title(self) -> list[str]:
         title = self.declared.doc.partition("\n")[0]
-        lines = wrapped(self.declared.script_id + (f": {title}" if title else ""))
-        for run in self.runs:
-            took = ""
-            if run.finished_at is not None:
-                took = duration((ticks_of(run.finished_at) - ticks_of(run.started_at)) / TICKS_PER_SECOND)
-            counters = ", ".join(
-                f"{name.replace('_', ' ')} {count:,}" for name, count in run.counters.items()
-            )
-            outcome = counters if run.outcome == "done" else f"stopped ({run.outcome})"
-            lines.append(f"  {run.phase:<{LABEL}}{took:>7}  {outcome}".rstrip())
+        return wrapped(self.declared.script_id + (f": {title}" if title else ""))
+
+    def told(self, shell: Shell) -> str:
+        """Return what is left to say about this migration after its phases, followed by an empty line."""
+        lines = [] if self.runs else self._title()
         if self.waits:
             waits = ", ".join(f"`{one.phase}` of {one.script_id}" for one in self.waits)
             lines.append(f"  waits for {waits}")
@@ -109,6 +117,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
 @command(
     "apply",
     example="rekey apply 0001\nrekey apply 0001 --to cutover --writers-stopped\n"
+    "rekey apply 0001 --to complete --yes 0001_users\n"
     "rekey apply 0001 --executor rekey.executors:processes",
 )
 @click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
@@ -128,6 +137,12 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     help="Refuse to cut over when the application's writers would stand still for longer, for example 60s or"
     ' 10m (capture "delta").',
 )
+@click.option(
+    "--yes",
+    metavar="NAME",
+    multiple=True,
+    help="For --to complete, which ends the way back: the migration's name. Asked for on a terminal.",
+)
 @file_option(
     "--plan",
     "plan_path",
@@ -138,15 +153,20 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     help="Do not try every source row before the first write; a row that cannot be mapped stops it later.",
 )
 @EXECUTOR
+@click.option(
+    "--serve", metavar="ADDRESS", help="Serve progress meanwhile on HOST:PORT, as `rekey serve` does."
+)
 def apply(
     shell: Shell,
     scripts: tuple[str, ...],
     to: str | None,
     writers_stopped: bool,
     stop_at_most: float | None,
+    yes: tuple[str, ...],
     plan_path: Path | None,
     skip_row_check: bool,
     executor: str | None,
+    serve: str | None,
 ) -> ExitCode:
     """Run migrations up to the next gate.
 
@@ -160,14 +180,16 @@ def apply(
     if goal in GATED and not scripts and len(chosen) > 1:
         listed = ", ".join(one.script_id for one in chosen)
         raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
+    _confirm(shell, chosen if goal is Phase.COMPLETE else (), project.applied(), yes)
     results: list[_Result] = []
     options = Options(writers_stopped=writers_stopped, stop_at_most_s=stop_at_most, executor=executor or "")
-    with open_session(shell, project, options) as session:
+    with _served(shell, project, chosen, serve), open_session(shell, project, options) as session:
         if plan_path is not None:
             _hold_to_plan(session, chosen, plan_path)
         for declared in chosen:
             result = _Result(declared)
             results.append(result)
+            session.phase_ended = partial(result.ran, shell)
             try:
                 _apply_one(session, result, goal, named=bool(scripts), check_rows=not skip_row_check)
             except Exception:
@@ -182,8 +204,43 @@ def apply(
     return shell.emit(document, "Nothing to apply: every migration is complete.")
 
 
+def _confirm(
+    shell: Shell, completed: Sequence[Declared], applied: Mapping[str, Sequence[Phase]], yes: Sequence[str]
+) -> None:
+    """Require the name of every migration whose way back is about to end, typed. Raises click.UsageError,
+    ConfigurationError."""
+    names = [one.script_id for one in completed]
+    if strange := [name for name in yes if name not in names]:
+        meant = f"it names {', '.join(names)} here" if names else "it goes with --to complete"
+        raise click.UsageError(f"--yes {strange[0]}: {meant}")
+    for name in names:
+        if name in yes or Phase.COMPLETE in applied[name]:
+            continue
+        if not shell.is_terminal:
+            raise ConfigurationError(
+                f"`complete` ends the way back of {name} for good: its name must be typed",
+                kept="everything; nothing was done",
+                hint=f"if that is meant: `{shell.command(apply_to(name, Phase.COMPLETE))}`",
+            )
+        question = f"`complete` ends the way back of {name} for good. Type its name"
+        if click.prompt(question, err=True) != name:
+            raise click.UsageError("the migration's name was typed differently")
+
+
+def _served(
+    shell: Shell, project: Project, chosen: Sequence[Declared], address: str | None
+) -> AbstractContextManager[None]:
+    """Return the context in which progress is served; what serves is imported where it is asked for."""
+    if address is None:
+        return nullcontext()
+    from rekey.cli.serve import served
+
+    return served(shell, project, chosen, address)
+
+
 def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> None:
-    """Compare a plan file with script, secrets and tables of the migrations that have not begun.
+    """Compare a plan file with script, secrets and tables of the migrations that have not begun, and with the
+    script of the others.
 
     Raises:
         Findings: the plan lists errors.
@@ -198,6 +255,7 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
         )
     options = PlanOptions.of(session.config, exact=file.exact)
     fresh = [one for one in chosen if not session.ledger.applied(one.script_id)]
+    check_declared(file, chosen)
     bases = []
     for declared in fresh:
         migration = session.opened(declared.script_id)
@@ -217,12 +275,8 @@ def _apply_one(
             raise GateClosed(
                 Phase.PREPARE,
                 [f"{declared.script_id} waits for `{one.phase}` of {one.script_id}" for one in result.waits],
-                hint=f"`rekey apply {first.script_id} --to {first.phase}` first",
+                hint=f"`rekey {apply_to(first.script_id, first.phase)}` first",
             )
         return
-    known = {run.id for run in state.phase_runs(declared.script_id)}
-    try:
-        result.applied = commands.apply(session, declared.script_id, to=goal, check_rows=check_rows)
-    finally:
-        result.runs = [run for run in state.phase_runs(declared.script_id) if run.id not in known]
+    result.applied = commands.apply(session, declared.script_id, to=goal, check_rows=check_rows)
     result.status = status_of(session, declared)

@@ -1,11 +1,16 @@
-"""`rekey erase`: delete what a completed migration knows of some rows, and those rows of the source.
+"""`rekey erase`: delete what a completed migration knows of some rows, and those rows of the source; with
+`--with-targets` also their rows of the targets.
 
 Rules kept here:
 
 * A reason is required, as for a look-up. Answers name rows by safe id; no key is shown.
+* How many rows stand in the targets is said before anything is erased. If they are to stay, a user at a
+  terminal is asked: afterwards no one can look up whose they are.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import click
 
@@ -13,31 +18,54 @@ from rekey.cli.naming import Named, check_reason, naming, some
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import Shell, command, flag
 from rekey.declaration.migration import Declared
-from rekey.errors import ExitCode, Findings
+from rekey.errors import ExitCode, Findings, Refused
 from rekey.phases import Phase
-from rekey.present.text import wrapped
+from rekey.present.text import counted, wrapped
 from rekey.runner.erase import erasure
 from rekey.runner.erase.erasure import Asked, Done
+
+_CHOICE = "`--with-targets` erases them, too; `rekey lookup` shows their keys before"
 
 
 @command(
     "erase",
     example='rekey erase 0001 --old eu someone@example.com --reason "ticket 4711"'
-    '\nrekey erase 0001 --bulk asked.csv --reason "ticket 4712"',
+    '\nrekey erase 0001 --bulk asked.csv --with-targets --reason "ticket 4712"',
 )
 @click.argument("script", required=False)
 @naming
-@flag("--listed-only", help="Do not search the whole mapping for rows left by interrupted runs.")
-def erase(shell: Shell, script: str | None, named: Named, reason: str, listed_only: bool) -> ExitCode:
+@flag("--with-targets", help="Erase their rows of the target and of index tables, too.")
+@flag("--listed-only", help="Do not search mapping and index tables for rows that no mapping row lists.")
+def erase(
+    shell: Shell, script: str | None, named: Named, reason: str, with_targets: bool, listed_only: bool
+) -> ExitCode:
     """Erase rows from the mapping and from the source table.
 
-    After this no one can tell which new key they got. Only after `complete`; a row of the source that changed
-    after the freeze is never deleted. Rows of the target belong to the application: delete them there. The
-    request and its reason are recorded first. Exit code 1 when a row is not known or could not be erased.
+    After this no one can tell which new key they got: their rows of the targets stand unless --with-targets
+    is given, and how many these are is said first. Only after `complete`; a row of the source that changed
+    after the freeze is never deleted, nor a row of a target that changes meanwhile. The request and its
+    reason are recorded first. Exit code 1 when a row is not known or could not be erased.
     """
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: Phase.COMPLETE in applied)
     queries = named.queries(project.config, reason)
+
+    def tell(targets: Mapping[str, int]) -> None:
+        if not targets:
+            return
+        rows = ", ".join(f"{counted(number, 'row')} of {table}" for table, number in targets.items())
+        stay = f"They stay, and after this no one can look up whose they are. {_CHOICE}"
+        after = "They are erased, too" if with_targets else stay
+        shell.note(f"{declared.script_id}: the targets hold of what is named: {rows}. {after}")
+        if with_targets or not shell.is_terminal:
+            return
+        if not click.confirm("Erase the rest all the same?", err=True):
+            raise Refused(
+                f"erasing from {declared.script_id} was not confirmed",
+                kept="everything; nothing was erased or recorded",
+                hint=_CHOICE,
+            )
+
     with open_session(shell, project) as session:
         asked, done = erasure.erase(
             session,
@@ -47,10 +75,12 @@ def erase(shell: Shell, script: str | None, named: Named, reason: str, listed_on
             by="bulk" if named.bulk is not None else queries[0].by,
             searched=not listed_only,
             refuse=lambda keys: check_reason(reason, keys),
+            with_targets=with_targets,
+            tell=tell,
         )
     erased_before = [{"row_id": row_id, "erased_on": on} for row_id, on in sorted(asked.erased.items())]
     document = {"script_id": declared.script_id, **done.as_json(), "unknown": len(asked.unknown)}
-    document["erased_before"] = erased_before
+    document |= {"erased_before": erased_before, "targets": dict(asked.targets)}
     lines = []
     if done.rows:
         counts = [
@@ -60,11 +90,15 @@ def erase(shell: Shell, script: str | None, named: Named, reason: str, listed_on
         ]
         if done.source_rows_gone:
             counts.append(f"gone from there already {done.source_rows_gone:,}")
+        counts += [f"rows of {table} {number:,}" for table, number in sorted(done.target_rows.items())]
+        if done.removed_rows:
+            counts.append(f"rows that a repair had removed {done.removed_rows:,}")
         lines.append(f"{declared.script_id}: erased on {done.on}: {', '.join(counts)}")
         lines += wrapped(f"by safe id: {some(sorted(done.rows))}", first="  ", rest="  ")
-    lines += [f"row {row_id} was erased on {on} before" for row_id, on in sorted(asked.erased.items())]
+    stays = "; what it has in the targets cannot be found any more" if with_targets else ""
+    lines += [f"row {row_id} was erased on {on} before{stays}" for row_id, on in sorted(asked.erased.items())]
     text = "\n".join(lines)
-    if not (done.changed or asked.unknown or done.unreadable):
+    if not (done.changed or done.targets_changed or asked.unknown or done.unreadable):
         return shell.emit(document, text)
     shell.tell_before_error(document, text)
     raise _found(declared, asked, done)
@@ -82,13 +116,21 @@ def _found(declared: Declared, asked: Asked, done: Done) -> Findings:
             f"find out who wrote them to {declared.migration.source}, copy what is worth keeping to the"
             " target, delete them by hand, and run the same command again"
         )
+    if done.targets_changed:
+        said.append(
+            f"target rows of {counted(len(done.targets_changed), 'row')} changed after they were found: they"
+            f" were not deleted, nor the mapping rows that lead to them: {some(sorted(done.targets_changed))}"
+        )
+        hints.append("run the same command again: it looks at them as they are then")
     if done.unreadable:
         said.append(f"{done.unreadable:,} mapping rows cannot be opened; whom they name is unknown")
-        hints.append("the runbook on the wrapping key says what that means")
+        hints.append("`rekey runbook wrapping-key` says what that means")
     if asked.unknown:
         said.append(f"{declared.script_id} knows no such row ({some(asked.unknown)})")
         hints.append("check the key character by character")
     kept = "everything as it was; that it was asked for is on record"
-    if done.rows:
+    if done.targets_changed:
+        kept = "the record, those target rows, and the mapping rows by which they are found again"
+    elif done.rows:
         kept = "the record; everything else that was asked for is erased"
     return Findings("; ".join(said), kept=kept, hint=hints[0])

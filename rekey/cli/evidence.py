@@ -34,7 +34,7 @@ from rekey.errors import (
     StateUnusable,
     one_line,
 )
-from rekey.evidence.bag import payload, statement_sha256
+from rekey.evidence.bag import payload, require_folder, statement_sha256
 from rekey.evidence.export import export as write
 from rekey.evidence.export import exports_of, record_verified
 from rekey.evidence.keys import PublicKey
@@ -128,7 +128,8 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
     if not done.key_id:
         shell.note(
             "warning: the bundle is not signed and proves nothing against one who can write its files;"
-            f" `{shell.command('evidence keygen')}` makes a key"
+            f" `{shell.command('evidence keygen')}` makes a key",
+            "warning",
         )
     return shell.emit({**asdict(done), "folder": str(folder), "signed": bool(done.key_id)}, "\n".join(lines))
 
@@ -280,7 +281,7 @@ def _record(shell: Shell, folder: Path, verdict: Verdict) -> bool:
         with State.open(config.state) as state:
             return record_verified(state, verdict)
     except (ConfigurationError, StateUnusable, Locked, MachineFailed) as error:
-        shell.note(f"warning: this verification is not recorded: {error.what}")
+        shell.note(f"warning: this verification is not recorded: {error.what}", "warning")
         return False
 
 
@@ -292,8 +293,9 @@ def _keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicK
 
     Raises:
         ConfigurationError: no key is given, and there is no project, or it did not export the bundle or has
-            no key.
+            no key; or there is no such folder.
     """
+    require_folder(folder)
     if files:
         return [read_public(path) for path in files]
     what = "it is not said whose signature is to be checked"

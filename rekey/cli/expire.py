@@ -17,8 +17,8 @@ from rekey.core.clock import format_ticks
 from rekey.errors import ExitCode, Findings
 from rekey.mapping.rows import WHOLE
 from rekey.phases import Phase
+from rekey.present.text import counted, moment
 from rekey.runner.erase import expiry
-from rekey.status.tell import moment
 
 
 @command(
@@ -61,18 +61,7 @@ def expire(
         check_reason(reason)
     with open_session(shell, project) as session:
         done = expiry.expire(session, declared.script_id, cohort, reason or "")
-    if done.cohorts == (WHOLE,):
-        lines = [f"{declared.script_id}: {done.deleted_rows:,} rows of the mapping are erased."]
-    elif done.cohorts:
-        names = ", ".join(done.cohorts)
-        lines = [f"{declared.script_id}: shredded the data keys of {names}; nothing opens their rows."]
-    else:
-        lines = [f"{declared.script_id}: there was nothing to erase."]
-    if done.left:
-        first = done.left[0]
-        which = "the mapping" if first.name == WHOLE else f"cohort {first.name}"
-        lines.append(f"Next is {which}, on {moment(format_ticks(first.over_at))}.")
-    document, text = {"script_id": declared.script_id, **done.as_json()}, "\n".join(lines)
+    document, text = {"script_id": declared.script_id, **done.as_json()}, _told(declared.script_id, done)
     if not done.kept_rows:
         return shell.emit(document, text)
     shell.tell_before_error(document, text)
@@ -83,3 +72,22 @@ def expire(
         hint="after `complete` nothing should write to the mapping: find out what did; the same command takes"
         " them when they are over",
     )
+
+
+def _told(script_id: str, done: expiry.Expired) -> str:
+    lines = []
+    if done.cohorts == (WHOLE,):
+        lines.append(f"{script_id}: {done.deleted_rows:,} rows of the mapping are erased.")
+    elif done.cohorts:
+        names = ", ".join(done.cohorts)
+        lines.append(f"{script_id}: shredded the data keys of {names}; nothing opens their rows.")
+    if done.removed_rows:
+        rows = counted(done.removed_rows, "row")
+        lines.append(f"{script_id}: {rows} that a repair had removed cannot be restored any more.")
+    if not lines:
+        lines.append(f"{script_id}: there was nothing to erase.")
+    if done.left:
+        first = done.left[0]
+        which = "the mapping" if first.name == WHOLE else f"cohort {first.name}"
+        lines.append(f"Next is {which}, on {moment(format_ticks(first.over_at))}.")
+    return "\n".join(lines)

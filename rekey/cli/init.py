@@ -14,11 +14,12 @@ from pathlib import Path
 import click
 
 from rekey.cli.shell import Shell, command
-from rekey.errors import ConfigurationError, ExitCode
+from rekey.errors import ConfigurationError, ExitCode, reason_of
 from rekey.project.config import default_config
 from rekey.project.privatefiles import write_private
 
-IGNORED = (".rekey/", "sealing.key")
+IGNORED = (".rekey/", "*.key", "*.secret", "evidence.pem")
+"""What a project keeps to itself: state, wrapping keys, secrets of ids, the key that signs evidence."""
 WRAPPING_KEY = "sealing.key"
 
 
@@ -28,8 +29,8 @@ def init(shell: Shell, folder: Path) -> ExitCode:
     """Start a project: configuration, key file, folder for scripts.
 
     Writes to FOLDER (the current one by default): the configuration with its defaults explained, a folder for
-    migration scripts, the key that seals old keys, and .gitignore entries for that key and the state file.
-    Overwrites nothing.
+    migration scripts, the key that seals old keys, and .gitignore entries for the state file, keys (*.key,
+    evidence.pem) and secrets (*.secret). Overwrites nothing.
     """
     config = folder / shell.config_path
     migrations = config.parent / "migrations"
@@ -46,7 +47,7 @@ def init(shell: Shell, folder: Path) -> ExitCode:
         made[ignore] = _ignore(ignore)
     except OSError as error:
         raise ConfigurationError(
-            f"{folder} cannot be written ({type(error).__name__})",
+            f"{folder} cannot be written ({reason_of(error)})",
             kept="what was there before",
             hint="name a folder that this user can write to: `rekey init FOLDER`",
         ) from None

@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 
-from rekey.cli.naming import Named, check_reason, naming, some
+from rekey.cli.naming import Named, check_reason, naming, record_look_up, some
 from rekey.cli.project import Project, open_project
 from rekey.cli.shell import Shell, command, file_option
 from rekey.core.plain import plain
@@ -36,6 +36,7 @@ from rekey.errors import (
     MachineFailed,
     Refused,
     StateUnusable,
+    reason_of,
 )
 from rekey.mapping.lookup import Found, Gone, Lookup, Met, Query
 from rekey.migration.opening import Prepared, open_migration
@@ -43,9 +44,6 @@ from rekey.phases import Phase
 from rekey.project.privatefiles import write_private
 from rekey.state.audit import Erasures, erasures
 from rekey.state.store import State
-
-EVENT = "lookup"
-_MINUTE_S = 60.0
 
 
 @command(
@@ -76,7 +74,7 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
             write_private(out, "".join(f"{line}\n" for line in lines).encode("utf-8"))
         except OSError as error:
             raise ConfigurationError(
-                f"the answers cannot be written to {out} ({type(error).__name__})",
+                f"the answers cannot be written to {out} ({reason_of(error)})",
                 kept="the record of the look-up",
                 hint="name a file that does not exist, in a folder that this user can write to",
             ) from None
@@ -141,22 +139,15 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
         Refused: there were too many in the last minute.
         StateUnusable, Locked, MachineFailed: it cannot be recorded, and the mapping is sealed.
     """
-    most = project.config.lookup.per_minute
     try:
         with State.open(project.config.state) as state:
-            added = state.audit_within(EVENT, declared.script_id, details, most=most, seconds=_MINUTE_S)
+            record_look_up(state, declared.script_id, details, most=project.config.lookup.per_minute)
             said = erasures(state.audit_events(declared.script_id))
     except (StateUnusable, Locked, MachineFailed) as error:
         if declared.migration.is_sealed:
             raise
-        shell.note(f"warning: this lookup is not recorded: {error.what}")
+        shell.note(f"warning: this lookup is not recorded: {error.what}", "warning")
         return Erasures()
-    if added is None:
-        raise Refused(
-            f"there were {most} look-ups in the last minute already",
-            kept="the mapping, unopened; this look-up is not recorded",
-            hint="wait a minute; for many keys use --bulk FILE, or raise [lookup] per_minute",
-        )
     return said
 
 
@@ -172,13 +163,14 @@ def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone
     if unknown:
         hint = (
             "check the key character by character; rows that were never copied, and ids of rows in index"
-            " tables, cannot be looked up"
+            f" tables, cannot be looked up: `rekey plan {declared.script_id} --exact --show-keys` shows the"
+            " keys of rows that cannot be copied"
         )
     if returned:
         kept = "the rows as they stand there; they are not shown"
         hint = (
             "an old copy was put into the restricted store: find out by whom, and erase again"
-            f" (`rekey erase {declared.script_id}`; the runbook on erasing says how)"
+            f" (`rekey erase {declared.script_id}`; `rekey runbook erasure` says how)"
         )
     return Findings(some(said, "; "), kept=kept, hint=hint)
 

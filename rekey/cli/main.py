@@ -6,7 +6,8 @@ Rules kept here:
 * With `--json` a failure, too, is one JSON document on standard output; for people it is on standard error.
 * Every failure is reported as a `RekeyError`: what happened, what was kept, what to do next, an exit code.
 * An unforeseen exception is a fault of rekey. Its type and place are shown, its text never: it may quote
-  keys. `--debug` adds the stack, without source lines and values.
+  keys. `--debug` adds the stack, without source lines and values. Of a script's fault `--debug` shows the
+  text, too: it is raised before any row is read.
 """
 
 from __future__ import annotations
@@ -23,13 +24,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rekey.cli import signals
 from rekey.cli.shell import COMPLETE_VARIABLE, Shell, Surroundings
 from rekey.core import logs
 from rekey.core.collector import patient_collector
 from rekey.core.distribution import DISTRIBUTION
-from rekey.errors import ExitCode, Interrupted, MachineFailed, RekeyError, ServiceError
-from rekey.present.text import WIDTH
+from rekey.errors import (
+    ConfigurationError,
+    DeclarationError,
+    ExitCode,
+    Interrupted,
+    MachineFailed,
+    RekeyError,
+    ServiceError,
+)
+from rekey.present.text import WIDTH, fitted
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -43,7 +51,11 @@ _COMMANDS = {
     "plan": "Show what `apply` would do, without writing anything.",
     "apply": "Run migrations up to the next gate.",
     "verify": "Compare the source of a migration with its targets.",
+    "restore-row": "Bring a row of a target back that a repair removed.",
     "status": "Show where migrations stand, if that is safe, what is next.",
+    "serve": "Show progress on a live page, as JSON and as metrics.",
+    "history": "List the migrations that were begun, with phases and times.",
+    "show": "Show one migration that was begun, or its script.",
     "pause": "Pause copying, from any terminal.",
     "resume": "Continue copying after `rekey pause`.",
     "throttle": "Change how fast copying may be, while it runs.",
@@ -54,10 +66,15 @@ _COMMANDS = {
     "expire": "Erase the part of a mapping whose retention is over.",
     "evidence": "Export what was done as evidence for auditors, and check it.",
     "rehearse": "Run the whole life of a migration on a local Azurite.",
+    "runbook": "Show what to do at a step, or when something goes wrong.",
     "stress": "Find the rate at which a partition, and a design, saturate.",
     "completion": "Print the script that completes commands, options and files.",
 }
 """What each command does, in the order in which a migration needs them: the first words of its own help."""
+
+
+_MODULES = {"pause": "steer", "resume": "steer", "throttle": "steer", "show": "history"}
+"""The modules of commands that have none of their own name."""
 
 
 class _Commands(click.Group):
@@ -70,8 +87,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name, None when there is none."""
         if cmd_name in _COMMANDS and cmd_name not in self.commands:
-            module = "steer" if cmd_name in ("pause", "resume", "throttle") else cmd_name
-            self.add_command(getattr(import_module(f"rekey.cli.{module}"), cmd_name))
+            module = _MODULES.get(cmd_name, cmd_name.replace("-", "_"))
+            self.add_command(getattr(import_module(f"rekey.cli.{module}"), cmd_name.replace("-", "_")))
         return super().get_command(ctx, cmd_name)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -128,8 +145,8 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
     with (
         redirect_stdout(shell.out),
         redirect_stderr(shell.err),
-        logs.configured(),
-        signals.interrupting(),
+        logs.configured() as shell.log_to,
+        fitted(shell.columns),
         # Otherwise a sixth of the start-up time would go into looking for reference cycles in imports.
         patient_collector(),
     ):
@@ -150,25 +167,31 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
 
 def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> int:
     """Report an error of the command line; return the exit code."""
-    if "--json" not in words:
-        error.show(shell.err)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and "--json" not in words:
+        shell.note(error.format_message(), "error")
         return ExitCode.USAGE
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = f"`{context.command_path if context else 'rekey'} --help` shows how"
-    document = {"error": "UsageError", "what": error.format_message(), "kept": "", "next": hint}
+    told = ConfigurationError(error.format_message(), kept="everything; nothing was begun", hint=hint)
+    if "--json" not in words:
+        shell.note(f"rekey: {told}", "error", **told.as_json())
+        return ExitCode.USAGE
     shell.json = True
-    return shell.emit(document, "", ExitCode.USAGE)
+    return shell.emit({**told.as_json(), "error": "UsageError"}, "", ExitCode.USAGE)
 
 
 def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
     """Report the exception that ended the command; return the exit code."""
     told: RekeyError = as_rekey_error(KeyboardInterrupt() if isinstance(error, click.Abort) else error)
+    told.hint = shell.typed_here(told.hint)
     if shell.json or "--json" in words:
         shell.json = True
         shell.emit({**shell.so_far, **told.as_json()}, "")
-    shell.note(f"rekey: {told}")
+    shell.note(f"rekey: {told}", "error", **told.as_json())
     if shell.debug and isinstance(told, FaultOfRekey):
-        shell.note(places(error))
+        shell.note(places(error), "error")
+    if shell.debug and isinstance(told, DeclarationError) and told.fault:
+        shell.note(f"the script's own text, which may hold anything: {told.fault}", "error")
     return int(told.exit_code)
 
 
@@ -184,6 +207,8 @@ def as_rekey_error(error: BaseException) -> RekeyError:
         if isinstance(known, ServiceError) and not known.kept:
             # The tables layer knows one request only; what the command keeps is the same for all requests.
             known.kept = "everything up to the last checkpoint; nothing is half done"
+        known.kept = known.kept or "everything that was there before"
+        known.hint = known.hint or "run the same command again; if it fails again, report it with this text"
         return known
     if isinstance(error, KeyboardInterrupt):
         return Interrupted(

@@ -1,4 +1,5 @@
-"""The options by which `lookup` and `erase` name rows, and the reason that both require.
+"""The options by which `lookup` and `erase` name rows, the reason that both require, and the record that
+keys are shown.
 
 Rules kept here:
 
@@ -13,20 +14,22 @@ import csv
 import functools
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from rekey.cli.shell import file_option
-from rekey.errors import ConfigurationError
+from rekey.errors import ConfigurationError, Refused, reason_of
 from rekey.mapping.lookup import Query
 from rekey.model import EntityKey
 from rekey.project.config import Config
+from rekey.state.store import State
 
 MOST_LISTED = 20
 """How many safe ids are listed for people; `--json` has them all."""
+_MINUTE_S = 60.0
 _TELLING = 6
 """A PartitionKey or RowKey of at least this many characters must not be in a reason."""
 _ADDRESS = re.compile(r"[^\s@]+@[^\s@]+")
@@ -82,7 +85,7 @@ def _read_bulk(path: Path, most: int) -> tuple[str, list[list[str]]]:
         rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline=""), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigurationError(
-            f"the file {path} cannot be read ({type(error).__name__})",
+            f"the file {path} cannot be read ({reason_of(error)})",
             hint="give CSV in UTF-8 with a line of column names",
         ) from None
     header = tuple(rows[0]) if rows else ()
@@ -123,6 +126,16 @@ def check_reason(reason: str, keys: Sequence[EntityKey] = ()) -> None:
     parts = {part.lower() for key in keys for part in key if len(part) >= _TELLING}
     if _ADDRESS.search(reason) or any(part in reason.lower() for part in parts):
         raise click.UsageError("--reason holds a part of the key, and it is recorded; say why, not whose")
+
+
+def record_look_up(state: State, script_id: str, details: Mapping[str, Any], *, most: int) -> None:
+    """Record that keys are about to be shown. Raises Refused after `most` in a minute, over all processes."""
+    if state.audit_within("lookup", script_id, details, most=most, seconds=_MINUTE_S) is None:
+        raise Refused(
+            f"there were {most} look-ups in the last minute already",
+            kept="everything, and no key was shown; this look-up is not recorded",
+            hint="wait a minute; for many keys use --bulk FILE, or raise [lookup] per_minute",
+        )
 
 
 def some(texts: Sequence[str], between: str = ", ") -> str:

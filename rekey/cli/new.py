@@ -16,7 +16,7 @@ import click
 from rekey.cli.shell import Shell, command
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
 from rekey.declaration.scripts import load_scripts
-from rekey.errors import ConfigurationError, DeclarationError, ExitCode
+from rekey.errors import ConfigurationError, DeclarationError, ExitCode, reason_of
 from rekey.project.config import load_config
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
@@ -65,7 +65,7 @@ def new(
             file.write(template.format(source=from_table, target=to_table, depends=listed))
     except OSError as error:
         raise ConfigurationError(
-            f"no script can be written to {folder} ({type(error).__name__})",
+            f"no script can be written to {folder} ({reason_of(error)})",
             hint="check [migrations] path in the configuration and the folder's permissions",
         ) from None
     try:

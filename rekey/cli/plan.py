@@ -53,6 +53,7 @@ from rekey.state.store import State
     type=click.IntRange(min=1),
     help="Estimate with N entities/s read and written, instead of [limits] entities_per_second.",
 )
+@flag("--requests", help="List the requests and the duration of each phase.")
 @flag("--compare", help="Put the designs of two scripts side by side, on the same rows.")
 def plan(
     shell: Shell,
@@ -62,12 +63,13 @@ def plan(
     out: Path | None,
     html: Path | None,
     rate: int | None,
+    requests: bool,
     compare: bool,
 ) -> ExitCode:
     """Show what `apply` would do, without writing anything.
 
-    For each migration: rows and bytes, example rows, collisions, batches, requests, durations, costs, and
-    what would be refused. SCRIPT is an id, the beginning of one, or a path; without it all migrations are
+    For each migration: what would be refused, rows and bytes, batches, duration, requests, costs, collisions,
+    and advice. SCRIPT is an id, the beginning of one, or a path; without it all migrations are
     planned that are not complete. Exit code 1 when something would be refused.
     """
     if compare:
@@ -80,7 +82,7 @@ def plan(
         shows = f"`{shell.command('status')}` shows them"
         return shell.emit({"migrations": []}, f"Nothing to plan: every migration is complete. {shows}.")
     made = shell.do(_make(shell, project.config, chosen, exact=exact, show_keys=show_keys, rate=rate))
-    text = plan_text(made)
+    text = plan_text(made, requests=requests)
     document = made.as_json()
     if out is not None:
         write_plan(made, out)

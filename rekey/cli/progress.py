@@ -1,81 +1,204 @@
-"""Progress for people: bars by tqdm on a terminal, log records elsewhere.
+"""Progress for people: bars by tqdm on a terminal, a line every so often elsewhere.
 
 Rules kept here:
 
-* Bars and notes go to standard error only. Bars bypass the `Edge` of `rekey.cli.shell`: labels and notes are
-  escaped here.
-* Without a terminal no bar is drawn; `-v` then logs each task when it begins and when it ends.
+* Bars, lines and notes go to standard error only. Bars bypass the `Edge` of `rekey.cli.shell`: labels and
+  notes are escaped here.
+* Where the rate and the end of a pass are told they are rekey's (`rekey.core.eta`), also on a bar: those of
+  tqdm know nothing of partitions that have a rate.
+* A service that answers nothing is told after two seconds, with its host and until when it is tried: not
+  after all attempts have failed.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from rekey.core.progress import Advance
+from rekey.core.clock import TICKS_PER_SECOND, Clock
+from rekey.core.progress import Advance, Progress, Wait, Work
 from rekey.errors import one_line, visible
+from rekey.present.text import WIDTH, duration
+from rekey.status.progress import how_far
+from rekey.tables.base import Silence
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _log = logging.getLogger(__name__)
-Note = Callable[[str], None]
+LINE_EVERY_S = 15.0
+"""How often a pass is told where there is no terminal."""
 
 
-class Logged:
-    """Progress as log records of the beginning and the end of each task."""
+class Note(Protocol):
+    """Prints a sentence, or logs it as an event."""
 
-    def __init__(self, note: Note) -> None:
+    def __call__(self, text: str, event: str = "note", **figures: object) -> None:
+        """Print it."""
+
+
+def no_silence() -> Sequence[Silence]:
+    """Return that every service answers."""
+    return ()
+
+
+class Lines(Progress):
+    """Progress in lines: what is waited for, and every so often how far a pass is."""
+
+    ticks_every_s = 1.0
+
+    def __init__(
+        self,
+        note: Note,
+        clock: Clock | None = None,
+        silences: Callable[[], Sequence[Silence]] = no_silence,
+        *,
+        of_passes: bool = True,
+    ) -> None:
+        """Create it.
+
+        Args:
+            note: prints a line.
+            clock: tells the time.
+            silences: returns the services that do not answer.
+            of_passes: tell passes as well as waits.
+        """
+        super().__init__(clock)
         self._note = note
+        self._silences = silences
+        self._of_passes = of_passes
+        self._silent: dict[str, Wait] = {}
+        self._told_at = self.clock.rising()
 
     @contextmanager
-    def task(self, label: str, *, total: int | None = None) -> Iterator[Advance]:
-        """Count rows and log the sum."""
-        rows = 0
+    def shown(self, work: Work) -> Iterator[Advance]:
+        """Log where a pass begins and ends."""
+        total = f", about {work.total:,} rows" if work.total else ""
+        self._told_at = self.clock.rising()
+        figures = {"pass": work.label, "rows": work.rows, "estimated_rows": work.total}
+        _log.info("%s begins%s", work.label, total, extra={"event": "pass-begun", "figures": figures})
+        yield lambda _rows: None
+        took_s = round(work.elapsed_s, 1)
+        figures |= {"rows": work.rows, "seconds": took_s}
+        said = ("%s ended: %s rows in %.1f s", work.label, f"{work.rows:,}", took_s)
+        _log.info(*said, extra={"event": "pass-done", "figures": figures})
 
-        def advance(more: int) -> None:
-            nonlocal rows
-            rows += more
-
-        _log.info("%s begins%s", label, f", about {total:,} rows" if total else "")
-        began = time.monotonic()
-        yield advance
-        _log.info("%s ended: %s rows in %.1f s", label, f"{rows:,}", time.monotonic() - began)
-
-    def note(self, text: str) -> None:
+    def note(self, text: str, event: str = "note", **figures: object) -> None:
         """Print one sentence."""
-        self._note(text)
+        self._note(text, event, **figures)
+
+    def tick(self) -> None:
+        """Tell a service that does not answer; tell how far the pass is when that was not told for long."""
+        self._listen()
+        for wait in self.waits:
+            wait.look()
+        work = self.work
+        if work is None or not self._of_passes or self.clock.rising() - self._told_at < LINE_EVERY_S:
+            return
+        self._told_at = self.clock.rising()
+        rate, eta = work.rate, None if self.waits else work.eta
+        self.note(
+            f"{work.label}: {how_far(work.rows, work.total, rate, eta)}",
+            "pass",
+            **{"pass": work.label, "rows": work.rows, "estimated_rows": work.total},
+            rows_per_second=None if rate is None else round(rate, 1),
+            seconds_left=None if eta is None else round(eta.seconds),
+        )
+
+    def _listen(self) -> None:
+        """Tell the services that have become silent, and those that answer again."""
+        silences, now = {one.host: one for one in self._silences()}, self.clock.ticks()
+        for host, one in silences.items():
+            until = now + round(one.tried_s * TICKS_PER_SECOND)
+            if host not in self._silent:
+                what = f"{host}, where nothing answers"
+                self._silent[host] = Wait(what, now - round(one.silent_s * TICKS_PER_SECOND), until, self)
+                self.waits.append(self._silent[host])
+            self._silent[host].until = until
+        for host in self._silent.keys() - silences.keys():
+            wait = self._silent.pop(host)
+            self.waits.remove(wait)
+            if wait.told:
+                took_s = (now - wait.since) / TICKS_PER_SECOND
+                self.note(f"{host} answers again, after {duration(took_s)}", "answers-again", host=host)
 
 
-class Bars:
+class Bars(Lines):
     """Progress as bars with rows, rate and expected end."""
 
-    def __init__(self, stream: TextIO) -> None:
+    ticks_every_s = 0.5
+
+    def __init__(self, stream: TextIO, *more: Any, **options: Any) -> None:
+        """Create it on a stream, with the other arguments of `Lines`; its notes go above the bar."""
+        super().__init__(self._above, *more, of_passes=False, **options)
         self._stream = stream
+        self._bar: tqdm[Any] | None = None
 
     @contextmanager
-    def task(self, label: str, *, total: int | None = None) -> Iterator[Advance]:
-        """Draw one bar; it stays on the screen when its task has ended."""
+    def shown(self, work: Work) -> Iterator[Advance]:
+        """Draw one bar; it stays on the screen when its pass has ended."""
         from tqdm import tqdm
 
-        tqdm.monitor_interval = 0  # no thread of its own: rows come often enough to redraw
-        with tqdm(
-            desc=one_line(label),
-            total=total,
-            file=self._stream,
-            unit=" rows",
-            unit_scale=True,
-            dynamic_ncols=True,
-            mininterval=0.2,
-        ) as bar:
+        tqdm.monitor_interval = 0  # no thread of its own: the ticks redraw
+        before, no_width = self._bar, _has_no_width(self._stream)
+        with (
+            super().shown(work),
+            tqdm(
+                desc=one_line(work.label),
+                total=work.total,
+                initial=work.rows,
+                file=self._stream,
+                unit=" rows",
+                unit_scale=True,
+                dynamic_ncols=not no_width,
+                ncols=WIDTH if no_width else None,
+                mininterval=0.2,
+                bar_format=_WITH_TOTAL if work.total else _WITHOUT,
+            ) as self._bar,
+        ):
+            bar = self._bar
 
             def advance(rows: int) -> None:
                 bar.update(rows)
 
-            yield advance
+            try:
+                yield advance
+            finally:
+                bar.set_postfix_str(_rate(work), refresh=False)
+                self._bar = before
 
-    def note(self, text: str) -> None:
-        """Print one sentence above the bar."""
+    def tick(self) -> None:
+        """Draw the bar anew with the present rate and the expected end."""
+        super().tick()
+        if self._bar is not None and self.work is not None:
+            if self._bar.total != self.work.total:
+                self._bar.total, self._bar.bar_format = self.work.total, _WITH_TOTAL
+            eta = None if self.waits else self.work.eta
+            left = "" if eta is None else f", about {duration(eta.seconds)} left"
+            self._bar.set_postfix_str(_rate(self.work) + left)
+
+    def _above(self, text: str, event: str = "note", **figures: object) -> None:
         from tqdm import tqdm
 
+        del event, figures
         tqdm.write(visible(text), file=self._stream)
+
+
+_WITH_TOTAL = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rows [{elapsed}{postfix}]"
+_WITHOUT = "{desc}: {n_fmt} rows [{elapsed}{postfix}]"
+
+
+def _has_no_width(stream: TextIO) -> bool:
+    """Tell whether a terminal says that it has no columns, as some containers' do; no bar would fit."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns == 0
+    except (OSError, ValueError):
+        return False
+
+
+def _rate(work: Work) -> str:
+    rate = work.rate
+    return "" if rate is None else f"{rate:,.0f} rows/s"

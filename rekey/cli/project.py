@@ -3,6 +3,7 @@
 Rules kept here:
 
 * A script is named by its id, a beginning of it that fits no other, or the path of its file.
+* A migration that has begun is known without its file, too: its script was kept in the state file then.
 * Where the name may be left out, a script is chosen only when it is the only one that can be meant.
 """
 
@@ -10,16 +11,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rekey.cli import signals
-from rekey.declaration.scripts import load_scripts
-from rekey.errors import ConfigurationError
+from rekey.declaration.scripts import load_script, load_scripts
+from rekey.errors import ConfigurationError, DeclarationError, Refused, StateUnusable
+from rekey.migration.opening import Prepared, open_migration, secrets_refused
 from rekey.phases import Phase
 from rekey.project.config import load_config
 from rekey.state.ledger import applied_phases
@@ -29,35 +32,64 @@ from rekey.status.judge import judge
 
 if TYPE_CHECKING:
     from rekey.cli.shell import Shell
+    from rekey.core.clock import Clock
     from rekey.declaration.migration import Declared
     from rekey.project.config import Config
     from rekey.runner.run import Options
     from rekey.runner.session import Session
+    from rekey.state.models import MigrationRecord
     from rekey.status.judge import Status
+    from rekey.tables.base import Accounts
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A configuration and all its scripts, by id, dependencies first."""
+    """A configuration and all its scripts, by id, dependencies first.
+
+    Attributes:
+        lost: migrations that have begun, whose file is gone and of which no script was kept.
+    """
 
     config: Config
     scripts: dict[str, Declared]
+    lost: Sequence[MigrationRecord] = ()
 
     def choose(self, name: str) -> Declared:
-        """Return the script of a name. Raises click.UsageError when none fits, or several."""
+        """Return the script of a name; one whose file is there comes before one whose file is gone.
+
+        Raises:
+            click.UsageError: none fits, or several.
+            Refused: it is that of a migration in `lost`.
+        """
         if name in self.scripts:
             return self.scripts[name]
         if name.endswith(".py") or os.sep in name:
             path = Path(name).resolve()
             found = [one for one in self.scripts.values() if one.path.resolve() == path]
             if not found:
+                self._refuse_lost(path.stem)
                 raise click.UsageError(f"{name} is no script of {self.config.migrations}")
             return found[0]
-        found = [one for script_id, one in self.scripts.items() if script_id.startswith(name)]
+        fitting = [one for script_id, one in self.scripts.items() if script_id.startswith(name)]
+        found = [one for one in fitting if not one.is_kept] or fitting
+        if not found:
+            self._refuse_lost(name)
         if len(found) != 1 or not name:
             what = f"{name!r} fits more than one script" if found else f"there is no script {name!r}"
             raise click.UsageError(f"{what}; there are: {_listed(found or self.scripts.values())}")
         return found[0]
+
+    def _refuse_lost(self, name: str) -> None:
+        """Raise Refused when a migration that has begun, and whose script is lost, has a name."""
+        for one in self.lost:
+            if name and one.script_id.startswith(name):
+                raise Refused(
+                    f"{one.script_id} was begun at {one.registered_at}, and its script is not in"
+                    f" {self.config.migrations}",
+                    kept="everything; nothing was changed",
+                    hint=f"put {one.script_id}.py back there, as it was, from version control: the version of"
+                    " rekey that began it kept no script",
+                )
 
     def choose_all(self, names: Sequence[str]) -> list[Declared]:
         """Return the scripts of these names, in the order in which they are applied; see `choose`."""
@@ -79,21 +111,31 @@ class Project:
         if len(self.scripts) == 1:
             return next(iter(self.scripts.values()))
         applied = self.applied()
+        if not self.scripts:
+            self._refuse_lost(self.lost[0].script_id)
         found = [one for script_id, one in self.scripts.items() if candidate(applied[script_id])]
         if len(found) == 1:
             return found[0]
         raise click.UsageError(f"say which script: {_listed(found or self.scripts.values())}")
 
     def unfinished(self) -> list[Declared]:
-        """Return the scripts that are not complete, in the order in which they are applied."""
+        """Return the scripts that are not complete, in the order in which they are applied.
+
+        Raises:
+            Refused: a migration in `lost` is not complete.
+        """
         applied = self.applied()
+        for one in self.lost:
+            if Phase.COMPLETE not in applied[one.script_id]:
+                self._refuse_lost(one.script_id)
         return [one for script_id, one in self.scripts.items() if Phase.COMPLETE not in applied[script_id]]
 
     def applied(self) -> dict[str, list[Phase]]:
         """Return the applied phases of every script, as the state file has them now. Changes nothing."""
         with State.open(self.config.state, read_only=True) as state:
             ids = state.ledger_ids()
-        return {script_id: applied_phases(ids, script_id) for script_id in self.scripts}
+        known = [*self.scripts, *(one.script_id for one in self.lost)]
+        return {script_id: applied_phases(ids, script_id) for script_id in known}
 
 
 def _listed(scripts: Iterable[Declared]) -> str:
@@ -109,14 +151,37 @@ def open_project(shell: Shell) -> Project:
     """
     config = load_config(shell.config_path)
     for doubt in config.warnings():
-        shell.note(f"warning: {doubt}")
-    scripts = {one.script_id: one for one in load_scripts(config.migrations)}
-    if not scripts:
+        shell.note(f"warning: {doubt}", "warning")
+    kept, lost = _without_files(config)
+    scripts = {one.script_id: one for one in load_scripts(config.migrations, kept)}
+    if not scripts and not lost:
         raise ConfigurationError(
             f"there is no migration script in {config.migrations}",
             hint=f"`{shell.command('new NAME')}` makes one",
         )
-    return Project(config, scripts)
+    return Project(config, scripts, lost)
+
+
+def _without_files(config: Config) -> tuple[list[Declared], list[MigrationRecord]]:
+    """Return the migrations that have begun and whose files are gone: their scripts as kept, and the records
+    of those of which none was kept, or none that can still be read."""
+    try:
+        with State.open(config.state, read_only=True) as state:
+            records, contents = state.migrations(), {one.run_id: one.content for one in state.kept_scripts()}
+    except StateUnusable:
+        return [], []  # what needs the state file says what is wrong with it
+    kept, lost = [], []
+    for record in records:
+        path = config.migrations / f"{record.script_id}.py"
+        if path.exists():
+            continue
+        with suppress(DeclarationError, KeyError):
+            declared = load_script(path, contents[record.run_id])
+            if declared.digest == record.digest:
+                kept.append(declared)
+                continue
+        lost.append(record)
+    return kept, lost
 
 
 @contextmanager
@@ -127,7 +192,7 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
 
     stop = StopFlag()
     with (
-        signals.stopping(stop),
+        signals.stopping(stop, log_json=shell.log_json),
         Session(
             project.config,
             project.scripts,
@@ -143,6 +208,20 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
 
 def status_of(session: Session, declared: Declared) -> Status:
     """Return the status of a migration, read in an open session."""
-    restricted, state = session.accounts.restricted, session.state
-    look = look_at(declared, session.scripts, session.config, state, restricted, session.clock)
-    return judge(session.do(look))
+    project = Project(session.config, dict(session.scripts))
+    return session.do(look(project, declared, session.state, session.accounts, session.clock))
+
+
+async def look(
+    project: Project, declared: Declared, state: State, accounts: Accounts, clock: Clock
+) -> Status:
+    """Return the status of a migration. Raises StateUnusable as `look_at`."""
+    from rekey.runner.steering import is_paused
+
+    config = project.config
+    migration = open_migration(Prepared.of(config, declared), accounts)
+    refused, paused = partial(secrets_refused, migration), is_paused(config.state)
+    read = look_at(
+        declared, project.scripts, config, state, accounts.restricted, clock, refused, paused=paused
+    )
+    return judge(await read)

@@ -26,6 +26,8 @@ A whole migration, on a local Azurite: e-mail addresses in the RowKeys of `Users
 `UsersV2`, while an application goes on writing. Every command below is run for real; lines with ✓ are what
 was read back from the tables afterwards and compared row by row."""
 
+ROWS = 2000
+
 
 @command(
     "rehearse",
@@ -33,15 +35,13 @@ was read back from the tables afterwards and compared row by row."""
     "\nrekey rehearse 0001 --data users.json\nrekey rehearse --demo",
 )
 @click.argument("script", required=False)
-@click.option(
-    "--rows", type=click.IntRange(1), default=2000, show_default=True, help="How many rows to make up."
-)
+@click.option("--rows", type=click.IntRange(1), help=f"How many rows to make up.  [default: {ROWS}]")
 @file_option(
     "--data",
     help="Use these rows: JSON as `az storage entity query -o json` prints it, JSON Lines, or CSV with EDM"
-    " types in its header.",
+    " types in its header: PartitionKey,RowKey,Age:Edm.Int32,Joined:Edm.DateTime.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="For all made-up rows.")
+@click.option("--seed", type=int, help="For all made-up rows.  [default: 0]")
 @click.option(
     "--folder",
     metavar="FOLDER",
@@ -53,9 +53,9 @@ was read back from the tables afterwards and compared row by row."""
 def rehearse(
     shell: Shell,
     script: str | None,
-    rows: int,
+    rows: int | None,
     data: Path | None,
-    seed: int,
+    seed: int | None,
     folder: Path | None,
     keep: bool,
     demo: bool,
@@ -67,6 +67,8 @@ def rehearse(
     none of your accounts. A SCRIPT given as a path needs no configuration. Exit code 1 when something was not
     as it must be.
     """
+    if data is not None and rows is not None:
+        raise click.UsageError("--rows is for rows that are made up; --data FILE gives them")
     out = shell.note if shell.json else shell.say
     if demo:
         if script is not None or data is not None:
@@ -81,7 +83,7 @@ def rehearse(
         path = open_project(shell).the_one(script, lambda applied: not applied).path
     narrate = WithOutput if demo else Briefly
     report = rehearsed(
-        path, rows=rows, data=data, seed=seed, out=out, folder=folder, keep=keep, narrate=narrate
+        path, rows=rows or ROWS, data=data, seed=seed or 0, out=out, folder=folder, keep=keep, narrate=narrate
     )
     code = ExitCode.DONE if report.passed else ExitCode.FINDINGS
     text = f"\n{report.text()}"

@@ -8,17 +8,20 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 
 from rekey.cli.project import open_project, open_session, status_of
 from rekey.cli.shell import Shell, command, flag
 from rekey.core.plain import plain
+from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
 from rekey.phases import ControlPhase, Phase
-from rekey.present.text import wrapped
+from rekey.present.text import counted, wrapped
 from rekey.runner import commands
 from rekey.runner.run import Options
-from rekey.status.tell import next_lines
+from rekey.status.tell import field, verdict_lines
 
 
 @command(
@@ -32,17 +35,19 @@ from rekey.status.tell import next_lines
     help="How far: `dual_write` keeps the copy following; `source` ends the migration. By default the first"
     " from cutover, the second from anything before.",
 )
-@click.option(
-    "--drop-targets/--keep-targets",
-    default=None,
-    help="On the way to `source`: drop the target tables and what is known of them, or keep both.",
-)
+@flag("--drop-targets", help="On the way to `source`: drop the target tables and what is known of them.")
+@flag("--keep-targets", help="On the way to `source`: keep the target tables and what is known of them.")
 @flag(
     "--writers-stopped",
     help='You confirm that no application writes (capture "delta", from cutover).',
 )
 def rollback(
-    shell: Shell, script: str | None, to: str | None, drop_targets: bool | None, writers_stopped: bool
+    shell: Shell,
+    script: str | None,
+    to: str | None,
+    drop_targets: bool,
+    keep_targets: bool,
+    writers_stopped: bool,
 ) -> ExitCode:
     """Take a migration back.
 
@@ -50,18 +55,41 @@ def rollback(
     the source is the authority again. In capture "dual-write" the source is current already, and writes wait
     for seconds. After `complete` there is no way back.
     """
+    if drop_targets and keep_targets:
+        raise click.UsageError("--drop-targets and --keep-targets contradict each other")
+    if to == ControlPhase.DUAL_WRITE and (drop_targets or keep_targets):
+        raise click.UsageError(
+            "--drop-targets and --keep-targets go with --to source: `dual_write` keeps the targets"
+        )
     project = open_project(shell)
     declared = project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)
-    options = Options(writers_stopped=writers_stopped, drop_targets=bool(drop_targets))
+    options = Options(writers_stopped=writers_stopped, drop_targets=drop_targets)
     with open_session(shell, project, options) as session:
-        undone = commands.rollback(
-            session, declared.script_id, to=ControlPhase(to) if to else None, drop=drop_targets
-        )
+        goal = ControlPhase(to) if to else None
+        drop = drop_targets if drop_targets or keep_targets else None
+        undone = commands.rollback(session, declared.script_id, to=goal, drop=drop)
+        counters = dict(session.taken_back.get(Phase.CUTOVER, {}))
         status = status_of(session, declared)
     taken = ", ".join(undone) if undone else "nothing: it was there already"
     lines = [
-        f"{declared.script_id}: taken back: {taken}",
-        *wrapped(status.verdict.sentence, first="  ", rest="  "),
+        *wrapped(f"{declared.script_id}: taken back: {taken}", rest="  "),
+        *(field("rows", _rows_back(declared, counters)) if Phase.CUTOVER in undone else []),
+        *(field("targets", _targets(declared, drop=bool(drop_targets))) if Phase.PREPARE in undone else []),
+        *verdict_lines(status, shell.command),
     ]
-    document = {"script_id": declared.script_id, "undone": plain(undone), "status": status.as_json()}
-    return shell.emit(document, "\n".join([*lines, *next_lines(status, shell.command)]))
+    document = {"script_id": declared.script_id, "undone": plain(undone), "counters": counters}
+    return shell.emit(document | {"status": status.as_json()}, "\n".join(lines))
+
+
+def _rows_back(declared: Declared, counters: Mapping[str, int]) -> str:
+    """Return how many rows came back to the source."""
+    source = declared.migration.source
+    if not counters:
+        return f"none had to come back: what was written to the target since cutover is in {source} already"
+    copied, deleted = counters["rows_copied_back"], counters["rows_deleted_in_source"]
+    return f"{counted(copied, 'row')} came back to {source}, {counted(deleted, 'row')} deleted there"
+
+
+def _targets(declared: Declared, *, drop: bool) -> str:
+    names = ", ".join(declared.migration.table_names)
+    return f"{names} dropped, and what was known of the keys" if drop else f"{names} kept as before"

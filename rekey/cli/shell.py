@@ -7,6 +7,8 @@ Rules kept here:
 * Results for people go to standard output; progress, notes and errors go to standard error.
 * All that is printed passes an `Edge`, which escapes control characters: a name cannot overwrite earlier
   output. Only progress bars bypass it; their labels are escaped.
+* On a terminal the words that a line begins with and that say how much it weighs have a colour, unless
+  `NO_COLOR` is set (https://no-color.org). Colours are added after control characters were escaped.
 * A closed pipe (the reader has ended) changes neither what the command does nor its exit code.
 * What only some commands need (azure, sqlalchemy, yoyo) is imported with them, so that `rekey --help` is
   quick.
@@ -18,9 +20,11 @@ import functools
 import json
 import logging
 import os
+import re
 import shlex
+import shutil
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,14 +32,17 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 import click
 
+from rekey.cli import signals
+from rekey.core import logs
 from rekey.errors import ConfigurationError, ExitCode, visible
+from rekey.present.text import WIDTH
 
 if TYPE_CHECKING:
     from rekey.core.clock import Clock
     from rekey.core.progress import Progress
     from rekey.doctor.observe import Ask
     from rekey.project.config import Config
-    from rekey.tables.base import Accounts
+    from rekey.tables.base import Accounts, Silence
 
 T = TypeVar("T")
 
@@ -49,6 +56,14 @@ CONFIG_VARIABLE = "REKEY_CONFIG"
 COMPLETE_VARIABLE = "_REKEY_COMPLETE"
 """Environment variable by which a shell's script asks for completions, e.g. `bash_complete`."""
 DEFAULT_CONFIG_PATH = "rekey.toml"
+_COLOURS = {
+    **dict.fromkeys(("ERROR", "ATTENTION", "rekey:"), "red"),
+    "WARNING": "yellow",
+    **dict.fromkeys(("NOTE", "WAIVED"), "cyan"),
+    "safe": "green",
+    **dict.fromkeys(("next", "Next:"), "blue"),
+}
+_COLOURED = re.compile(rf"^( *)({'|'.join(_COLOURS)})(?= |$)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +96,11 @@ class Shell:
         json: `--json`.
         bars: draw progress bars when standard error is a terminal.
         debug: `--debug`.
+        verbose: how often `-v` was given.
+        log_json: `--log-format json`.
+        accounts: the accounts that were connected last.
+        display: shows progress, once something asked for it.
+        log_to: makes rekey's loggers log as JSON to a stream.
         so_far: members of the JSON document that are printed also when the command fails.
     """
 
@@ -92,12 +112,18 @@ class Shell:
     json: bool = False
     bars: bool = True
     debug: bool = False
+    verbose: int = 0
+    log_json: bool = False
     so_far: dict[str, Any] = field(default_factory=dict)
+    accounts: Accounts | None = None
+    display: Progress | None = None
+    log_to: Callable[[TextIO], None] = lambda _stream: None
     out: TextIO = field(init=False)
     err: TextIO = field(init=False)
 
     def __post_init__(self) -> None:
         self.out, self.err = cast("TextIO", Edge(self.stdout)), cast("TextIO", Edge(self.stderr))
+        self._log = self.err
 
     def emit(self, document: dict[str, Any], text: str, code: ExitCode = ExitCode.DONE) -> ExitCode:
         """Print the result, the document with `--json`, else the text; return the exit code.
@@ -111,6 +137,10 @@ class Shell:
         _print(self.out, json.dumps(whole, indent=2, default=str) if self.json else text)
         return code
 
+    def emit_line(self, document: dict[str, Any], text: str) -> None:
+        """Print one of several results: the document on one line with `--json`, else the text."""
+        _print(self.out, json.dumps(document, default=str) if self.json else text)
+
     def say(self, text: str) -> None:
         """Print text for people to standard output, before the result; nothing with `--json`."""
         if not self.json:
@@ -122,9 +152,25 @@ class Shell:
         if text:
             self.say(text)
 
-    def note(self, text: str) -> None:
-        """Print one sentence to standard error."""
-        _print(self.err, text)
+    def note(self, text: str, event: str = "note", **figures: object) -> None:
+        """Print one sentence to standard error, or log it as an event.
+
+        Args:
+            text: the sentence.
+            event: the event's name, of `rekey.core.logs.EVENTS`.
+            figures: its further members.
+        """
+        if self.log_json:
+            level = event if event in ("warning", "error") else "info"
+            text = logs.json_line(event, text, level, **figures)
+        _print(self._log, text)
+
+    def log_as_json(self) -> None:
+        """Log events as JSON from now on. What else comes to standard error is told without its text."""
+        self.log_json = True
+        self.err = cast("TextIO", Withheld(self.note))
+        self.log_to(self._log)
+        sys.stderr = self.err
 
     @property
     def is_terminal(self) -> bool:
@@ -132,6 +178,11 @@ class Shell:
         if self.surroundings.is_terminal is not None:
             return self.surroundings.is_terminal
         return sys.stdin is not None and sys.stdin.isatty()
+
+    @property
+    def columns(self) -> int:
+        """How many columns results may have: those of the terminal; elsewhere `WIDTH`."""
+        return shutil.get_terminal_size().columns if self.stdout.isatty() else WIDTH
 
     @property
     def has_project(self) -> bool:
@@ -149,7 +200,8 @@ class Shell:
         """Connect both accounts. Raises ConfigurationError."""
         from rekey.migration.opening import connect
 
-        return (self.surroundings.connect or connect)(config)
+        self.accounts = (self.surroundings.connect or connect)(config)
+        return self.accounts
 
     @property
     def ask(self) -> Ask:
@@ -162,19 +214,37 @@ class Shell:
         """Run a coroutine to its end and return its result."""
         import asyncio  # not imported for `--help`: it takes a tenth of a command's start-up time
 
-        return asyncio.run(work)
+        from rekey.core.progress import ticking
+
+        progress = self.progress()
+        every_s = progress.ticks_every_s
+        return asyncio.run(work if every_s is None else ticking(work, progress.tick, every_s))
 
     def progress(self) -> Progress:
-        """Return the display of progress: bars on a terminal, else log records."""
-        from rekey.cli.progress import Bars, Logged
+        """Return the display of progress: bars on a terminal, else lines."""
+        if self.display is None:
+            from rekey.cli.progress import Bars, Lines
 
-        drawn = self.bars and not self.json and self.stderr.isatty()
-        return Bars(self.stderr) if drawn else Logged(self.note)
+            clock = self.clock
+            if self.bars and not self.json and not self.log_json and self.stderr.isatty():
+                self.display = Bars(self.stderr, clock, self.silences)
+            else:
+                self.display = Lines(self.note, clock, self.silences, of_passes=self.bars)
+        return self.display
+
+    def silences(self) -> Sequence[Silence]:
+        """Return the connected accounts that do not answer."""
+        return () if self.accounts is None else self.accounts.silences()
 
     def command(self, words: str) -> str:
         """Return a command line of rekey as it is to be typed here, with `--config` if this call has it."""
         said = f" --config {shlex.quote(str(self.config_path))}" if self.config_said else ""
         return f"rekey {words}{said}"
+
+    def typed_here(self, text: str) -> str:
+        """Return a text whose quoted command lines can be typed here, as `command` makes them. `init` makes a
+        project, whichever `--config` names."""
+        return re.sub("`rekey (?!init)([^`]+)`", lambda found: f"`{self.command(found[1])}`", text)
 
 
 class Edge:
@@ -183,11 +253,15 @@ class Edge:
     def __init__(self, stream: TextIO) -> None:
         """Create the edge of a stream."""
         self._stream = stream
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        self._coloured = stream.isatty() and not plain
 
     def write(self, text: str) -> int:
         """Write text; a closed pipe is no error."""
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         shown = visible(text).encode(encoding, "backslashreplace").decode(encoding)
+        if self._coloured:
+            shown = _COLOURED.sub(lambda found: found[1] + click.style(found[2], _COLOURS[found[2]]), shown)
         try:
             self._stream.write(shown)
         except BrokenPipeError:
@@ -210,6 +284,31 @@ class Edge:
         if name == "buffer":
             raise AttributeError(name)
         return getattr(self._stream, name)
+
+
+class Withheld:
+    """What standard error is while events are logged as JSON: tells that something was printed, not what."""
+
+    def __init__(self, note: Callable[[str, str], None]) -> None:
+        """Create it; `note` logs an event."""
+        self._note = note
+
+    def write(self, text: str) -> int:
+        """Log that something was printed."""
+        if text.strip():
+            self._note(logs.WITHHELD, "output-withheld")
+        return len(text)
+
+    def writelines(self, texts: Iterable[str]) -> None:
+        """Log that something was printed."""
+        self.write("".join(texts))
+
+    def flush(self) -> None:
+        """Do nothing: nothing is held back."""
+
+    def isatty(self) -> bool:
+        """Tell that it is no terminal."""
+        return False
 
 
 def _print(edge: TextIO, text: str) -> None:
@@ -240,8 +339,18 @@ def _set(context: click.Context, parameter: click.Parameter, value: bool) -> Non
     setattr(context.obj, parameter.name or "", value)
 
 
-def _set_verbosity(_context: click.Context, _parameter: click.Parameter, value: int) -> None:
-    logging.getLogger("rekey").setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(value, 2)])
+def _set_verbosity(context: click.Context, _parameter: click.Parameter, value: int) -> None:
+    context.obj.verbose = value
+    log_json: bool = context.obj.log_json
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(value, log_json), 2)]
+    logging.getLogger("rekey").setLevel(level)
+    # Requests that are tried again are many while a service is down; that it is down is an event of its own.
+    logging.getLogger("rekey.tables").setLevel(level if value else logging.WARNING)
+
+
+def _set_log_format(context: click.Context, _parameter: click.Parameter, value: str) -> None:
+    if value == "json":
+        context.obj.log_as_json()
 
 
 _common = functools.partial(click.option, expose_value=False, callback=_set)
@@ -265,12 +374,24 @@ _COMMON = (
         help="Say more on standard error; -vv says most. No keys at any level.",
     ),
     _common(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        is_eager=True,  # before an error of another option
+        callback=_set_log_format,
+        help="json: standard error has one event a line, as JSON.",
+    ),
+    _common(
         "--progress/--no-progress",
         "bars",
         default=True,
-        help="Draw progress on standard error. Off by itself when that is no terminal.",
+        help="Tell progress on standard error: bars on a terminal, else a line every so often.",
     ),
-    _common("--debug", is_flag=True, help="After a fault of rekey, show where it was (no values)."),
+    _common(
+        "--debug",
+        is_flag=True,
+        help="After a fault of rekey, show where it was (no values); after one of a script, its text.",
+    ),
 )
 
 
@@ -321,7 +442,7 @@ def command(
 
             token = COMMAND.set(recorded(click.get_current_context()))
             try:
-                with redirect_stdout(shell.err):
+                with redirect_stdout(shell.err), signals.interrupting():
                     return function(shell, **arguments)
             finally:
                 COMMAND.reset(token)

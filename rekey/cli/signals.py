@@ -6,26 +6,44 @@ Rules kept here:
 * Ending at once does what SIGKILL would do, which a migration survives at any moment. The exit code is 130
   in both cases.
 * Commands without checkpoints are ended by the first signal, SIGINT or SIGTERM.
+* Before a command has begun and after it has ended nothing is open: a signal ends the process at once. This
+  module is loaded before all others for that, so it loads little itself.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
 
-from rekey.errors import ExitCode
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
     from rekey.runner.run import StopFlag
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _FIRST = (
     "\nStopping at the next checkpoint. Once more ends at once, which loses nothing that is checkpointed.\n"
 )
+
+
+_OUTSIDE = b"rekey: stopped by a signal\nKept: everything that was done\nNext: run the same command again\n"
+_INTERRUPTED = 130
+
+
+def ending_at_once() -> None:
+    """Let both signals end the process at once, while no command is at work: an exception that is raised
+    while the program is being loaded would come out as a traceback."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        with suppress(OSError):  # standard error is closed
+            os.write(2, _OUTSIDE)
+        os._exit(_INTERRUPTED)
+
+    for number in _SIGNALS:
+        signal.signal(number, end)
 
 
 @contextmanager
@@ -46,21 +64,28 @@ def interrupting() -> Iterator[None]:
 
 
 @contextmanager
-def stopping(stop: StopFlag, *, end: Callable[[int], object] = os._exit) -> Iterator[None]:
+def stopping(
+    stop: StopFlag, *, end: Callable[[int], object] = os._exit, log_json: bool = False
+) -> Iterator[None]:
     """Let the first signal set the flag and the second end the process.
 
     Args:
         stop: the flag that the work looks at.
         end: ends the process with an exit code; a test gives something else.
+        log_json: say it as an event, in JSON.
     """
+
+    from rekey.core.logs import json_line
+
+    said = json_line("stopping", _FIRST.strip()) + "\n" if log_json else _FIRST
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         if stop.requested():
-            end(int(ExitCode.INTERRUPTED))
+            end(_INTERRUPTED)
             return
         stop.request()
         try:
-            os.write(2, _FIRST.encode("ascii"))
+            os.write(2, said.encode("ascii"))
         except OSError:
             return  # standard error is closed; the flag is set
 

@@ -4,30 +4,42 @@ Rules kept here:
 
 * It works while another process applies, and when the service cannot be reached (exit code 4 then): it shows
   what the state file says.
-* The last two lines of each migration are what an operator on call needs: is it safe, what to do now.
+* What an operator on call needs comes first: migrations that are not safe, and of each whether it is safe and
+  what to do now.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import click
 
-from rekey.cli.project import Project, open_project
-from rekey.cli.shell import Shell, command
+from rekey.cli.project import Project, look, open_project
+from rekey.cli.shell import Shell, command, flag
+from rekey.core.clock import Clock, format_ticks
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
+from rekey.present.text import moment
 from rekey.runner import steering
 from rekey.state.store import State
-from rekey.status.facts import look_at
-from rekey.status.judge import Status, judge
-from rekey.status.tell import field, moment, told
+from rekey.status.judge import Status
+from rekey.status.tell import document as progress_document
+from rekey.status.tell import field, line, told
+from rekey.tables.base import Accounts
+
+_WATCH_S, _AT_LEAST_S = 2.0, 30.0
+"""How often `--watch` looks, and after how long it prints what has not changed."""
 
 
-@command("status", example="rekey status\nrekey status 0001 --json")
+@command("status", example="rekey status\nrekey status 0001 --json\nrekey status 0001 --watch")
 @click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
-def status(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
+@flag("--requests", help="Also show the requests sent, next to those estimated, by phase.")
+@flag("--watch", help="Print a line (with --json a document) whenever something has changed, until Ctrl-C.")
+def status(shell: Shell, scripts: tuple[str, ...], requests: bool, watch: bool) -> ExitCode:
     """Show where migrations stand, if that is safe, what is next.
 
     Reads only; works while `apply` runs. SCRIPT is an id, the beginning of one, or a path; without it all
@@ -35,22 +47,87 @@ def status(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
     """
     project = open_project(shell)
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
-    found = shell.do(_look(shell, project, chosen))
+    if watch:
+        with suppress(KeyboardInterrupt):  # the usual end of watching
+            shell.do(_watch(shell, project, chosen))
+        return ExitCode.DONE
+
+    async def once() -> Seen:
+        async with shell.connect(project.config) as accounts:
+            return await look_at_all(project, chosen, accounts, shell.clock)
+
+    seen = shell.do(once())
+    lines = [
+        line
+        for one in sorted(seen.statuses, key=lambda one: one.verdict.safe)
+        for line in [*told(one, shell.command, requests=requests, verbose=shell.verbose > 0), ""]
+    ]
+    for lost in () if scripts else project.lost:
+        lines += [
+            lost.script_id,
+            *field("ATTENTION", _LOST.format(at=moment(lost.registered_at), **asdict(lost))),
+        ]
+        lines += [*field("next", f"put {lost.script_id}.py back, as it was, from version control"), ""]
+    if not seen.said.is_usual:
+        how = f"{seen.said.told()} (said {moment(seen.said.said_at)} by {seen.said.said_by})"
+        lines = [*field("ATTENTION" if seen.said.paused else "throttle", how), "", *lines]
+    return shell.emit(seen.document, "\n".join(lines), seen.code)
+
+
+_LOST = (
+    "Not known: it was begun at {at} with source {source}, its script is gone, and the version of rekey that"
+    " began it kept none. Every command that writes refuses it."
+)
+
+
+async def _watch(shell: Shell, project: Project, chosen: Sequence[Declared]) -> None:
+    """Print what has changed until the user ends it; at the latest after `_AT_LEAST_S` the same again."""
+    printed, at = [""], 0.0
+    async with shell.connect(project.config) as accounts:
+        while True:
+            now = shell.clock
+            seen = await look_at_all(project, chosen, accounts, now)
+            lines = [line(one) for one in seen.statuses]
+            if lines != printed or now.rising() - at >= _AT_LEAST_S:
+                printed, at = lines, now.rising()
+                time = moment(format_ticks(now.ticks()))
+                shell.emit_line(seen.document, "\n".join(f"{time}  {one}" for one in lines))
+            await now.sleep(_WATCH_S)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one look has found.
+
+    Attributes:
+        statuses: the migrations as judged.
+        said: what the operator has set.
+        lost: ids of migrations that began and whose scripts are gone.
+        at: when; ticks.
+    """
+
+    statuses: Sequence[Status]
+    said: steering.Steering
+    lost: Sequence[str]
+    at: int
+
+    @property
+    def code(self) -> ExitCode:
+        """How a command that tells this ends."""
+        unreachable = any(one.facts.unreachable for one in self.statuses)
+        return ExitCode.SERVICE if unreachable else ExitCode.DONE
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The progress document."""
+        whole = progress_document(self.statuses, plain(self.said), self.at)
+        return {"exit_code": int(self.code), **whole, "lost": list(self.lost)}
+
+
+async def look_at_all(project: Project, chosen: Sequence[Declared], accounts: Accounts, clock: Clock) -> Seen:
+    """Look once at some migrations of a project. Raises StateUnusable; what the service does not say, the
+    statuses say."""
+    with State.open(project.config.state, read_only=True) as state:
+        statuses = [await look(project, declared, state, accounts, clock) for declared in chosen]
     said = steering.read(project.config.state) or steering.Steering()
-    code = ExitCode.SERVICE if any(one.facts.unreachable for one in found) else ExitCode.DONE
-    document = {"migrations": plain(found), "steering": plain(said)}
-    lines = [line for one in found for line in [*told(one, shell.command), ""]]
-    if not said.is_usual:
-        how = f"{said.told()} (said {moment(said.said_at)} by {said.said_by})"
-        lines = [*field("ATTENTION" if said.paused else "throttle", how), "", *lines]
-    return shell.emit(document, "\n".join(lines), code)
-
-
-async def _look(shell: Shell, project: Project, chosen: Sequence[Declared]) -> list[Status]:
-    config, scripts = project.config, project.scripts
-    async with shell.connect(config) as accounts:
-        with State.open(config.state, read_only=True) as state:
-            return [
-                judge(await look_at(declared, scripts, config, state, accounts.restricted, shell.clock))
-                for declared in chosen
-            ]
+    return Seen(statuses, said, [one.script_id for one in project.lost], clock.ticks())

@@ -116,7 +116,7 @@ def stress(
     if mix is None:
         operations = inserts(batch or min(_MOST_BATCH, round(load.get("rows_per_batch", _BATCH))))
     else:
-        absent = "write one: the runbook on stress tests has an example; or name another one"
+        absent = "write one: `rekey runbook stress` has an example; or name another one"
         operations = read_mix(read_toml(mix.absolute(), absent=absent), spread_given=bool(source))
         # load= of a script declares written rows, which are no rate of the mix.
         load, source = {}, source or mix.name

@@ -3,6 +3,8 @@
 Rules kept here:
 
 * Exit code 1 when anything differed, also when it was repaired just now: the next run proves that it was.
+* Keys of rows that differ are shown only when they are asked for, with a reason, and on record, as a look-up
+  is: whoever may open the restricted store may see them. The record is made before they are shown.
 """
 
 from __future__ import annotations
@@ -11,19 +13,24 @@ import secrets
 
 import click
 
+from rekey.cli.naming import check_reason, record_look_up
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import EXECUTOR, Shell, command, flag
 from rekey.errors import ExitCode
 from rekey.phases import Phase
 from rekey.runner import commands
 from rekey.runner.run import Options
+from rekey.verify.context import Keys
 from rekey.verify.render import render
 from rekey.verify.report import exit_code
+
+SAMPLE_ROWS = 3000
 
 
 @command(
     "verify",
-    example="rekey verify 0001\nrekey verify 0001 --mode sample --rows 3000\nrekey verify 0001 --repair",
+    example="rekey verify 0001\nrekey verify 0001 --mode sample --rows 3000\nrekey verify 0001 --repair"
+    '\nrekey verify 0001 --show-keys --reason "ticket 4711"',
 )
 @click.argument("script", required=False)
 @click.option(
@@ -31,25 +38,32 @@ from rekey.verify.report import exit_code
     type=click.Choice(["count", "sample", "full"]),
     default="full",
     show_default=True,
-    help="Compare counts; random rows; or every row and every property.",
+    help="Compare counts; random rows, or everything where that takes fewer requests; or every row and"
+    " every property.",
 )
 @flag("--repair", help="Rewrite rows that differ from the authority's.")
 @click.option(
     "--rows",
     type=click.IntRange(1, 100_000),
-    default=3000,
-    show_default=True,
-    help="How many rows a sample draws from each table.",
+    help=f"How many rows a sample draws from each table.  [default: {SAMPLE_ROWS}]",
 )
-@click.option("--seed", type=int, help="Seed of the sample, as an earlier report names it.")
+@click.option(
+    "--seed",
+    type=int,
+    help="Draw the sample that an earlier report names by this seed, even if it takes more requests.",
+)
+@flag("--show-keys", help="Show the keys of rows that differ; recorded, like a look-up, with --reason.")
+@click.option("--reason", metavar="TEXT", help="Why keys are shown; it is recorded. No name, no key.")
 @EXECUTOR
 def verify(
     shell: Shell,
     script: str | None,
     mode: str,
     repair: bool,
-    rows: int,
+    rows: int | None,
     seed: int | None,
+    show_keys: bool,
+    reason: str | None,
     executor: str | None,
 ) -> ExitCode:
     """Compare the source of a migration with its targets.
@@ -59,18 +73,52 @@ def verify(
     """
     if repair and mode != "full":
         raise click.UsageError("--repair goes with --mode full: only that looks at every row")
+    if show_keys != (reason is not None):
+        raise click.UsageError("--show-keys and --reason go together: that keys are shown is recorded")
+    if show_keys and mode == "count":
+        raise click.UsageError("--show-keys goes with --mode full or sample: a count looks at no single row")
+    if reason is not None:
+        check_reason(reason)
+    if executor and mode != "full":
+        raise click.UsageError("--executor goes with --mode full: only that has workers")
+    if mode != "sample" and (seed is not None or rows is not None):
+        raise click.UsageError("--rows and --seed go with --mode sample")
     project = open_project(shell)
     declared = project.the_one(
         script, lambda applied: Phase.DUAL_WRITE in applied and Phase.CUTOVER not in applied
     )
+    keys: Keys | None = {} if show_keys else None
     with open_session(shell, project, Options(executor=executor or "")) as session:
         report = commands.verify(
             session,
             declared.script_id,
             mode=commands.Mode(mode),
             repair=repair,
-            rows=rows,
+            rows=rows or SAMPLE_ROWS,
             seed=secrets.randbits(32) if seed is None else seed,
+            keys=keys,
+            always=seed is not None,
         )
-    document = {"script_id": declared.script_id, **report.as_json()}
-    return shell.emit(document, f"{declared.script_id}\n{render(report)}", exit_code(report))
+        document = {"script_id": declared.script_id, **report.as_json()}
+        text = f"{declared.script_id}\n{shell.typed_here(render(report, declared.script_id))}"
+        if keys:
+            # What was found is told also if its keys may not be shown.
+            shell.tell_before_error(document, text)
+            check_reason(reason or "", [key for _, key in keys.values()])
+            details = {"by": "verify", "rows": sorted(keys), "found": True, "reason": reason}
+            most = project.config.lookup.per_minute
+            record_look_up(session.state, declared.script_id, details, most=most)
+            text = "\n".join(_told(keys))
+            document["keys"] = [
+                {"row": row_id, "table": table, "partition_key": key.partition, "row_key": key.row}
+                for row_id, (table, key) in keys.items()
+            ]
+    return shell.emit(document, text, exit_code(report))
+
+
+def _told(keys: Keys) -> list[str]:
+    lines = [""]
+    for row_id, (table, key) in keys.items():
+        lines += [f"row {row_id} of {table}"]
+        lines += [f"  PartitionKey  {key.partition!r}", f"  RowKey        {key.row!r}"]
+    return lines

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -98,6 +98,10 @@ class Flow(ABC):
     @abstractmethod
     def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:
         """Tell whether the authority refused only a condition that this client added."""
+
+    def end(self) -> None:
+        """Note that the call's writes are no longer under way."""
+        self.client.ends(intent for work in self.works for intent in work.intents)
 
     def etags(self) -> list[str | None]:
         """Return the caller's ETags, None for deletes."""
@@ -289,8 +293,17 @@ class Authority(ABC):
         for target in work.expected or ():
             row = work.early.get(target)
             if target.table > 0 and row is not None and pointer_of(row) not in self.own_mains(work):
-                await self.replicas.yield_or_collide(work.old_key, target, row)
+                if not await self._leaves(work, pointer_of(row)):
+                    await self.replicas.yield_or_collide(work.old_key, target, row)
                 work.ours.add(target)
+
+    async def _leaves(self, work: Work, main: EntityKey) -> bool:
+        """Tell whether the same call deletes the row that stands under a main target key."""
+        leaves = (TARGET, main) in work.leaving
+        if work.leaving and not leaves:
+            leaves = (SOURCE, await self.replicas.owner_of(main)) in work.leaving
+        work.moves = work.moves or leaves
+        return leaves
 
     def given_before(self, work: Work, source_row: Row | None = None) -> Rows:
         """Return the replicas' rows by the authority's row as read; empty if the mapping refuses that row.
@@ -316,6 +329,13 @@ class Authority(ABC):
             return self.mapper.source_key(row)
         except RowRefused as refused:
             raise refused.for_row(self.replicas.target_id(work.key)) from None
+
+    def passes_on(self, work: Work) -> bool:
+        """Tell whether the same call deletes the row of the main target key's owner. Propagate passes the
+        claim on when both are written: before that, the key belongs to the row that is there."""
+        passes = (SOURCE, work.owner) in work.leaving
+        work.moves = work.moves or passes
+        return passes
 
     def key_taken(self, main: EntityKey) -> RowRefused:
         """Return the error for a row whose old key has another row in the main target."""
@@ -355,8 +375,10 @@ class SourceAuthority(Authority):
             # A merge is worked out on it; replica rows that are read late are compared with what it gives.
             reads.append(self.read_before(work))
         main = self.main_of(work)
-        if main is not None:
-            reads.append(self.find_owner(work, main, claims=True))
+        if operation.verb in MERGES:  # its row is not known yet, but the main key may follow from the old key
+            main = next((place.key for place in bare if place.table == 0), None)
+        if main is not None:  # a merge may find that its row is not there: it claims nothing for that
+            reads.append(self.find_owner(work, main, claims=operation.verb is not Verb.MERGE))
         elif operation.verb is Verb.DELETE:
             reads.append(self.note_owned(work, bare))
         await side_by_side(reads)
@@ -364,17 +386,17 @@ class SourceAuthority(Authority):
             after = row_after(operation, work.before)
             work.sent = [as_sent(operation, work.before)]
             self.expect(work, after or {})
-            main = self.main_of(work)
+            known, main = main, self.main_of(work)
             reads = [self.read(work, work.expected or (), early=True)]
-            if main is not None:
-                reads.append(self.find_owner(work, main, claims=True))
+            if main not in (None, known):
+                reads.append(self.find_owner(work, found(main), claims=True))
             await side_by_side(reads)
         work.previous = self.given_before(work)
         if operation.verb is not Verb.DELETE:
             await self.claim(work)
 
     async def claim_main(self, work: Work, target: TargetKey) -> None:
-        if work.owner != work.old_key:
+        if work.owner != work.old_key and not self.passes_on(work):
             await self.mapping.claim_main(work.old_key, target, self.replicas.still_owns)
         work.ours.add(target)
 
@@ -426,13 +448,18 @@ class TargetAuthority(Authority):
                 await self.find_forward(work)
                 await self.take_along(work)
         else:
-            await self.read_before(work)
+            # Who owns the key is not known yet, but it may have been seen before: then one trip is enough.
+            owner = self._owners.get(work.key) if operation.verb is Verb.MERGE else None
+            reads = [] if owner is None else self._reads_for(work, owner)
+            await side_by_side([self.read_before(work), *reads])
             work.sent = [as_sent(operation, work.before)]
-            await self._prepare_row(work, row_after(operation, work.before) or {})
+            await self._prepare_row(work, row_after(operation, work.before) or {}, owner)
 
     async def claim_main(self, work: Work, target: TargetKey) -> None:
-        if work.owner != work.old_key:
-            if work.before is not None and work.owner is not None:
+        if work.owner != work.old_key and not self.passes_on(work):
+            if work.before is not None and self.reverse.named_by(work.before) == work.old_key:
+                work.slow = True  # the key is passing on to this old key at this moment
+            elif work.before is not None and work.owner is not None:
                 raise RowRefused(
                     "not-reversible",
                     "target",
@@ -440,7 +467,8 @@ class TargetAuthority(Authority):
                     cure="leave the properties that hold a row's old key as they are until `complete`",
                     row_id=self.replicas.target_id(target.key),
                 )
-            await self.mapping.claim_main(work.old_key, target, self._keeps)
+            else:
+                await self.mapping.claim_main(work.old_key, target, self._keeps)
         if self.mapper.content_derived and any(one.verb is Verb.INSERT for one in work.sent):
             await self._reserve(work, target)
         else:
@@ -517,19 +545,18 @@ class TargetAuthority(Authority):
 
     # --- one operation ----------------------------------------------------------------------------------
 
-    async def _prepare_row(self, work: Work, row: Row) -> None:
-        source_key = work.source_key = self.named_key(work, row)
-        bare = self.bare(source_key)
-        reads = [
-            self.find_owner(work, work.key, claims=True),
-            self._find_forward(work, {TargetKey(0, *work.key), *bare}),
-            self.read(work, {source_place(source_key), *_indexes(bare)}, early=True),
-        ]
+    async def _prepare_row(self, work: Work, row: Row, read_for: EntityKey | None = None) -> None:
+        """Prepare a write that makes its row `row`. `read_for`: the old key whose rows are read already."""
+        source_key = self.named_key(work, row)
+        reads = [] if read_for == source_key else self._reads_for(work, source_key)
         if work.before is None:
             reads.append(self.read_before(work))
         await side_by_side(reads)
         self.expect(work, row)
-        work.ours.add(source_place(source_key))
+        place = source_place(source_key)
+        # A row without its source row may be one whose key is passing on, or has passed on meanwhile.
+        work.slow = work.slow or (work.given.verb not in CREATES and work.early.get(place) is None)
+        work.ours.add(place)
         if self.mapper.together:
             await self._read_secondary(work, work.key.partition)
         if self.mapper.content_derived and work.given.verb in (Verb.INSERT, Verb.INSERT_OR_REPLACE):
@@ -543,9 +570,21 @@ class TargetAuthority(Authority):
                 rows = await self.replicas.read(_others(work, work.known))
             for target, other in rows.items():
                 if other is not None and await self.replicas.is_owner(source_key, target.key):
-                    raise self.key_taken(work.key)
+                    if (TARGET, target.key) not in work.leaving:
+                        raise self.key_taken(work.key)
+                    work.moves = True
         await self.claim(work)
         await self.take_along(work)
+
+    def _reads_for(self, work: Work, source_key: EntityKey) -> list[Awaitable[None]]:
+        """Return the reads of mapping and replica rows of a row that stands for an old key."""
+        work.source_key = source_key
+        bare = self.bare(source_key)
+        return [
+            self.find_owner(work, work.key, claims=True),
+            self._find_forward(work, {TargetKey(0, *work.key), *bare}),
+            self.read(work, {source_place(source_key), *_indexes(bare)}, early=True),
+        ]
 
     async def _find_forward(self, work: Work, targets: set[TargetKey]) -> None:
         """Read the forward row; if the write may create a row, try at the same time to insert it."""

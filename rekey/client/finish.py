@@ -23,19 +23,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 from rekey.client.authority import Flow
 from rekey.client.lease import Permit
-from rekey.client.replicas import leave, propagate, release
+from rekey.client.replicas import follow, leave, propagate, release
 from rekey.client.work import WIDTH, ClientParts, IntentRef, State, Work
 from rekey.errors import RekeyError
 from rekey.phases import ControlPhase
 from rekey.protocol.effects import in_turns
 from rekey.protocol.operations import may_travel
-from rekey.protocol.registry import is_over
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side, authority
 from rekey.protocol.sweeper import Company
@@ -129,9 +128,15 @@ class Finisher:
         if needless:
             self._go_on(flow, take_back)
 
-    def finish(self, flow: Flow) -> None:
-        """Look at the authority again, in the background, and end the intents of keys that are settled."""
-        self._go_on(flow, partial(self._finish, flow))
+    @property
+    def running(self) -> int:
+        """Number of calls whose work goes on in the background."""
+        return len(self._tasks)
+
+    def finish(self, flow: Flow, *, follows: bool = False) -> None:
+        """Look at the authority again, in the background, and end the intents of keys that are settled.
+        `follows`: the replicas are not written yet."""
+        self._go_on(flow, partial(self._finish, flow, follows))
 
     def keep(
         self, intent: IntentRef, permit: Permit, decides: Side, *, still_open: bool, decided: bool
@@ -164,8 +169,7 @@ class Finisher:
         known = {left.intent.id for left in self._kept}
         async for intents in self.client.journal.scan():
             for one in intents:
-                row = company.clients.get(one.client_id)
-                gone = row is None or is_over(row, company.now)
+                gone = company.is_gone(one.client_id)
                 if gone and not one.settled and not company.is_young(one) and one.id not in known:
                     ref = IntentRef(one.id, one.side, one.key)
                     self._add(Leftover(ref, now, decides, decided=True, travels_s=0.0, others=True))
@@ -227,8 +231,10 @@ class Finisher:
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    async def _finish(self, flow: Flow) -> None:
+    async def _finish(self, flow: Flow, follows: bool) -> None:
         try:
+            if follows:
+                await follow(flow)
             await in_turns([partial(_last_look, flow, work) for work in flow.works], WIDTH)
         except BaseException:
             for work in flow.works:
@@ -236,21 +242,25 @@ class Finisher:
                 self._keep(flow, work.intents, still_open=work.state is not State.SETTLED, decided=True)
             raise
         done: list[IntentRef] = []
+        lingering: list[IntentRef] = []
         for work in flow.works:
-            if work.state is State.SETTLED and not work.lingers:
-                done += work.intents
-            elif work.state is State.SETTLED:
-                await self._linger(flow, work)
+            if work.state is State.SETTLED:
+                (lingering if work.lingers else done).extend(work.intents)
             else:
                 self._keep(flow, work.intents, still_open=work.open, decided=True)
         await self._end(flow, done)
+        for intent in lingering:
+            await self._linger(flow, intent)
 
-    async def _linger(self, flow: Flow, work: Work) -> None:
-        """Mark the intents of a key as settled; remove them when no unfinished write can look for them."""
-        for intent in work.intents:
+    async def _linger(self, flow: Flow, intent: IntentRef) -> None:
+        """Mark an intent as settled; remove it when no unfinished write can look for it any more."""
+        left = Leftover(
+            intent, flow.permit, flow.authority.side,
+            decided=False, travels_s=self.client.longest_operation_s, lingers=True,
+        )  # fmt: skip
+        self._add(left)
+        with suppress(RekeyError):  # without the mark it is settled once more before it is removed
             await self.client.journal.keep(intent.id, "*")
-            longest_s = self.client.longest_operation_s
-            self._add(Leftover(intent, flow.permit, flow.authority.side, False, longest_s, lingers=True))
 
     async def _end(self, flow: Flow, intents: Sequence[IntentRef]) -> None:
         try:

@@ -57,12 +57,13 @@ _CURE = (
 )
 
 
-def works_of(operations: Sequence[Operation], journal: Journal) -> list[Work]:
+def works_of(operations: Sequence[Operation], journal: Journal, *, copied: bool) -> list[Work]:
     """Return one `Work` for each operation of a call, in its order.
 
     Args:
         operations: as the caller gave them.
         journal: gives each write its name (`Work.word`).
+        copied: whether the backfill is done.
 
     Raises:
         RequestRejected: the service would refuse the call.
@@ -72,7 +73,7 @@ def works_of(operations: Sequence[Operation], journal: Journal) -> list[Work]:
     works = []
     for index, one in enumerate(operations):
         try:
-            works.append(Work(index, as_stored(one), one.key, journal.word()))
+            works.append(Work(index, as_stored(one), one.key, journal.word(), reads_before=not copied))
         except RequestRejected as refused:
             refused.index = index if len(operations) > 1 else None
             raise
@@ -108,7 +109,7 @@ async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Work, EntityKey]])
     )
     for (work, key), intent_id in zip(keys, ids, strict=True):
         work.intents.append(IntentRef(intent_id, side, key))
-        flow.client.writing[side, key] += 1
+        flow.client.begins(side, key)
 
 
 async def _for_each(flow: Flow, call: Callable[[Work], Awaitable[Any]], *first: Awaitable[None]) -> list[Any]:
@@ -126,13 +127,22 @@ async def _for_each(flow: Flow, call: Callable[[Work], Awaitable[Any]], *first: 
     return await side_by_side([*first, *(named(work) for work in flow.works)])
 
 
+def _note_leaving(works: Sequence[Work], rows: Sequence[tuple[Side, EntityKey]]) -> None:
+    """Note for each operation of a call which rows the others delete. `rows`: theirs, in order."""
+    for work in works:
+        work.leaving = frozenset(
+            row
+            for other, row in zip(works, rows, strict=True)
+            if other is not work and other.given.verb is Verb.DELETE
+        )
+
+
 class SameView(Flow):
     """A write in a view whose table is the authority."""
 
     async def prepare(self) -> bool:
         first = []
-        for work in self.works:
-            work.reads_before = not self.permit.copied
+        _note_leaving(self.works, [(self.authority.side, work.key) for work in self.works])
         if not self.works[0].intents:
             first = [_begin(self, self.authority.side, [(work, work.key) for work in self.works])]
         await _for_each(self, self.authority.prepare, *first)
@@ -154,6 +164,7 @@ class CrossView(Flow):
 
     async def prepare(self) -> bool:
         await _for_each(self, self.locate)
+        _note_leaving(self.works, [(SOURCE, work.old_key) for work in self.works])
         if self.authority.side == SOURCE:
             check_one_partition({work.old_key.partition for work in self.works})
         new = [
@@ -258,7 +269,9 @@ class NewViewFirst(CrossView):
 
     async def carry_over(self, work: Work, after: Row) -> None:
         if work.before is not None and work.early.get(TargetKey(0, *work.key)) is None:
-            raise self.authority.key_taken(work.key)
+            if (SOURCE, work.old_key) not in work.leaving:
+                raise self.authority.key_taken(work.key)
+            work.moves = True
         try:
             desired = inverse(self.authority.mapper, work.old_key, after, work.before, cure=_CURE)
         except RowRefused as refused:

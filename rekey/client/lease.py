@@ -312,6 +312,7 @@ class ClientLease:
                 "the row of client %s of %s stays behind; it ends by itself",
                 self.client_id,
                 self.facts.script_id,
+                extra={"event": "client-row-left"},
             )
         self._raise_faults()
 
@@ -505,7 +506,9 @@ class ClientLease:
         except RekeyError as error:
             if what not in self._problems:
                 _log.warning(
-                    "client %s of %s: %s: %s", self.client_id, self.facts.script_id, what, _code(error)
+                    "client %s of %s: %s: %s",
+                    *(self.client_id, self.facts.script_id, what, _code(error)),
+                    extra={"event": "client-lease"},
                 )
             self._problems[what] = error
             return False

@@ -27,13 +27,21 @@ _log = logging.getLogger(__name__)
 
 async def follow(flow: Flow) -> None:
     """Write the replicas of all keys. Errors of replicas are not raised."""
-    await in_turns([partial(_follow, flow, work) for work in flow.works], WIDTH)
+    works, last = flow.works, list[Work]()
+    if any(work.moves for work in works):
+        for work in works:
+            work.slow = True
+        # A row that takes a key first: otherwise it would be missed under that key for a moment.
+        last = [work for work in works if work.given.verb is Verb.DELETE]
+        works = [work for work in works if work.given.verb is not Verb.DELETE]
+    for some in (works, last):
+        await in_turns([partial(_follow, flow, work) for work in some], WIDTH)
 
 
 async def _follow(flow: Flow, work: Work) -> None:
     if work.source_key is None and not await _has_owner_now(flow, work):
         return
-    work.lingers = work.lingers or _is_strange(work)
+    work.lingers = work.lingers or _met_another(work)
     await side_by_side([_release(flow, work), _write_replicas(flow, work)])
 
 
@@ -51,8 +59,9 @@ async def _has_owner_now(flow: Flow, work: Work) -> bool:
     return work.source_key is not None
 
 
-def _is_strange(work: Work) -> bool:
-    """Tell whether the row that was deleted had no replica, or the one that was created had one."""
+def _met_another(work: Work) -> bool:
+    """Tell whether a write has met an unfinished one: the row that it deleted had no replica, or the one that
+    it created had one."""
     rows = {**work.late, **work.early}
     there = any(row is not None and place.table <= 0 and place in work.ours for place, row in rows.items())
     return there if work.given.verb is Verb.INSERT else work.given.verb is Verb.DELETE and not there
@@ -139,6 +148,11 @@ def leave(flow: Flow, work: Work, error: Exception) -> None:
         counters.refused += 1
         if counters.refused == 1:
             said = refused_by(error)
-            _log.warning("replicas are left behind: %s. Next: %s", said.what, said.hint)
+            _log.warning(
+                "replicas are left behind: %s. Next: %s",
+                said.what,
+                said.hint,
+                extra={"event": "replicas-behind"},
+            )
     work.open = work.open or may_travel(error)
     work.state = State.LEFT

@@ -9,7 +9,8 @@ Rules kept here (ADR 0017):
   epoch, where replicas follow; and only if that is still its own epoch does it say that the write was done.
 * Three steps one after the other until the caller has its answer: intents, reads and claims; the write of the
   authority; the conditional writes of the replicas. The last look is taken after the answer.
-* The caller is told what the authority answered.
+* The caller is told what the authority answered. With `Acknowledge.AUTHORITY` it is told before the replicas
+  are written; where its ETag is that of a replica (`CrossView`), and beyond `MAX_BEHIND`, it waits for them.
 * An error, a cancellation or the deadline, when it is certain that no request was or will be applied (none
   was sent, or the answer says so): nothing was written, the intents are removed. Otherwise the intents stay:
   a request may have been applied, or may yet be.
@@ -18,7 +19,6 @@ Rules kept here (ADR 0017):
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -28,7 +28,7 @@ from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, w
 from rekey.client.lease import Permit
 from rekey.client.replicas import follow
 from rekey.client.send import left_open, send, send_alone
-from rekey.client.work import ROW_TOO_BUSY, ClientParts, IntentRef, State
+from rekey.client.work import ROW_TOO_BUSY, Acknowledge, ClientParts, IntentRef, State
 from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
 from rekey.phases import FOLLOWED
 from rekey.protocol.reverse import ReversePropagator
@@ -36,6 +36,8 @@ from rekey.protocol.rules import SECONDARY_ROW, SOURCE, Route, View, authority, 
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Operation
 
+MAX_BEHIND = 256
+"""Writes whose replicas may follow after the answer; beyond that a caller waits for its own."""
 MAX_TRIES = 20
 """Attempts to work out a write before its row counts as too busy."""
 
@@ -104,7 +106,7 @@ class Writer:
                 if taken is Route.CROSS_VIEW:
                     kind = NewViewFirst if client.view is View.NEW else OldViewAfter
                 side = self._source if authority(permit.phase) == SOURCE else self._target
-                works = works_of(operations, client.journal)
+                works = works_of(operations, client.journal, copied=permit.copied)
                 etags = await self._dual(kind(works, client, side, permit, deadline))
         if not client.permits.in_time(permit):
             await self.announce_late(operations, permit)
@@ -153,6 +155,7 @@ class Writer:
             raise took_too_long(self.client.table.name, sent=True) from None
 
     async def _dual(self, flow: Flow) -> list[str | None]:
+        client = self.client
         try:
             async with asyncio.timeout_at(flow.deadline):
                 for _ in range(MAX_TRIES):
@@ -168,13 +171,21 @@ class Writer:
                         hint="repeat the operation",
                     )
         except BaseException as error:
-            self._is_written(flow)
+            flow.end()
             self.finisher.give_up(flow)
             if isinstance(error, TimeoutError):
-                raise took_too_long(self.client.table.name, sent=flow.sent) from None
+                raise took_too_long(client.table.name, sent=flow.sent) from None
             if flow.sent and isinstance(error, RekeyError) and not isinstance(error, Ambiguous):
                 raise left_open(f"it could not be settled ({type(error).__name__})") from error
             raise
+        if (
+            client.acknowledge is Acknowledge.AUTHORITY
+            and isinstance(flow, SameView)
+            and self.finisher.running < MAX_BEHIND
+        ):
+            flow.end()
+            self.finisher.finish(flow, follows=True)
+            return flow.etags()
         try:
             async with asyncio.timeout_at(flow.deadline):
                 await follow(flow)
@@ -185,12 +196,9 @@ class Writer:
             if not isinstance(error, TimeoutError):
                 raise
         finally:
-            self._is_written(flow)
+            flow.end()
             self.finisher.finish(flow)
         return flow.etags()
-
-    def _is_written(self, flow: Flow) -> None:
-        self.client.writing -= Counter((one.side, one.key) for work in flow.works for one in work.intents)
 
 
 def took_too_long(table: str, *, sent: bool) -> ServiceError:

@@ -27,9 +27,9 @@ from enum import Enum
 
 from rekey.client.authority import Flow, check_one_partition
 from rekey.client.work import State, Work
-from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
+from rekey.errors import Ambiguous, RekeyError, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import TargetKey
-from rekey.model import Row, etag_of, key_of
+from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.protocol.effects import apply_operations, side_by_side
 from rekey.protocol.operations import CREATES, is_conditional, may_travel
 from rekey.protocol.propagate import version_of
@@ -73,6 +73,7 @@ async def send(flow: Flow) -> bool:
     pairs = [(work, operation) for work in flow.works for operation in work.sent]
     check_one_partition({operation.key.partition for _, operation in pairs})
     pairs += [(work, operation) for work in flow.works for _, operation in work.along]
+    pairs = _once_a_row(pairs)
     operations = [operation for _, operation in pairs]
     if len(operations) > MAX_BATCH_OPERATIONS:
         raise rejected(
@@ -111,10 +112,10 @@ async def send(flow: Flow) -> bool:
             raise
     decided = next(flow.client.moments)
     flow.client.decided.update((intent.id, decided) for work in flow.works for intent in work.intents)
-    along = {id(operation) for work in flow.works for _, operation in work.along}
-    for (work, operation), etag in zip(pairs, etags, strict=True):
-        if id(operation) not in along:
-            work.etag, work.state = etag, State.DECIDED
+    written = {operation.key: etag for operation, etag in zip(operations, etags, strict=True)}
+    for work in flow.works:
+        work.etag = None if work.sent[-1].verb is Verb.DELETE else written[work.sent[-1].key]
+        work.state = State.DECIDED
     return True
 
 
@@ -128,10 +129,8 @@ async def send_alone(table: Table, operations: Sequence[Operation], wait: Wait) 
         RekeyError: the answer to the caller; Ambiguous where it is not known whether it was applied.
     """
 
-    free = not any(one.verb is Verb.INSERT or is_conditional(one) for one in operations)
-
     async def none(_rows: Rows) -> Evidence:
-        return Evidence.UNTOUCHED if free else Evidence.ALONE
+        return Evidence.UNTOUCHED if _is_free(operations) else Evidence.ALONE
 
     while True:
         try:
@@ -141,6 +140,26 @@ async def send_alone(table: Table, operations: Sequence[Operation], wait: Wait) 
                 raise
             with suppress(Again):
                 return await settled(table, operations, operations, wait=wait, witness=none, error=error)
+
+
+def _once_a_row(pairs: Sequence[tuple[Work, Operation]]) -> list[tuple[Work, Operation]]:
+    """Return the operations of a transaction, which can have each row once: one that is deleted and created
+    again is replaced. Raises RequestRejected for any other two operations of one row."""
+    rows: dict[EntityKey, tuple[Work, Operation]] = {}
+    for work, operation in pairs:
+        _, other = rows.setdefault(operation.key, (work, operation))
+        if other is operation:
+            continue
+        gone, new = sorted((other, operation), key=lambda one: one.verb is not Verb.DELETE)
+        if gone.verb is not Verb.DELETE or new.verb not in (Verb.INSERT, Verb.REPLACE):
+            raise rejected("InvalidDuplicateRow", "a transaction has two operations on one row")
+        rows[operation.key] = work, Operation(Verb.REPLACE, new.row, gone.etag)
+    return list(rows.values())
+
+
+def _is_free(given: Sequence[Operation]) -> bool:
+    """Tell whether a write demands no state of its rows: rows that hold it answer its caller."""
+    return not any(one.verb is Verb.INSERT or is_conditional(one) for one in given)
 
 
 def is_open(error: BaseException) -> bool:
@@ -171,8 +190,7 @@ async def settled(
         Again: it was not applied, and no attempt can take effect any more.
         Ambiguous: it cannot be told.
     """
-    free = not any(one.verb is Verb.INSERT or is_conditional(one) for one in given)
-    waited = False
+    free, waited = _is_free(given), False
     while True:
         try:
             rows: Rows = await side_by_side(table.get(one.key) for one in sent)
@@ -265,7 +283,10 @@ async def _of_replicas(flow: Flow, work: Work, now: Row | None) -> Evidence:
             return wanted is None and (row is None or place not in work.ours)
         return same_content(wanted, row, replicas.ignoring.get(place.table, frozenset()))
 
-    shown = replicas.expected_of(work.old_key, now, early.get(source_place(work.old_key)))
+    try:
+        shown = replicas.expected_of(work.old_key, now, early.get(source_place(work.old_key)))
+    except RowRefused:
+        return Evidence.ALONE  # the row stands for another old key
     main = {place for place in (*shown, *early) if place.table <= 0}
     if main and all(same(shown, place) for place in main):
         return Evidence.UNTOUCHED

@@ -122,7 +122,7 @@ class Shadow:
                 await self._compare(seen)
             except RekeyError as error:
                 # the other side could not be read, or the mapping refuses the row: nothing can be said
-                _log.debug("shadow read: %s", type(error).__name__)
+                _log.debug("shadow read: %s", type(error).__name__, extra={"event": "shadow-read-failed"})
                 self.client.counters.ignored += 1
             finally:
                 self._queue.task_done()
@@ -154,7 +154,12 @@ class Shadow:
         else:
             row_id = propagator.target_id(first.keys[TARGET] or EntityKey("", ""))
         tables = (table.name for table in self._tables.values())
-        _log.warning("shadow read: row %s differs between %s and %s", row_id, *tables)
+        _log.warning(
+            "shadow read: row %s differs between %s and %s",
+            row_id,
+            *tables,
+            extra={"event": "shadow-read-differs"},
+        )
 
     def _comparable(self) -> Permit | None:
         """Return the permit while one side follows the other completely, otherwise None."""

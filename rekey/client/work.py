@@ -13,7 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from itertools import count
 from typing import TypeVar
 
@@ -35,6 +35,15 @@ ROW_TOO_BUSY = "RowTooBusy"
 """The code of a write that failed because of other writes of the same row; the caller may repeat it."""
 WIDTH = 32
 """Most keys of a transaction whose replicas are written at the same time."""
+
+
+class Acknowledge(StrEnum):
+    """When the caller of a write has its answer, in the view whose table is the authority."""
+
+    BOTH = "both"
+    """When its replicas are current, or known to be left to a durable intent."""
+    AUTHORITY = "authority"
+    """When intent and authority are durable: the replicas follow at once, after the answer."""
 
 
 @dataclass(slots=True)
@@ -80,6 +89,7 @@ class ClientParts:
             with the moment of that answer.
         moments: counts moments.
         writing: what is being written now, from its intent to the answer: sides and keys, counted.
+        acknowledge: when the caller of a write has its answer.
         longest_operation_s: after how many seconds an operation ends, successful or not.
         late_s: for how many seconds a request that was not answered may take effect after that is known.
         sleep: waits, between two attempts at a leftover among others.
@@ -96,6 +106,7 @@ class ClientParts:
     decided: dict[EntityKey, int] = field(default_factory=dict)
     moments: Iterator[int] = field(default_factory=count)
     writing: Counter[tuple[Side, EntityKey]] = field(default_factory=Counter)
+    acknowledge: Acknowledge = Acknowledge.BOTH
     longest_operation_s: float = LONGEST_OPERATION_S
     late_s: float = LATE_S
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
@@ -108,6 +119,17 @@ class ClientParts:
     async def wait_out(self) -> None:
         """Wait until nothing that was sent so far, and not answered, can take effect any more."""
         await self.sleep(self.late_s)
+
+    def begins(self, side: Side, key: EntityKey) -> None:
+        """Note that a write of a key is under way."""
+        self.writing[side, key] += 1
+
+    def ends(self, intents: Iterable[IntentRef]) -> None:
+        """Note that a write is no longer under way. `intents`: all that it began."""
+        for one in intents:
+            self.writing[one.side, one.key] -= 1
+            if not self.writing[one.side, one.key]:
+                del self.writing[one.side, one.key]
 
     def is_writing(self, intents: Iterable[IntentRef]) -> bool:
         """Tell whether one other write of a key is under way: then its replicas are left to that write, which
@@ -174,6 +196,8 @@ class Work:
         key: the key it addresses, in the view.
         reads_before: whether the authority's row is read before the write although no step needs it: before
             the backfill is done nothing else tells how it was.
+        leaving: sides and keys of the rows that other operations of the same call delete.
+        moves: whether the row takes a key from one of those: then propagate writes the replicas of the call.
         word: names this write in reservations, the same in all attempts.
         source_key: the old key of the row, as soon as it is known.
         sent: the operations that are sent to the authority: the given one, or what stands for it there.
@@ -230,6 +254,8 @@ class Work:
     intents: list[IntentRef] = field(default_factory=list)
     lingers: bool = False
     reads_before: bool = False
+    leaving: frozenset[tuple[Side, EntityKey | None]] = frozenset()
+    moves: bool = False
     others: Mapping[TargetKey, Row | None] | None = None
     outdated: bool = False
 

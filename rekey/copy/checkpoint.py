@@ -56,7 +56,7 @@ async def copy_segments(
         size: when a window is full.
         checkpoint: stores segments durably; called in order, never ahead of applied work.
         stop_requested: asked between windows; when true, no further window is begun.
-        advance: called with the number of rows of each durable window.
+        advance: called with the number of rows of each durable window; not where `writer` tells of its rows.
         modified_from: only rows whose Timestamp is at or after this (a delta pass).
         readers: segments read at a time.
         split: stores a split of a segment; None: segments are read as they are.

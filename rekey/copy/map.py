@@ -59,6 +59,8 @@ class CopyWindow:
         handed: writes of the present stage.
         durable: done when `left` is 0.
         packed: stages that are handed over: 1 its mapping rows, 2 its target rows, too.
+        writes, written: writes of all stages, and those that are durable.
+        told: rows that progress was told of: as large a part of all rows as is written.
     """
 
     number: int = 0
@@ -70,6 +72,9 @@ class CopyWindow:
     handed: int = 0
     durable: asyncio.Future[None] | None = None
     packed: int = 0
+    writes: int = 0
+    written: int = 0
+    told: int = 0
 
     @property
     def nearly_done(self) -> bool:
@@ -85,8 +90,15 @@ class CopyWindow:
     def wrote(self, count: int) -> None:
         """Count writes that have become durable."""
         self.left -= count
+        self.written += count
         if not self.left and self.durable is not None and not self.durable.done():
             self.durable.set_result(None)
+
+    def more(self) -> int:
+        """Return how many rows, in proportion to what is written, progress was not told of yet."""
+        upto = self.copied.rows * min(self.written, self.writes) // max(1, self.writes)
+        more, self.told = upto - self.told, upto
+        return more
 
 
 @dataclass(slots=True, kw_only=True)

@@ -31,7 +31,8 @@ _DOWN, _UP, _CREEP = 0.9, 1.1, 1.05
 _LONGEST_SECONDS = 10.0
 _USUAL_SHARE, _DEVIATIONS = 0.1, 2.0
 _SLOW_FACTOR, _SLOW_SECONDS = 4.0, 0.25
-_BUSY = frozenset({429, 500, 503})
+BUSY = frozenset({429, 500, 503})
+"""Statuses by which the service says that it was asked too much."""
 
 
 class Pace:
@@ -49,7 +50,7 @@ class Pace:
     def answered(self, status: int, seconds: float) -> None:
         """Count an answer: its HTTP status and how long it took."""
         self._answers += 1
-        if status in _BUSY:
+        if status in BUSY:
             self._busy += 1
         else:
             self._seconds += seconds

@@ -213,16 +213,17 @@ class Reading:
             return await anext(pages, None)
         # After a page that was not full the next one is likely to be empty, or small.
         asked = active.expected
-        if asked and active.partition is not None:
-            await throttle.made_up((self.source.name, active.partition))
+        partition = None if active.partition is None else (self.source.name, active.partition)
+        if asked and partition is not None:
+            await throttle.made_up(partition)
         # A partition that fills whole pages takes longest: its next page goes before the queue.
         await throttle.take(asked, first=active.within)
-        with throttle.taken(asked):
+        with throttle.taken(asked, partition):
             page = await anext(pages, None)
         rows = [] if page is None else page.rows
         throttle.give_back(asked - len(rows))
         active.expected = len(rows) if page is not None and page.full else 0
-        if rows and throttle.rates.partition is not None:
+        if rows and throttle.limits_partitions:
             throttle.count(active.follow(rows), (self.source.name, rows[-1][PARTITION_KEY]))
         return page
 
@@ -276,7 +277,7 @@ class Reading:
 
     @property
     def _has_partition_rate(self) -> bool:
-        return self.throttle is not None and self.throttle.rates.partition is not None
+        return self.throttle is not None and self.throttle.limits_partitions
 
     def _tell(self) -> None:
         """Wake all that wait for a change; each checks whether its own condition holds now."""

@@ -30,6 +30,7 @@ from rekey.mapping.store import MappingStore
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.protocol.propagate import Propagated
 from rekey.tables.base import Table
+from rekey.tables.sent import OnTop, on_top
 
 T = TypeVar("T")
 
@@ -186,5 +187,6 @@ async def _propagated(
         outcome = await propagate(item)
         changed += outcome.changed
 
-    await for_each(items, settle, limit=concurrency)
+    with on_top(OnTop.CHANGES):
+        await for_each(items, settle, limit=concurrency)
     return changed

@@ -6,12 +6,16 @@ Rules kept here:
   partition of the source and of the targets. Mapping rows lie in the other account and are not counted.
 * The operator's rates (`steering`) are read again and again: they apply to the next batch, not the next run.
   While they say "paused", requests already sent are finished and nothing new is sent.
-* The service's answers lower the rate too (`Pace`): it may be slower than was configured, never faster.
+* The service's answers lower a configured rate too (`Pace`): it may be slower than was configured, never
+  faster. Where rates follow the service (`begins`) its answers alone set them (`ServiceRates`), up to what
+  the operator allows.
 * A partition at its limit holds up its own batches alone. The rows of a page are counted when they have
   arrived, and the partition's next page waits until they are made up for.
 * A request that is sent again takes of the rates again. One that the service refuses now and then used
   nothing of them, and its entities are given back; where much is refused, more is sent than the service can
-  take, and nothing is given back.
+  take, and nothing is given back. Nor is it where rates follow the service, which hears of what is sent.
+* A request for a single row that nothing was taken for waits, too, where rates follow the service, but not
+  for pages and batches: it ends work that was begun.
 * A little less than each rate is used: a refused request waits longer than that costs.
 * Waiting is done by the clock object, so no test waits on real time.
 """
@@ -19,30 +23,51 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+from collections import defaultdict
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
-from rekey.copy.pace import Pace
+from rekey.copy.aimd import ServiceRates
+from rekey.copy.pace import BUSY, Pace
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock
+from rekey.core.limits import PARTITION_TARGET
+from rekey.core.progress import Held, Holds
+from rekey.project.config import Config
+from rekey.tables import allowance
 from rekey.tables.allowance import Taken, at_a_rate
+from rekey.tables.azure import AzureTableService
+from rekey.tables.base import Accounts
+from rekey.tables.sent import Kind
 
+_LOG = logging.getLogger("rekey.copy")
 _BURST_SECONDS = 0.1
 """Unused allowance that is kept: enough to ride out scheduling, too little to overrun a second."""
 _SHARE = 0.98
 """The part of a rate that is used, because rows that are read are counted only when they have arrived."""
 _LOOK_SECONDS = 0.5
 _MOST_LANES = 4096
+_RateOf = Callable[[], float | None]
+_SINGLE = frozenset({Kind.READ, Kind.WRITE, Kind.DELETE})
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """At most so many entities a second, None for no limit; `paused`: none at all."""
+    """The rates that apply.
+
+    Attributes:
+        account, partition: at most so many entities a second, None for no limit.
+        paused: none at all.
+        begins: the rate of the account at which rates begin that follow the service; None: they do not.
+    """
 
     account: int | None = None
     partition: int | None = None
     paused: bool = False
+    begins: int | None = None
 
 
 NO_RATES = Rates()
@@ -52,10 +77,11 @@ NO_RATES = Rates()
 class _Lane:
     """A virtual scheduling clock: each entity takes 1/rate seconds of it. One batch waits at a time.
 
-    `next` is in ticks.
+    `next` is in ticks; `entities` counts what was taken.
     """
 
     next: int = 0
+    entities: int = 0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -69,6 +95,7 @@ class Throttle:
         partition: the rate of each partition, in entities a second; None for no limit.
         steering: returns the rates that apply now, from those given here; asked at most twice a second.
         stopping: tells that the work is to stop; then a pause holds nothing up.
+        begins: as in `Rates`.
     """
 
     entities_per_second: int | None = None
@@ -76,17 +103,48 @@ class Throttle:
     partition: int | None = None
     steering: Callable[[Rates], Rates] | None = None
     stopping: Callable[[], bool] = lambda: False
+    begins: int | None = None
 
     def __post_init__(self) -> None:
-        self._given = self.rates = Rates(self.entities_per_second, self.partition)
+        self.given = self.rates = Rates(self.entities_per_second, self.partition, begins=self.begins)
         self._looked: int | None = None
         self._account = _Lane()
+        self._kinds: defaultdict[Kind, _Lane] = defaultdict(_Lane)
         self._partitions: dict[Hashable, _Lane] = {}
-        self._pace = Pace(self.clock.ticks() / TICKS_PER_SECOND)
+        self._pace = Pace(self._now)
+        self._service: ServiceRates | None = None
 
-    def heard(self, status: int, seconds: float) -> None:
-        """Pass an answer of the service on to the pace: its HTTP status and how long it took."""
-        self._pace.answered(status, seconds)
+    @property
+    def service(self) -> ServiceRates | None:
+        """The rates that the service allows by its answers; None where rates do not follow it."""
+        if self.rates.begins is None:
+            return None
+        if self._service is None:
+            self._service = ServiceRates(self._now, self.rates.begins, PARTITION_TARGET)
+        return self._service
+
+    @property
+    def limits_partitions(self) -> bool:
+        """Whether each partition has a rate."""
+        return self.rates.partition is not None or self.rates.begins is not None
+
+    def heard(self, kind: Kind, status: int, seconds: float) -> None:
+        """Note an answer of the service.
+
+        Args:
+            kind: of the request.
+            status: of HTTP; 0 where no answer came in time.
+            seconds: how long it took.
+        """
+        if (service := self.service) is None:
+            if status:
+                self._pace.answered(status, seconds)
+            return
+        now, taken, is_refused = self._now, allowance.taken(), status == 0 or status in BUSY
+        partition = None if taken is None else taken.partition
+        service.answered(now, kind, partition, seconds, refused=is_refused)
+        if is_refused and taken is None and kind in _SINGLE:
+            service.sent(now, kind, -1)
 
     def look(self) -> Rates:
         """Return the rates that apply now; ask `steering` when it was not asked for half a second."""
@@ -94,7 +152,7 @@ class Throttle:
         due = self._looked is None or now - self._looked >= _LOOK_SECONDS * TICKS_PER_SECOND
         if self.steering is not None and due:
             self._looked = now
-            self.rates = self.steering(self._given)
+            self.rates = self.steering(self.given)
         return self.rates
 
     async def open(self) -> None:
@@ -104,65 +162,189 @@ class Throttle:
 
     def count(self, entities: int, partition: Hashable) -> None:
         """Count rows that were read of a partition: how many a page has is known when it has arrived."""
-        if self.rates.partition is not None:
-            self._book(self._lane(partition), self.rates.partition * _SHARE, entities)
+        if (rate := self._partition_rate(Kind.SCAN, partition)) is not None:
+            self._book(self._lane(partition), rate, entities)
+            if (service := self.service) is not None:
+                service.sent_to(self._now, Kind.SCAN, partition, entities)
 
     async def made_up(self, partition: Hashable) -> None:
         """Wait until the partition's rate has made up for the rows that were counted."""
-        if self.rates.partition is not None:
+        if self.limits_partitions:
             wait = self._lane(partition).next - self.clock.ticks()
             if wait > 0:
                 await self.clock.sleep(wait / TICKS_PER_SECOND)
 
-    async def take(self, entities: int, partition: Hashable | None = None, *, first: bool = False) -> None:
-        """Wait until `entities` more, of one partition, may be read or written; `first`: before the queue."""
+    async def take(
+        self,
+        entities: int,
+        partition: Hashable | None = None,
+        kind: Kind = Kind.SCAN,
+        *,
+        first: bool = False,
+    ) -> None:
+        """Wait until more may be read or written.
+
+        Args:
+            entities: how many.
+            partition: whose they are; None: of several.
+            kind: of the request.
+            first: do not queue.
+        """
         await self.open()
-        if partition is not None and self.rates.partition is not None:
-            rate = self.rates.partition * _SHARE
-            waited = await self._wait(self._lane(partition), rate, entities, first=first)
+        if partition is not None and self.limits_partitions:
+            of_partition = partial(self._partition_rate, kind, partition)
+            waited = await self._wait(self._lane(partition), of_partition, entities, first=first)
             # Batches that a partition lets through one by one would leave in a crowd if they queued again.
             first = first or waited
-        self._pace.judge(self.clock.ticks() / TICKS_PER_SECOND, self.rates.account)
-        if (rate_of_all := self._account_rate) is not None:
-            await self._wait(self._account, rate_of_all, entities, first=first)
-        self._pace.sent(entities)
+        self._judge()
+        for lane, rate_of in self._lanes(kind):
+            first = await self._wait(lane, rate_of, entities, first=first) or first
+        self._sent(entities, kind)
+        if partition is not None and (service := self.service) is not None:
+            service.sent_to(self._now, kind, partition, entities)
 
-    def give_back(self, entities: int) -> None:
+    async def admit(self, kind: Kind) -> None:
+        """Wait until a request for a single row may be sent that nothing was taken for."""
+        if self.service is None or kind not in _SINGLE or allowance.taken() is not None:
+            return
+        self._judge()
+        (own, own_rate), (account, account_rate) = self._lanes(kind)
+
+        def rate_of() -> float:
+            return min(own_rate() or math.inf, account_rate() or math.inf)
+
+        # One row does not wait for the pages of a thousand before it; they make room for it afterwards.
+        await self._wait(own, rate_of, 1, first=True)
+        self._book(account, account_rate() or math.inf, 1)
+        self._sent(1, kind)
+
+    def _judge(self) -> None:
+        """Set the rates by the service's answers."""
+        if (service := self.service) is None:
+            self._pace.judge(self._now, self.rates.account)
+        elif service.judge(self._now):
+            _LOG.info("the service pushed back; %s", self.told(), extra={"event": "pushed-back"})
+
+    def give_back(self, entities: int, kind: Kind = Kind.SCAN) -> None:
         """Give unused entities back to the account's rate: a page may have fewer rows than it could hold."""
-        if (rate := self._account_rate) is not None:
-            self._return(self._account, rate, entities)
-        self._pace.sent(-entities)
+        for lane, rate_of in self._lanes(kind):
+            if (rate := rate_of()) is not None:
+                self._return(lane, rate, entities)
+        self._sent(-entities, kind)
 
-    def refused(self, entities: int, partition: Hashable | None) -> None:
-        """Give entities of a refused request back, unless many are refused: then less must be sent."""
+    def refused(self, entities: int, partition: Hashable | None, kind: Kind, at: float) -> None:
+        """Give entities of a request sent `at` back, unless many are refused: then less must be sent."""
+        if (service := self.service) is not None:
+            service.sent(at, kind, -entities)
+            if partition is not None:
+                service.sent_to(at, kind, partition, -entities)
+            return
         if self._pace.is_crowded:
             self._pace.sent(-entities)
             return
-        if partition is not None and self.rates.partition is not None:
-            self._return(self._lane(partition), self.rates.partition * _SHARE, entities)
-        self.give_back(entities)
+        if partition is not None and (rate := self._partition_rate(kind, partition)) is not None:
+            self._return(self._lane(partition), rate, entities)
+        self.give_back(entities, kind)
 
-    def taken(self, entities: int, partition: Hashable | None = None) -> AbstractContextManager[None]:
+    def count_anew(self) -> None:
+        """Forget how many entities were taken so far."""
+        for lane in self._partitions.values():
+            lane.entities = 0
+
+    def busiest(self) -> dict[str, tuple[int, float]]:
+        """Return, by table, the entities that its busiest partition took since `count_anew`, and how many it
+        may take a second; nothing where partitions have no rate."""
+        found: dict[str, tuple[int, float]] = {}
+        for partition, lane in self._partitions.items():
+            table = str(partition[0]) if isinstance(partition, tuple) else ""
+            if self.rates.partition is not None and lane.entities > found.get(table, (-1, 0.0))[0]:
+                found[table] = (lane.entities, self.rates.partition * _SHARE)
+        return found
+
+    def held(self) -> list[Held]:
+        """Return what holds requests back now; nothing while all that is ready is sent."""
+        rates, now = self.rates, self.clock.ticks()
+        if rates.paused:
+            return [Held(Holds.PAUSE)]
+        found = []
+        if self._pace.rate is not None:
+            found.append(Held(Holds.REFUSALS, round(self._pace.rate)))
+        elif rates.account is not None and self._account.next > now:
+            found.append(Held(Holds.ACCOUNT, rates.account))
+        waiting = sum(lane.next > now for lane in self._partitions.values())
+        if rates.partition is not None and waiting:
+            found.append(Held(Holds.PARTITION, rates.partition, waiting))
+        return found
+
+    def taken(
+        self, entities: int, partition: Hashable | None = None, kind: Kind = Kind.SCAN
+    ) -> AbstractContextManager[None]:
         """Return a context for sending: a refusal gives entities back, the next attempt takes them again."""
-        again = partial(self.take, entities, partition, first=True)
-        return at_a_rate(Taken(partial(self.refused, entities, partition), again))
+        counted = None if kind is Kind.SCAN else partition  # rows of a page count when they have arrived
+        at = self._now
 
-    @property
+        def refused() -> None:
+            self.refused(entities, counted, kind, at)
+
+        async def again() -> None:
+            nonlocal at
+            await self.take(entities, counted, kind, first=True)
+            at = self._now
+
+        return at_a_rate(Taken(refused, again, partition))
+
+    def told(self) -> str:
+        """Return the rates of the account that apply now in words; "" for no limit."""
+        kinds = [] if self.service is None else sorted(map(Kind, self.service.kinds))
+        rates = [("", self._account_rate()), *((f" by {kind}", self._kind_rate(kind)) for kind in kinds)]
+        return ", ".join(f"{rate:,.0f} entities/s{of}" for of, rate in rates if rate is not None)
+
+    def _partition_rate(self, kind: Kind, partition: Hashable) -> float | None:
+        """Entities a second of a partition, times `_SHARE`; None for no limit."""
+        rate: float | None = self.rates.partition
+        if (service := self.service) is not None:
+            rate = min(service.partition_rate(kind, partition), rate or math.inf)
+        return None if rate is None else rate * _SHARE
+
     def _account_rate(self) -> float | None:
-        """Entities a second: the lower of account's and pace's rate, times `_SHARE`; None for no limit."""
-        allowed, slowed = self.rates.account, self._pace.rate
+        """Entities a second, times `_SHARE`: what is allowed, or less if answers say so; None: no limit."""
+        allowed = self.rates.account
+        slowed = self._pace.rate if self.service is None else self.service.account.rate
         rate = allowed if slowed is None else min(slowed, allowed or slowed)
         return None if rate is None else rate * _SHARE
 
-    async def _wait(self, lane: _Lane, rate: float, entities: int, *, first: bool = False) -> bool:
+    def _kind_rate(self, kind: Kind) -> float | None:
+        """Entities a second of a kind of request by itself, times `_SHARE`; None for no limit."""
+        rate = math.inf if self.service is None else self.service.kind_rate(kind)
+        return rate * _SHARE if rate < math.inf else None
+
+    def _lanes(self, kind: Kind) -> tuple[tuple[_Lane, _RateOf], tuple[_Lane, _RateOf]]:
+        """Return the lanes of the account that a kind of request takes, with their rates."""
+        return (self._kinds[kind], partial(self._kind_rate, kind)), (self._account, self._account_rate)
+
+    def _sent(self, entities: int, kind: Kind) -> None:
+        if (service := self.service) is None:
+            self._pace.sent(entities)
+        else:
+            service.sent(self._now, kind, entities)
+
+    @property
+    def _now(self) -> float:
+        return self.clock.rising()
+
+    async def _wait(self, lane: _Lane, rate_of: _RateOf, entities: int, *, first: bool = False) -> bool:
+        if rate_of() is None:
+            return False
         async with nullcontext() if first else lane.turn:
-            wait = self._book(lane, rate, entities)
+            # The rate may have changed while others had their turn.
+            wait = 0 if (rate := rate_of()) is None else self._book(lane, rate, entities)
             if wait > 0:
                 await self.clock.sleep(wait / TICKS_PER_SECOND)
             return wait > 0
 
     def _book(self, lane: _Lane, rate: float, entities: int) -> int:
         """Queue entities after those of the lane; return their wait in ticks, 0 or less for none."""
+        lane.entities += entities
         now = self.clock.ticks()
         start = max(lane.next, now - round(_BURST_SECONDS * TICKS_PER_SECOND))
         lane.next = start + round(entities * TICKS_PER_SECOND / rate)
@@ -170,6 +352,7 @@ class Throttle:
 
     @staticmethod
     def _return(lane: _Lane, rate: float, entities: int) -> None:
+        lane.entities -= entities
         lane.next -= round(entities * TICKS_PER_SECOND / rate)
 
     def _lane(self, partition: Hashable) -> _Lane:
@@ -181,3 +364,36 @@ class Throttle:
                 self._partitions = busy
             lane = self._partitions[partition] = _Lane()
         return lane
+
+
+def restricted_throttle(throttle: Throttle, config: Config) -> Throttle:
+    """Return the throttle of mapping rows: under no rate, unless rates follow the service.
+
+    Args:
+        throttle: that of the tables; the same one where the restricted account is the same account.
+        config: says which accounts there are.
+    """
+    if config.limits.follows and config.restricted.is_same_as(config.tables):
+        return throttle
+
+    def rates(_given: Rates) -> Rates:
+        now = throttle.look()
+        return Rates(paused=now.paused, begins=now.begins)
+
+    return Throttle(clock=throttle.clock, steering=rates, stopping=throttle.stopping)
+
+
+def listen(accounts: Accounts, throttle: Throttle, restricted: Throttle) -> None:
+    """Let the throttles of both accounts hear what these answer.
+
+    Single rows of the restricted account wait for no rate: leases are among them.
+    """
+
+    def heard(kind: Kind, status: int, seconds: float) -> None:
+        if restricted.service is not None:
+            restricted.heard(kind, status, seconds)
+
+    if isinstance(accounts.tables, AzureTableService):
+        accounts.tables.listen(throttle.heard, throttle.admit)
+    if isinstance(accounts.restricted, AzureTableService) and accounts.restricted is not accounts.tables:
+        accounts.restricted.listen(heard)

@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -40,6 +39,7 @@ from rekey.protocol.replicas import same_content
 from rekey.tables.base import Table
 from rekey.tables.bulk import insert_absent, read_keys
 from rekey.tables.kinds import whole
+from rekey.tables.sent import Kind
 
 MAPPING_WINDOWS = 2
 TARGET_WINDOWS = 5
@@ -62,6 +62,7 @@ class Copier:
         propagator: has the tables, the mapper and the mapping.
         concurrency: how many requests may be under way at once.
         throttle: keeps reads and writes under rates.
+        restricted: the same for mapping rows, which lie in the restricted account.
         targets: the target tables for batches of inserts-if-absent, as handles that send an open write again:
             the copying waits at its end until no such write can take effect any more. Empty: the
             propagator's.
@@ -71,6 +72,7 @@ class Copier:
     concurrency: int
     throttle: Throttle = field(default_factory=Throttle)
     targets: Sequence[Table] = ()
+    restricted: Throttle = field(default_factory=Throttle)
 
     def __post_init__(self) -> None:
         self.targets = tuple(self.targets or self.propagator.targets)
@@ -87,9 +89,14 @@ class Copier:
             writer.drain()
             return await writer.copy(source_rows)
 
-    def writer(self) -> BatchWriter:
-        """Return a writer that fills batches across windows. Use it as a context manager."""
-        return BatchWriter(self)
+    def writer(self, advance: Callable[[int], None] = lambda _rows: None) -> BatchWriter:
+        """Return a writer that fills batches across windows. Use it as a context manager.
+
+        Args:
+            advance: called with rows as they are written, batch by batch. They may not be durable yet: a
+                window counts in proportion to its writes.
+        """
+        return BatchWriter(self, advance)
 
     async def copy_changed(self, source_rows: Sequence[Row]) -> Copied:
         """Copy rows of which many are in the targets already: skip those whose target rows all are equal.
@@ -131,8 +138,9 @@ class Copier:
 class BatchWriter:
     """Copies windows, as many at a time as it has room for. Use as an asynchronous context manager."""
 
-    def __init__(self, copier: Copier) -> None:
+    def __init__(self, copier: Copier, advance: Callable[[int], None]) -> None:
         self._copier = copier
+        self._advance = advance
         propagator = copier.propagator
         self._mapping = BatchBuffer(propagator.mapping.table, MAPPING_WINDOWS)
         together = propagator.mapper.together
@@ -205,6 +213,7 @@ class BatchWriter:
                 await copier.propagator.mapping.fresh()
                 await map_window(copier.propagator, source_rows, window)
                 del source_rows
+                window.writes = 2 * len(window.expected) + sum(map(len, window.expected.values()))
                 await self._hand_over(window, self._mapping, mapping_writes(copier.rows, window))
                 window.claimed.clear()
                 self._newest = window.number
@@ -229,6 +238,7 @@ class BatchWriter:
 
         window.copied.propagated = len(window.unsettled)
         await for_each(sorted(window.unsettled), settle, limit=copier.concurrency)
+        self._advance(window.copied.rows - window.told)
         return window.copied
 
     def _packed(self, window: CopyWindow) -> None:
@@ -280,17 +290,12 @@ class BatchWriter:
     async def _write(self, held: BatchBuffer, batch: list[Write]) -> None:
         try:
             # A batch that waits for a rate holds no slot: a partition at its limit does not hold up others.
-            throttle = self._copier.throttle
-            taken: AbstractContextManager[None] = nullcontext()
-            if held is self._mapping:
-                await throttle.open()
-            else:
-                partition = (held.table.name, batch[0].row[PARTITION_KEY])
-                await throttle.take(len(batch), partition)
-                taken = throttle.taken(len(batch), partition)
+            throttle = self._copier.restricted if held is self._mapping else self._copier.throttle
+            partition = (held.table.name, batch[0].row[PARTITION_KEY])
+            await throttle.take(len(batch), partition, Kind.BATCH)
             async with self._slots:
                 batch[0].window.copied.requests += 1
-                with taken:
+                with throttle.taken(len(batch), partition, Kind.BATCH):
                     present = await insert_absent(held.table, batch, held.unit)
             await self._judge(held, batch, present)
         except asyncio.CancelledError:
@@ -300,6 +305,7 @@ class BatchWriter:
             return
         for window, count in _by_window(batch):
             window.wrote(count)
+            self._advance(window.more())
         self._wrote.set()
 
     async def _judge(self, held: BatchBuffer, batch: list[Write], present: Mapping[EntityKey, Row]) -> None:

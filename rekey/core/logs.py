@@ -6,16 +6,46 @@ Rules kept here:
 * Of other libraries (azure, aiohttp, asyncio, ...) a record's text may hold an address, and an address holds
   keys: from WARNING on it is shown that there was a record, never its text; below WARNING nothing is shown.
 * No traceback is printed with a record: what the text of an exception holds is not known.
+* As JSON each record, note and error is one event on one line, with a name of `EVENTS`: names stay, words may
+  change. What else reaches standard error (a script that prints) is told as an event without its text.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from rekey.core.clock import format_ticks
 from rekey.errors import one_line
+
+EVENTS = (
+    *("phase-begun", "phase-done", "phase-stopped", "phase-undone"),
+    *("pass-begun", "pass", "pass-done", "verification-resumed", "verification-anew"),
+    *("wait", "answers-again", "steered", "freeze-left", "freeze-left-behind", "intent-given-up"),
+    *("keys-rewrapped", "clients-not-purged", "erasure-finished", "compares-first"),
+    *("request", "request-retried", "lease-not-returned", "task-failed", "executor-broke", "worker-broken"),
+    *("shadow-read-failed", "shadow-read-differs", "replicas-behind", "client-row-left", "client-lease"),
+    *("pushed-back", "serving", "warning", "error", "stopping", "note", "library", "output-withheld"),
+)
+"""The names of all events; `docs/commands.md` says what each one tells."""
+WITHHELD = "text withheld: it may hold keys"
+
+
+def json_line(event: str, text: str, level: str = "info", **figures: object) -> str:
+    """Return an event as one line of JSON, in ASCII.
+
+    Args:
+        event: its name, of `EVENTS`.
+        text: the sentence for people.
+        level: of its logger: `debug`, `info`, `warning` or `error`.
+        figures: further members.
+    """
+    at = format_ticks(time.time_ns() // 100)
+    return json.dumps({"at": at, "level": level, "event": event, "text": text, **figures}, default=str)
 
 
 class _Own(logging.Formatter):
@@ -40,7 +70,24 @@ class _Withheld(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return level and logger."""
-        return f"{record.levelname} {record.name}: (text withheld: it may hold keys)"
+        return f"{record.levelname} {record.name}: ({WITHHELD})"
+
+
+class _OwnAsJson(_Own):
+    """Formatter of rekey's own records as events."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Return the event."""
+        event, figures = getattr(record, "event", "note"), getattr(record, "figures", {})
+        return json_line(event, record.message, record.levelname.lower(), logger=record.name, **figures)
+
+
+class _WithheldAsJson(logging.Formatter):
+    """Formatter of other libraries' records as events."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the event."""
+        return json_line("library", WITHHELD, record.levelname.lower(), logger=record.name)
 
 
 class _Stream(logging.StreamHandler[TextIO]):
@@ -56,20 +103,31 @@ class _Stream(logging.StreamHandler[TextIO]):
 
 
 @contextmanager
-def configured() -> Iterator[None]:
-    """Log as the rules say within the context, and as before after it."""
+def configured() -> Iterator[Callable[[TextIO], None]]:
+    """Log as the rules say within the context, and as before after it.
+
+    Yields:
+        Function that logs as JSON from then on, to a stream.
+    """
     root, own = logging.getLogger(), logging.getLogger("rekey")
     before = (own.level, own.propagate)
     ours = _Stream(_Own("%(levelname)s %(name)s: %(message)s"), logging.DEBUG)
     theirs = _Stream(_Withheld(), logging.WARNING)
+
+    def as_json(stream: TextIO) -> None:
+        for handler, formatter in ((ours, _OwnAsJson()), (theirs, _WithheldAsJson())):
+            handler.setFormatter(formatter)
+            handler.setStream(stream)
+
     own.addHandler(ours)
     own.propagate = False
     own.setLevel(logging.WARNING)
     root.addHandler(theirs)
     try:
-        yield
+        yield as_json
     finally:
         root.removeHandler(theirs)
         own.removeHandler(ours)
+        logging.getLogger("rekey.tables").setLevel(logging.NOTSET)
         own.setLevel(before[0])
         own.propagate = before[1]

@@ -42,6 +42,11 @@ PAIRS: frozenset[tuple[str, str]] = frozenset(
 """The casts that exist, as pairs of EDM types: from, to."""
 
 
+def casts_from(was: str) -> list[str]:
+    """Return the EDM types that a value of type `was` can be cast to, in order."""
+    return sorted(to for before, to in PAIRS if before == was)
+
+
 class Lossy(ValueError):
     """The value cannot be converted to the other type without loss. The error does not hold the value."""
 

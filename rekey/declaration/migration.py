@@ -364,6 +364,8 @@ class Declared:
             this script's source table.
         migration: the declaration.
         digest: its digest.
+        content: the file as it was executed.
+        is_kept: the file is gone: this is the script as it was kept when the migration began.
     """
 
     script_id: str
@@ -372,6 +374,13 @@ class Declared:
     depends: frozenset[str]
     migration: Migration
     digest: str
+    content: bytes = field(default=b"", repr=False, compare=False)
+    is_kept: bool = False
+
+    @property
+    def fills(self) -> frozenset[str]:
+        """The names of the target tables, in lower case: the service does not tell cases apart."""
+        return frozenset(name.lower() for name in self.migration.tables)
 
 
 def required_secrets(migration: Migration) -> list[str]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rekey.core.edm import DATETIME, canonical, canonical_content, edm_type
-from rekey.declaration.casts import ANNOTATED, Lossy, cast_value
+from rekey.declaration.casts import ANNOTATED, Lossy, cast_value, casts_from
 from rekey.declaration.keys.base import InvalidDeclaration, Scope, need, refuse_if
 from rekey.declaration.props import Cast, Copy, Drop, Keep, KeepAll, Operation, Rename, Set
 from rekey.errors import RowRefused
@@ -396,7 +396,7 @@ def _casting(cast: Cast, scope: Scope) -> Step:
                 f"{name} is {edm} with a value that cannot become {to} without loss"
                 if was is None or edm == was
                 else f"{name} is {edm}, not {was} as the cast declares",
-                cure="mend the rows, or leave the cast out",
+                cure=f"mend the rows, or leave the cast out ({edm} can become {', '.join(casts_from(edm))})",
             ) from None
         out.pop(annotation, None)
         if to in ANNOTATED:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from rekey.core.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, GUID, INT32, STRING, TYPES, canonical_text
 from rekey.core.limits import MAX_VALUE_BYTES, property_name_problem, value_bytes
 from rekey.core.plain import members
-from rekey.declaration.casts import PAIRS, Lossy, wire_value
+from rekey.declaration.casts import PAIRS, Lossy, casts_from, wire_value
 from rekey.declaration.keys.base import InvalidDeclaration, need_text, refuse_if
 from rekey.model import SYSTEM_PROPERTIES
 
@@ -135,7 +135,7 @@ def edm_name(field: str, name: object) -> str:
     """Return the EDM type that `Edm.Int64`, `Int64` or `int64` names. Raises InvalidDeclaration."""
     found = _SHORT_TYPES.get(name.removeprefix("Edm.").lower()) if isinstance(name, str) else None
     if found is None:
-        cure = f"use one of {', '.join(sorted(_SHORT_TYPES))}"
+        cure = f"use one of {', '.join(sorted(TYPES))}, or their names without Edm."
         raise InvalidDeclaration(field, f"{name!r} is not an EDM type", cure=cure)
     return found
 
@@ -211,7 +211,9 @@ def cast(name: str, to: str, was: str | None = None) -> Operation:
 
     Args:
         name: the property as it is called in the new row.
-        to: the EDM type it gets.
+        to: the EDM type it gets, `Edm.Int64` or `int64`: Binary, Boolean, DateTime, Double, Guid, Int32,
+            Int64, String. All become String and come from it; numbers become each other, Booleans integers
+            and back.
         was: the EDM type it has in the source; a row with any other type is refused. Only with it is the
             inverse known, so a declaration with `reverse=True` needs it.
     """
@@ -220,7 +222,8 @@ def cast(name: str, to: str, was: str | None = None) -> Operation:
     before = None if was is None else edm_name("props.cast(was)", was)
     unknown = before is not None and (before, target) not in PAIRS
     problem = f"there is no cast from {before} to {target}"
-    refuse_if(unknown, f"props.cast({name})", problem, cure="use keys.custom or drop it")
+    cure = f"from {before} it can become {', '.join(casts_from(before or ''))}; or drop it"
+    refuse_if(unknown, f"props.cast({name})", problem, cure=cure)
     return Cast(name, target, before)
 
 

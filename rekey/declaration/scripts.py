@@ -9,7 +9,7 @@ Rules kept here:
   was written. A custom function must therefore import what it needs at the top of its module, not when it is
   called.
 * A fault of a script is raised as `DeclarationError` with script, field and cure. Neither source text nor the
-  text of an exception is shown: only types, names and line numbers.
+  text of an exception is shown: only types, names and line numbers. `--debug` shows that text.
 * The order is fixed: dependencies first, then by script id. A script whose source is another one's target
   depends on it, whether `__depends__` says so or not.
 """
@@ -20,7 +20,7 @@ import importlib
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
@@ -29,7 +29,7 @@ from types import ModuleType
 
 from rekey.declaration.keys.base import InvalidDeclaration, refuse_if
 from rekey.declaration.migration import Declared, Migration
-from rekey.errors import ConfigurationError, DeclarationError
+from rekey.errors import ConfigurationError, DeclarationError, reason_of
 
 MAX_ID_CHARACTERS = 120
 _ID = re.compile(r"[0-9A-Za-z_-]{1,120}")
@@ -37,8 +37,13 @@ _MISSING = re.compile(r"([\w.]+)\(\) missing \d+ required [\w -]*arguments?: ([\
 _UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument ('\w+')")
 
 
-def load_scripts(folder: Path) -> list[Declared]:
+def load_scripts(folder: Path, kept: Iterable[Declared] = ()) -> list[Declared]:
     """Return all migrations of a folder, dependencies first, then by script id.
+
+    Args:
+        folder: the folder.
+        kept: migrations whose files are gone; what they depend on may be missing, and another script, of
+            another name, may fill their tables.
 
     Raises:
         ConfigurationError: the folder does not exist or cannot be read.
@@ -48,15 +53,19 @@ def load_scripts(folder: Path) -> list[Declared]:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".py" and path.is_file())
     except OSError as error:
         raise ConfigurationError(
-            f"the migrations folder {folder} cannot be read ({type(error).__name__})",
+            f"the migrations folder {folder} cannot be read ({reason_of(error)})",
             hint="name the folder under [migrations] in rekey.toml, or make one with `rekey init`",
         ) from error
     scripts = [load_script(path) for path in paths if not path.name.startswith("_")]
-    return _ordered(_with_chains(scripts))
+    return _ordered(_with_chains([*scripts, *kept]))
 
 
-def load_script(path: Path) -> Declared:
+def load_script(path: Path, kept: bytes | None = None) -> Declared:
     """Return one migration; whether the scripts that it depends on exist is not checked.
+
+    Args:
+        path: its file.
+        kept: what the file held, if it is gone.
 
     Raises:
         DeclarationError: the script is wrong.
@@ -70,36 +79,46 @@ def load_script(path: Path) -> Declared:
             cure="rename the file, e.g. 0001_users.py; modules that scripts import begin with _",
         )
     try:
-        module = _execute(script_id, path)
+        content = _content(path) if kept is None else kept
+        module = _execute(script_id, path, content)
         migration = getattr(module, "migration", None)
         if not isinstance(migration, Migration):
-            found = "there is no `migration`" if migration is None else f"it is a {type(migration).__name__}"
+            found = (
+                "there is no `migration`"
+                if migration is None
+                else f"it is of type {type(migration).__name__}"
+            )
             cure = "write `migration = Migration(…)`; a module that is no script must begin with _"
             raise InvalidDeclaration("migration", found, cure=cure)
         doc, depends = (module.__doc__ or "").strip(), _depends(script_id, module)
-        return Declared(script_id, path, doc, depends, migration, migration.digest())
+        digest, is_kept = migration.digest(), kept is not None
+        return Declared(script_id, path, doc, depends, migration, digest, content, is_kept)
     except InvalidDeclaration as error:
         problem = error.problem + _line_of(error, path)
-        raise DeclarationError(script_id, error.field, problem, cure=error.cure) from None
+        raise DeclarationError(script_id, error.field, problem, cure=error.cure, fault=error.fault) from None
 
 
 # --- executing one script ----------------------------------------------------------------------------
 
 
-def _execute(script_id: str, path: Path) -> ModuleType:
+def _content(path: Path) -> bytes:
     try:
-        source = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
-        problem = f"the file cannot be read ({type(error).__name__})"
+        problem = f"the file cannot be read ({reason_of(error)})"
         raise InvalidDeclaration("", problem, cure="make it readable") from error
+
+
+def _execute(script_id: str, path: Path, content: bytes) -> ModuleType:
     try:
         # from bytes, so that a coding line is obeyed; tracebacks name the script's own file
-        code = compile(source, str(path), "exec", dont_inherit=True)
+        code = compile(content, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f" in line {line}" if line else ""
         cure = f"mend it; `python -m py_compile {path.name}` shows it"
-        raise InvalidDeclaration("", f"syntax error{where}", cure=cure) from None
+        fault = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise InvalidDeclaration("", f"syntax error{where}", cure=cure, fault=fault) from None
     module = ModuleType(f"_rekey_script_{script_id}")
     module.__file__ = str(path)
     with _importable(path.parent, module):
@@ -112,7 +131,7 @@ def _execute(script_id: str, path: Path) -> ModuleType:
             problem = f"an import{name} failed{_line_of(error, path)}"
             cure = "install the package where rekey runs, or put the module next to the script, named"
             cure += " _something.py"
-            raise InvalidDeclaration("", problem, cure=cure) from None
+            raise InvalidDeclaration("", problem, cure=cure, fault=str(error)) from None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised again, as a DeclarationError
             # a script can raise anything, and the error's text may hold anything: only type and line go on
             raise _failed(error, path) from None
@@ -177,8 +196,14 @@ def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
             problem = f"{call} has no argument {names}{where}"
             cure = "leave it out, or see the examples in migrations/"
         return InvalidDeclaration(names, problem, cure=cure)
+    if isinstance(error, AttributeError | NameError) and error.name:
+        owner = getattr(error, "obj", None)
+        of = f" in {owner.__name__}" if isinstance(owner, ModuleType) else ""
+        cure = "mend the name; docs/expressions.md lists all expressions and operations"
+        return InvalidDeclaration("", f"there is no `{error.name}`{of}{where}", cure=cure, fault=text)
     problem = f"it raised {type(error).__name__}{where}"
-    return InvalidDeclaration("", problem, cure="mend it: a script only declares")
+    cure = "mend it: a script only declares; --debug shows the text of the exception"
+    return InvalidDeclaration("", problem, cure=cure, fault=str(error))
 
 
 def _depends(script_id: str, module: ModuleType) -> frozenset[str]:
@@ -202,7 +227,7 @@ def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
     for script in scripts:
         for table in script.migration.tables:
             other = fills.setdefault(table.lower(), script.script_id)
-            if other != script.script_id:
+            if other != script.script_id and not script.is_kept:  # those come last
                 problem, cure = (
                     f"{other} fills the table {table} too",
                     "give each migration tables of its own",
@@ -212,13 +237,13 @@ def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
     chained = {}
     for script in scripts:
         missing = sorted(script.depends - known)
-        if missing:
+        if missing and not script.is_kept:
             problem = f"there is no script {', '.join(missing)}"
             cure = "mend the id (a file's name without .py), or add the script"
             raise DeclarationError(script.script_id, "__depends__", problem, cure=cure)
         filler = fills.get(script.migration.source.lower())
         implied = frozenset({filler} if filler is not None else ())
-        chained[script.script_id] = replace(script, depends=script.depends | implied)
+        chained[script.script_id] = replace(script, depends=script.depends & known | implied)
     return chained
 
 

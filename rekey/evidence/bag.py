@@ -23,7 +23,7 @@ from typing import Any
 
 import bagit
 
-from rekey.errors import ConfigurationError, MachineFailed, Refused
+from rekey.errors import ConfigurationError, MachineFailed, Refused, reason_of
 from rekey.evidence import contents, timestamp
 from rekey.evidence.keys import Signer
 from rekey.evidence.statement import Envelope, Statement, signed
@@ -112,7 +112,7 @@ def write(
         ) from None
     except (OSError, bagit.BagError) as error:
         raise MachineFailed(
-            f"the bundle {folder} could not be written ({type(error).__name__})",
+            f"the bundle {folder} could not be written ({reason_of(error)})",
             kept="everything; nothing was exported",
             hint="make room on the disk, then export again",
         ) from None
@@ -130,13 +130,18 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
+def require_folder(folder: Path) -> None:
+    """Raise ConfigurationError when there is no such folder."""
+    if not folder.is_dir():
+        raise ConfigurationError(f"there is no folder {folder}", hint="name the folder of a bundle")
+
+
 def statement_sha256(folder: Path) -> str:
     """Return the SHA-256 of a bundle's statement, "" when it has none.
 
     Raises ConfigurationError when there is no such folder.
     """
-    if not folder.is_dir():
-        raise ConfigurationError(f"there is no folder {folder}", hint="name the folder of a bundle")
+    require_folder(folder)
     path = folder / STATEMENT
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 

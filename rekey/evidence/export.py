@@ -179,7 +179,7 @@ def _require_known(state: State, declared: Declared) -> None:
         raise Findings(
             f"the audit log cannot be shown: {'; '.join(found)}",
             kept="the state file, unchanged",
-            hint="keep the state file as it is; runbooks/evidence.md says what to do",
+            hint="keep the state file as it is; `rekey runbook evidence` says what to do",
         )
     record = state.migration(declared.script_id)
     if record is not None and record.digest != declared.digest:

@@ -222,7 +222,7 @@ def make_checkpoint(state: State, signer: Signer | None, reason: str, progress: 
     events = state.audit_events()
     found = problems_of(events, state.checkpoints())
     for problem in found:
-        progress.note(f"warning: {problem}; no checkpoint was made")
+        progress.note(f"warning: {problem}; no checkpoint was made", "warning")
     if found or not events:
         return None
     remark = reason if signer is not None else f"{reason}; {UNSIGNED}"

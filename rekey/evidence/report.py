@@ -17,12 +17,14 @@ from typing import Any
 from rekey.evidence import contents, note
 from rekey.present.page import page
 from rekey.present.plots import Pair, Span, pairs, timeline
+from rekey.present.text import moment
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED
 from rekey.verify.report import label_of
 
+TAKEN_BACK = "taken back"
 _ERASED = (
     *("forward_rows", "reverse_rows", "source_rows", "source_rows_gone"),
-    *("unreadable", "deleted_rows", "kept_rows"),
+    *("removed_rows", "unreadable", "deleted_rows", "kept_rows"),
 )
 """Counts of what an erasure deleted, as its event names them."""
 
@@ -33,15 +35,23 @@ def render(files: Mapping[str, bytes]) -> str:
     Args:
         files: the other files of the bundle, by path below `data/`.
     """
+    at = datetime.fromisoformat
     state = json.loads(files[contents.STATE])
     events = [json.loads(line) for line in files[contents.EVENTS].splitlines()]
     checks = json.loads(files[contents.RECONCILIATION])
     script_id = events[-1]["script_id"]
     full = [one for one in checks if one["mode"] == "full"]
     runs = [run for run in state["phase_runs"] if run["finished_at"]]
-    at = datetime.fromisoformat
+    runs += _taken_back(event for event in events if event["script_id"] == script_id)
+    runs.sort(key=lambda run: at(run["started_at"]))
     spans = [
-        Span(run["phase"], at(run["started_at"]), at(run["finished_at"]), run["outcome"] == "done")
+        Span(
+            run["phase"],
+            at(run["started_at"]),
+            at(run["finished_at"]),
+            run["outcome"] in ("done", TAKEN_BACK),
+            back=run["outcome"] == TAKEN_BACK,
+        )
         for run in runs
     ]
     compared = full[-1]["tables"] if full else []
@@ -73,6 +83,26 @@ def render(files: Mapping[str, bytes]) -> str:
     )
 
 
+def _taken_back(events: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield what took phases back, as runs of phases have it: a rollback is told by events alone.
+
+    One that was cut off ends with the next phase that begins or is taken back.
+    """
+    begun: Mapping[str, Any] | None = None
+    for event in events:
+        if event["event"] not in ("phase-undo", "phase-undone", "phase-begun"):
+            continue
+        if begun is not None:
+            yield {
+                "phase": f"back from {begun['details']['phase']}",
+                "started_at": begun["at"],
+                "finished_at": event["at"],
+                "outcome": TAKEN_BACK if event["event"] == "phase-undone" else "interrupted",
+                "counters": {},
+            }
+        begun = event if event["event"] == "phase-undo" else None
+
+
 def _wrong(check: Mapping[str, Any]) -> int:
     """Return how many rows keep a verification from being clean; in mode "count", how many partitions."""
     if check["mode"] == "count":
@@ -84,7 +114,8 @@ def _saw(saw: Mapping[str, Any]) -> str:
     """Return as text the facts by which a gate was opened."""
     words = []
     if saw["verification"] is not None:
-        words.append("{divergences:,} rows differing on {finished_at}".format(**saw["verification"]))
+        seen = saw["verification"]
+        words.append(f"{seen['divergences']:,} rows differing on {moment(seen['finished_at'])}")
     if saw["writers_stopped"]:
         words.append("writers stopped, as the operator said")
     if saw["table_name_typed"]:
@@ -114,6 +145,9 @@ def _counts(details: Mapping[str, Any]) -> str:
     counted = [
         f"{name.replace('_', ' ')} {value:,}" for name, value in details.items() if name in _ERASED and value
     ]
+    counted += [f"rows of {table} {number:,}" for table, number in details.get("target_rows", {}).items()]
+    if details.get("targets_changed"):
+        counted.append(f"target rows changed meanwhile, and stay: {', '.join(details['targets_changed'])}")
     if details.get("changed"):
         counted.append(f"not erased, because written since: {', '.join(details['changed'])}")
     if details["kind"] == "cohorts":

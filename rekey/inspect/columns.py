@@ -121,12 +121,6 @@ class KeyColumn:
         median = used[bisect_left(keys_up_to, (self.keys + 1) // 2)]
         return Lengths(used[0], median, used[-1], self._total_units / self.keys)
 
-    def by_length(self, step: int) -> dict[int, int]:
-        """Return the number of keys by length: by the lower end of a class of `step` UTF-16 units; all
-        classes from 0 to the longest key's."""
-        lows = range(0, max(self._units, default=-1) + 1, step)
-        return {low: sum(self._units[units] for units in range(low, low + step)) for low in lows}
-
     @property
     def sample(self) -> list[str]:
         """Return up to 2,000 of the keys, drawn evenly; for rules, never for reports."""

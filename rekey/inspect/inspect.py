@@ -10,9 +10,10 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from rekey.core.progress import Progress, Silent
-from rekey.inspect.inventory import SampleSize, read_sample, read_whole
+from rekey.core.progress import Progress
+from rekey.inspect.inventory import PARTS, SampleSize, read_sample, read_whole
 from rekey.inspect.profile import TableProfile
 from rekey.inspect.report import Inspection, report_of
 from rekey.mapping.ids import SafeIds, new_key
@@ -39,17 +40,21 @@ async def inspect_table(
         CredentialRefused, EndpointDown, Unavailable: the service could not be asked.
     """
     profile = TableProfile(gaps=not exact)
-    with (progress or Silent()).task(f"inspect {table.name}") as advance:
+    progress = progress or Progress()
+    with progress.task(f"inspect {table.name}") as advance:
+        stored = [0 for _ in PARTS]
 
-        def take(rows: Sequence[Row], _continues: bool) -> None:
+        def take(rows: Sequence[Row], part: int) -> None:
+            before = profile.stored_bytes
             profile.take(rows)
+            stored[part] += profile.stored_bytes - before
             advance(len(rows))
 
         if exact:
-            inventory = await read_whole(table, take)
+            inventory = await read_whole(table, take, progress.expect)
         else:
             size = SampleSize(head_rows=HEAD_ROWS, probes=SAMPLE_REQUESTS, requests=SAMPLE_REQUESTS)
             inventory = await read_sample(table, size, take, profile.jump)
     profile.finish(whole=inventory.exact)
-    inventory = inventory.sized(profile.mean_row_bytes)
+    inventory = replace(inventory, stored_bytes=round(inventory.weights.sum(stored)))
     return report_of(profile, inventory, SafeIds(new_key()), show_keys=show_keys), profile

@@ -13,20 +13,25 @@ Rules kept here:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from rekey.core.plain import UNTOLD, members, told
 from rekey.inspect.sampling import RowEstimate, Sizer, Stretch, Units, key_from, units_of
 from rekey.model import ETAG, PARTITION_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
+from rekey.present.text import counted
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 
 DIGEST_MODULUS = 1 << 128
+GUESS_ROWS, GUESS_PROBES = 100_000, 15
+"""After how many rows of a table that is read whole its size is looked for, and by how many probes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,46 @@ class SampleSize:
     requests: int | None = None
 
 
+PARTS = (HEAD, ELSEWHERE) = (0, 1)
+"""The parts of a reading: the beginning of the table without a gap, and pages elsewhere."""
+
+Counted = TypeVar("Counted", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How many rows of the table a row read stands for.
+
+    A row of the beginning stands for itself alone, one read elsewhere for its share of all others: otherwise
+    the beginning, which is read most densely, would count most.
+
+    Attributes:
+        read: rows read in each of `PARTS`.
+        rows: rows of the table.
+    """
+
+    read: tuple[int, int]
+    rows: int
+
+    @property
+    def each(self) -> tuple[float, float]:
+        """Return the weight of a row of each of `PARTS`."""
+        head, elsewhere = self.read
+        return 1.0, (self.rows - head) / elsewhere if elsewhere else 1.0
+
+    def sum(self, counts: Iterable[float]) -> float:
+        """Return what the counts in each of `PARTS` are in the whole table."""
+        return sum(weight * count for weight, count in zip(self.each, counts, strict=True))
+
+    def merged(self, counts: Iterable[Mapping[Counted, int]]) -> dict[Counted, float]:
+        """Return what the counts in each of `PARTS` are in the whole table, by what was counted."""
+        merged: defaultdict[Counted, float] = defaultdict(float)
+        for weight, part in zip(self.each, counts, strict=True):
+            for what, count in part.items():
+                merged[what] += weight * count
+        return merged
+
+
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """Figures of a source table.
@@ -51,13 +96,14 @@ class Inventory:
     Attributes:
         table: its name.
         rows: how many rows, and how certain that is.
-        stored_bytes: bytes the service bills; who takes the rows measures them (`sized`).
+        stored_bytes: bytes the service bills; 0 until the taker of the rows has measured them.
         pages: pages read.
         partitions: partitions met; all there are when `rows.exact`.
         largest_partition: rows of the largest partition; unless `rows.exact`, the most rows of a partition
             that were read without a gap: a lower bound.
         digest: 32 hexadecimal digits over every row's ETag and Timestamp; None for a sample.
         requests: requests sent; more than `pages` where an answer held no rows.
+        head_rows: rows read from the beginning on without a gap; all rows when `rows.exact`.
     """
 
     table: str
@@ -68,6 +114,7 @@ class Inventory:
     largest_partition: int
     digest: str | None = field(metadata=UNTOLD)
     requests: int = field(default=0, metadata=UNTOLD)
+    head_rows: int = field(default=0, metadata=UNTOLD)
 
     @property
     def exact(self) -> bool:
@@ -78,35 +125,53 @@ class Inventory:
     def basis(self) -> str:
         """Return the basis of the figures: what was read, and whether they are estimates."""
         if self.exact:
-            return f"every row was read ({self.pages:,} pages)"
+            return f"every row was read ({counted(self.pages, 'page')})"
         return (
-            f"sampled: {self.rows.at_least:,} rows in {self.pages:,} pages were read; "
+            f"sampled: {counted(self.rows.at_least, 'row')} in {counted(self.pages, 'page')} were read; "
             "rows, bytes and all that follows from them are estimates"
         )
 
-    def sized(self, mean_row_bytes: float) -> Inventory:
-        """Return the inventory of a table whose rows have so many bytes on average."""
-        return replace(self, stored_bytes=round(mean_row_bytes * self.rows.rows))
+    @property
+    def weights(self) -> Weights:
+        """Return how many rows of the table a row read stands for."""
+        return Weights((self.head_rows, self.rows.at_least - self.head_rows), self.rows.rows)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object, as it stands in a plan."""
         return {**members(self), "basis": self.basis}
 
 
-Take = Callable[[Sequence[Row], bool], None]
-"""Takes the rows of one page; the flag tells whether they continue the previous page without a gap."""
+Take = Callable[[Sequence[Row], int], None]
+"""Takes the rows of one page, and the part of the reading that they belong to (`PARTS`)."""
 
 Jump = Callable[[EntityKey], None]
 """Takes the key after which the next rows begin, when they do not continue the previous page."""
 
 
-async def read_whole(table: Table, take: Take) -> Inventory:
-    """Read every row of a table, handing pages to `take`. Raises TableMissing and service errors."""
-    reading = _Reading(table, take, gaps=False)
+async def read_whole(
+    table: Table, take: Take, likely: Callable[[int], None] = lambda _rows: None
+) -> Inventory:
+    """Read every row of a table, handing pages to `take`.
+
+    Args:
+        table: the table.
+        take: takes the rows.
+        likely: told how many rows the table is likely to have, once so many were read that asking for it
+            (`GUESS_PROBES` probes) costs little in comparison; not told for a table with fewer.
+
+    Raises:
+        TableMissing: there is no such table; and service errors.
+    """
+    reading, probing = _Reading(table, take, gaps=False), None
     async with aclosing(table.scan()) as pages:  # type: ignore[type-var]  # all scans are generators
         async for page in pages:
             reading.take_page(page.rows, True)
-    reading.requests = reading.pages
+            if probing is None and page.rows and reading.rows >= GUESS_ROWS:
+                probing = _Reading(table, lambda _rows, _continues: None, gaps=True)
+                sizer = Sizer(partial(probing.read_stretch, most=None), GUESS_PROBES)
+                last = [units_of(key_of(row)) for row in page.rows]
+                likely(reading.rows + round(await sizer.rows_after(last, reading.rows)))
+    reading.requests = reading.pages + (0 if probing is None else probing.requests)
     return reading.inventory(reading.rows, exact=True, settled=True)
 
 
@@ -144,9 +209,10 @@ class _Reading:
     def __init__(self, table: Table, take: Take, *, gaps: bool) -> None:
         """Create a reading of no rows. `gaps`: parts are left out, so a partition may be met again: the
         PartitionKeys met are remembered."""
-        self.rows = 0
+        self.rows = self.head_rows = 0
         self.pages = 0
         self.requests = 0
+        self._part = HEAD
         self._table = table
         self._take = take
         self._gaps = gaps
@@ -164,7 +230,7 @@ class _Reading:
         """Count rows and hand them on; `continues`: they follow the previous ones without a gap."""
         self.pages += 1
         if not continues:
-            self._partition = None
+            self._partition, self._part = None, ELSEWHERE
         stamps = [f"{row.get(ETAG, '')}\0{row.get(TIMESTAMP, '')}".encode() for row in rows]
         digests = [blake2b(stamp, digest_size=16).digest() for stamp in stamps]
         self._digest = (self._digest + sum(map(int.from_bytes, digests))) % DIGEST_MODULUS
@@ -178,7 +244,8 @@ class _Reading:
             self._run += len(list(run))
             self._largest = max(self._largest, self._run)
         self.rows += len(rows)
-        self._take(rows, continues)
+        self.head_rows += len(rows) if self._part == HEAD else 0
+        self._take(rows, self._part)
 
     async def read_head(self, head_rows: int) -> tuple[list[Units], bool]:
         """Read the beginning of the table; return the last page's keys, and whether the table ends there."""
@@ -247,4 +314,5 @@ class _Reading:
             largest_partition=self._largest,
             digest=f"{self._digest:032x}" if exact else None,
             requests=self.requests,
+            head_rows=self.head_rows,
         )

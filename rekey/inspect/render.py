@@ -13,7 +13,7 @@ from functools import partial
 
 from rekey.inspect.profile import Order
 from rekey.inspect.report import Inspection, KeyReport
-from rekey.present.text import KEYS_ARE_SHOWN, field, report, size
+from rekey.present.text import KEYS_ARE_SHOWN, counted, field, report, size, underlined, wrapped
 
 _field = partial(field, width=16)
 _PROPERTIES_SHOWN = 30
@@ -32,18 +32,17 @@ def inspection_text(found: Inspection) -> str:
 
 def _lines(found: Inspection) -> Iterator[str]:
     if found.shows_keys:
-        yield from (KEYS_ARE_SHOWN, "")
-    yield from (found.inventory.table, "=" * max(20, len(found.inventory.table)))
+        yield from (*wrapped(KEYS_ARE_SHOWN), "")
+    yield from underlined(found.inventory.table)
     rows = found.inventory.rows
     low, high = found.rows_interval
     about = "" if found.exact else "about "
     between = "" if found.exact else f" (likely between {low:,} and {high:,})"
     yield from _field("rows", f"{about}{rows.rows:,}{between}")
     yield from _field("bytes", f"{about}{size(found.inventory.stored_bytes)}")
-    yield from _field(
-        "largest row", f"{size(found.largest_row_bytes)}, {found.most_properties} properties at most"
-    )
-    yield from _field("basis", found.inventory.basis + f"; {found.inventory.requests:,} requests")
+    properties = counted(found.most_properties, "property", "properties")
+    yield from _field("largest row", f"{size(found.largest_row_bytes)}, at most {properties}")
+    yield from _field("basis", f"{found.inventory.basis}; {counted(found.inventory.requests, 'request')}")
     if found.rows_read:
         yield from ("", *_partitions(found))
         yield from ("", *_key("PartitionKey", found.partition_key, "partitions"))
@@ -57,14 +56,15 @@ def _partitions(found: Inspection) -> Iterator[str]:
     count = f"{low:,}" if found.exact else f"about {partitions.count:,} (likely between {low:,} and {high:,})"
     yield from _field("partitions", count)
     for name, number in partitions.sizes.items():
-        yield from _field(f"  {name} rows" if name != "1" else "  1 row", f"{number:,} partitions")
+        yield from _field(f"  {name} rows" if name != "1" else "  1 row", counted(number, "partition"))
     if partitions.cut:
-        yield from _field("  not whole", f"{partitions.cut:,} partitions of which a part was read")
+        cut = counted(partitions.cut, "partition")
+        yield from _field("  not whole", f"{cut} of which a part was read")
     for number, large in enumerate(partitions.largest[:5]):
         name = f"({large.partition!r})" if large.partition is not None else large.partition_id
-        rows = f"{large.rows:,}" if large.whole else f"at least {large.rows:,}"
+        rows = ("" if large.whole else "at least ") + counted(large.rows, "row")
         share = f"{large.share:.1%} of {'all rows' if found.exact else 'the rows read'}"
-        yield from _field("largest" if number == 0 else "", f"{name}  {rows} rows, {share}")
+        yield from _field("largest" if number == 0 else "", f"{name}  {rows}, {share}")
 
 
 def _key(name: str, key: KeyReport, of: str) -> Iterator[str]:
@@ -105,4 +105,5 @@ def _properties(found: Inspection) -> Iterator[str]:
         rows = "all rows" if use.rows == found.rows_read else f"{use.rows / found.rows_read:.1%} of rows"
         yield from _field(f"  {use.name}", f"{types}, {rows}{varies}")
     if len(found.properties) > _PROPERTIES_SHOWN:
-        yield from _field("", f"and {len(found.properties) - _PROPERTIES_SHOWN:,} more properties")
+        more = counted(len(found.properties) - _PROPERTIES_SHOWN, "more property", "more properties")
+        yield from _field("", f"and {more}")

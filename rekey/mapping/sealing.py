@@ -149,12 +149,16 @@ class WrappingKeys:
         self.name, self.wraps, self.wrap = present.name, present.wraps, present.wrap
         self.is_remote = any(one.is_remote for one in self._all)
 
+    def require(self, by: str) -> WrappingKey:
+        """Return the wrapping key that `by`, of a wrapped data key, names. Raises Moved when neither does."""
+        for one in self._all:
+            if one.wraps(by):
+                return one
+        raise wrong_key(by, self.name)
+
     def unwrap(self, wrapped: Wrapped) -> bytes:
         """Unwrap a data key with the wrapping key that wrapped it. Raises Moved when neither did."""
-        for one in self._all:
-            if one.wraps(wrapped.by):
-                return one.unwrap(wrapped)
-        raise wrong_key(wrapped.by, self.name)
+        return self.require(wrapped.by).unwrap(wrapped)
 
 
 def wrong_key(by: str, configured: str) -> Moved:
@@ -172,8 +176,8 @@ def not_unwrapped(by: str) -> Moved:
     return Moved(
         f"a data key that the wrapping key {by} is said to have wrapped does not unwrap with it",
         kept="everything; nothing was opened and nothing was changed",
-        hint="the row of the data key in the restricted store was changed; the runbook on the wrapping"
-        " key says what can be had back",
+        hint="the row of the data key in the restricted store was changed; `rekey runbook wrapping-key`"
+        " says what can be had back",
     )
 
 

@@ -4,8 +4,8 @@ commands, workers and clients.
 Rules kept here:
 
 * Each process reads its own configuration; nothing here passes a secret on.
-* Secrets are read when they are first needed, once. A plan gets the names of the missing ones; every other
-  caller gets the error.
+* Secrets are read when they are first needed, once. A plan gets the errors about the missing ones; for every
+  other caller the first is raised.
 * A wrapping key in an environment variable or a file is read when it is opened: a missing one is reported
   before anything is done. Key Vault is asked when its key is first needed. No message holds any part of a
   wrapping key.
@@ -21,12 +21,13 @@ from functools import cached_property
 
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, required_secrets
-from rekey.errors import SecretMissing
+from rekey.errors import Moved, RekeyError, SecretMissing
 from rekey.mapping.ids import SafeIds
-from rekey.mapping.rows import MAPPING_TABLE, MappingRows
+from rekey.mapping.rows import MAPPING_TABLE, MappingRows, is_tombstone
 from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys, ids_key
-from rekey.mapping.store import Keyring, MappingStore
+from rekey.mapping.store import Keyring, MappingStore, data_key_rows
 from rekey.mapping.vault import KeyVaultWrappingKey
+from rekey.next_steps import next_step
 from rekey.project.config import Config, account_key, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, read_local
 from rekey.protocol.control import ControlRow, ControlStore
@@ -68,9 +69,9 @@ class Prepared:
         return found, missing
 
     @property
-    def missing(self) -> tuple[str, ...]:
-        """The names of the secrets that are missing."""
-        return tuple(self._read[1])
+    def missing(self) -> tuple[SecretMissing, ...]:
+        """The errors about the secrets that are missing."""
+        return tuple(self._read[1].values())
 
     @property
     def secrets(self) -> Mapping[str, bytes]:
@@ -154,6 +155,46 @@ def open_migration(prepared: Prepared, accounts: Accounts) -> OpenMigration:
     return OpenMigration(prepared, accounts, control)
 
 
+async def secrets_refused(migration: OpenMigration, row: ControlRow | None) -> RekeyError | None:
+    """Return why commands that map rows refuse a migration: a secret or the wrapping key is missing, or not
+    the one that it began with; None when nothing is wrong. No data key is opened; Key Vault is asked for
+    secrets.
+
+    Args:
+        migration: the migration.
+        row: its control row, None if it has not begun.
+
+    Raises:
+        ServiceError: the data keys cannot be read.
+    """
+    prepared, script_id = migration.prepared, migration.prepared.declared.script_id
+    rows = []
+    if row is not None and prepared.declared.migration.is_sealed:
+        rows = await data_key_rows(migration.accounts.restricted.table(MAPPING_TABLE), script_id)
+    try:
+        prepared.require()
+        if row is not None:
+            require_same_secrets(script_id, row.fingerprints, prepared.fingerprints)
+        for one in rows:
+            if isinstance(prepared.wrapping, WrappingKeys) and not is_tombstone(one):
+                prepared.wrapping.require(str(one.get("WrappedBy", "?")))
+    except RekeyError as error:
+        return error
+    return None
+
+
+def require_same_secrets(script_id: str, began: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Refuse secrets that changed since a migration began, by their fingerprints. Raises Moved."""
+    changed = [f"`{name}`" for name in sorted({*now, *began}) if now.get(name) != began.get(name)]
+    if changed:
+        raise Moved(
+            f"the secret {', '.join(changed)} is not the one that {script_id} started with",
+            kept="everything done so far; nothing was written with the other secret",
+            hint="configure the secret of the start; to change it:"
+            f" {next_step('begin-anew', script=script_id)}",
+        )
+
+
 def open_wrapping(config: Config) -> WrappingKey:
     """Return the wrapping key of a configuration.
 
@@ -190,8 +231,9 @@ def read_wrapping(source: SecretSource) -> bytes:
         raise SecretMissing(
             error.what,
             kept="everything; nothing was opened and nothing was changed",
-            hint="put it where [sealing] says; a wrapping key that is lost cannot be made again, and the"
-            " runbook on the wrapping key says what that means",
+            hint="put it where [sealing] says; before the first migration `openssl rand -hex 32` makes one;"
+            " afterwards one that is lost cannot be made again: `rekey runbook wrapping-key` says what that"
+            " means",
         ) from None
 
 

@@ -13,7 +13,8 @@ Rules kept here:
   requests on average, for each pass and each freeze. Locks, control row and clients cost the requests that
   were counted in runs; `tests/scenarios/test_plan_against_actual.py` compares the figures with runs.
 * Targets of the service: 20,000 entities/s an account, 2,000 entities/s a partition ("Scalability and
-  performance targets for Table storage"). They give a lower bound on time and promise nothing.
+  performance targets for Table storage"). They give a lower bound on time and promise nothing. Rates that
+  follow the service may go beyond them: what it carries is not known before.
 * A scan of one range is serial: page after page; the copy reads several ranges at a time. The request time
   assumed is `ASSUMED_REQUEST_SECONDS`, and the plan says so.
 * A configured rate counts source rows read and target rows written, as the throttle does.
@@ -30,6 +31,7 @@ from pathlib import Path
 
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
 from rekey.core.texts import table
+from rekey.inspect.inventory import GUESS_PROBES, GUESS_ROWS
 from rekey.plan.result import Duration, Estimate, Money, Requests, Storage, TableFill
 from rekey.project.config import Limits
 from rekey.project.prices import Prices
@@ -162,6 +164,8 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     """
     if work.tries_rows:
         yield Requests(PREPARE, "try every row: read the source", Kind.SCAN, work.source_pages)
+        if work.source_rows > GUESS_ROWS:
+            yield Requests(PREPARE, "try every row: how many there are", Kind.SCAN, GUESS_PROBES)
     tables = len(work.tables)
     yield Requests(PREPARE, "look at target tables", Kind.SCAN, 2 * tables)
     yield Requests(PREPARE, "make target tables", Kind.TABLE, tables)
@@ -205,7 +209,7 @@ def _control(phase: str, work: Workload) -> Iterator[Requests]:
     kept = ["delta" if work.follows else "dual-write", *(["sealed"] if work.sealed else [])]
     for kind in Kind:
         count = sum(_CONTROL[one].get(phase, {}).get(kind, 0) for one in kept)
-        yield Requests(phase, "locks, control row, clients, clock", kind, count)
+        yield Requests(phase, "locks, phases, clients, clock", kind, count)
 
 
 def estimate(
@@ -278,7 +282,7 @@ def _backfill(work: Workload, limits: Limits) -> Duration:
         f"{limits.concurrency} requests at a time": writes / limits.concurrency,
         f"source pages, {limits.scans} at a time": reads / min(limits.scans, work.source_pages),
     }
-    rate, partition_rate = limits.entities_per_second, limits.partition_entities_per_second
+    rate, partition_rate = limits.account_rate, limits.partition_entities_per_second
     if rate is not None:
         bounds[f"{rate:,} entities/s configured"] = both / rate
     if partition_rate is not None:

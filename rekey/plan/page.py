@@ -5,7 +5,7 @@ Rules kept here:
 * It says nothing that the plan does not say, and holds no key, not even for a plan that shows keys:
   partitions and rows are named by safe id.
 * Before and after stand side by side, on the same axes.
-* Next to the plot of a figure that was counted on a sample, the page says so.
+* Each plot says which rows it was counted in; what is estimated is weighted, and called an estimate.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def partition_sizes(portraits: Sequence[Portrait], names: Sequence[str]) -> str:
         Series(name, [one.sizes.get(label, 0) for label in labels], colour)
         for name, one, colour in zip(names, portraits, (BEFORE, AFTER), strict=False)
     ]
-    return columns(labels, series, "Partitions by their number of rows", "rows of a partition", values=True)
+    title = "Partitions by their number of rows"
+    return columns(labels, series, title, "rows of a partition", values=True, narrow=True)
 
 
 def _largest(portrait: Portrait) -> str:
@@ -94,12 +95,18 @@ def _fills(portrait: Portrait) -> str:
 
 def _load(load: Load) -> str:
     lanes = [Lane(name, rows) for name, rows in load.lanes]
-    if load.others:
-        lanes.append(Lane(f"{load.others:,} others", load.others_rows, sums=True))
-    return heat(lanes, load.times, f"Load of {load.table} over time", BEFORE if load.today else AFTER)
+    if any(load.others_rows):
+        more = "" if load.partitions_exact else "> "
+        lanes.append(Lane(f"{more}{load.others:,} others", load.others_rows, sums=True))
+    return heat(lanes, _times(load), f"Load of {load.table} over time", BEFORE if load.today else AFTER)
+
+
+def _times(load: Load) -> list[str]:
+    """Return the beginnings of the columns for people: `2024-03-01 09:00` for `2024-03-01T09`."""
+    return [at.replace("T", " ") + ":00" * ("T" in at) for at in load.times]
 
 
 def _shares(loads: Sequence[Load]) -> str:
     """Return the plot of the busiest partition's share of the rows over time."""
     series = _series(loads, lambda one: [round(100 * share, 1) for share in one.busiest])
-    return lines(series, loads[0].times, "Share of the busiest partition over time")
+    return lines(series, _times(loads[0]), "Share of the busiest partition over time")

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from rekey.core.clock import Clock, SystemClock, format_ticks
 from rekey.core.limits import PARTITION_TARGET
-from rekey.core.progress import Progress, Silent
+from rekey.core.progress import Progress
 from rekey.core.severity import Severity
 from rekey.errors import TableMissing
 from rekey.inspect.inventory import Inventory, read_sample, read_whole
@@ -61,7 +61,7 @@ async def make_plan(
         CredentialRefused, EndpointDown, Unavailable: the service could not be asked.
         MachineFailed: the disk could not take the temporary files.
     """
-    progress = progress or Silent()
+    progress = progress or Progress()
     planned: list[MigrationPlan] = []
     makers: dict[str, str] = {}
     for each in [subjects] if together else [[subject] for subject in subjects]:
@@ -80,7 +80,7 @@ async def make_plan(
 
 async def take_basis(subject: Subject, tables: TableService, options: PlanOptions) -> Basis:
     """Return the basis of a plan made now, advice included: for `apply --plan`."""
-    [plan] = await _plan([subject], tables, options, {}, Silent())
+    [plan] = await _plan([subject], tables, options, {}, Progress())
     return plan.basis
 
 
@@ -107,27 +107,27 @@ async def _plan(
 
         sample = RowSample()
 
-        def take(rows: Sequence[Row], continues: bool) -> None:
+        def take(rows: Sequence[Row], part: int) -> None:
             sample.take(rows)
             for survey in surveys:
                 if survey is not None:
-                    survey.take(rows, continues)
+                    survey.take(rows, part)
             advance(len(rows))
 
         inventory = None
         try:
             if options.exact:
-                inventory = await read_whole(source, take)
+                inventory = await read_whole(source, take, progress.expect)
             else:
                 inventory = await read_sample(source, options.sample, take)
-            inventory = inventory.sized(sample.mean_row_bytes)
+            inventory = replace(inventory, stored_bytes=sample.stored_bytes(inventory))
         except TableMissing:
             pass  # a problem of the plan
         plans = []
         for subject, states, survey in zip(subjects, targets, surveys, strict=True):
             plan = _without_rows(subject, options, inventory, states, makers.get(source.name.lower()))
             if survey is not None and inventory is not None:
-                collisions = survey.finish(sample.rows, exact=inventory.exact)
+                collisions = survey.finish(sample.parts(inventory), exact=inventory.exact)
                 plan = _with_rows(plan, subject, options, inventory, survey, collisions)
             plans.append(plan)
         return plans
@@ -220,7 +220,8 @@ def _with_rows(
     """Return the plan with the results of mapping rows: problems, figures, estimate, advice."""
     migration, rows = subject.declared.migration, inventory.rows.rows
     fills = _fills(survey, inventory)
-    mapping_rows = 2 * survey.scaled(survey.rows - survey.refused_rows, rows)
+    weights = inventory.weights
+    mapping_rows = 2 * round(weights.sum(survey.mapped))
     work = Workload(
         source_rows=rows,
         largest_source_partition=inventory.largest_partition,
@@ -231,7 +232,7 @@ def _with_rows(
         sealed=migration.is_sealed,
         tries_rows=options.tries_rows,
         source_bytes=inventory.stored_bytes,
-        mapping_bytes=round(survey.mean_mapping_bytes * rows),
+        mapping_bytes=survey.mapping_bytes(weights),
     )
     problems = row_problems(inventory, survey.refused, collisions, fills, subject.ids_hold)
     plan = replace(
@@ -245,7 +246,7 @@ def _with_rows(
         fills=fills,
         estimate=estimate(work, options.limits, retention_s=options.gates.retention_s, prices=options.prices),
     )
-    if not survey.target_rows[0]:
+    if not sum(survey.mapped):
         return plan
     colliding: Counter[str] = Counter()
     for group in collisions.first:
@@ -258,8 +259,8 @@ def _with_rows(
         basis=replace(plan.basis, advice=weighty(found)),
         advice=found,
         queries=rated(facts),
-        portraits=survey.portrayer.portraits(subject.ids, [one.counts for one in facts.tables], fills),
-        loads=survey.portrayer.loads(subject.ids),
+        portraits=survey.portrayer.portraits(subject.ids, fills, weights),
+        loads=survey.portrayer.loads(subject.ids, weights),
     )
 
 
@@ -269,20 +270,13 @@ def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
     Partitions are not scaled: it is not known whether unread rows share the partitions met so far.
     """
     fills = []
-    secondary = survey.together - {0}
-    for number, (name, met, sends, tally, counts) in enumerate(
-        zip(
-            survey.labels,
-            survey.target_rows,
-            survey.packing.sends,
-            survey.portrayer.partitions[1:],
-            survey.gatherer.tallies[1:],
-            strict=True,
-        )
+    weights, secondary = inventory.weights, survey.together - {0}
+    rows_of = [round(weights.sum(met)) for met in zip(*survey.target_rows, strict=True)]
+    for number, (name, rows, sends, tally) in enumerate(
+        zip(survey.labels, rows_of, survey.packing.sends, survey.portrayer.partitions[1:], strict=True)
     ):
-        rows, with_main = survey.scaled(met, inventory.rows.rows), number in secondary
-        others = sum(survey.target_rows[one] for one in secondary) if number == 0 else 0
-        others = survey.scaled(others, inventory.rows.rows)
+        with_main = number in secondary
+        others = sum(rows_of[one] for one in secondary) if number == 0 else 0
         written = 0 if with_main else rows + others
         hottest = sends.hottest * (written / sends.given if sends.given else 0.0)
         fills.append(
@@ -294,7 +288,7 @@ def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
                 partitions_exact=inventory.exact and tally.exact,
                 largest_partition=tally.largest,
                 hottest_seconds=hottest / PARTITION_TARGET,
-                stored_bytes=round(rows * counts.mean_row_bytes),
+                stored_bytes=survey.stored_bytes(number, weights),
                 fills=dict(sends.fills),
                 secondary_rows=others,
                 with_main=with_main,

@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from rekey.core.severity import Severity
+from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError, Moved
 from rekey.plan.result import Basis, Plan, TableState
 from rekey.project.privatefiles import write_whole
@@ -169,31 +170,50 @@ def _moved_source(planned: Basis, now: Basis) -> list[str]:
     return [change]
 
 
+def check_declared(file: PlanFile, chosen: Iterable[Declared]) -> None:
+    """Require that a plan file is of these scripts, also of those that have begun.
+
+    Raises:
+        Moved: a script declares something else.
+        ConfigurationError: a migration is not in the file.
+    """
+    planned = {basis.script_id: basis.declaration for basis in file.bases}
+    for one in chosen:
+        if one.script_id not in planned:
+            raise ConfigurationError(
+                f"the plan file has no plan for {one.script_id}",
+                kept="everything; nothing was done",
+                hint="make a plan that covers it: `rekey plan --out FILE`; or leave --plan out",
+            )
+        if planned[one.script_id] != one.digest:
+            raise _moved_since(file, [f"{one.script_id}: the script declares something else now"])
+
+
 def check_plan(file: PlanFile, now: Sequence[Basis]) -> None:
     """Compare a plan file with what is there now.
 
     Only for migrations that were not begun yet: afterwards their own targets exist, and the state guards
     declaration and secrets.
 
+    The file has a plan for each of them (`check_declared`).
+
     Raises:
         Moved: naming all that moved.
-        ConfigurationError: a migration is not in the file.
     """
     changes = []
     planned = {basis.script_id: basis for basis in file.bases}
     for basis in now:
-        if basis.script_id not in planned:
-            raise ConfigurationError(
-                f"the plan file has no plan for {basis.script_id}",
-                hint="make a plan that covers it: `rekey plan --out FILE`",
-            )
         changes += [f"{basis.script_id}: {change}" for change in moved(planned[basis.script_id], basis)]
     if changes:
-        raise Moved(
-            f"since the plan was made ({file.made_at}): " + "; ".join(changes),
-            kept="everything; nothing was begun",
-            hint="read a new plan, `rekey plan --out FILE`, then apply that one",
-        )
+        raise _moved_since(file, changes)
+
+
+def _moved_since(file: PlanFile, changes: Sequence[str]) -> Moved:
+    return Moved(
+        f"since the plan was made ({file.made_at}): " + "; ".join(changes),
+        kept="everything; nothing was done",
+        hint="read a new plan, `rekey plan --out FILE`, then apply that one",
+    )
 
 
 def _basis(content: dict[str, Any]) -> Basis:

@@ -3,23 +3,28 @@
 Rules kept here:
 
 * Portraits and loads name partitions by safe id and hold no key.
-* Memory is bounded: partitions of all rows are counted by `PartitionTally` and `PartitionSizes`, times in a
-  sample of the rows.
+* Every row that is read and mapped is counted. Lengths of keys and load over time of a sample are weighted
+  (`rekey.inspect.inventory.Weights`); partitions and their sizes are those of the rows read.
+* Memory is bounded: partitions by `PartitionTally` and `PartitionSizes`, load by `CELLS`.
 * Load over time is shown where a key of a target holds a moment: that moment is the time. The source is shown
   next to it, by the same moments. Rows that have none were refused and are not shown.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta
+from itertools import chain
 
+from rekey.core.limits import utf16_units
 from rekey.declaration.keys.base import Scope
+from rekey.declaration.keys.moments import parse_ticks
 from rekey.declaration.migration import Migration, required_secrets
 from rekey.errors import RowRefused
+from rekey.inspect.inventory import PARTS, Weights
 from rekey.inspect.partitions import PartitionSizes, PartitionTally
-from rekey.inspect.profile import RowCounts
 from rekey.mapping.ids import SafeIds
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
 from rekey.plan.advice.gather import MADE_UP_SECRET
@@ -29,14 +34,15 @@ from rekey.plan.result import Load, Portrait, TableFill
 LARGEST = 8
 LANES = 40
 TIMES = 60
+CELLS = 50_000
+"""So many amounts by partition and time are kept; beyond, the smaller half of the partitions is let go."""
 LENGTH_STEP = 8
 _STEPS = (13, 10, 7, 4)
 """Steps of time as lengths of ISO text: hours, days, months, years."""
 
 
 class Portrayer:
-    """Counts the partitions of all rows (`count`) and the times of a sample of them (`take`), then gives
-    portraits and loads."""
+    """Counts the rows of a table and of its targets (`count`), then gives portraits and loads."""
 
     def __init__(self, migration: Migration) -> None:
         """Create empty counts for the source and the targets of a migration."""
@@ -51,97 +57,184 @@ class Portrayer:
         moment = next((node.of for node in nodes if isinstance(node, MOMENTS)), None)
         secrets = dict.fromkeys(required_secrets(migration), MADE_UP_SECRET)
         self._moment = None if moment is None else moment.compile(Scope("load over time", secrets))
-        self._cells = [_Cells(), _Cells()]
+        self._lengths = [
+            [{PARTITION_KEY: Counter[int](), ROW_KEY: Counter[int]()} for _ in self._tables] for _ in PARTS
+        ]
+        """Rows by the length of each key, for each part of what was read and each table."""
+        self._lanes = [[_Lanes(), _Lanes()] for _ in PARTS]
         self.rows = 0
 
-    def count(self, partitions: Sequence[Mapping[str, int]]) -> None:
-        """Count the rows of one page by partition: of the source, then of each target table."""
-        self.rows += sum(partitions[0].values())
-        for tally, sizes, rows in zip(self.partitions, self.sizes, partitions, strict=True):
-            tally.add(rows)
-            sizes.add(rows)
+    def count(
+        self, part: int, tables: Sequence[Sequence[Row]], partitions: Sequence[Mapping[str, int]]
+    ) -> None:
+        """Count the rows of one page.
 
-    def take(self, row: Row, mapped: Sequence[tuple[int, Row]]) -> None:
-        """Look at one source row of the sample and its target rows."""
+        Args:
+            part: the part of the reading that they belong to (`PARTS`).
+            tables: rows of the source, then of each target table; the main target's in the source's order.
+            partitions: the number of rows of each table by partition.
+        """
+        self.rows += len(tables[0])
+        lengths = self._lengths[part]
+        for number, (rows, parted) in enumerate(zip(tables, partitions, strict=True)):
+            self.partitions[number].add(parted)
+            self.sizes[number].add(parted)
+            for partition, count in parted.items():
+                lengths[number][PARTITION_KEY][utf16_units(partition)] += count
+            lengths[number][ROW_KEY].update([utf16_units(row[ROW_KEY]) for row in rows])
         if self._moment is None:
             return
-        with suppress(RowRefused):
-            at = self._moment(row, "")[: _STEPS[0]]
-            for cells, one in zip(self._cells, (row, mapped[0][1]), strict=True):
-                cells.counts[one[PARTITION_KEY], at] += 1
+        times: list[str] = []
+        for row in tables[0]:
+            times.append("")
+            with suppress(RowRefused):
+                moment = self._moment(row, "")
+                # A key that is made of something else where there is no moment does not ask for one.
+                times[-1] = "" if parse_ticks(moment) is None else moment[: _STEPS[0]]
+        for lanes, rows in zip(self._lanes[part], tables, strict=False):
+            lanes.add([(row[PARTITION_KEY], at) for row, at in zip(rows, times, strict=True) if at])
 
-    def portraits(
-        self, ids: SafeIds, counts: Sequence[RowCounts], fills: Sequence[TableFill]
-    ) -> tuple[Portrait, ...]:
+    def portraits(self, ids: SafeIds, fills: Sequence[TableFill], weights: Weights) -> tuple[Portrait, ...]:
         """Return a portrait of each table, the source first.
 
         Args:
             ids: the safe ids that name partitions.
-            counts: counts of each table's keys, the source first.
             fills: rows and batches of each target table.
+            weights: how many rows of the source a row read stands for.
         """
-        return tuple(
-            Portrait(
-                table=self._labels[number],
-                today=not number,
-                rows=self.rows,
-                sizes=self.sizes[number].by_class,
-                largest=tuple(
-                    (_lane_id(ids, table, partition), rows)
-                    for partition, rows in self.partitions[number].top(LARGEST)
-                ),
-                lengths={
-                    PARTITION_KEY: one.partition_keys.by_length(LENGTH_STEP),
-                    ROW_KEY: one.row_keys.by_length(LENGTH_STEP),
-                },
-                key_bytes=2 * (one.partition_keys.lengths.mean + one.row_keys.lengths.mean),
-                fills=dict(sorted(fills[number - 1].fills.items())) if number else {},
+        portraits = []
+        for number, table in enumerate(self._tables):
+            lengths = {
+                key: weights.merged([part[number][key] for part in self._lengths])
+                for key in (PARTITION_KEY, ROW_KEY)
+            }
+            rows = sum(lengths[ROW_KEY].values())
+            units = sum(units * count for counts in lengths.values() for units, count in counts.items())
+            portraits.append(
+                Portrait(
+                    table=self._labels[number],
+                    today=not number,
+                    rows=self.rows,
+                    sizes=self.sizes[number].by_class,
+                    largest=tuple(
+                        (_lane_id(ids, table, partition), count)
+                        for partition, count in self.partitions[number].top(LARGEST)
+                    ),
+                    lengths={key: _by_class(counts) for key, counts in lengths.items()},
+                    key_bytes=2 * units / rows if rows else 0.0,
+                    fills=dict(sorted(fills[number - 1].fills.items())) if number else {},
+                )
             )
-            for number, (table, one) in enumerate(zip(self._tables, counts, strict=True))
-        )
+        return tuple(portraits)
 
-    def loads(self, ids: SafeIds) -> tuple[Load, ...]:
+    def loads(self, ids: SafeIds, weights: Weights) -> tuple[Load, ...]:
         """Return the source's and the main target's load over time; empty where no key holds a moment."""
-        source, main = self._cells
-        if not source.counts:
+        everything = [lanes for part in self._lanes for lanes in part if lanes.times]
+        if not everything:
             return ()
-        for step in _STEPS:
-            times = sorted({time[:step] for _, time in (*source.counts, *main.counts)})
-            if len(times) <= TIMES and len(times[0]) >= step:
-                break  # the finest step of at most `TIMES` columns; years in any case
+        step = min(lanes.step for lanes in everything)
+        at = sorted({*chain(*(one.times for one in everything))})
+        while len(times := _times(at[0][:step], at[-1][:step])) > TIMES and step > _STEPS[-1]:
+            step = _coarser(step)
         return tuple(
-            cells.load(ids, table, times, today=cells is source)
-            for cells, table in zip((source, main), self._tables[:2], strict=True)
+            _load(ids, table, [part[number] for part in self._lanes], times, weights, today=not number)
+            for number, table in enumerate(self._tables[:2])
         )
 
 
-class _Cells:
-    """Number of rows by partition and time."""
+class _Lanes:
+    """Rows of one table by partition and time, in bounded memory: at most `TIMES` times, except years."""
 
     def __init__(self) -> None:
+        self.step = _STEPS[0]
         self.counts: Counter[tuple[str, str]] = Counter()
+        self.times: Counter[str] = Counter()
+        """All rows by time, those of partitions that were let go among them."""
+        self.partitions_exact = True
 
-    def load(self, ids: SafeIds, table: str, times: Sequence[str], *, today: bool) -> Load:
-        """Return the load in columns of time, each beginning at one of `times`, all equally long."""
-        step = len(times[0])
-        column = {time: number for number, time in enumerate(times)}
-        rows: dict[str, list[int]] = {}
-        for (partition, time), count in self.counts.items():
-            lane = rows.setdefault(partition, [0] * len(times))
-            lane[column[time[:step]]] += count
-        ordered = sorted(rows.items(), key=lambda one: (-sum(one[1]), one[0]))
-        shown, rest = ordered[:LANES], ordered[LANES:]
-        # Lanes by the beginning of their load: those of a target by month make stairs down the plot.
-        shown.sort(key=lambda one: next(at for at, count in enumerate(one[1]) if count))
-        return Load(
-            table=table,
-            today=today,
-            times=tuple(times),
-            lanes=tuple((_lane_id(ids, table, name), tuple(lane)) for name, lane in shown),
-            others=len(rest),
-            others_rows=tuple(sum(lane[at] for _, lane in rest) for at in range(len(times))),
-            busiest=tuple(max(at) / sum(at) if any(at) else 0.0 for at in zip(*rows.values(), strict=True)),
-        )
+    def add(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Count rows: the partition and the time of each."""
+        self.counts.update([(partition, at[: self.step]) for partition, at in rows])
+        self.times.update([at[: self.step] for _, at in rows])
+        while self.step > _STEPS[-1] and len(self.times) > TIMES:
+            self._shorten(_coarser(self.step))
+        if len(self.counts) > CELLS:
+            self.partitions_exact = False
+            rows_of: Counter[str] = Counter()
+            for (partition, _), count in self.counts.items():
+                rows_of[partition] += count
+            kept = {partition for partition, _ in rows_of.most_common(len(rows_of) // 2)}
+            self.counts = Counter({cell: count for cell, count in self.counts.items() if cell[0] in kept})
+
+    def _shorten(self, step: int) -> None:
+        counts, times = self.counts, self.times
+        self.step, self.counts, self.times = step, Counter(), Counter()
+        for (partition, at), count in counts.items():
+            self.counts[partition, at[:step]] += count
+        for at, count in times.items():
+            self.times[at[:step]] += count
+
+
+def _load(
+    ids: SafeIds, table: str, parts: Sequence[_Lanes], times: Sequence[str], weights: Weights, *, today: bool
+) -> Load:
+    """Return the load in columns of time, each beginning at one of `times`, all equally long."""
+    step, column = len(times[0]), {time: number for number, time in enumerate(times)}
+    all_rows = [0.0] * len(times)
+    for at, count in weights.merged([lanes.times for lanes in parts]).items():
+        all_rows[column[at[:step]]] += count
+    cells: defaultdict[tuple[str, int], float] = defaultdict(float)
+    for (partition, at), count in weights.merged([lanes.counts for lanes in parts]).items():
+        cells[partition, column[at[:step]]] += count
+    rows: defaultdict[str, float] = defaultdict(float)
+    most = [0.0] * len(times)
+    for (partition, at_column), count in cells.items():
+        rows[partition] += count
+        most[at_column] = max(most[at_column], count)
+    shown = {name: [0] * len(times) for name in sorted(rows, key=lambda name: (-rows[name], name))[:LANES]}
+    for (partition, at_column), count in cells.items():
+        if partition in shown:
+            shown[partition][at_column] = round(count)
+    # Lanes by the beginning of their load: those of a target by month make stairs down the plot.
+    in_order = sorted(shown.items(), key=lambda one: next(at for at, count in enumerate(one[1]) if count))
+    lanes_shown = tuple((_lane_id(ids, table, name), tuple(lane)) for name, lane in in_order)
+    return Load(
+        table=table,
+        today=today,
+        times=tuple(times),
+        lanes=lanes_shown,
+        others=len(rows) - len(shown),
+        others_rows=tuple(
+            max(0, round(total) - sum(lane[at] for _, lane in lanes_shown))
+            for at, total in enumerate(all_rows)
+        ),
+        partitions_exact=all(lanes.partitions_exact for lanes in parts),
+        busiest=tuple(one / total if total else 0.0 for one, total in zip(most, all_rows, strict=True)),
+    )
+
+
+def _times(first: str, last: str) -> list[str]:
+    """Return all times from the first to the last, in steps as long as they are: also those of no row. Except
+    of years no more than one beyond `TIMES`."""
+    at, times = datetime.fromisoformat(first + "0001-01-01T00"[len(first) :]), [first]
+    while times[-1] < last and (len(times) <= TIMES or len(first) == _STEPS[-1]):
+        # Longer than a step of months or years, and shorter than two.
+        at += timedelta(**{"hours": 1} if len(first) == 13 else {"days": {10: 1, 7: 31, 4: 366}[len(first)]})
+        at = at.replace(day=1) if len(first) < 10 else at
+        times.append(at.isoformat()[: len(first)])
+    return times
+
+
+def _coarser(step: int) -> int:
+    return next(each for each in _STEPS if each < step)
+
+
+def _by_class(lengths: Mapping[int, float]) -> dict[int, int]:
+    """Return rows by the lower end of a class of `LENGTH_STEP` units, for all classes up to the longest."""
+    classes: defaultdict[int, float] = defaultdict(float)
+    for units, rows in lengths.items():
+        classes[units // LENGTH_STEP * LENGTH_STEP] += rows
+    return {low: round(classes[low]) for low in range(0, max(classes, default=-1) + 1, LENGTH_STEP)}
 
 
 def _lane_id(ids: SafeIds, table: str, partition: str) -> str:

@@ -15,9 +15,12 @@ from pathlib import Path
 
 from rekey.core.severity import Severity
 from rekey.core.texts import catalogue, filled
-from rekey.declaration.migration import Declared
+from rekey.declaration.keys.base import Prop
+from rekey.declaration.migration import Declared, Migration
+from rekey.declaration.props import Copy
+from rekey.errors import SecretMissing
 from rekey.inspect.inventory import Inventory
-from rekey.model import TIMESTAMP
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
 from rekey.plan.result import Collisions, Problem, RefusedRows, TableFill, TableState
 from rekey.present.text import counted
 
@@ -47,7 +50,7 @@ class Started:
 def declaration_problems(
     declared: Declared,
     started: Started | None,
-    missing_secrets: Sequence[str],
+    missing_secrets: Sequence[SecretMissing],
     fingerprints: Mapping[str, str],
     no_wrapping_key: str = "",
 ) -> Iterator[Problem]:
@@ -56,34 +59,53 @@ def declaration_problems(
     Args:
         declared: the migration.
         started: phase, declaration and secrets when it was begun before; else None.
-        missing_secrets: names of secrets that were not found.
+        missing_secrets: the errors about secrets that were not found.
         fingerprints: fingerprints of the secrets that were found, by name.
         no_wrapping_key: why the wrapping key of a sealed mapping cannot be used; "" when it can, or none is
             needed.
     """
     migration, source = declared.migration, declared.migration.source
-    for name in missing_secrets:
-        yield _problem("secret-missing", name=name)
+    if started is None and changes_nothing(migration):
+        yield _problem(
+            "nothing-changes", source=source, target=migration.target.table, file=declared.path.name
+        )
+    for error in missing_secrets:
+        yield _problem("secret-missing", message=error.what, cure=error.hint)
     if migration.capture == "dual-write":
-        if migration.indexes and not migration.reverse:
-            tables = ", ".join(index.table for index in migration.indexes)
-            yield _problem("indexes-cannot-follow", tables=tables)
-        yield _problem("clients-first", source=source, script=declared.script_id)
-        copied = any(one.property_mapping.from_timestamp for one in migration.filled)
-        if TIMESTAMP in migration.key_inputs or copied:
-            yield _problem("timestamp-copies")
+        yield from _dual_write_problems(declared)
     for index in migration.indexes:
         if index.table == migration.target.table and index.partition_key != migration.target.partition_key:
             yield _problem("rows-apart", where=index.where)
     if not migration.reverse:
         yield _problem("no-way-back")
     if started is not None and started.digest != declared.digest:
-        yield _problem("declaration-moved", phase=started.phase)
+        yield _problem("declaration-moved", phase=started.phase, script=declared.script_id)
     for name, known in sorted(started.secret_fingerprints.items()) if started is not None else ():
         if fingerprints.get(name, known) != known:
-            yield _problem("secret-moved", name=name)
+            yield _problem("secret-moved", name=name, script=declared.script_id)
     if no_wrapping_key:
         yield _problem("wrapping-key-missing", message=no_wrapping_key)
+
+
+def _dual_write_problems(declared: Declared) -> Iterator[Problem]:
+    migration = declared.migration
+    if migration.indexes and not migration.reverse:
+        tables = ", ".join(index.table for index in migration.indexes)
+        yield _problem("indexes-cannot-follow", tables=tables)
+    yield _problem("clients-first", source=migration.source, script=declared.script_id)
+    copied = any(one.property_mapping.from_timestamp for one in migration.filled)
+    if TIMESTAMP in migration.key_inputs or copied:
+        yield _problem("timestamp-copies")
+
+
+def changes_nothing(migration: Migration) -> bool:
+    """Tell whether the only target would be a copy of the source, but for copies of the old keys."""
+    target = migration.target
+    return (
+        (target.partition_key, target.row_key) == (Prop(PARTITION_KEY), Prop(ROW_KEY))
+        and not migration.indexes
+        and all(isinstance(one, Copy) for one in target.properties)
+    )
 
 
 def table_problems(

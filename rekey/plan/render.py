@@ -2,8 +2,9 @@
 
 Rules kept here:
 
-* Problems and advice come last, where the eye rests. A text that blocks `apply` says so; waived advice is
-  shown with its reason.
+* What matters comes first, and fits on one screen: whether `apply` would begin, what stands in the way, rows,
+  time, requests, storage, money. Requests and durations of each phase are listed when asked for.
+* A text that blocks `apply` says so; waived advice is shown with its reason.
 * An estimate carries `about`; a lower bound `at least`.
 * Without `shows_keys` the text holds no key. With it the text says that it is for the operator's eyes.
 """
@@ -16,40 +17,56 @@ from functools import partial
 from rekey.core.severity import Severity
 from rekey.model import EntityKey
 from rekey.plan.estimate import ASSUMED_REQUEST_SECONDS
-from rekey.plan.result import Advice, Estimate, MigrationPlan, Money, Plan
-from rekey.present.text import KEYS_ARE_SHOWN, WIDTH, counted, duration, field, report, size, table
+from rekey.plan.result import Advice, Estimate, MigrationPlan, Money, Plan, Problem, TableFill
+from rekey.present.text import KEYS_ARE_SHOWN, counted, duration, field, report, size, table, underlined
 from rekey.present.text import wrapped as wrapped_text
 from rekey.project.prices import amount_text
 
 _SEVERITY = 8
 _COLLISIONS_SHOWN = 5
 
-_field = partial(field, width=14)
+_field = partial(field, width=12)
 wrapped = partial(wrapped_text, break_long_words=True)  # a key may be wider than a line
 
 
-def plan_text(plan: Plan) -> str:
-    """Return a plan as text, ending in a line break."""
-    lines = [KEYS_ARE_SHOWN, ""] if plan.shows_keys else []
+def plan_text(plan: Plan, *, requests: bool = False) -> str:
+    """Return a plan as text, ending in a line break.
+
+    Args:
+        plan: the plan.
+        requests: list requests and durations of each phase.
+    """
+    lines = [*wrapped(KEYS_ARE_SHOWN), ""] if plan.shows_keys else []
     for migration in plan.migrations:
-        lines += _migration(migration, plan)
+        lines += _migration(migration, plan, requests=requests)
     return report([*lines, *_verdict(plan)])
 
 
-def _migration(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
-    yield from wrapped(migration.script_id + (f": {migration.title}" if migration.title else ""))
-    yield "=" * min(WIDTH, max(len(migration.script_id), 20))
-    yield from _field("declaration", f"sha256 {migration.basis.declaration[:16]}…")
+def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Iterator[str]:
+    yield from underlined(migration.script_id + (f": {migration.title}" if migration.title else ""))
+    errors = [one for one in migration.problems if one.severity is Severity.ERROR]
+    blocking = [one for one in migration.advice if one.blocks]
+    yield from _problems(errors)
+    yield from advice_lines(blocking)
+    if errors or blocking:
+        yield ""
     yield from _source(migration)
+    fills = {fill.table: fill for fill in migration.fills}
     for target in migration.basis.targets:
         state = "holds rows" if target.holds_rows else "exists" if target.exists else "will be made"
-        yield from _field("target", f"{target.table} ({state})")
-    yield ""
+        filled = f": {_filled(fills[target.table])}" if target.table in fills else ""
+        yield from _field("target", f"{target.table} ({state}){filled}")
+    for name in (name for name in fills if name not in {one.table for one in migration.basis.targets}):
+        yield from _field("", f"{name}: {_filled(fills[name])}")
     if migration.estimate is not None and migration.mapped_rows:
-        yield from _examples(migration, plan)
-        yield from _requests(migration, migration.estimate)
-        yield from _cost(migration.estimate)
+        yield from _cost(migration.estimate, listed=requests)
+    yield from _collisions(migration)
+    yield ""
+    if migration.estimate is not None and requests:
+        yield from _requests(migration.estimate)
         yield from _durations(migration.estimate)
+    if plan.shows_keys:
+        yield from _examples(migration, plan)
     if migration.queries:
         yield "Queries"
         for one in migration.queries:
@@ -57,10 +74,13 @@ def _migration(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
             yield from wrapped(one.today.describe(), first="    today    ")
             yield from wrapped(one.planned.describe(), first="    planned  ")
         yield ""
-    yield from _problems(migration)
-    if migration.advice:
-        yield from advice_lines(migration.advice)
+    others = [one for one in migration.problems if one not in errors]
+    advice = [one for one in migration.advice if not one.blocks]
+    yield from _problems(others)
+    yield from advice_lines(advice)
+    if others or advice:
         yield ""
+    yield from _refused(migration)
 
 
 def _source(migration: MigrationPlan) -> Iterator[str]:
@@ -70,14 +90,68 @@ def _source(migration: MigrationPlan) -> Iterator[str]:
         return
     about = "" if inventory.exact else "about " if inventory.rows.settled else "at least about "
     at_least = "" if inventory.exact else "at least "
-    largest = f"the largest of {at_least}{inventory.largest_partition:,} rows"
-    yield from _field("source", inventory.table)
-    yield from _field("rows", f"{about}{inventory.rows.rows:,}")
-    yield from _field("bytes", f"{'about ' if migration.sampled else about}{size(inventory.stored_bytes)}")
-    yield from _field("partitions", f"{at_least}{inventory.partitions:,}, {largest}")
+    stored = f"{'about ' if migration.sampled else about}{size(inventory.stored_bytes)}"
+    partitions = f"{at_least}{counted(inventory.partitions, 'partition')}"
+    largest = f"the largest of {at_least}{counted(inventory.largest_partition, 'row')}"
+    rows = f"{about}{counted(inventory.rows.rows, 'row')}"
+    yield from _field("source", f"{inventory.table}: {rows}, {stored}, {partitions}, {largest}")
     yield from _field("basis", inventory.basis)
     if migration.sampled:
         yield from _field("", migration.sampled)
+
+
+def _filled(fill: TableFill) -> str:
+    """Return what a target gets: its rows, the batches that bring them, its partitions."""
+    at_least = "" if fill.partitions_exact else "at least "
+    rows = f"{counted(fill.rows, 'row')} with the main rows"
+    if not fill.with_main:
+        rows = f"{counted(fill.rows, 'row')} in {counted(fill.batches, 'batch', 'batches')}"
+        rows += f" of {fill.rows_per_batch:.1f} rows"
+    partitions = f"{at_least}{counted(fill.partitions, 'partition')}"
+    largest = f"the largest of {at_least}{counted(fill.largest_partition, 'row')}"
+    return f"{rows}, {partitions}, {largest}"
+
+
+def _cost(estimate: Estimate, *, listed: bool) -> Iterator[str]:
+    storage, money = estimate.storage, estimate.money
+    longest = max(estimate.durations, key=lambda one: one.at_limits_s)
+    quickest = sum(one.at_targets_s for one in estimate.durations)
+    likely = sum(one.at_limits_s for one in estimate.durations)
+    takes = _time(likely)
+    if likely >= 1:
+        takes = f"about {takes}, at best {_time(quickest)}"
+        takes += f"; most of it {longest.phase}, bound by {longest.at_limits_bound}"
+    yield from _field("takes", f"{takes}. Changes meanwhile come on top")
+    where = "" if listed else " (--requests lists them)"
+    yield from _field("requests", f"about {estimate.requests_total:,} in all phases{where}")
+    yield from _field(
+        "storage",
+        f"{size(storage.added_bytes)} more than now (targets {size(storage.target_bytes)}, mapping"
+        f" {size(storage.mapping_bytes)}), for about {duration(storage.days * 86_400)}",
+    )
+    if money is None:
+        missing = ", ".join(estimate.prices_missing)
+        yield from _field("money", f"no prices: set {missing} under [prices] in rekey.toml, as on your bill")
+    else:
+        *_, (_, as_one, by_rows) = money_lines(money)
+        yield from _field("money", f"{as_one} with a batch billed as one, {by_rows} by its rows")
+
+
+def _collisions(migration: MigrationPlan) -> Iterator[str]:
+    collisions = migration.collisions
+    if collisions is None:
+        return
+    where = f"in {'all ' if migration.mapped_rows != 1 else ''}{counted(migration.mapped_rows, 'row')}"
+    yield from _field(
+        "collisions", f"{collisions.keys:,} {where if collisions.exact else 'in the rows sampled'}"
+    )
+    for group in collisions.first[:_COLLISIONS_SHOWN]:
+        more = f" and {group.rows - len(group.row_ids):,} more" if group.rows > len(group.row_ids) else ""
+        keys = ": " + ", ".join(map(_key, group.old_keys)) if group.old_keys else ""
+        said = f"one key of {group.table}: rows {', '.join(group.row_ids)}{more}{keys}"
+        yield from wrapped(said, first="  ", rest="    ")
+    if len(collisions.first) > _COLLISIONS_SHOWN:
+        yield f"  and {collisions.keys - _COLLISIONS_SHOWN:,} more"
 
 
 def _examples(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
@@ -86,25 +160,12 @@ def _examples(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
         old = f"  {_key(example.old_key)}" if example.old_key is not None else ""
         yield from wrapped(f"{example.row_id}{old}", first="  ", rest="      ")
         for new in example.new_keys:
-            key = f"(PartitionKey of {new.partition_units}, RowKey of {new.row_units} characters)"
-            if new.new_key is not None:
-                key = _key(new.new_key)
-            yield from wrapped(f"{new.table} {new.row_id}  {key}", first="    -> ")
+            key = "" if new.new_key is None else f"  {_key(new.new_key)}"
+            yield from wrapped(f"{new.table} {new.row_id}{key}", first="    -> ")
     yield ""
 
 
-def _requests(migration: MigrationPlan, estimate: Estimate) -> Iterator[str]:
-    batches = []
-    for fill in migration.fills:
-        written = (fill.table, f"{fill.rows:,}", f"{fill.batches:,}", f"{fill.rows_per_batch:.1f}")
-        if fill.with_main:
-            written = (fill.table, f"{fill.rows:,}", "with main rows", "")
-        at_least = "" if fill.partitions_exact else ">= "
-        partitions = (f"{at_least}{fill.partitions:,}", f"{at_least}{fill.largest_partition:,}")
-        batches.append((*written, *partitions))
-    head = ("Target", "rows", "batches", "rows/batch", "partitions", "largest")
-    yield from table(head, batches, right=range(1, 6))
-    yield ""
+def _requests(estimate: Estimate) -> Iterator[str]:
     rows = [(phase, what, f"{count:,}", kinds) for phase, what, count, kinds in told_requests(estimate)]
     rows.append(("", "all", f"{estimate.requests_total:,}", ""))
     yield from table(("Phase", "requests", "count", "of kind"), rows, right={2})
@@ -117,29 +178,6 @@ def told_requests(estimate: Estimate) -> list[tuple[str, str, int, str]]:
     for one in estimate.requests:
         told.setdefault((one.phase, one.what), {})[one.kind.value] = one.count
     return [(phase, what, sum(kinds.values()), ", ".join(kinds)) for (phase, what), kinds in told.items()]
-
-
-def _cost(estimate: Estimate) -> Iterator[str]:
-    storage, money = estimate.storage, estimate.money
-    yield "Storage while both tables exist"
-    yield from wrapped(
-        f"source {size(storage.source_bytes)}, targets {size(storage.target_bytes)}, mapping"
-        f" {size(storage.mapping_bytes)}: {size(storage.added_bytes)} more than now, for about"
-        f" {storage.days:,.1f} days (expected duration and retention)",
-        first="  ",
-    )
-    yield from ("", "Money")
-    if money is None:
-        missing = ", ".join(estimate.prices_missing)
-        yield from wrapped(
-            f"no prices: set {missing} under [prices] in rekey.toml. The Azure pricing page for Table"
-            " Storage, or your bill, has them.",
-            first="  ",
-        )
-    else:
-        head = ("", "batch billed as one", "batch billed by its rows")
-        yield from table(head, money_lines(money), right={1, 2}, indent="  ")
-    yield ""
 
 
 def money_lines(money: Money) -> list[tuple[str, str, str]]:
@@ -165,7 +203,8 @@ def _durations(estimate: Estimate) -> Iterator[str]:
     rows.append(("all", _time(quickest), _time(likely), ""))
     yield from table(("Phase", "at best", "expected", "bound by"), rows, right={1, 2})
     yield from wrapped(
-        "at best: at the service's targets (20,000 entities/s an account, 2,000/s a partition); expected:"
+        "at best: at the service's targets (20,000 entities/s an account, 2,000/s a partition), beyond which"
+        ' `entities_per_second = "auto"` may go; expected:'
         f" with the configured limits too, {ASSUMED_REQUEST_SECONDS * 1000:.0f} ms a request assumed. Changes"
         " meanwhile come on top.",
         first="  ",
@@ -177,27 +216,16 @@ def _time(seconds: float) -> str:
     return "< 1 s" if seconds < 1 else duration(seconds)
 
 
-def _problems(migration: MigrationPlan) -> Iterator[str]:
-    collisions = migration.collisions
-    if collisions is not None:
-        where = f"in all {migration.mapped_rows:,} rows" if collisions.exact else "in the rows sampled"
-        yield from _field("collisions", f"{collisions.keys:,} {where}")
-        for group in collisions.first[:_COLLISIONS_SHOWN]:
-            more = f" and {group.rows - len(group.row_ids):,} more" if group.rows > len(group.row_ids) else ""
-            keys = ": " + ", ".join(map(_key, group.old_keys)) if group.old_keys else ""
-            said = f"one key of {group.table}: rows {', '.join(group.row_ids)}{more}{keys}"
-            yield from wrapped(said, first="  ", rest="    ")
-        if len(collisions.first) > _COLLISIONS_SHOWN:
-            yield f"  and {collisions.keys - _COLLISIONS_SHOWN:,} more"
-        yield ""
-    for problem in migration.problems:
+def _problems(problems: Sequence[Problem]) -> Iterator[str]:
+    for problem in problems:
         yield from _labelled(problem.severity, f"{problem.code}: {problem.message}")
         if problem.row_ids:
             more = ", …" if problem.rows > len(problem.row_ids) else ""
             yield from _labelled("", f"rows {', '.join(problem.row_ids)}{more}")
         yield from _labelled("", problem.cure, "cure: ")
-    if migration.problems:
-        yield ""
+
+
+def _refused(migration: MigrationPlan) -> Iterator[str]:
     for refused in migration.refused:
         if refused.old_keys:  # they were asked for
             yield f"Rows refused with {refused.code} ({refused.field})"
@@ -237,10 +265,11 @@ def _verdict(plan: Plan) -> Iterator[str]:
     said = ", ".join(counted(number, severity) for severity, number in counts.items() if number)
     if not plan.migrations:
         yield "Nothing to plan: there is no migration script."
-    elif counts[Severity.ERROR]:
-        yield f"{said}. `rekey apply` would refuse or stop: mend the errors first."
+    elif plan.exit_code:
+        what = "it" if counts[Severity.ERROR] == 1 else "the errors"
+        yield from wrapped(f"{said}. `rekey apply` would refuse or stop: mend {what} first.")
     else:
-        yield f"{said or 'No problems'}. Nothing was written; `rekey apply` begins."
+        yield from wrapped(f"{said or 'No problems'}. Nothing was written; `rekey apply` begins.")
 
 
 def _labelled(label: str, text: str, begin: str = "") -> list[str]:

@@ -24,6 +24,7 @@ from rekey.declaration.query import Query
 from rekey.errors import ExitCode
 from rekey.inspect.inventory import Inventory
 from rekey.model import EntityKey
+from rekey.present.text import counted
 from rekey.tables.sent import Kind
 
 
@@ -274,7 +275,7 @@ class Duration:
     """How long one phase takes, in seconds, and what bounds it.
 
     Attributes:
-        at_targets_s: at the service's targets: it cannot be quicker.
+        at_targets_s: at the service's targets: only rates that follow the service (`"auto"`) may be quicker.
         at_targets_bound: the target that bounds it.
         at_limits_s: under the configured limits.
         at_limits_bound: the limit or target that bounds it.
@@ -365,7 +366,8 @@ class Portrait:
         rows: source rows that were looked at.
         sizes: number of partitions by class of size, in rows that were looked at.
         largest: the largest partitions by safe id, with their rows.
-        lengths: for each key the number of keys by length: by the lower end of a class of 8 characters.
+        lengths: for each key the number of rows of the table by its length: by the lower end of a class of 8
+            characters. Counted, or estimated from the rows looked at; as is `key_bytes`.
         key_bytes: mean bytes of both keys of a row, at two bytes a UTF-16 unit.
         fills: the batches that were packed: their number by the rows in a batch; empty for the source.
     """
@@ -387,10 +389,12 @@ class Load:
     Attributes:
         table: its name.
         today: the source; else a table that the migration fills.
-        times: the beginnings of the columns, e.g. `2024-03`.
+        times: the beginnings of the columns, e.g. `2024-03`, one after the other, also those of no row.
         lanes: the partitions with most rows by safe id, with their rows in each column.
         others: how many partitions have no lane.
-        others_rows: the rows of these partitions, in each column.
+        others_rows: the rows that are in no lane, in each column; with the lanes all rows of the table.
+        partitions_exact: partitions were few enough to count each; otherwise lanes, `others` and `busiest`
+            are lower bounds.
         busiest: for each column, the share of its rows that went to its busiest partition, 0.0 to 1.0.
     """
 
@@ -400,6 +404,7 @@ class Load:
     lanes: tuple[tuple[str, tuple[int, ...]], ...] = field(metadata=told("partitions", form=_partitions))
     others: int = field(metadata=told("other_partitions"))
     others_rows: tuple[int, ...]
+    partitions_exact: bool
     busiest: tuple[float, ...] = field(metadata=told(form=lambda shares: [round(one, 4) for one in shares]))
 
 
@@ -452,7 +457,7 @@ class MigrationPlan:
         basis: what the plan rests on.
         inventory: what the source holds, None when it does not exist.
         mapped_rows: rows the mapping was tried on.
-        looked_at: how many of them, drawn evenly, advice, bytes, examples and plots come from.
+        looked_at: how many of them, drawn evenly, advice, bytes and examples come from.
         examples: up to five rows.
         collisions: target keys that several rows map to; None when nothing could be mapped.
         refused: rows the mapping refuses, by reason; counted among `mapped_rows`.
@@ -489,7 +494,23 @@ class MigrationPlan:
         if self.looked_at == self.mapped_rows:
             return ""
         rows = f"{self.looked_at:,} of {self.mapped_rows:,} rows"
-        return f"advice, bytes, examples, lengths and load come from {rows}, drawn evenly"
+        return f"advice, bytes and examples come from {rows}, drawn evenly"
+
+    @property
+    def rows_counted(self) -> str:
+        """Return the rows that partitions were counted in: `all 2,000 rows`, `the 30,000 rows read`."""
+        rows = counted(self.portraits[0].rows if self.portraits else 0, "row")
+        if self.inventory is None or not self.inventory.exact:
+            return f"the {rows} read"
+        return f"{rows}, the refused ones left out" if self.refused else f"all {rows}"
+
+    @property
+    def rows_weighted(self) -> str:
+        """Return the rows that figures of the whole table were counted in, or estimated from."""
+        if self.inventory is None or self.inventory.exact:
+            return self.rows_counted
+        rows = f"about {counted(self.inventory.rows.rows, 'row')}"
+        return f"estimated: {rows}, by {self.rows_counted}, each weighted by the rows it stands for"
 
     @property
     def errors(self) -> tuple[Problem, ...]:

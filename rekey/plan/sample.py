@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from rekey.copy.scan import row_bytes
 from rekey.core.limits import entity_bytes
+from rekey.inspect.inventory import Inventory
 from rekey.model import Row
 
 MOST_ROWS = 5_000
@@ -43,7 +44,13 @@ class RowSample:
             self._bytes //= 2
             self._every *= 2
 
-    @property
-    def mean_row_bytes(self) -> float:
-        """Return the mean bytes of a row as the service bills them; 0.0 without rows."""
-        return sum(map(entity_bytes, self.rows)) / len(self.rows) if self.rows else 0.0
+    def parts(self, inventory: Inventory) -> tuple[list[Row], list[Row]]:
+        """Return the rows drawn of each part of the reading (`rekey.inspect.inventory.PARTS`)."""
+        head = -(-inventory.head_rows // self._every)
+        return self.rows[:head], self.rows[head:]
+
+    def stored_bytes(self, inventory: Inventory) -> int:
+        """Return the bytes that the service bills for all rows of the table."""
+        means = [sum(map(entity_bytes, part)) / len(part) if part else 0.0 for part in self.parts(inventory)]
+        weights = inventory.weights
+        return round(weights.sum(mean * rows for mean, rows in zip(means, weights.read, strict=True)))

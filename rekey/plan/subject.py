@@ -39,7 +39,7 @@ class Subject:
         ids: the migration's safe ids, or ephemeral ones.
         ids_hold: whether `ids` are the migration's own.
         secret_fingerprints: fingerprints of the secrets that were found, by name.
-        missing_secrets: names of the secrets that were not found.
+        missing_secrets: the errors about secrets that were not found.
         no_wrapping_key: why the wrapping key of a sealed mapping cannot be used; "" when it can, or none is
             needed.
         started: phase, declaration and secrets of a migration that was begun before; else None.
@@ -52,7 +52,7 @@ class Subject:
     ids: SafeIds
     ids_hold: bool = False
     secret_fingerprints: Mapping[str, str] = field(default_factory=dict)
-    missing_secrets: tuple[str, ...] = ()
+    missing_secrets: tuple[SecretMissing, ...] = ()
     no_wrapping_key: str = ""
     started: Started | None = None
     owns_row: OwnsRow | None = None

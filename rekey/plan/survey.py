@@ -13,14 +13,16 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Self
+from operator import mul
+from typing import Self, TypeAlias
 
 from rekey.copy.scan import row_bytes, window_of
 from rekey.core.limits import entity_bytes, utf16_units
 from rekey.declaration.mapper import Mapper, TargetRow
 from rekey.errors import RowRefused
+from rekey.inspect.inventory import ELSEWHERE, PARTS, Weights
 from rekey.mapping.ids import SafeIds, new_key
 from rekey.mapping.rows import MappingRows, TargetKey
 from rekey.mapping.sealing import Sealer, new_data_key
@@ -32,6 +34,9 @@ from rekey.plan.portrait import Portrayer
 from rekey.plan.result import Collisions, Example, NewKey, RefusedRows
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.tables.base import Operation, TableService, Verb
+
+Mapped: TypeAlias = tuple[EntityKey, list[tuple[int, EntityKey]]]
+"""The key of a source row, and the keys that it becomes: the number of a target table and the key there."""
 
 EXAMPLES = 5
 FIRST_ROWS = 20
@@ -47,9 +52,9 @@ class Survey:
         labels: what the target tables are called, main first.
         together: the numbers of those that are one table; empty where there is no such.
         rows: source rows taken.
-        refused_rows: rows taken that the mapping refuses.
+        mapped: rows that the mapping does not refuse, for each part of the reading (`PARTS`).
         looked_at: rows of the sample.
-        target_rows: rows for each target table.
+        target_rows: for each part of the reading, the rows for each target table.
         examples: up to five rows of the sample.
         packing: counts the batches of the rows.
         gatherer: counts the facts that advice is judged from, in the sample.
@@ -63,9 +68,9 @@ class Survey:
         """
         migration = subject.declared.migration
         self.labels = mapper.labels
-        self.rows = 0
-        self.refused_rows = self.looked_at = 0
-        self.target_rows = [0] * len(mapper.tables)
+        self.rows = self.looked_at = 0
+        self.mapped = [0 for _ in PARTS]
+        self.target_rows = [[0] * len(mapper.tables) for _ in PARTS]
         self.packing = Packing(len(mapper.tables), window_of(options.limits), mapper.together)
         self.gatherer = Gatherer(migration, mapper.map, is_cosmos=options.is_cosmos, prices=options.prices)
         self.portrayer = Portrayer(migration)
@@ -82,7 +87,10 @@ class Survey:
         self._mapping_rows = MappingRows(
             subject.declared.script_id, migration.source, mapper.tables, SafeIds(new_key()), sealer
         )
-        self._measured = self._mapping_bytes = 0
+        self._row_bytes: list[list[float]] = []
+        """For each part of the reading, the mean bytes of a row of each target table."""
+        self._mapping_bytes: list[float] = []
+        """For each part of the reading, the mean bytes of the mapping rows of a source row."""
         self.examples: tuple[Example, ...] = ()
         self._refused: dict[tuple[str, str], tuple[RowRefused, int, list[EntityKey]]] = {}
         self._search = CollisionSearch()
@@ -93,15 +101,15 @@ class Survey:
     def __exit__(self, *ended: object) -> None:
         self._search.__exit__(*ended)
 
-    def take(self, rows: Sequence[Row], continues: bool) -> None:
-        """Map the rows of one page; `continues`: they follow the previous page without a gap."""
-        if not continues and self.rows:
+    def take(self, rows: Sequence[Row], part: int) -> None:
+        """Map the rows of one page, which belongs to a part of the reading (`PARTS`)."""
+        if part == ELSEWHERE:
             self.packing.end(whole=False)
         for start in range(0, len(rows), self.packing.page_rows):
-            self._take(rows[start : start + self.packing.page_rows])
+            self._take(rows[start : start + self.packing.page_rows], part)
         self.rows += len(rows)
 
-    def _take(self, rows: Sequence[Row]) -> None:
+    def _take(self, rows: Sequence[Row], part: int) -> None:
         mapped: list[tuple[list[TargetRow], Row]] = []
         map_row = self._mapper.map
         for row in rows:
@@ -116,8 +124,12 @@ class Survey:
         ]
         digests, *_ = [self._search.take(number, pairs) for number, pairs in enumerate(made)]
         counts = [Counter([target[PARTITION_KEY] for target, _ in pairs]) for pairs in made]
-        self.portrayer.count([Counter([row[PARTITION_KEY] for _, row in made[0]]), *counts])
-        self.target_rows = [rows + len(pairs) for rows, pairs in zip(self.target_rows, made, strict=True)]
+        tables = [[row for _, row in mapped], *([target for target, _ in pairs] for pairs in made)]
+        today = Counter([row[PARTITION_KEY] for row in tables[0]])
+        self.portrayer.count(part, tables, [today, *counts])
+        self.mapped[part] += len(mapped)
+        met = self.target_rows[part]
+        self.target_rows[part] = [rows + len(pairs) for rows, pairs in zip(met, made, strict=True)]
         if self._is_cosmos:
             for of_row, _ in mapped:
                 self.gatherer.limit(of_row)
@@ -148,34 +160,44 @@ class Survey:
         return _mean(list(partitions.values())) or 1.0
 
     def _refuse(self, refused: RowRefused, key: EntityKey) -> None:
-        self.refused_rows += 1
         reason = refused.code, refused.field
         refusal, count, first = self._refused.get(reason, (refused, 0, []))
         self._refused[reason] = refusal, count + 1, first
         if len(first) < FIRST_ROWS:
             first.append(key)
 
-    def _look_at(self, sample: Sequence[Row]) -> None:
+    def _look_at(self, sample: Sequence[Sequence[Row]]) -> None:
         """Look at rows that were taken before, for all that is not asked of every row."""
-        self.looked_at = len(sample)
-        mappable = []
-        for row in sample:
-            with suppress(RowRefused):
-                mapped = self._mapper.map(row)
-                self.gatherer.take(row, mapped)
-                self.portrayer.take(row, mapped)
-                mappable.append((key_of(row), [(number, key_of(target)) for number, target in mapped]))
-        for key, targets in mappable[:: -(-len(mappable) // MEASURED_ROWS) or 1]:
-            self._measure(key, targets)
-        self.examples = tuple(self._example(*one) for one in mappable[:: -(-len(mappable) // EXAMPLES) or 1])
+        mappable: list[Mapped] = []
+        for rows in sample:
+            self.looked_at += len(rows)
+            tallies = self.gatherer.tallies[1:]
+            before = [(one.stored_bytes, one.rows) for one in tallies]
+            found: list[Mapped] = []
+            for row in rows:
+                with suppress(RowRefused):
+                    mapped = self._mapper.map(row)
+                    self.gatherer.take(row, mapped)
+                    found.append((key_of(row), [(number, key_of(target)) for number, target in mapped]))
+            self._row_bytes.append(
+                [
+                    (one.stored_bytes - stored) / ((one.rows - count) or 1)
+                    for one, (stored, count) in zip(tallies, before, strict=True)
+                ]
+            )
+            self._mapping_bytes.append(_mean([*self._measured(_some(found, MEASURED_ROWS))]))
+            mappable += found
+        self.examples = tuple(self._example(*one) for one in _some(mappable, EXAMPLES))
 
-    def _measure(self, key: EntityKey, targets: Sequence[tuple[int, EntityKey]]) -> None:
-        """Measure the forward and the reverse mapping row of one source row."""
-        with suppress(RowRefused):
-            forward = self._mapping_rows.forward_row(key, [TargetKey(table, *to) for table, to in targets])
-            self._measured += 1
-            self._mapping_bytes += entity_bytes(forward)
-            self._mapping_bytes += entity_bytes(self._mapping_rows.reverse_row(key, targets[0][1]))
+    def _measured(self, mapped: Iterable[Mapped]) -> Iterator[int]:
+        """Yield the bytes of the forward and the reverse mapping row of each source row."""
+        for key, targets in mapped:
+            with suppress(RowRefused):
+                forward = self._mapping_rows.forward_row(
+                    key, [TargetKey(table, *to) for table, to in targets]
+                )
+                reverse = self._mapping_rows.reverse_row(key, targets[0][1])
+                yield entity_bytes(forward) + entity_bytes(reverse)
 
     def _example(self, key: EntityKey, targets: Sequence[tuple[int, EntityKey]]) -> Example:
         return Example(
@@ -193,11 +215,11 @@ class Survey:
             old_key=key if self._show_keys else None,
         )
 
-    def finish(self, sample: Sequence[Row], *, exact: bool) -> Collisions:
+    def finish(self, sample: Sequence[Sequence[Row]], *, exact: bool) -> Collisions:
         """End the survey and return the collisions of all rows taken.
 
         Args:
-            sample: rows spread over those taken.
+            sample: rows spread over those taken, of each part of the reading (`PARTS`).
             exact: every row of the source was taken.
         """
         self.packing.end(whole=exact)
@@ -209,15 +231,14 @@ class Survey:
             show_keys=self._show_keys,
         )
 
-    def scaled(self, counted: int, rows: int) -> int:
-        """Return a count over the rows taken, scaled to `rows` rows; 0 without rows taken."""
-        return round(counted * rows / self.rows) if self.rows else 0
+    def stored_bytes(self, number: int, weights: Weights) -> int:
+        """Return the bytes that the service will bill for the rows of a target table, by its number."""
+        rows, means = self.target_rows, self._row_bytes
+        return round(weights.sum(means[part][number] * rows[part][number] for part in PARTS))
 
-    @property
-    def mean_mapping_bytes(self) -> float:
-        """Return the mean bytes that the service bills for the mapping rows of a source row; 0.0 if none was
-        measured."""
-        return self._mapping_bytes / self._measured if self._measured else 0.0
+    def mapping_bytes(self, weights: Weights) -> int:
+        """Return the bytes that the service will bill for the mapping rows of all source rows."""
+        return round(weights.sum(map(mul, self._mapping_bytes, self.mapped)))
 
     @property
     def refused(self) -> tuple[RefusedRows, ...]:
@@ -234,6 +255,11 @@ class Survey:
             )
             for refusal, count, first in sorted(self._refused.values(), key=lambda one: -one[1])
         )
+
+
+def _some(mapped: Sequence[Mapped], most: int) -> Sequence[Mapped]:
+    """Return at most so many, drawn evenly."""
+    return mapped[:: -(-len(mapped) // most) or 1]
 
 
 def _mean(values: Sequence[int]) -> float:

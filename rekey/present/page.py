@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from rekey.errors import visible
-from rekey.present.text import counted, duration, size
+from rekey.present.text import counted, duration, moment, size
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -61,4 +61,5 @@ def _environment() -> Environment:
     )
     made.globals["policy"] = POLICY
     made.filters |= {"number": "{:,}".format, "counted": counted, "duration": duration, "size": size}
+    made.filters["moment"] = moment
     return made

@@ -37,12 +37,13 @@ BEFORE, AFTER = "before", "after"
 
 
 class Span(NamedTuple):
-    """One bar of a time line: a name, when it began and ended, and whether it was done."""
+    """One bar of a time line: a name, when it began and ended, whether it was done, whether it led back."""
 
     name: str
     begin: datetime
     end: datetime
     done: bool
+    back: bool = False
 
 
 class Pair(NamedTuple):
@@ -93,9 +94,11 @@ class _Canvas:
         self._put("line", "", "grid", x1=x1, y1=y1, x2=x2, y2=y2)
 
     def steps(self, points: Iterable[tuple[float, float]], colour: str) -> None:
-        """Put a line through points; the line of today is broad, so that the planned one is visible on it."""
+        """Put a line through points; that of today is broad, the planned one thin and dashed: where they
+        coincide both are seen."""
         joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        stroke = {"stroke": f"var(--{colour})", "stroke_width": 5 if colour == BEFORE else 2}
+        stroke = {"stroke": f"var(--{colour})", "stroke_width": 5 if colour == BEFORE else 2.5}
+        stroke |= {} if colour == BEFORE else {"stroke_dasharray": "8 5"}
         self._put("polyline", "", "", points=joined, fill="none", **stroke)
 
     def label(self, text: str, top: float) -> None:
@@ -150,7 +153,7 @@ def timeline(spans: Sequence[Span], title: str) -> str:
         top, took = _TOP + row * _ROW, (span.end - span.begin).total_seconds()
         left = _LABEL + (span.begin - first).total_seconds() * _ACROSS / whole
         plot.label(span.name, top)
-        colour = DARK if span.done else WARN
+        colour = WARN if not span.done else LIGHT if span.back else DARK
         plot.bar(left, top, max(took * _ACROSS / whole, _LEAST), colour, duration(took))
         told.append(f"{span.name}: {duration(took)}" + ("" if span.done else ", not finished"))
     return plot.drawn(title, told, bottom + _AXIS)

@@ -2,21 +2,46 @@
 
 Rules kept here:
 
-* Lines have at most `WIDTH` columns. A word is broken only where the caller says so: a path or a command that
-  is to be typed stays whole.
+* Lines have at most `WIDTH` columns, or as many as the terminal has (`fitted`). A word is broken only where
+  the caller says so: a path or a command that is to be typed stays whole.
 * A table that is too wide narrows its widest columns; their cells continue in the next line. Nothing is cut
   off.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import zip_longest
 
 WIDTH = 100
+"""Columns of a line where there is no terminal."""
+NARROWEST, WIDEST = 40, 140
+_columns: ContextVar[int] = ContextVar("columns", default=WIDTH)
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)", re.ASCII)
 _GAP = "  "
+_NARROWEST_COLUMN = 4
+"""Columns of a table are not made narrower than that; beyond, a line is too long."""
 KEYS_ARE_SHOWN = "KEYS ARE SHOWN. For the operator's eyes only: do not store or send this text."
+
+
+@contextmanager
+def fitted(columns: int) -> Iterator[None]:
+    """Fit all text made meanwhile to a terminal of so many columns: `NARROWEST` to `WIDEST`."""
+    before = _columns.set(min(WIDEST, max(NARROWEST, columns)))
+    try:
+        yield
+    finally:
+        _columns.reset(before)
+
+
+def underlined(title: str) -> list[str]:
+    """Return a title of lines, and a line below it."""
+    lines = wrapped(title, break_long_words=True)
+    return [*lines, "=" * min(_columns.get(), max(map(len, lines), default=0))]
 
 
 def wrapped(
@@ -32,7 +57,7 @@ def wrapped(
     """
     return textwrap.wrap(
         text,
-        WIDTH,
+        _columns.get(),
         initial_indent=first,
         subsequent_indent=" " * len(first) if rest is None else rest,
         break_long_words=break_long_words,
@@ -58,7 +83,8 @@ def table(
     """
     listed = [head, *rows]
     widths = [max(1, *(len(row[at]) for row in listed)) for at in range(len(head))]
-    while len(indent) + sum(widths) + len(_GAP) * (len(widths) - 1) > WIDTH:
+    most = _columns.get() - len(indent) - len(_GAP) * (len(widths) - 1)
+    while sum(widths) > most and max(widths) > _NARROWEST_COLUMN:
         widths[widths.index(max(widths))] -= 1
     lines = []
     for row in listed:
@@ -77,9 +103,14 @@ def report(lines: Iterable[str]) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def counted(number: int, what: str) -> str:
-    """Return a number of things: `1 row`, `2,000 rows`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def counted(number: int, what: str, plural: str = "") -> str:
+    """Return a number of things: `1 row`, `2,000 rows`; `plural`: where it is not `what` and an s."""
+    return f"{number:,} {what if number == 1 else plural or what + 's'}"
+
+
+def differing(rows: int, link: str = " ") -> str:
+    """Return how many rows differ: `1 row differs`, `2 rows differ`; with ` that `: `1 row that differs`."""
+    return f"{counted(rows, 'row')}{link}differ{'s' if rows == 1 else ''}"
 
 
 def duration(seconds: float) -> str:
@@ -94,6 +125,11 @@ def duration(seconds: float) -> str:
 
 def _rounded(number: float) -> str:
     return f"{number:.1f}".removesuffix(".0") if number < 10 else f"{number:.0f}"
+
+
+def moment(at: str) -> str:
+    """Return a time as the service writes it for people: `2024-03-01 09:30:00Z`; other texts unchanged."""
+    return f"{at[:10]} {at[11:19]}Z" if _MOMENT.fullmatch(at) else at
 
 
 def size(number: int) -> str:

@@ -11,6 +11,7 @@ Rules kept here:
   string that was pasted in is refused, and values of the file are not repeated in messages, so that it is
   not echoed either.
 * Without a configured rate, the service's own targets (`rekey.core.limits`) apply where `[tables]` is https.
+  Rates that follow the service (`"auto"`) begin at them, and plans reckon with them (ADR 0038).
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
-from rekey.errors import ConfigurationError, SecretMissing
+from rekey.errors import ConfigurationError, SecretMissing, reason_of
 from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
 from rekey.project.secrets_source import SecretKind, SecretSource, read_secret
-from rekey.project.sections import Bytes, Seconds, Section
+from rekey.project.sections import AUTO, Bytes, Rate, Seconds, Section
 
 AZURITE_ACCOUNT = "devstoreaccount1"
 # Published in the documentation of Azurite; every installation has it, so it protects nothing.
@@ -38,6 +39,7 @@ AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 
 _COSMOS_HOSTS = (".table.cosmos.azure.com", ".table.cosmosdb.azure.com")
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
+_OTHER_SERVICES = frozenset({"blob", "queue", "file", "dfs", "web"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PASTED_CHARACTERS = 24
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
@@ -94,15 +96,25 @@ class Limits:
     concurrency: int = 32
     window_rows: int = 8192
     window_bytes: Bytes = 16 * 1024**2
-    entities_per_second: int | None = None
+    entities_per_second: Rate = None
     scans: int = 8
     partition_entities_per_second: int | None = None
 
+    @property
+    def follows(self) -> bool:
+        """Whether rates follow the service."""
+        return self.entities_per_second == AUTO
+
+    @property
+    def account_rate(self) -> int | None:
+        """The configured number; None where there is none."""
+        return None if self.entities_per_second == AUTO else self.entities_per_second
+
     def with_targets(self) -> Limits:
-        """Return these limits with the service's documented targets where no rate is given."""
+        """Return these limits with the service's documented targets where no number is given."""
         return replace(
             self,
-            entities_per_second=self.entities_per_second or ACCOUNT_TARGET,
+            entities_per_second=self.account_rate or ACCOUNT_TARGET,
             partition_entities_per_second=self.partition_entities_per_second or PARTITION_TARGET,
         )
 
@@ -157,6 +169,15 @@ class Executor:
 
 
 @dataclass(frozen=True, slots=True)
+class Serve:
+    """Who may watch progress over HTTP from elsewhere, see `rekey.serve.server.Access`; None: nobody."""
+
+    token: SecretSource | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole configuration, a field for each section. All paths are absolute."""
 
@@ -173,6 +194,7 @@ class Config:
     evidence: EvidenceKey = field(default_factory=EvidenceKey)
     executor: Executor = field(default_factory=Executor)
     prices: Prices = field(default_factory=Prices)
+    serve: Serve = field(default_factory=Serve)
 
     @property
     def endpoints(self) -> str:
@@ -181,8 +203,10 @@ class Config:
 
     @property
     def rates(self) -> Limits:
-        """The limits; where `[tables]` is https, with the service's own targets for rates not given."""
-        return self.limits.with_targets() if self.tables.is_https else self.limits
+        """The limits that plans reckon with: where `[tables]` is https, or rates follow the service, with the
+        service's own targets for rates not given."""
+        is_service = self.tables.is_https or self.limits.follows
+        return self.limits.with_targets() if is_service else self.limits
 
     def warnings(self) -> list[str]:
         """Return warnings about settings that are allowed but doubtful, as text for people."""
@@ -244,6 +268,7 @@ def load_config(path: Path) -> Config:
         evidence=_evidence(document.section("evidence")),
         executor=read_executor(document.section("executor")),
         prices=_prices(document.section("prices")),
+        serve=_serve(document.section("serve")),
     )
 
 
@@ -318,7 +343,7 @@ def read_toml(path: Path, *, absent: str) -> Section:
         raise ConfigurationError(f"there is no configuration file {path}", hint=absent) from None
     except OSError as error:
         raise ConfigurationError(
-            f"the configuration file {path} cannot be read ({type(error).__name__})",
+            f"the configuration file {path} cannot be read ({reason_of(error)})",
             hint="make it a file that this user can read, or name another one",
         ) from None
     except UnicodeDecodeError:
@@ -371,6 +396,15 @@ def _endpoint(section: Section, text: str) -> str:
             "`localhost` is taken for another service by the Azure SDK",
             "write 127.0.0.1 instead of localhost",
         )
+    if host in _LOOPBACK and not parts.path.strip("/"):
+        section.fail(
+            "endpoint",
+            "names no account",
+            f'add its name as the path; for Azurite write endpoint = "http://127.0.0.1:10002/{AZURITE_ACCOUNT}"',
+        )
+    service = host.partition(".")[2].partition(".")[0]
+    if service in _OTHER_SERVICES and host.endswith(f".{service}.core.windows.net"):
+        section.fail("endpoint", f"is of the {service} service; rekey works on Table Storage", cure)
     if parts.scheme == "http" and host not in _LOOPBACK:
         section.fail(
             "endpoint", "http is allowed on 127.0.0.1 and [::1] only", "write https://, which encrypts"
@@ -411,6 +445,19 @@ def _sealing(section: Section) -> Sealing:
     return Sealing(
         _where(section, vault_holds="key"),
         _where(previous, vault_holds="key") if previous.content else None,
+    )
+
+
+def _serve(section: Section) -> Serve:
+    section.allow("token", "certificate", "key")
+    files = [section.text(name) for name in ("certificate", "key")]
+    if files.count(None) == 1:
+        section.fail("", "has one of certificate and key", "name both PEM files")
+    token = section.section("token")
+    token.allow("env", "file")
+    return Serve(
+        _where(token, vault_holds="secret") if token.content else None,
+        *(None if file is None else _absolute(section, file) for file in files),
     )
 
 

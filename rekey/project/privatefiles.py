@@ -27,10 +27,15 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file with mode 0600, whole or not at all, durably; replace an existing one.
+def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write a file with mode 0600, whole or not at all; replace an existing one.
 
     A link at `path` is replaced, not followed: what it points to stays as it is.
+
+    Args:
+        path: the file.
+        content: what it holds from now on.
+        durable: also after the machine fails; False saves the sync of the disk.
 
     Raises:
         OSError: it cannot be written; what was there is unchanged.
@@ -43,7 +48,8 @@ def write_whole(path: Path, content: bytes) -> None:
         with os.fdopen(made, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         fresh.replace(path)
     except BaseException:
         fresh.unlink(missing_ok=True)

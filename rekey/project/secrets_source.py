@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekey.core import crockford
-from rekey.errors import SecretMissing
+from rekey.errors import SecretMissing, reason_of
 from rekey.project.keyvault import VaultObject, default_credential, split_url
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def read_local(what: str, setting: str, source: SecretSource) -> bytes:
             content = Path(source.where).read_bytes()
         except OSError as error:
             raise SecretMissing(
-                f"{what}: the file {source.where} cannot be read ({type(error).__name__})",
+                f"{what}: the file {source.where} cannot be read ({reason_of(error)})",
                 hint=f"put it there, readable by this user, or change {setting}",
             ) from None
         secret = content.removesuffix(b"\r\n" if content.endswith(b"\r\n") else b"\n")

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias, TypeVar, get_type_hints
 
 from rekey.errors import ConfigurationError
 
@@ -23,6 +23,9 @@ Seconds: TypeAlias = Annotated[float, "a duration"]
 """A field that is written as a duration, `"24h"`, under the field's name without `_s`."""
 Bytes: TypeAlias = Annotated[int, "a size"]
 """A field that is written as a size, `"64MiB"`."""
+AUTO: Final = "auto"
+Rate: TypeAlias = int | Literal["auto"] | None
+"""A field that is written as a whole number, or as `"auto"`."""
 _DURATION = re.compile(r"(\d+)(s|m|h|d)")
 _SIZE = re.compile(r"(\d+)(B|KiB|MiB|GiB)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -123,6 +126,19 @@ class Section:
             self.fail(key, "is not a whole number of at least 1", f"write for example {key} = 16")
         return int(value)
 
+    def rate(self, key: str) -> int | Literal["auto"]:
+        """Read a whole number of at least 1, or `"auto"`."""
+        value = self.content[key]
+        if value == AUTO:
+            return AUTO
+        if type(value) is not int or value < 1:
+            self.fail(
+                key,
+                'is neither a whole number of at least 1 nor "auto"',
+                f'write for example {key} = 5000, or "auto"',
+            )
+        return int(value)
+
     def amount(self, key: str) -> float:
         """Read a number of at least 0, e.g. a price."""
         value = self.content[key]
@@ -155,6 +171,7 @@ _READERS: dict[Any, Callable[[Section, str], Any]] = {
     Bytes: Section.size,
     int: Section.count,
     int | None: Section.count,
+    Rate: Section.rate,
     float | None: Section.amount,
     str | None: Section.text,
 }

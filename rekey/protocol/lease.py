@@ -279,6 +279,7 @@ class RunnerLease:
                 self.script_id,
                 error.code or type(error).__name__,
                 DURATION_S + SAFETY_S,
+                extra={"event": "lease-not-returned"},
             )
         self._trusted_until = 0.0
 

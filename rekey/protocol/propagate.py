@@ -49,6 +49,7 @@ from rekey.protocol.replicas import (
 )
 from rekey.tables.allowance import while_also
 from rekey.tables.base import Operation, Table, Verb
+from rekey.tables.sent import OnTop, on_top
 
 MAX_ROUNDS = 100
 """Rounds after which a row that keeps changing is given up for now; nothing is lost by that."""
@@ -160,14 +161,15 @@ class Propagator:
             Unavailable: the row changed in every one of `MAX_ROUNDS` rounds.
             Ambiguous: a write failed while the outcome of another one is open.
         """
-        tally = self.tally(source_key)
-        for former in sorted(await self._propagate(source_key, tally)):
-            owner = await self.owner_of(former)
-            if owner is not None and owner != source_key:
-                # A new owner that cannot be propagated is told where it is written or verified.
-                with suppress(RowRefused, Collision):
-                    await self._propagate(owner, tally)
-        return await tally.result()
+        with on_top(OnTop.CHANGES):
+            tally = self.tally(source_key)
+            for former in sorted(await self._propagate(source_key, tally)):
+                owner = await self._holder_of(former)
+                if owner is not None and owner != source_key:
+                    # A new owner that cannot be propagated is told where it is written or verified.
+                    with suppress(RowRefused, Collision):
+                        await self._propagate(owner, tally)
+            return await tally.result()
 
     async def propagate_moved(self, row: Row) -> Propagated:
         """Propagate a source row that may have been copied under an older target key: its forward row lists
@@ -199,9 +201,9 @@ class Propagator:
                 continue
             authority = await self._authority(source_key)
             expected = self.expected_of(source_key, authority, found.get(source_place(source_key)))
-            unlisted = await self._unlisted(source_key, expected, listed)
+            unlisted = await self._unlisted(source_key, expected, listed, authority)
             if unlisted:
-                await self.mapping.claim(source_key, forward, unlisted, self.still_owns)
+                await self._claim(source_key, forward, unlisted, tally)
                 continue
             found = await self._owned(source_key, expected, found, listed, tally, room_for)
             main = self._main_of(expected, found, authority)
@@ -345,10 +347,24 @@ class Propagator:
         now = await self.mapping.forward(source_key)
         return (now and now.etag) == (forward and forward.etag)
 
+    async def _holder_of(self, main: EntityKey) -> EntityKey | None:
+        """Return the source key that a main target key belongs to, whoever has claimed it."""
+        return await self.owner_of(main)
+
+    async def _claim(
+        self, source_key: EntityKey, forward: Forward | None, targets: set[TargetKey], _tally: Tally
+    ) -> None:
+        """Claim target keys. `forward`: the forward row as read. Raises Collision, RowRefused."""
+        await self.mapping.claim(source_key, forward, targets, self.still_owns)
+
     async def _unlisted(
-        self, source_key: EntityKey, expected: Rows, listed: frozenset[TargetKey]
+        self,
+        source_key: EntityKey,
+        expected: Rows,
+        listed: frozenset[TargetKey],
+        _authority: Row | None,
     ) -> set[TargetKey]:
-        """Return the expected target keys that this source key has not claimed, or does not own any more."""
+        """Return the target keys that this source key has not claimed, or does not own any more."""
         unlisted = {target for target in expected if target.table != SOURCE_TABLE} - listed
         for target in sorted(expected.keys() & listed):
             # A listed key may have another owner by now: the claim can pass on while our row is gone.

@@ -9,6 +9,9 @@ Rules kept here:
   So the list of those keys is part of what the authority says: it is read again whenever the authority is,
   after the replicas. With an older list a row that moved meanwhile looks deleted, and its replicas would be
   deleted.
+* A row that names another old key than the one that owns its key belongs to the one it names, if the forward
+  row of that one lists the key: a transaction has deleted one row and created the other (ADR 0017). The claim
+  passes on when the new owner is propagated, after the source row of the former one is gone.
 * Only rows of keys that the mapping knows are touched: a source row whose key was never claimed is no
   replica.
 * A target row is written back to the source only if nothing of it is lost (`inverse`).
@@ -16,7 +19,9 @@ Rules kept here:
 
 from __future__ import annotations
 
-from rekey.errors import RowRefused
+from contextlib import suppress
+
+from rekey.errors import Collision, RowRefused
 from rekey.mapping.rows import Forward, TargetKey
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.protocol.propagate import Propagated, Propagator, Tally
@@ -68,9 +73,7 @@ class ReversePropagator(Propagator):
             return None
         rows = await self.read(sorted(one for one in forward.targets if one.table == 0))
         present = [
-            row
-            for target, row in rows.items()
-            if row is not None and await self.is_owner(forward.source, target.key)
+            row for row in rows.values() if row is not None and await self._holder(row) == forward.source
         ]
         if len(present) > 1:
             first, second = (self.target_id(key_of(row)) for row in present[:2])
@@ -82,6 +85,23 @@ class ReversePropagator(Propagator):
                 row_id=self.row_id(forward.source),
             )
         return present[0] if present else None
+
+    def named_by(self, row: Row) -> EntityKey | None:
+        """Return the old key that a main target row names, None where it does not say."""
+        try:
+            return self.mapper.source_key(row)
+        except RowRefused:
+            return None
+
+    async def _holder(self, row: Row) -> EntityKey | None:
+        """Return the old key that a main target row belongs to, None where the mapping does not know it."""
+        target = TargetKey(0, *key_of(row))
+        owner, named = await self.owner_of(target.key), self.named_by(row)
+        if owner is None or named is None or named == owner:
+            return owner
+        forward = await self.mapping.forward(named)
+        # Not listed: something else than a client changed the property, which is told when it goes back.
+        return named if forward is not None and target in forward.targets else owner
 
     def expected_of(
         self, source_key: EntityKey, authority: Row | None, source_row: Row | None = None
@@ -101,6 +121,29 @@ class ReversePropagator(Propagator):
         if authority is None or target.table == 0:
             return authority is not None and key_of(authority) == target.key
         return target in self.expected_of(source_key, authority, await self.source.get(source_key))
+
+    async def _holder_of(self, main: EntityKey) -> EntityKey | None:
+        row = await self.table(0).get(main)
+        return await self.owner_of(main) if row is None else await self._holder(row)
+
+    async def _unlisted(
+        self, source_key: EntityKey, expected: Rows, listed: frozenset[TargetKey], authority: Row | None
+    ) -> set[TargetKey]:
+        unlisted = await super()._unlisted(source_key, expected, listed, authority)
+        if authority is not None and not await self.is_owner(source_key, key_of(authority)):
+            unlisted.add(TargetKey(0, *key_of(authority)))
+        return unlisted
+
+    async def _claim(
+        self, source_key: EntityKey, forward: Forward | None, targets: set[TargetKey], tally: Tally
+    ) -> None:
+        for target in sorted(targets):
+            owner = await self.owner_of(target.key) if target.table == 0 else None
+            if owner is not None and owner != source_key:
+                # Its source row goes before its key: afterwards nothing would lead to that row.
+                await self._propagate(owner, tally)
+        with suppress(Collision):  # the row is the former owner's again: the next round sees it
+            await super()._claim(source_key, forward, targets, tally)
 
     def _main_of(self, _expected: Rows, _found: Rows, authority: Row | None) -> Row | None:
         return authority

@@ -16,7 +16,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -25,9 +25,10 @@ from rekey.core.concurrency import for_each
 from rekey.errors import Findings, ServiceError
 from rekey.model import EntityKey
 from rekey.protocol.journal import Intent, Journal
-from rekey.protocol.registry import ClientRow, refused_at
+from rekey.protocol.registry import SAFETY_S, ClientRow, is_over, refused_at
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side
+from rekey.tables.sent import OnTop, on_top
 
 Hopeless = Callable[[Findings], Awaitable[None]]
 """Called with the reason why a key cannot be settled."""
@@ -77,6 +78,24 @@ class Company:
     clients: Mapping[str, ClientRow] = field(default_factory=dict)
     usual_s: float = 0.0
     unquiet: bool = False
+
+    @classmethod
+    def of(cls, rows: Sequence[ClientRow], now: int, *, usual_s: float, unquiet: bool = False) -> Company:
+        """Return the company of the registered clients.
+
+        Args:
+            rows: the clients that have a row.
+            now: ticks of the service's clock.
+            usual_s: the longest operation in seconds, where no client is registered.
+            unquiet: requests of an earlier runner, or of a worker, may still take effect.
+        """
+        longest_s = max((row.longest_s for row in rows), default=usual_s)
+        return cls(now, {row.client_id: row for row in rows}, longest_s + SAFETY_S, unquiet)
+
+    def is_gone(self, client_id: str) -> bool:
+        """Tell whether a client has ended, or counts as ended because it has not beaten for so long."""
+        row = self.clients.get(client_id)
+        return row is None or is_over(row, self.now)
 
     def is_young(self, intent: Intent) -> bool:
         """Tell whether the write of an intent may be in flight, if its process was not suspended."""
@@ -163,7 +182,8 @@ class Sweeper:
                     self._kept[intent.id] = last
                 else:
                     by_key[intent.side, intent.key].append(intent)
-            await for_each(by_key.values(), settle, limit=concurrency)
+            with on_top(OnTop.CHANGES):
+                await for_each(by_key.values(), settle, limit=concurrency)
             check()
         swept.kept = len(self._kept)
         return swept

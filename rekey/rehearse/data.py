@@ -45,7 +45,11 @@ _SUFFIXES = {
     ".csv": Format.CSV,
     ".json": Format.AZURE_CLI,
 }
-_KNOWN = "use .json (az storage entity query -o json), .jsonl (one row a line) or .csv (types in the header)"
+_HEADER = "PartitionKey,RowKey,Age:Edm.Int32,Joined:Edm.DateTime"
+_KNOWN = (
+    "use .json (az storage entity query -o json), .jsonl (one row a line) or .csv with types in its header:"
+    f" {_HEADER}"
+)
 _MEMBERS = frozenset({"items", "nextMarker"})
 _SERVER_OWNED = {
     Format.AZURE_CLI: frozenset({"etag", TIMESTAMP, ETAG}),
@@ -257,7 +261,7 @@ class DataFile:
             if name in columns or not name:
                 raise BadRow(
                     f"column {at + 1} has no name, or one that another column has",
-                    "give every column a name of its own",
+                    f"give every column a name of its own: {_HEADER}",
                 )
             columns[name] = (at, type_named(said) if said else "")
             if name in _KEYS and columns[name][1] not in ("", STRING):
@@ -267,7 +271,8 @@ class DataFile:
         for key in _KEYS:
             if key not in columns:
                 raise BadRow(
-                    f"there is no column {key}", "the first line names the columns; both keys are needed"
+                    f"there is no column {key}",
+                    f"the first line names the columns, both keys among them: {_HEADER}",
                 )
         return columns
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from rekey.declaration.migration import Declared, required_secrets
 from rekey.declaration.scripts import load_script, load_scripts
-from rekey.errors import ConfigurationError, MachineFailed
+from rekey.errors import ConfigurationError, MachineFailed, reason_of
 from rekey.evidence.signing import make_key
 from rekey.rehearse.azurite import Azurite
 from rekey.state.models import KeyTexts, Segment
@@ -155,7 +155,7 @@ class Project:
                     shutil.copytree(path, to / path.name, ignore=shutil.ignore_patterns("__pycache__"))
         except OSError as error:
             raise ConfigurationError(
-                f"the scripts cannot be copied ({type(error).__name__})",
+                f"the scripts cannot be copied ({reason_of(error)})",
                 hint="make the folder of the script readable",
             ) from error
 

@@ -23,6 +23,8 @@ from rekey.core.texts import catalogue, filled
 from rekey.declaration.migration import Migration
 from rekey.errors import ExitCode
 from rekey.model import content_of, key_of, property_names
+from rekey.next_steps import apply_to
+from rekey.phases import Phase
 from rekey.rehearse.application import Application, LiveApplication, changed_by_one, to_entity
 from rekey.rehearse.project import RETENTION_SECONDS, Project, Result, Running
 from rekey.rehearse.report import Briefly
@@ -110,7 +112,7 @@ class Life:
             self.witness.tables.create_table_if_not_exists(one.migration.source)
             self._run("apply", one.script_id)
             self._run("verify", one.script_id, "--mode", "full")
-            self._run("apply", one.script_id, "--to", "complete", "--writers-stopped")
+            self._run(*apply_to(one.script_id, Phase.COMPLETE).split(), "--writers-stopped")
             self._leave_out("dependency", needed=one.script_id)
 
     # --- steps -------------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ class Life:
 
     def _complete(self) -> Finding:
         self._say("complete")
-        self._run("apply", self._script_id, "--to", "complete", why="complete")
+        self._run(*apply_to(self._script_id, Phase.COMPLETE).split(), why="complete")
         return self._same("After completion", after_cutover=True)
 
     def _retire(self, expected: Finding) -> None:
@@ -386,7 +388,8 @@ class LifeUnderWrites(Life):
         self._cut_over_again()
 
     def _complete(self) -> Finding:
-        step, complete = "complete-under-writes", ("apply", self._script_id, "--to", "complete")
+        step = "complete-under-writes"
+        complete = apply_to(self._script_id, Phase.COMPLETE).split()
         self._say(step)
         refused = self._run(*complete, expect=(ExitCode.REFUSED,))
         self._prove(step, "application-old" in refused.output)

@@ -46,7 +46,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.journal import Journal
 from rekey.protocol.propagate import Announce
-from rekey.protocol.registry import SAFETY_S, ClientRow, is_current, is_over, over_at, refused_at, silent_at
+from rekey.protocol.registry import ClientRow, is_current, is_over, over_at, refused_at, silent_at
 from rekey.protocol.rules import SOURCE, TARGET, Side
 from rekey.protocol.sweeper import Company, Hopeless, Sweeper, Swept
 from rekey.protocol.term import Term
@@ -56,8 +56,6 @@ from rekey.tables.answers import NOT_SENT
 T = TypeVar("T")
 
 POLL_S = 0.2
-NOTE_AFTER_S = 2.0
-"""Once waiting takes longer than this, the clients that are waited for are named."""
 UNTOLD = TICKS_PER_SECOND
 """One second, in ticks. The service's clock tells whole seconds, so a beat within the second that it told may
 be older than the answer."""
@@ -85,6 +83,11 @@ class Deadline:
     def elapsed_s(self) -> float:
         """Seconds since the limit began."""
         return self._clock.rising() - self.began
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left of the limit."""
+        return max(0.0, self.seconds - self.elapsed_s)
 
     @property
     def over(self) -> bool:
@@ -203,27 +206,25 @@ async def wait_for_clients(
     if run.is_delta:
         return 0
     deadline = deadline or Deadline(run.clock, run.config.gates.clients_timeout_s)
-    noted = False
-    while True:
-        run.check()
-        clients = await look(run)
-        waiting = clients.behind(control) if missing is None else missing(clients)
-        if not waiting:
-            return len(clients.live)
-        if deadline.over:
-            longest = max(0, max(over_at(row) for row in waiting) - clients.now) / TICKS_PER_SECOND
-            raise Refused(
-                f"after {deadline.seconds:g} s {_have_not(waiting)} followed to epoch {control.epoch}"
-                f" (`{control.phase}`): {named(waiting, clients.now)}",
-                kept="everything; no write is lost by it",
-                hint="mend or end these processes; one that has ended is over by itself, here in"
-                f" {longest:.0f} s at most. Then run the same command again;"
-                f" `rekey status {run.script_id}` shows all clients",
-            )
-        if not noted and deadline.elapsed_s >= NOTE_AFTER_S:
-            run.progress.note(f"waiting for {named(waiting, clients.now)}")
-            noted = True
-        await run.clock.sleep(POLL_S)
+    with run.progress.waiting("clients", deadline.left_s) as wait:
+        while True:
+            run.check()
+            clients = await look(run)
+            waiting = clients.behind(control) if missing is None else missing(clients)
+            if not waiting:
+                return len(clients.live)
+            if deadline.over:
+                longest = max(0, max(over_at(row) for row in waiting) - clients.now) / TICKS_PER_SECOND
+                raise Refused(
+                    f"after {deadline.seconds:g} s {_have_not(waiting)} followed to epoch {control.epoch}"
+                    f" (`{control.phase}`): {named(waiting, clients.now)}",
+                    kept="everything; no write is lost by it",
+                    hint="mend or end these processes; one that has ended is over by itself, here in"
+                    f" {longest:.0f} s at most. Then run the same command again;"
+                    f" `rekey status {run.script_id}` shows all clients",
+                )
+            wait.look(named(waiting, clients.now))
+            await run.clock.sleep(POLL_S)
 
 
 def _have_not(rows: Sequence[ClientRow]) -> str:
@@ -239,12 +240,14 @@ async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
     Clients that are behind get `GRACE_S` seconds to follow.
     """
     deadline = Deadline(run.clock, GRACE_S)
-    while True:
-        clients = await look(run)
-        behind = clients.behind(control)
-        if not behind or deadline.over:
-            break
-        await run.clock.sleep(POLL_S)
+    with run.progress.waiting("clients", GRACE_S) as wait:
+        while True:
+            clients = await look(run)
+            behind = clients.behind(control)
+            if not behind or deadline.over:
+                break
+            wait.look(named(behind, clients.now))
+            await run.clock.sleep(POLL_S)
     reasons = clients.closed_by_refusing()
     if behind:
         who = named(behind, clients.now)
@@ -265,7 +268,10 @@ async def forget_ended(run: Run) -> None:
         await run.registry.purge(ticks_of(await run.restricted.server_time()))
     except ServiceError:
         # Nothing depends on these rows, and the phase's own work is done: the next command tries again.
-        run.progress.note("rows of clients that ended could not be removed; the next command tries again")
+        run.progress.note(
+            "rows of clients that ended could not be removed; the next command tries again",
+            "clients-not-purged",
+        )
 
 
 async def heard_of_until(run: Run, behind: ControlRow | None = None) -> int | None:
@@ -300,15 +306,15 @@ async def until_quiet(run: Run) -> None:
     term, margin_s = Term(run.restricted, run.script_id), run.config.gates.margin_s
     theirs = await term.left(margin_s)
     seconds = max(theirs, open_s(run))
-    if seconds:
-        run.progress.note(
-            f"{run.script_id}: waiting {seconds:.0f} s: what was sent and not answered may still take effect"
-        )
-    if theirs:
-        await term.wait(margin_s, run.clock, run.check)
-    while (left := open_s(run)) > 0:
-        run.check()
-        await run.clock.sleep(min(_LOOK_S, left))
+    what = "what was sent and not answered, and may still take effect"
+    with run.progress.waiting(what, seconds) as wait:
+        if seconds:
+            wait.tell()
+        if theirs:
+            await term.wait(margin_s, run.clock, run.check)
+        while (left := open_s(run)) > 0:
+            run.check()
+            await run.clock.sleep(min(_LOOK_S, left))
 
 
 async def quiet_in_s(run: Run) -> float:
@@ -383,15 +389,13 @@ def announcing(journal: Journal, clock: Clock) -> Announce:
 async def company(run: Run) -> Company:
     """Return the clients and other writers that may have a request in flight now, for a sweep of the journal.
 
-    `usual_s`, for intents of a version that did not record their own time, is the longest operation of the
-    registered clients and a margin.
+    Intents of a version that did not record their own time count as in flight for the longest operation of
+    the registered clients and a margin.
     """
-    clients = {client.client_id: client for client in await run.registry.list()}
-    said = [client.longest_s for client in clients.values()]
-    usual_s = max(said, default=LeaseSettings().longest_operation_s) + SAFETY_S
+    rows = await run.registry.list()
     unquiet = await Term(run.restricted, run.script_id).left(run.config.gates.margin_s) > 0
     now = ticks_of(await run.restricted.server_time())
-    return Company(now, clients, usual_s, unquiet)
+    return Company.of(rows, now, usual_s=LeaseSettings().longest_operation_s, unquiet=unquiet)
 
 
 async def sweep_journal(
@@ -456,15 +460,17 @@ async def settle_stale(run: Run, side: Side) -> Swept:
     """
     deadline = Deadline(run.clock, max(OPEN_S, (await company(run)).usual_s) + FRESH_S)
     sweeper, settled = run.sweeper, 0
-    while True:
-        run.check()
-        swept = await sweep_journal(run, side, sweeper)
-        settled += swept.settled
-        now = ticks_of(await run.restricted.server_time())
-        fresh = swept.oldest_at is None or now - swept.oldest_at < FRESH_S * TICKS_PER_SECOND
-        if fresh or deadline.over:
-            return replace(swept, settled=settled)
-        await run.clock.sleep(POLL_S)
+    with run.progress.waiting("writes of the application that were left open", deadline.left_s) as wait:
+        while True:
+            run.check()
+            swept = await sweep_journal(run, side, sweeper)
+            settled += swept.settled
+            now = ticks_of(await run.restricted.server_time())
+            fresh = swept.oldest_at is None or now - swept.oldest_at < FRESH_S * TICKS_PER_SECOND
+            if fresh or deadline.over:
+                return replace(swept, settled=settled)
+            wait.look()
+            await run.clock.sleep(POLL_S)
 
 
 async def any_intent(run: Run) -> bool:
@@ -490,25 +496,27 @@ async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | N
         Refused: intents that are not settled were left when the limit was reached.
     """
     sweeper, settled = run.sweeper, 0
-    while True:
-        run.check()
-        swept = await sweep_journal(run, side, sweeper, hopeless)
-        settled += swept.settled
-        if not swept.left:
-            return settled
-        if deadline.over:
-            oldest = "" if swept.oldest_at is None else f", the oldest of {format_ticks(swept.oldest_at)}"
-            failed = f", {swept.failed} of which cannot be settled" if swept.failed else ""
-            raise Refused(
-                f"after {deadline.seconds:g} s the journal of {run.script_id} still holds {swept.left}"
-                f" intents{oldest}{failed}",
-                kept="every intent and every row; nothing is lost",
-                hint=unsettled_hint(run)
-                if swept.failed
-                else "a write with an open outcome is waited for as long as the longest operation takes: run"
-                " the same command again, or allow more with [gates] freeze_timeout",
-            )
-        await run.clock.sleep(POLL_S)
+    with run.progress.waiting("writes that are under way", deadline.left_s) as wait:
+        while True:
+            run.check()
+            swept = await sweep_journal(run, side, sweeper, hopeless)
+            settled += swept.settled
+            if not swept.left:
+                return settled
+            if deadline.over:
+                oldest = "" if swept.oldest_at is None else f", the oldest of {format_ticks(swept.oldest_at)}"
+                failed = f", {swept.failed} of which cannot be settled" if swept.failed else ""
+                raise Refused(
+                    f"after {deadline.seconds:g} s the journal of {run.script_id} still holds {swept.left}"
+                    f" intents{oldest}{failed}",
+                    kept="every intent and every row; nothing is lost",
+                    hint=unsettled_hint(run)
+                    if swept.failed
+                    else "a write with an open outcome is waited for as long as the longest operation takes:"
+                    " run the same command again, or allow more with [gates] freeze_timeout",
+                )
+            wait.look(f"{swept.left:,} writes of the application that are under way")
+            await run.clock.sleep(POLL_S)
 
 
 def unsettled_hint(run: Run) -> str:

@@ -15,7 +15,8 @@ Rules kept here:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -23,21 +24,35 @@ from typing import Any
 import rfc8785
 
 from rekey.core.progress import Interruptible
-from rekey.errors import ConfigurationError, Findings, GateClosed, Refused, RekeyError, SecretMissing
+from rekey.errors import (
+    Collision,
+    ConfigurationError,
+    Findings,
+    GateClosed,
+    Refused,
+    RekeyError,
+    RowRefused,
+    SecretMissing,
+)
+from rekey.next_steps import next_step
 from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
 from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan, Plan
 from rekey.plan.subject import PlanOptions, subject_of
+from rekey.present.text import counted
 from rekey.protocol.rules import SOURCE, authority
 from rekey.runner.clients import until_quiet, wait_for_present, while_sweeping
+from rekey.runner.erase.expiry import expire_removed
 from rekey.runner.phases import PHASES
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.runner.stop import expected_stop_s
-from rekey.runner.verification import context, verify_full
+from rekey.runner.verification import context, rows_to_read, verify_full
 from rekey.state.audit import expressible
-from rekey.state.models import PLAN_FACT
+from rekey.state.models import ON_TOP, PLAN_FACT
 from rekey.status.facts import ESTIMATED_ROWS
+from rekey.tables.sent import OnTop
+from rekey.verify.context import Keys
 from rekey.verify.count import count
 from rekey.verify.report import Report
 from rekey.verify.sample import sample
@@ -106,18 +121,42 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
     for phase in ORDER[len(before) : ORDER.index(last) + 1]:
         reasons = session.do(PHASES[phase].gate(run))
         if reasons or phase in GATED:
-            command = f"rekey apply {script_id} --to {phase}"
-            hint = f"when that is mended: `{command}`"
-            if phase is Phase.CUTOVER and run.is_delta and not run.options.writers_stopped:
-                hint = f"stop the application's writers, then `{command} --writers-stopped`"
-            session.do(_pass_gate(run, phase, reasons, hint))
-        session.ledger.apply(script_id, phase)
+            session.do(_pass_gate(run, phase, reasons, _once_mended(run, phase)))
+        with _naming_rows(session, run):
+            session.ledger.apply(script_id, phase)
     after = session.ledger.applied(script_id)
-    caught_up = session.do(PHASES[after[-1]].again(run)) if before == after else 0
+    with _naming_rows(session, run):
+        caught_up = session.do(PHASES[after[-1]].again(run)) if before == after else 0
     upcoming = following(after[-1])
     asks = session.do(PHASES[upcoming].gate(run)) if upcoming in GATED and upcoming else []
+    if before == after:
+        session.add_on_top(script_id, OnTop.REPEATS)
     stop_s = expected_stop_s(run) if run.is_delta and upcoming is Phase.CUTOVER else None
     return Applied(script_id, tuple(after[len(before) :]), caught_up, upcoming, tuple(asks), stop_s)
+
+
+def _once_mended(run: Run, phase: Phase) -> str:
+    """Return the hint of a closed gate: the command that asks it again."""
+    stopped = run.is_delta or run.options.writers_stopped
+    asking = {Phase.CUTOVER: "cut-over-stopped" if stopped else "cut-over", Phase.COMPLETE: "complete"}
+    if phase not in asking:
+        return f"when that is mended: `rekey apply {run.script_id}`"
+    return f"when that is mended: {next_step(asking[phase], script=run.script_id)}"
+
+
+@contextmanager
+def _naming_rows(session: Session, run: Run) -> Iterator[None]:
+    """Let an error about source rows of a migration that has begun say how to see and to mend them: such rows
+    are in no mapping, so `lookup` does not know them, and an edited script would be refused."""
+    try:
+        yield
+    except (Collision, RowRefused) as problem:
+        if Phase.CUTOVER not in session.ledger.applied(run.script_id):
+            problem.kept = (
+                problem.kept or "all rows; what was copied stays, and nothing was written for this row"
+            )
+            problem.hint = str(next_step("collision", script=run.script_id, source=run.source.name))
+        raise
 
 
 def _keep_plan(run: Run, planned: Plan, *, check_rows: bool) -> None:
@@ -127,6 +166,7 @@ def _keep_plan(run: Run, planned: Plan, *, check_rows: bool) -> None:
     [migration] = planned.migrations
     document = rfc8785.dumps(expressible(plan_document(planned)))
     run.state.set_fact(run.script_id, PLAN_FACT, document.decode())
+    run.state.set_fact(run.script_id, ON_TOP, None)  # of an earlier life, whose targets were kept
     details = {
         "plan_sha256": hashlib.sha256(document).hexdigest(),
         "row_check": "every source row was tried" if check_rows else "skipped (--skip-row-check)",
@@ -196,17 +236,27 @@ def refusal(plan: MigrationPlan) -> RekeyError:
 
 
 def verify(
-    session: Session, script_id: str, *, mode: Mode, repair: bool = False, rows: int = 3000, seed: int = 0
+    session: Session,
+    script_id: str,
+    *,
+    mode: Mode,
+    repair: bool = False,
+    rows: int = 3000,
+    seed: int = 0,
+    keys: Keys | None = None,
+    always: bool = False,
 ) -> Report:
     """Compare source and targets.
 
     Args:
         session: the open session.
         script_id: the migration.
-        mode: count, sample or full.
+        mode: count, sample or full. A full one takes the place of a sample that would ask for more requests.
         repair: mend what a full verification finds; other modes ignore it.
         rows: how many rows a sample draws in each direction.
         seed: the seed of the sample's random choice.
+        keys: takes the keys of rows that the report names.
+        always: sample, also where that asks for more requests.
 
     Raises:
         Refused: in this phase source and targets are not meant to be equal, or the migration has not begun.
@@ -215,12 +265,27 @@ def verify(
     control = session.do(run.control.read())
     phase = control.phase if control is not None else ControlPhase.SOURCE
     _require_comparable(run, phase)
-    if mode is Mode.FULL:
-        return session.do(verify_full(run, repair=repair))
-    with session.progress.task(f"verify {mode}") as advance:
-        ctx = context(run, phase, advance)
-        compare: Coroutine[Any, Any, Report] = count(ctx) if mode is Mode.COUNT else sample(ctx, rows, seed)
-        report = session.do(while_sweeping(run, authority(phase) or SOURCE, compare))
+    try:
+        report = None
+        if mode is not Mode.FULL:
+            total = rows_to_read(run) if mode is Mode.COUNT else None
+            with session.progress.task(f"verify {mode}", total=total) as advance:
+                ctx = context(run, phase, advance, keys=keys)
+                compare: Coroutine[Any, Any, Report | None]
+                if mode is Mode.COUNT:
+                    compare = count(ctx)
+                else:
+                    compare = sample(ctx, rows, seed, session.progress.note, always=always)
+                report = session.do(while_sweeping(run, authority(phase) or SOURCE, compare))
+            if report is None:
+                session.progress.note(
+                    f"a sample of {counted(rows, 'row')} would ask for more requests than a full"
+                    " verification, which proves more: a full one is made"
+                )
+        if report is None:
+            return session.do(verify_full(run, repair=repair and mode is Mode.FULL, keys=keys))
+    finally:
+        session.add_on_top(script_id, OnTop.REPEATS)
     session.state.audit("verification", script_id, report.as_json())
     return report
 
@@ -233,15 +298,15 @@ def _require_comparable(run: Run, phase: ControlPhase) -> None:
             kept="everything; nothing was changed",
             hint=f"`rekey apply {run.script_id}` first",
         )
-    what, hint = "", "there is nothing to do"
-    target = run.targets[0].name
+    what, hint, target = "", f"`rekey status {run.script_id}` says what is next", run.targets[0].name
     if run.is_delta and phase is not ControlPhase.DUAL_WRITE:
         what = (
             f'the application writes to {target}, and with capture "delta" nothing follows it,'
             " so differences say nothing"
         )
-        if phase in (ControlPhase.CUTOVER, ControlPhase.FREEZE):
-            hint = f"`rekey rollback {run.script_id}` copies the target's changes back and verifies"
+        if phase is ControlPhase.CUTOVER:
+            code = "way-back-by-copying" if run.declared.migration.reverse else "no-way-back"
+            hint = str(next_step(code, script=run.script_id, target=target))
     elif not run.is_delta:
         ended = phase in (ControlPhase.COMPLETE, ControlPhase.RETIRED)
         if ended or (phase is ControlPhase.CUTOVER and not run.declared.migration.reverse):
@@ -314,3 +379,4 @@ def retire(session: Session, script_id: str) -> None:
     hint = f"`rekey status {script_id}` shows what is missing"
     session.do(_pass_gate(run, Phase.RETIRE, reasons, hint))
     session.ledger.apply(script_id, Phase.RETIRE)
+    session.do(expire_removed(run))

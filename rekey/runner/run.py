@@ -16,8 +16,8 @@ from typing import Any
 from rekey.copy.scan import WindowSize, window_of
 from rekey.copy.workers.driver import Factory
 from rekey.copy.write import Copier
-from rekey.core.clock import Clock, SystemClock
-from rekey.core.progress import Progress, Silent
+from rekey.core.clock import Clock, SystemClock, format_ticks
+from rekey.core.progress import Progress
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
 from rekey.errors import Interrupted
@@ -32,6 +32,7 @@ from rekey.protocol.propagate import Propagator
 from rekey.protocol.registry import SAFETY_S, Registry
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.sweeper import Sweeper
+from rekey.state.models import CHECKPOINT_AT
 from rekey.state.store import State
 from rekey.tables.base import SHARED_SERVICE_S, Table, TableService
 
@@ -99,7 +100,7 @@ class Run:
     mapping: MappingStore
     copier: Copier
     options: Options = field(default_factory=Options)
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=Progress)
     stop: StopFlag = field(default_factory=StopFlag)
     clock: Clock = field(default_factory=SystemClock)
     still_alone: Callable[[], None] = lambda: None
@@ -168,6 +169,11 @@ class Run:
         """Whether the targets follow the source by delta passes (capture "delta")."""
         return self.declared.migration.capture == "delta"
 
+    def checkpointed(self, **facts: str) -> None:
+        """Record that a checkpoint was stored just now, and facts that belong to it."""
+        now = format_ticks(self.clock.ticks())
+        self.state.set_facts(self.script_id, {CHECKPOINT_AT: now, **facts})
+
     def check(self) -> None:
         """Raise Interrupted or Locked when the work must not go on."""
         self.still_alone()
@@ -199,7 +205,8 @@ class Operation:
         gate: changes nothing; returns every reason that keeps the phase from beginning.
         run: carries out the phase. May be cut off at any moment and run again: each of its steps is
             idempotent.
-        undo: goes back to where the phase before it ended, or raises an error that says why it cannot.
+        undo: goes back to where the phase before it ended, and returns figures of that work if it has any; or
+            raises an error that says why it cannot.
         again: after the phase, and before a later one was run: does the work that has come up since, and
             returns how many rows it changed or intents it settled.
     """
@@ -207,5 +214,5 @@ class Operation:
     phase: Phase
     gate: Callable[[Run], Coroutine[Any, Any, list[str]]]
     run: Callable[[Run], Coroutine[Any, Any, Counters]]
-    undo: Callable[[Run], Coroutine[Any, Any, None]]
+    undo: Callable[[Run], Coroutine[Any, Any, Counters | None]]
     again: Callable[[Run], Coroutine[Any, Any, int]] = nothing_left

@@ -12,17 +12,20 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from rekey.copy.throttle import Throttle
+from rekey.copy.throttle import Throttle, listen, restricted_throttle
 from rekey.copy.workers.driver import load_factory
 from rekey.copy.write import Copier
 from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
-from rekey.core.progress import Progress, Silent
+from rekey.core.limits import ACCOUNT_TARGET
+from rekey.core.progress import Progress, ticking
 from rekey.declaration.migration import Declared
 from rekey.errors import Moved, Refused, StateUnusable
 from rekey.evidence.log import make_checkpoint
@@ -31,7 +34,14 @@ from rekey.mapping.ids import new_key
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import SealedKeys, cursors_key
 from rekey.mapping.store import Keyring
-from rekey.migration.opening import OpenMigration, Prepared, connect, open_migration
+from rekey.migration.opening import (
+    OpenMigration,
+    Prepared,
+    connect,
+    open_migration,
+    require_same_secrets,
+)
+from rekey.next_steps import next_step
 from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Config
 from rekey.protocol.control import ControlRow
@@ -39,19 +49,23 @@ from rekey.protocol.lease import RunnerLease
 from rekey.protocol.term import Term
 from rekey.runner.clients import announcing, hand_over, until_quiet, wait_for_present
 from rekey.runner.phases import PHASES
-from rekey.runner.run import Options, Run, StopFlag
+from rekey.runner.run import Counters, Options, Run, StopFlag
 from rekey.runner.steering import Steering, follow
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger, aligned
-from rekey.state.models import MigrationRecord
+from rekey.state.models import ON_TOP, MigrationRecord, PhaseRun
 from rekey.state.store import State
+from rekey.status import pulse
+from rekey.status.facts import begun_as
 from rekey.tables.allowance import while_allowed
-from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
 from rekey.tables.kinds import by_number
-from rekey.tables.sent import since
+from rekey.tables.sent import OnTop, requests_in, since
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
+_STEERED = "steered"
+"""Event: the operator's setting when a runner first worked with it."""
 
 
 @dataclass(eq=False, repr=False)
@@ -68,19 +82,25 @@ class Session:
         clock: measures time and waits.
         loop: runs the work, and is not closed by the session; None: the session makes one.
         runs: the migrations that were opened, by id.
+        taken_back: figures of the phases that were taken back, where there are any.
+        phase_ended: called with each run of a phase when it has ended, done or not.
     """
 
     config: Config
     scripts: Mapping[str, Declared]
     options: Options = field(default_factory=Options)
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=Progress)
     stop: StopFlag = field(default_factory=StopFlag)
     connect_to: Callable[[Config], Accounts] = connect
     clock: Clock = field(default_factory=SystemClock)
     loop: asyncio.Runner | None = None
+    phase_ended: Callable[[PhaseRun], None] = lambda _run: None
     runs: dict[str, Run] = field(default_factory=dict, init=False)
+    taken_back: dict[Phase, Counters] = field(default_factory=dict, init=False)
     _leases: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
+    _throttled: Throttle | None = field(default=None, init=False)
+    _at_work: str = field(default="", init=False)
 
     def __enter__(self) -> Session:
         """Open file lock, state file, ledger and connections.
@@ -96,6 +116,7 @@ class Session:
         with ExitStack() as stack:
             self._lock = stack.enter_context(FileLock(config.state))
             self.state = stack.enter_context(State.open(config.state, lock=self._lock))
+            stack.callback(pulse.remove, config.state)
             self._runner = self.loop or stack.enter_context(asyncio.Runner())
             self.accounts = self.connect_to(config)
             stack.callback(lambda: self.do(self.accounts.close()))
@@ -119,15 +140,45 @@ class Session:
         """Restart the count of requests. What a command sends before a phase is counted with that phase."""
         self._counted = self.accounts.sent
 
+    def add_on_top(self, script_id: str, why: OnTop) -> None:
+        """Add the requests since `count_anew`, sent outside of phases, to those on top of the estimate."""
+        known = json.loads(self.state.get_fact(script_id, ON_TOP) or "{}")
+        total = known.get(why, 0) + requests_in(self.sent())
+        self.state.set_fact(script_id, ON_TOP, json.dumps({**known, why: total}))
+        self.count_anew()
+
+    def tick(self) -> None:
+        """Show the progress of the moment, and tell the pulse of this runner."""
+        self.progress.tick()
+        held = () if self._throttled is None else tuple(self._throttled.held())
+        pulse.write(self.config.state, pulse.pulse_of(self.progress, self._at_work, held))
+
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end on the session's loop and return its result."""
-        return self._runner.run(work)
+        every_s = self.progress.ticks_every_s
+        return self._runner.run(work if every_s is None else ticking(work, self.tick, every_s))
 
     # --- opening a migration ---------------------------------------------------------------------------
 
     def opened(self, script_id: str) -> OpenMigration:
-        """Return a migration of the project, opened; no request is sent."""
-        return open_migration(Prepared.of(self.config, self.scripts[script_id]), self.accounts)
+        """Return a migration of the project, opened; no request is sent.
+
+        Raises:
+            Refused: it has begun and its file is gone, or it fills the tables of one that is so.
+        """
+        self._at_work = script_id
+        declared = self.scripts[script_id]
+        began = script_id if declared.is_kept else begun_as(declared, self.scripts, self.state.migrations())
+        if began:
+            raise Refused(
+                f"{began} has begun, and its script {began}.py is gone: renamed or deleted"
+                + ("" if declared.is_kept else f"; {script_id} fills the same tables"),
+                kept="everything; nothing was changed",
+                hint=f"if another file is {began}.py under a new name, give it that name again; else"
+                f" `rekey show {began} --script --out {declared.path.with_name(began)}.py` puts it back as it"
+                " was begun",
+            )
+        return open_migration(Prepared.of(self.config, declared), self.accounts)
 
     def resume(self, script_id: str) -> Run:
         """Open a migration that has begun, as `begin` does.
@@ -195,6 +246,8 @@ class Session:
             prepared.fingerprints,
             self.config.endpoints,
         )
+        # Also for one that a version began which kept no script: the digest says that this is the same one.
+        self.state.keep_script(script_id, row.targets, declared.content)
         mapping = await migration.mapping(row)
         if mapping.keyring is not None:
             # From now on checkpoints are sealed. Data keys are wrapped again if the wrapping key has changed.
@@ -204,9 +257,12 @@ class Session:
             if renewed:
                 self.state.audit("data-keys-rewrapped", script_id, {"keys": renewed})
                 said = f"{renewed} data keys are wrapped with the new wrapping key now"
-                self.progress.note(f"{script_id}: {said}")
+                self.progress.note(f"{script_id}: {said}", "keys-rewrapped")
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.shared)
+        throttle = self._throttled = self._throttle()
+        restricted_rates = restricted_throttle(throttle, self.config)
+        listen(self.accounts, throttle, restricted_rates)
         run = Run(
             declared=declared,
             config=self.config,
@@ -219,8 +275,9 @@ class Session:
             copier=Copier(
                 propagator,
                 self.config.limits.concurrency,
-                self._throttle(),
-                targets=by_number(declared.migration.tables, declared.migration.secondary, tables.table),
+                throttle,
+                by_number(declared.migration.tables, declared.migration.secondary, tables.table),
+                restricted_rates,
             ),
             options=self.options,
             progress=self.progress,
@@ -235,6 +292,11 @@ class Session:
             propagator.announce = announcing(run.journal, run.clock)
 
         async def end_in_order() -> None:
+            service = throttle.service
+            if service is not None and service.account.rate != service.account.begins:
+                self.progress.note(
+                    f"{run.script_id}: rates followed the service; at the end {throttle.told()}"
+                )
             # The term must cover open requests before the lease is given back; otherwise the lease row stays.
             if not await hand_over(run):
                 await lease.leave()
@@ -258,8 +320,8 @@ class Session:
                 raise StateUnusable(
                     f"{declared.script_id} is begun in the state file but unknown to the restricted store",
                     kept="the state file and all tables, unchanged",
-                    hint="check [restricted] endpoint; the runbook on resuming says what to do if the store"
-                    " is lost",
+                    hint="check [restricted] endpoint; `rekey runbook resume` says what to do if the"
+                    " store is lost",
                 )
             # A rollback that dropped everything was cut off before its last step: do that step now.
             self.state.forget(declared.script_id)
@@ -274,21 +336,23 @@ class Session:
     def _throttle(self) -> Throttle:
         """Return the throttle for the configured rates, or those that the operator sets during the run."""
 
-        def changed(said: Steering) -> None:
-            self.progress.note(f"from now on: {said.told()}")
-            self.state.audit("steered", None, asdict(said))
+        def told(said: Steering, is_new: bool) -> None:
+            self.progress.note(f"from now on: {said.told()}", "steered")
+            if is_new:
+                self.state.audit(_STEERED, None, asdict(said))
 
-        limits = self.config.rates
-        throttle = Throttle(
-            limits.entities_per_second,
+        before = self.state.audit_events(event=_STEERED)
+        recorded = Steering(**before[-1].details) if before else Steering()
+
+        limits = self.config.limits if self.config.limits.follows else self.config.rates
+        return Throttle(
+            limits.account_rate,
             self.clock,
             partition=limits.partition_entities_per_second,
-            steering=follow(self.config.state, changed),
+            steering=follow(self.config.state, told, recorded),
             stopping=self.stop.requested,
+            begins=ACCOUNT_TARGET if limits.follows else None,
         )
-        if isinstance(self.accounts.tables, AzureTableService):
-            self.accounts.tables.listen(throttle.heard)
-        return throttle
 
     async def _align(self, run: Run) -> None:
         """Leave the freeze of a run that was killed, then align the ledger with the control row."""
@@ -299,7 +363,8 @@ class Session:
             back_to = row.came_from or ControlPhase.DUAL_WRITE
             row = await run.control.move(ControlPhase.FREEZE, back_to)
             run.progress.note(
-                f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`"
+                f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`",
+                "freeze-left",
             )
         applied = self.ledger.applied(run.script_id)
         # In `source` no phase counts as applied, so `prepare` runs again, which costs a few requests: a
@@ -316,6 +381,8 @@ class Session:
     def _run_phase(self, script_id: str, phase: Phase) -> None:
         run = self.runs[script_id]
         number = self.state.start_phase(script_id, phase)
+        of_phase = {"script_id": script_id, "phase": str(phase)}
+        _log.info("%s: `%s` begins", script_id, phase, extra={"event": "phase-begun", "figures": of_phase})
         run.keep_count = lambda: self.state.count_phase(number, self.sent())
         self.state.audit("phase-begun", script_id, {"phase": phase, "digest": run.declared.digest})
         try:
@@ -324,18 +391,35 @@ class Session:
             self.state.finish_phase(number, type(error).__name__, {}, self.sent())
             self.count_anew()
             self.state.audit("phase-stopped", script_id, {"phase": phase, "error": type(error).__name__})
+            figures = {**of_phase, "error": type(error).__name__}
+            _log.info(
+                "%s: `%s` stopped", script_id, phase, extra={"event": "phase-stopped", "figures": figures}
+            )
+            self.phase_ended(self.state.phase_runs(script_id)[-1])
             raise
         self.state.finish_phase(number, "done", counters, self.sent())
         self.count_anew()
         self.state.audit("phase-done", script_id, {"phase": phase, "counters": counters})
+        done = {**of_phase, "counters": counters}
+        _log.info("%s: `%s` done", script_id, phase, extra={"event": "phase-done", "figures": done})
+        self.phase_ended(self.state.phase_runs(script_id)[-1])
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` done", self.progress)
 
     def _undo_phase(self, script_id: str, phase: Phase) -> None:
         run = self.runs[script_id]
         self.state.audit("phase-undo", script_id, {"phase": phase})
-        self.do(until_quiet(run))
-        self.do(self._with_clients(run, PHASES[phase].undo))
-        self.state.audit("phase-undone", script_id, {"phase": phase})
+        try:
+            self.do(until_quiet(run))
+            counters = self.do(self._with_clients(run, PHASES[phase].undo))
+        finally:
+            self.add_on_top(script_id, OnTop.WAY_BACK)
+        details: dict[str, Any] = {"phase": phase}
+        if counters is not None:
+            details["counters"] = self.taken_back[phase] = counters
+        self.state.audit("phase-undone", script_id, details)
+        figures = {"script_id": script_id, "phase": str(phase)}
+        said = ("%s: `%s` taken back", script_id, phase)
+        _log.info(*said, extra={"event": "phase-undone", "figures": figures})
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)
 
     async def _with_clients(self, run: Run, work: Callable[[Run], Awaitable[T]]) -> T:
@@ -372,21 +456,12 @@ Rules = tuple[str, Mapping[str, str]]
 def require_same_rules(script_id: str, began: Rules, now: Rules) -> None:
     """Refuse a declaration or a secret that changed since the first phase. Raises Moved."""
     (first_digest, first_secrets), (digest, secrets) = began, now
+    to_change = f"to change it: {next_step('begin-anew', script=script_id)}"
     if digest != first_digest:
         raise Moved(
             f"the script {script_id} was edited after its first phase:"
             f" digest {digest[:12]}, started with {first_digest[:12]}",
             kept="everything done so far; nothing was written with the edited script",
-            hint="put the script back as it was; to change it, `rekey rollback` with the old one first",
+            hint=f"put the script back as it was; {to_change}",
         )
-    changed = [
-        f"`{name}`"
-        for name in sorted({*secrets, *first_secrets})
-        if secrets.get(name) != first_secrets.get(name)
-    ]
-    if changed:
-        raise Moved(
-            f"the secret {', '.join(changed)} is not the one that {script_id} started with",
-            kept="everything done so far; nothing was written with the other secret",
-            hint="configure the secret of the start; to change it, `rekey rollback` with that one first",
-        )
+    require_same_secrets(script_id, first_secrets, secrets)

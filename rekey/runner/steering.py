@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from rekey.copy.throttle import Rates
-from rekey.errors import MachineFailed
+from rekey.errors import MachineFailed, reason_of
 from rekey.project.privatefiles import write_whole
 from rekey.state.audit import current_actor, utc_now, utc_text
 
@@ -35,14 +35,15 @@ class Steering:
         paused: send nothing new.
         entities_per_second, partition_entities_per_second: rates in place of the configured ones; None: the
             configured one.
-        said_at, said_by: when it was set, and by which user; "" when nothing was set.
+        said_at, said_by: when it was set, and by which user; "" when nothing was set. The same pause and
+            rates, set again, are the same setting.
     """
 
     paused: bool = False
     entities_per_second: int | None = None
     partition_entities_per_second: int | None = None
-    said_at: str = ""
-    said_by: str = ""
+    said_at: str = field(default="", compare=False)
+    said_by: str = field(default="", compare=False)
 
     @property
     def is_usual(self) -> bool:
@@ -51,10 +52,11 @@ class Steering:
 
     def over(self, given: Rates) -> Rates:
         """Return the rates in force when `given` are the configured ones."""
-        return Rates(
-            self.entities_per_second or given.account,
-            self.partition_entities_per_second or given.partition,
-            self.paused,
+        return replace(
+            given,
+            account=self.entities_per_second or given.account,
+            partition=self.partition_entities_per_second or given.partition,
+            paused=self.paused,
         )
 
     def told(self) -> str:
@@ -91,6 +93,11 @@ def read(state: Path) -> Steering | None:
         return None
 
 
+def is_paused(state: Path) -> bool:
+    """Tell whether the last setting that can be read is a pause."""
+    return (read(state) or Steering()).paused
+
+
 def say(state: Path, steering: Steering) -> Steering:
     """Write a setting, whole or not at all; return it with time and user. Raises MachineFailed."""
     said = replace(steering, said_at=utc_text(utc_now()), said_by=current_actor())
@@ -100,28 +107,32 @@ def say(state: Path, steering: Steering) -> Steering:
         write_whole(path, json.dumps(asdict(said)).encode())
     except OSError as error:
         raise MachineFailed(
-            f"{path} cannot be written ({type(error).__name__})",
+            f"{path} cannot be written ({reason_of(error)})",
             kept="what was said before counts",
             hint="write to the folder of the state file, or stop the runner with Ctrl-C, which loses nothing",
         ) from None
     return said
 
 
-def follow(state: Path, changed: Callable[[Steering], None]) -> Callable[[Rates], Rates]:
+def follow(
+    state: Path, told: Callable[[Steering, bool], None], recorded: Steering
+) -> Callable[[Rates], Rates]:
     """Return a function that reads the steering file and gives a throttle the rates in force.
 
     Args:
         state: the state file.
-        changed: called with the new setting when it differs from the one before.
+        told: called with a setting that differs from the one before, and at the beginning with one that is
+            not the usual; and with whether it differs.
+        recorded: the setting before, as the audit log has it.
     """
-    said = Steering()
+    said, begins = recorded, True
 
     def rates(given: Rates) -> Rates:
-        nonlocal said
-        found = read(state)
-        if found is not None and found != said:
-            said = found
-            changed(said)
+        nonlocal said, begins
+        found = read(state) or said
+        if found != said or (begins and not found.is_usual):
+            told(found, found != said)
+        said, begins = found, False
         return said.over(given)
 
     return rates

@@ -32,15 +32,17 @@ from rekey.copy.delta import fresh_second
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.progress import Advance
 from rekey.errors import StateUnusable
+from rekey.mapping.removed import RemovedRows
 from rekey.model import TIMESTAMP, EntityKey
+from rekey.next_steps import after_findings
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import SOURCE, TARGET, authority
 from rekey.runner.clients import InFlight, heard_of_until, look, while_sweeping
 from rekey.runner.run import Run
 from rekey.runner.workers import Workers
-from rekey.state.models import WATERMARK, StoredSums, Verification
-from rekey.status.facts import RETURNED_AT, UNFOLLOWED, is_unfollowed, verification_problem
-from rekey.verify.context import ReconcileContext, never
+from rekey.state.models import PLAN_FACT, WATERMARK, StoredSums, Verification
+from rekey.status.facts import ESTIMATED_ROWS, RETURNED_AT, UNFOLLOWED, is_unfollowed, verification_problem
+from rekey.verify.context import Keys, ReconcileContext, never
 from rekey.verify.full import TooMany, full
 from rekey.verify.report import FullReport
 from rekey.verify.sums import Partial
@@ -50,7 +52,13 @@ COMPARING_SINCE = "comparing_since"
 
 
 def context(
-    run: Run, control: ControlPhase, advance: Advance, *, brings: bool = False, since: str | None = None
+    run: Run,
+    control: ControlPhase,
+    advance: Advance,
+    *,
+    brings: bool = False,
+    since: str | None = None,
+    keys: Keys | None = None,
 ) -> ReconcileContext:
     """Return the context of a comparison for a migration.
 
@@ -60,6 +68,7 @@ def context(
         advance: called with the number of rows as they are read.
         brings: bring what differs up to date, and compare that again (capture "delta").
         since: the service's time after which changes are for a later pass; None: that of the last pass.
+        keys: takes the keys of rows that the report names.
     """
     watermark = since or run.state.get_fact(run.script_id, WATERMARK)
 
@@ -78,6 +87,8 @@ def context(
         ids=run.ids,
         owner=run.propagator.owner_of,
         propagate=run.reverse.propagate if from_target else run.propagator.propagate,
+        keep_removed=RemovedRows(run.mapping).keep,
+        keys=keys,
         folder=Path(tempfile.gettempdir()),
         advance=advance,
         stop=run.check,
@@ -92,7 +103,9 @@ def context(
     )
 
 
-async def verify_full(run: Run, *, repair: bool = False, brings: bool = False) -> FullReport:
+async def verify_full(
+    run: Run, *, repair: bool = False, brings: bool = False, keys: Keys | None = None
+) -> FullReport:
     """Compare everything and record the result in the state file and the audit log.
 
     Goes on from the stored sums of a verification that was cut off, where they may be used.
@@ -102,6 +115,7 @@ async def verify_full(run: Run, *, repair: bool = False, brings: bool = False) -
         repair: mend stable divergences.
         brings: bring what differs up to date, and compare that again (capture "delta", without workers).
             While writers may run the watermark moves to the time before the first row was read.
+        keys: takes the keys of rows that the report names.
 
     Raises:
         Collision, RowRefused: with `brings`: of a row that cannot be brought.
@@ -125,9 +139,12 @@ async def verify_full(run: Run, *, repair: bool = False, brings: bool = False) -
     work = _resumed(run, basis)
     writers_run = brings and control is ControlPhase.DUAL_WRITE
     since = await _begun(run, anew=work is None) if writers_run else None
-    with run.progress.task("compare" if brings else "verify") as advance:
+    label, done = "compare" if brings else "verify", 0
+    if work is not None:
+        done = sum(one.rows for one in work.reads.values())
+    with run.progress.task(label, total=rows_to_read(run), done=done) as advance:
         comparing = full(
-            context(run, control, advance, brings=brings, since=since),
+            context(run, control, advance, brings=brings, since=since, keys=keys),
             partial=work,
             checkpoint=lambda sums: keep(run, basis, sums),
             repair=repair,
@@ -148,6 +165,21 @@ async def verify_full(run: Run, *, repair: bool = False, brings: bool = False) -
     if not followed:
         run.state.set_fact(run.script_id, UNFOLLOWED, str(last_number(run)))
     return report
+
+
+def rows_to_read(run: Run) -> int | None:
+    """Return how many rows a comparison of everything reads: as many as the last one, or as the plan says;
+    None where neither is known."""
+    last = run.state.latest_verification(run.script_id)
+    if last is not None:
+        return last.rows_source + last.rows_target
+    plan, source_rows = (run.state.get_fact(run.script_id, name) for name in (PLAN_FACT, ESTIMATED_ROWS))
+    try:
+        [planned] = json.loads(plan or "")["plan"]["migrations"]
+        rows = [one["rows"] + one.get("secondary_rows", 0) for one in planned["targets"]]
+        return int(source_rows or "") + int(sum(rows))
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 async def _begun(run: Run, *, anew: bool) -> str:
@@ -171,13 +203,17 @@ def _resumed(run: Run, basis: str) -> Partial | None:
         if stored.basis == basis and age < run.config.gates.verification_max_age_s:
             run.progress.note(
                 f"{run.script_id}: the verification begun at {stored.begun_at} goes on after"
-                f" {sum(one.rows for one in work.reads.values()):,} rows"
+                f" {sum(one.rows for one in work.reads.values()):,} rows",
+                "verification-resumed",
             )
             return work
     except StateUnusable:
         pass  # unreadable sums are treated as those of another basis
     run.state.keep_sums(run.script_id, None)
-    run.progress.note(f"{run.script_id}: an earlier verification cannot be continued; this one begins anew")
+    run.progress.note(
+        f"{run.script_id}: an earlier verification cannot be continued; this one begins anew",
+        "verification-anew",
+    )
     return None
 
 
@@ -185,6 +221,7 @@ def keep(run: Run, basis: str, work: Partial) -> None:
     """Store sums durably in the state file. Raises Locked when the runner lease was lost."""
     run.still_alone()
     run.state.keep_sums(run.script_id, StoredSums(basis, work.begun_at, work.as_state()))
+    run.checkpointed()
 
 
 def record(run: Run, report: FullReport) -> None:
@@ -236,7 +273,8 @@ async def closed_by_difference(run: Run) -> list[str]:
     if until is not None:
         run.progress.note(
             f"{run.script_id}: a client was given up that had not ended in order, and may be heard of until"
-            f" {format_ticks(until)}: everything is compared first"
+            f" {format_ticks(until)}: everything is compared first",
+            "compares-first",
         )
         await verify_full(run)
     last = run.state.latest_verification(run.script_id)
@@ -259,7 +297,7 @@ def closed_by_verification(run: Run) -> list[str]:
 
 
 def _again(run: Run, last: Verification | None) -> str:
-    """Return the command that verifies again; with `--repair` if the last verification found rows that differ
-    and did not mend them."""
-    mends = last is not None and last.divergences and last.report.get("repair") is None
-    return f"`rekey verify {run.script_id} --mode full{' --repair' if mends else ''}`"
+    """Return the command that leads to a verification that finds nothing."""
+    if last is None or not last.divergences:
+        return f"`rekey verify {run.script_id} --mode full`"
+    return f"`rekey {after_findings(run.script_id, run.source.name, last.report).command}`"

@@ -115,7 +115,7 @@ class Workers:
         def divides_partition() -> bool:
             # A rate that the operator set holds for all tasks together. The default is not divided: refusals
             # show each worker what the service can take.
-            said = throttle.rates.partition != run.config.rates.partition_entities_per_second
+            said = throttle.rates.partition != throttle.given.partition
             return said or run.config.limits.partition_entities_per_second is not None
 
         return Driver(
@@ -241,6 +241,7 @@ class _Copying(Job[Segment]):
         )
         self._run.state.checkpoint([moved])
         self._run.keep_count()
+        self._run.checkpointed()
         for name in self.counters:
             self.counters[name] += result.rows if name == "rows" else result.counters.get(name, 0)
         self._advance(result.rows)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
 
-from rekey.errors import Locked, MachineFailed, RekeyError, StateUnusable
+from rekey.errors import Locked, MachineFailed, RekeyError, StateUnusable, reason_of
 
 MAGIC = b"SQLite format 3\0"
 BUSY_TIMEOUT_S = 20.0
@@ -207,7 +207,7 @@ def _opening(path: Path, what: str) -> Iterator[None]:
         if error.errno == errno.EROFS:
             raise not_writable(path, "read-only file system", what) from None
         raise MachineFailed(
-            f"the {what} {path} cannot be made or opened ({type(error).__name__})",
+            f"the {what} {path} cannot be made or opened ({reason_of(error)})",
             hint="check that its folder exists and has space, or change [state] path",
         ) from None
 

@@ -31,6 +31,7 @@ from yoyo.migrations import MigrationList, MigrationStep, Transactionless
 
 from rekey.declaration.migration import Declared
 from rekey.errors import GateClosed, Locked, MachineFailed, Refused, StateUnusable
+from rekey.next_steps import apply_to
 from rekey.phases import LEAVES, ORDER, REVERSIBLE, ControlPhase, Phase, ledger_id
 from rekey.state import backend as state_backend
 from rekey.state import files
@@ -151,7 +152,7 @@ class Ledger:
                     raise GateClosed(
                         migration.phase,
                         [f"{script_id} waits for `{one.phase}` of {one.script_id}" for one in waits_for],
-                        hint=f"`rekey apply {first.script_id} --to {first.phase}` first",
+                        hint=f"`rekey {apply_to(first.script_id, first.phase)}` first",
                     )
             backend.apply_migrations(backend.to_apply(wanted))
         return pending

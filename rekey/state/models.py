@@ -9,7 +9,7 @@ Rules kept here:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,13 @@ BACKFILL = "backfill"
 
 WATERMARK = "watermark"
 """The fact that says up to which time of the service's clock changes of the source are in the targets."""
+
+ON_TOP = "requests_on_top"
+"""The fact that holds how many requests were sent outside of phases since the migration began, by the reason
+why they came on top (`rekey.tables.sent.OnTop`), as a JSON object."""
+
+CHECKPOINT_AT = "checkpoint_at"
+"""The fact that says when the last checkpoint was stored, by the service's clock."""
 
 PLAN_FACT = "plan"
 """The fact that holds the plan a migration began with, as RFC 8785 JSON."""
@@ -53,6 +60,28 @@ class MigrationRecord:
     endpoint_id: str
     secret_fingerprints: Mapping[str, str]
     registered_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptScript:
+    """The script that a migration was begun with.
+
+    Attributes:
+        run_id: the id that the control row was made with.
+        script_id: the script.
+        begun_at: UTC, ISO 8601.
+        digest: digest of its declaration, hex SHA-256.
+        source, targets: names of the tables.
+        content: the file as it was.
+    """
+
+    run_id: str
+    script_id: str
+    begun_at: str
+    digest: str
+    source: str
+    targets: Sequence[str]
+    content: bytes = field(repr=False)
 
 
 class KeyTexts:

@@ -39,6 +39,7 @@ from rekey.state.audit import AuditEvent, canonical_json, utc_text
 from rekey.state.filelock import FileLock
 from rekey.state.models import (
     KEYS_FORGOTTEN,
+    KeptScript,
     KeyTexts,
     MigrationRecord,
     PhaseRun,
@@ -64,6 +65,7 @@ def _fields(value: type[Any]) -> Iterator[str]:
 
 
 MIGRATION = _table("migration", *_fields(MigrationRecord), json="secret_fingerprints")
+SCRIPT = _table("script", *_fields(KeptScript), json="targets")
 FACT = _table("fact", "script_id", "name", "value")
 SEGMENT = _table(
     "segment",
@@ -183,10 +185,41 @@ class State:
         found = self._read(sa.select(MIGRATION).where(MIGRATION.c.script_id == script_id))
         return MigrationRecord(**found[0]) if found else None
 
+    def migrations(self) -> list[MigrationRecord]:
+        """Return what all migrations that the file knows started with, by id."""
+        return [
+            MigrationRecord(**one) for one in self._read(sa.select(MIGRATION).order_by(MIGRATION.c.script_id))
+        ]
+
+    def keep_script(self, script_id: str, targets: Sequence[str], content: bytes) -> None:
+        """Keep the script that a migration was begun with, unless that was done before.
+
+        Args:
+            script_id: the migration; it must be registered.
+            targets: its target tables.
+            content: the script's file.
+        """
+        record = self.migration(script_id)
+        if record is None:
+            raise AssertionError("a migration is registered before its script is kept")
+        began = record.run_id, script_id, record.registered_at, record.digest, record.source
+        kept = KeptScript(*began, list(targets), content)
+        self._write(upsert(SCRIPT).values(asdict(kept)).on_conflict_do_nothing())
+
+    def kept_scripts(self) -> list[KeptScript]:
+        """Return all scripts that migrations were begun with, oldest first."""
+        return [KeptScript(**one) for one in self._read(sa.select(SCRIPT).order_by(SCRIPT.c.begun_at))]
+
+    def script_ids(self) -> list[str]:
+        """Return the ids of all migrations that were ever begun, also of those that were taken back."""
+        entered = self._read(sa.select(PHASE_RUN.c.script_id).distinct())
+        known = {one["script_id"] for one in entered} | {one.script_id for one in self.kept_scripts()}
+        return sorted(known | {one.script_id for one in self.migrations()})
+
     def forget(self, script_id: str) -> None:
         """Remove a migration with its segments, facts, verifications and sums.
 
-        Its phase runs and audit events stay.
+        Its script, phase runs and audit events stay.
         """
         self._write(sa.delete(MIGRATION).where(MIGRATION.c.script_id == script_id))
 
@@ -291,8 +324,13 @@ class State:
 
     def set_fact(self, script_id: str, name: str, value: str | None) -> None:
         """Set a fact; None removes it. The migration must be registered."""
+        self.set_facts(script_id, {name: value})
+
+    def set_facts(self, script_id: str, facts: Mapping[str, str | None]) -> None:
+        """Set facts in one transaction, as `set_fact`."""
         with self._writing() as connection:
-            _put_fact(connection, script_id, name, value)
+            for name, value in facts.items():
+                _put_fact(connection, script_id, name, value)
 
     # --- phase runs ---------------------------------------------------------------------------------------
 
@@ -404,9 +442,11 @@ class State:
                 return None
             return self._add_event(connection, event, script_id, details)
 
-    def audit_events(self, script_id: str | None = None) -> list[AuditEvent]:
-        """Return the events in order; all, or those of one migration."""
+    def audit_events(self, script_id: str | None = None, *, event: str | None = None) -> list[AuditEvent]:
+        """Return the events in order; all, or those of one migration, or of one name."""
         query = sa.select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq)
+        if event is not None:
+            query = query.where(AUDIT_EVENT.c.event == event)
         if script_id is not None:
             query = query.where(AUDIT_EVENT.c.script_id == script_id)
         return [AuditEvent(**one) for one in self._read(query)]

@@ -16,17 +16,18 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 from rekey.core.plain import told
 from rekey.declaration.migration import Declared
-from rekey.errors import ServiceError, TableMissing
+from rekey.errors import RekeyError, ServiceError, TableMissing
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY, Cohort
 from rekey.mapping.store import cohorts_kept
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase, Phase
+from rekey.present.text import differing
 from rekey.project.config import Config, Gates
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.journal import Journal
@@ -35,8 +36,10 @@ from rekey.protocol.lease import is_over as lease_is_over
 from rekey.protocol.registry import ClientRow, Registry, is_current, is_over
 from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent, erasures
 from rekey.state.ledger import aligned, applied_phases, handover
-from rekey.state.models import BACKFILL, PhaseRun, Segment, Verification
+from rekey.state.models import BACKFILL, MigrationRecord, PhaseRun, Segment, Verification
 from rekey.state.store import State
+from rekey.status.pulse import Pulse
+from rekey.status.pulse import read as read_pulse
 from rekey.tables.base import TableService
 
 RETURNED_AFTER = "returned_after"
@@ -113,12 +116,16 @@ class Facts:
         gates: the configured gates.
         now: ticks of the service's clock; of this machine's when the service could not be asked.
         waits_for: scripts that must apply further phases before this one begins.
+        begun_as: the id under which it has begun, if this script is not: see `begun_as`.
+        refused: why commands that map rows refuse it, for its secrets or its wrapping key.
         unreachable: why the service could not be asked, "" when it was.
         clients: clients with a row in the registry, in capture "dual-write".
         ended: what clients had counted that have no row any more, by name.
         intents: the journal, in capture "dual-write"; None when it was not read.
         cohorts: of the mapping, once the migration is complete.
         events: the migration's audit log.
+        paused: the operator has paused all copying with this state file.
+        pulse: what the runner on this machine is at; None without one.
     """
 
     declared: Declared
@@ -132,12 +139,16 @@ class Facts:
     gates: Gates
     now: int
     waits_for: tuple[Wait, ...] = ()
+    begun_as: str = ""
+    refused: RekeyError | None = None
     unreachable: str = ""
     clients: tuple[ClientRow, ...] = ()
     ended: Mapping[str, int] = field(default_factory=dict)
     intents: Intents | None = None
     cohorts: tuple[Cohort, ...] = ()
     events: tuple[AuditEvent, ...] = ()
+    paused: bool = False
+    pulse: Pulse | None = None
 
     @property
     def script_id(self) -> str:
@@ -158,8 +169,8 @@ class Facts:
 
     @property
     def at_work(self) -> bool:
-        """Whether a runner works on the migration."""
-        return self.lease is not None and self.lease.live
+        """Whether a runner works on the migration; by its pulse where the lease could not be read."""
+        return self.pulse is not None if self.unreachable else self.lease is not None and self.lease.live
 
     @property
     def live_clients(self) -> tuple[ClientRow, ...]:
@@ -230,6 +241,26 @@ def waits(script: Declared, scripts: Mapping[str, Declared], ledger_ids: Iterabl
     return tuple(one for one in needed if one.phase not in applied_phases(ids, one.script_id))
 
 
+def begun_as(declared: Declared, scripts: Mapping[str, Declared], records: Iterable[MigrationRecord]) -> str:
+    """Return the id of a migration that has begun, whose file is gone, and which a script that has not begun
+    resembles: by its declaration, or by a table that both fill; "" if there is none.
+
+    Args:
+        declared: the script.
+        scripts: all scripts, by id, those that were kept included.
+        records: all migrations that have begun.
+    """
+    found = ""
+    for record in records:
+        if record.script_id == declared.script_id:
+            return ""
+        other = scripts.get(record.script_id)
+        shares = other is not None and other.is_kept and other.fills & declared.fills
+        if shares or (other is None and record.digest == declared.digest):
+            found = record.script_id
+    return found
+
+
 def verification_problem(
     last: Verification | None,
     facts: Mapping[str, str],
@@ -250,7 +281,7 @@ def verification_problem(
     if last is None:
         return "nothing has been verified in full"
     if last.divergences:
-        return f"the last full verification found {last.divergences:,} rows that differ"
+        return f"the last full verification found {differing(last.divergences, ' that ')}"
     returned = RETURNED_AFTER in facts and last.number <= int(facts[RETURNED_AFTER])
     if returned or (RETURNED_AT in facts and RETURNED_AFTER not in facts):
         return "nothing has been verified in full since the way back from cutover"
@@ -297,6 +328,9 @@ async def look_at(
     state: State,
     restricted: TableService,
     clock: Clock,
+    refused: Callable[[ControlRow | None], Awaitable[RekeyError | None]] | None = None,
+    *,
+    paused: bool = False,
 ) -> Facts:
     """Collect the facts of one migration.
 
@@ -307,6 +341,9 @@ async def look_at(
         state: the state file, open for reading at least.
         restricted: tables of the restricted account.
         clock: this machine's clock, used when the service cannot be asked.
+        refused: returns why commands that map rows refuse the migration with this control row; None: that is
+            not asked.
+        paused: see `Facts`.
 
     Raises:
         StateUnusable: the state file, the control row or a client's row cannot be read.
@@ -317,6 +354,7 @@ async def look_at(
     intents: Intents | None = None
     cohorts: tuple[Cohort, ...] = ()
     now, unreachable = clock.ticks(), ""
+    refusal: RekeyError | None = None
     try:
         control = await ControlStore(restricted, script_id).read()
         server_time = await restricted.server_time()
@@ -330,9 +368,13 @@ async def look_at(
         ended_at = None if control is None else control.ended_at
         keep_s = config.gates.mapping_retention_s
         cohorts = await cohorts_kept(restricted, script_id, ended_at, sealed=sealed, keep_s=keep_s)
+        if refused is not None and (control is None or control.phase is not ControlPhase.RETIRED):
+            refusal = await refused(control)
     except ServiceError as error:
-        unreachable = f"the restricted store could not be asked ({type(error).__name__})"
+        unreachable = f"the restricted store could not be asked: {error.what}"
     ids = state.ledger_ids()
+    pulse = read_pulse(config.state, clock.ticks())
+    is_ours = pulse is not None and pulse.script_id == script_id and (lease is None or lease.live)
     return Facts(
         declared=declared,
         applied=tuple(applied_phases(ids, script_id)),
@@ -345,12 +387,16 @@ async def look_at(
         gates=config.gates,
         now=now,
         waits_for=waits(declared, scripts, ids),
+        begun_as=begun_as(declared, scripts, state.migrations()),
+        refused=refusal,
         unreachable=unreachable,
         clients=tuple(clients),
         ended=ended,
         intents=intents,
         events=tuple(state.audit_events(script_id)),
         cohorts=cohorts,
+        paused=paused,
+        pulse=pulse if is_ours else None,
     )
 
 

@@ -10,16 +10,19 @@ Rules kept here:
 * A client that refuses writes gives errors right now, even if everything else is well.
 * The texts of verdicts are in `verdicts.toml`, except what depends on further facts.
 * Requests are compared with the estimate of the plan that the migration began with, as it was kept then.
-  Every run of a phase counts, also one that was cut off: its requests were sent. Not known, and not counted,
-  are the requests that a killed run sent after its last checkpoint, and those of a lost task. The sums are
-  over the phases that are done.
+  Counted are the runs of this life of the migration, which a rollback to `source` ends; of each phase those
+  up to the first that was done, also if they were cut off: their requests were sent. What came on top of an
+  undisturbed run stands apart, by its reason (`rekey.tables.sent`). Not known, and not counted, are the
+  requests that a killed run sent after its last checkpoint, and those of a lost task. The sums are over the
+  phases that are done.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +30,18 @@ from typing import Any
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.plain import plain, told
 from rekey.core.texts import catalogue, filled
+from rekey.errors import Collision, RowRefused, WriterAtWork, in_words
+from rekey.next_steps import TEXTS as STEPS
+from rekey.next_steps import after_findings, apply_to, next_step
 from rekey.phases import FOLLOWED, ORDER, ControlPhase, Phase
+from rekey.present.text import moment
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
 from rekey.state.audit import SUBJECTS
-from rekey.state.models import PLAN_FACT, WATERMARK, PhaseRun
+from rekey.state.models import BACKFILL, ON_TOP, PLAN_FACT, WATERMARK, PhaseRun
 from rekey.status.facts import ESTIMATED_ROWS, Facts, verification_problem
-from rekey.tables.sent import OPERATIONS, requests_in
+from rekey.status.progress import Progress, progress_of
+from rekey.tables.sent import OPERATIONS, OnTop, apart, requests_in
 
 TEXTS = catalogue(Path(__file__).with_name("verdicts.toml"))
 """The entries `sentence`, `command` and `remark` of all verdicts."""
@@ -85,10 +93,10 @@ class PhaseCost:
     Attributes:
         phase: its name.
         done: a run of it was done.
-        estimated, sent: requests.
+        estimated, sent: requests; `sent` up to the first run that was done, without what came on top.
         estimated_by_kind, sent_by_kind: requests by kind, and the operations of batches.
         expected_s: seconds that it was expected to take, None where the plan does not say.
-        took_s: seconds of all its runs that have ended.
+        took_s: seconds of these runs that have ended.
     """
 
     phase: str
@@ -103,12 +111,13 @@ class PhaseCost:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Requests of the phases that are done, the estimate of the whole, and all phases that were begun, in
-    order. As JSON its members have the order of the fields."""
+    """Requests of the phases that are done, the estimate of the whole, what came on top by its reason
+    (`OnTop`), and all phases that were begun, in order. As JSON its members have the order of the fields."""
 
     estimated_of_phases_done: int
     sent_in_phases_done: int
     estimated_whole: int
+    on_top: Mapping[str, int]
     phases: tuple[PhaseCost, ...]
 
 
@@ -146,6 +155,7 @@ class Status:
         clients: clients of the application, in capture "dual-write".
         counted: sums of all clients' counters, those of clients that are over or closed included.
         spent: requests estimated and sent, None when no estimate was kept.
+        progress: how far it is, and what holds it back.
     """
 
     facts: Facts
@@ -159,6 +169,7 @@ class Status:
     clients: tuple[Client, ...]
     counted: Mapping[str, int]
     spent: Spent | None
+    progress: Progress
 
     @property
     def next(self) -> dict[str, str]:
@@ -175,6 +186,8 @@ class Status:
             "targets": list(facts.declared.migration.table_names),
             "capture": facts.declared.migration.capture,
             "stage": self.stage,
+            **plain(self.progress),
+            "divergences": None if last is None else last.divergences,
             "phases": plain(facts.phases),
             "control": None if control is None else {"phase": str(control.phase), "epoch": control.epoch},
             "runner": plain(facts.lease),
@@ -206,6 +219,7 @@ class Status:
             ],
             "requests": plain(self.spent),
             "waits_for": plain(facts.waits_for),
+            "refused": facts.refused.what if facts.refused else "",
             "unreachable": facts.unreachable,
             "safe": self.verdict.safe,
             "sentence": self.verdict.sentence,
@@ -236,7 +250,8 @@ def judge(facts: Facts) -> Status:
             for row in facts.clients
         ),
         counted=dict(sorted(counted.items())),
-        spent=_spent(facts.facts.get(PLAN_FACT), facts.runs),
+        spent=_spent(facts),
+        progress=progress_of(facts),
     )
 
 
@@ -251,8 +266,8 @@ def _stage(facts: Facts) -> str:
         return stage
     if last.finished_at is None:
         how = "at work since" if facts.at_work else "was cut off; it began"
-        return f"{stage}; {last.phase} {how} {last.started_at}"
-    return f"{stage}; {last.phase} stopped {last.finished_at} ({last.outcome})"
+        return f"{stage}; {last.phase} {how} {moment(last.started_at)}"
+    return f"{stage}; {last.phase} stopped {moment(last.finished_at)} ({in_words(last.outcome)})"
 
 
 def _lag(facts: Facts) -> float | None:
@@ -279,6 +294,9 @@ def _backfill(facts: Facts) -> Backfill | None:
     left = None
     if rate and estimated is not None and done < len(facts.segments):
         left = max(0, estimated - rows) / rate
+    work = None if facts.pulse is None else facts.pulse.work
+    if work is not None and work.label == BACKFILL and work.eta is not None:
+        left = work.eta.seconds  # it knows of partitions that are slower than the rest
     return Backfill(rows, estimated, done, len(facts.segments), rate, left)
 
 
@@ -286,7 +304,7 @@ def _rate(facts: Facts, rows: int) -> float | None:
     """Return rows a second over all runs of the backfill; None when a run's end is not known, or without
     rows."""
     seconds = 0.0
-    for run in facts.runs:
+    for run in _this_life(facts):
         if run.phase != Phase.BACKFILL:
             continue
         if run.finished_at is not None:
@@ -298,15 +316,20 @@ def _rate(facts: Facts, rows: int) -> float | None:
     return rows / seconds if seconds > 0 and rows else None
 
 
-def _spent(plan: str | None, runs: Iterable[PhaseRun]) -> Spent | None:
-    """Return the comparison, None when there is no plan, or it was made by a version that counted otherwise.
+def _this_life(facts: Facts) -> list[PhaseRun]:
+    """Return the runs of phases since `prepare` was last taken back, oldest first."""
+    undone = (one for one in facts.events if one.event == "phase-undo")
+    began = max((one.at for one in undone if one.details["phase"] == Phase.PREPARE), default="")
+    return [run for run in facts.runs if run.started_at >= began]
 
-    Args:
-        plan: the plan as it was kept (`PLAN_FACT`).
-        runs: all runs of phases of the migration.
-    """
+
+def _spent(facts: Facts) -> Spent | None:
+    """Return what was sent and estimated, None when no plan was kept, or one of a version that counted
+    otherwise."""
     try:
-        estimate: dict[str, Any] = json.loads(plan or "")["plan"]["migrations"][0]["estimate"]
+        estimate: dict[str, Any] = json.loads(facts.facts.get(PLAN_FACT, ""))["plan"]["migrations"][0][
+            "estimate"
+        ]
         known = all("what" in one for one in estimate["requests"])
     except (ValueError, KeyError, IndexError, TypeError):
         return None
@@ -319,19 +342,25 @@ def _spent(plan: str | None, runs: Iterable[PhaseRun]) -> Spent | None:
         kinds[OPERATIONS] += one.get("operations", 0)
     expected = {one["phase"]: float(one["at_limits_s"]) for one in estimate["durations"]}
     entered: dict[str, list[PhaseRun]] = {}
-    for run in runs:
+    for run in _this_life(facts):
         entered.setdefault(run.phase, []).append(run)
-    phases = []
+    phases, on_top = [], Counter[str](json.loads(facts.facts.get(ON_TOP, "{}")))
     for phase in (one for one in ORDER if one in entered):
-        planned, sent, took = +estimated.get(phase, Counter()), Counter[str](), 0
+        planned, sent, took, done = +estimated.get(phase, Counter()), Counter[str](), 0, False
         for run in entered[phase]:
-            sent.update(run.requests)
+            undisturbed, extra = apart(run.requests)
+            on_top.update(extra)
+            if done:
+                on_top[OnTop.REPEATS] += requests_in(undisturbed)
+                continue
+            sent.update(undisturbed)
             if run.finished_at is not None:
                 took += ticks_of(run.finished_at) - ticks_of(run.started_at)
+            done = run.outcome == "done"
         phases.append(
             PhaseCost(
                 phase=str(phase),
-                done=any(run.outcome == "done" for run in entered[phase]),
+                done=done,
                 estimated=requests_in(planned),
                 sent=requests_in(sent),
                 estimated_by_kind=planned,
@@ -340,11 +369,12 @@ def _spent(plan: str | None, runs: Iterable[PhaseRun]) -> Spent | None:
                 took_s=took / TICKS_PER_SECOND,
             )
         )
-    done = [one for one in phases if one.done]
+    over = [one for one in phases if one.done]
     return Spent(
-        estimated_of_phases_done=sum(one.estimated for one in done),
-        sent_in_phases_done=sum(one.sent for one in done),
+        estimated_of_phases_done=sum(one.estimated for one in over),
+        sent_in_phases_done=sum(one.sent for one in over),
         estimated_whole=sum(requests_in(kinds) for kinds in estimated.values()),
+        on_top={str(why): on_top[why] for why in OnTop if on_top[why]},
         phases=tuple(phases),
     )
 
@@ -362,6 +392,21 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
     doubtful = _doubtful(facts)
     if doubtful is not None:
         return doubtful
+    found = _undoubted(facts, closed)
+    if facts.control is not None and facts.control.phase is ControlPhase.RETIRED:
+        return found
+    if facts.declared.is_kept:
+        path = facts.declared.path
+        said = {"found": found.sentence, "file": path.name, "path": shlex.quote(str(path))}
+        return _told("script-gone", facts, safe=found.safe, **said)
+    if facts.refused:
+        said = {"found": found.sentence, "what": facts.refused.what, "hint": facts.refused.hint}
+        return _told("secrets-refused", facts, safe=facts.control is None, **said)
+    return found
+
+
+def _undoubted(facts: Facts, closed: str) -> Verdict:
+    """Return the verdict on facts that are known, of a script that is as it was begun."""
     if facts.control is None:
         return _not_begun(facts)
     match facts.control.phase:
@@ -373,6 +418,9 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
             return _erasing(facts) or _told("mapping-over" if facts.due else "retired", facts)
         case _:
             found = _between_freezes(facts, facts.control.phase, closed)
+    if facts.paused:
+        step = next_step("paused")
+        found = replace(found, command=step.command, remark=step.remark)
     return found if facts.is_delta else _with_clients(facts, facts.control.phase, found)
 
 
@@ -382,6 +430,8 @@ def _doubtful(facts: Facts) -> Verdict | None:
     if facts.unreachable:
         return _told("unreachable", facts, safe=False, why=facts.unreachable)
     if control is None:
+        if facts.begun_as:
+            return _told("begun-as", facts, began=facts.begun_as, file=facts.declared.path.name)
         return _told("unknown-to-store", facts, safe=False) if facts.applied else None
     if control.digest != facts.declared.digest and control.phase is not ControlPhase.RETIRED:
         safe = control.phase is not ControlPhase.FREEZE
@@ -421,7 +471,8 @@ def _named(rows: Sequence[ClientRow]) -> str:
 def _told(verdict: str, facts: Facts, *, safe: bool = True, **values: object) -> Verdict:
     """Return a verdict of `TEXTS`; `values` are for the names in braces in its texts."""
     values = {"script": facts.script_id, "source": facts.source, "target": facts.target, **values}
-    sentence, command, remark = filled(TEXTS[verdict], values, "sentence", "command", "remark")
+    texts = {**STEPS.get(verdict, {}), **TEXTS[verdict]}
+    sentence, command, remark = filled(texts, values, "sentence", "command", "remark")
     return Verdict(sentence, command, remark, safe)
 
 
@@ -429,7 +480,7 @@ def _not_begun(facts: Facts) -> Verdict:
     found, name = _told("not-begun", facts), facts.script_id
     if facts.waits_for:
         first = facts.waits_for[0]
-        command = f"apply {first.script_id} --to {first.phase}"
+        command = apply_to(first.script_id, first.phase)
         return replace(found, command=command, remark=f"{name} waits for that")
     if facts.at_work:
         return replace(found, command=f"status {name}", remark="a runner begins it just now; look again")
@@ -452,24 +503,31 @@ def _between_freezes(facts: Facts, phase: ControlPhase, closed: str) -> Verdict:
     return found
 
 
+_OF_ROWS = (Collision.__name__, RowRefused.__name__)
+"""Outcomes of runs that the same command would have again."""
+
+
 def _in_dual_write(facts: Facts, closed: str) -> Verdict:
     name, last, safe = facts.script_id, facts.verification, _told("dual-write", facts)
     verify = f"verify {name} --mode full"
-    if last is not None and last.divergences and last.report.get("repair") is not None:
-        return replace(safe, command=verify, remark="the last one mended rows; this proves it")
     if last is not None and last.divergences:
-        return _told("divergent", facts, closed=closed)
+        if facts.runs and facts.runs[-1].outcome == WriterAtWork.__name__:
+            return _told("still-writing", facts, closed=closed)
+        step = after_findings(name, facts.source, last.report)
+        return _told("divergent", facts, closed=closed, command=step.command, remark=step.remark)
+    if facts.runs and facts.runs[-1].outcome in _OF_ROWS and facts.runs[-1].phase not in facts.phases:
+        step = next_step("collision", script=name, source=facts.source)
+        return replace(safe, command=step.command, remark=step.remark)
     if Phase.RECONCILE not in facts.phases:
         goes_on = "it goes on after its last checkpoint" if facts.segments else ""
         return replace(safe, command=f"apply {name}", remark=goes_on)
     if closed:
         return replace(safe, command=verify, remark=f"{closed}, and cutover asks for one")
-    command, remark = f"apply {name} --to cutover", ""
-    if facts.is_delta:
-        command, remark = f"{command} --writers-stopped", "first stop the application's writers"
-    elif behind := facts.clients_behind:
+    step = next_step("cut-over-stopped" if facts.is_delta else "cut-over", script=name)
+    command, remark = step.command, step.remark
+    if behind := facts.clients_behind:
         command, remark = f"status {name}", f"first see why {_named(behind)} does not follow"
-    elif not facts.live_clients:
+    elif not facts.is_delta and not facts.live_clients:
         remark = "first start the application's clients; --writers-stopped goes without"
     return replace(safe, command=command, remark=remark)
 
@@ -493,11 +551,11 @@ def _waiting(facts: Facts, control: ControlRow) -> str:
     if not silent:
         return f"it waits for {_named(behind)} to end what it has begun"
     over = max(over_at(row) for row in silent)
-    said = f"{_named(silent)} is silent, and is waited for until {format_ticks(over)} at most"
+    said = f"{_named(silent)} is silent, and is waited for until {moment(format_ticks(over))} at most"
     if control.frozen_at is not None:
         left = ticks_of(control.frozen_at) + round(facts.gates.freeze_timeout_s * TICKS_PER_SECOND)
         if left < over:
-            return f"{said}; the freeze is given up at {format_ticks(left)}, and writes go on then"
+            return f"{said}; the freeze is given up at {moment(format_ticks(left))}, and writes go on then"
     return said
 
 
@@ -507,7 +565,9 @@ def _in_complete(facts: Facts) -> Verdict:
         export = f"evidence export evidence-{name} {name}"
         return replace(found, command=export, remark="then verify it; `retire` asks for that")
     if ends is not None and facts.now < ends:
-        return replace(found, remark=f"not before {format_ticks(ends)}, when the retention period ends")
+        return replace(
+            found, remark=f"not before {moment(format_ticks(ends))}, when the retention period ends"
+        )
     return found
 
 

@@ -1,28 +1,42 @@
-"""The status of a migration as text: the output of `rekey status`. Pure.
+"""The status of a migration as text, and the progress document that all ways of telling it are made of. Pure.
 
 Rules kept here:
 
 * Labels stand in one column, one indent in. A command that is to be typed stands on a line of its own and is
   never wrapped.
-* The last two lines of each migration are what an operator on call needs: is it safe, what now.
+* What an operator on call needs comes first: is it safe, what now.
+* The schema of the document is `progress.schema.json`, next to this module. Within one version of it members
+  are only added.
+* What is internal (control row, epochs, segments) is told only where more is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeAlias
 
 from rekey.core.clock import format_ticks
+from rekey.core.plain import plain
 from rekey.mapping.rows import WHOLE
 from rekey.phases import ControlPhase
-from rekey.present.text import duration, wrapped
+from rekey.present.text import counted, differing, duration, moment, wrapped
 from rekey.protocol.registry import Standing
 from rekey.status.judge import Client, Status
+from rekey.status.progress import how_far
+from rekey.tables.sent import OnTop
 
+FORMAT = "rekey/progress/v1"
 _CLIENTS = 12
 """How many clients are listed for people."""
 _FOLLOWING = (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
 """Control phases in which the state of the copy and of the comparison still matters."""
+_ON_TOP = {
+    OnTop.CHANGES: "for rows that changed or were there",
+    OnTop.RETRIES: "sent again",
+    OnTop.REPEATS: "for phases and comparisons carried out again",
+    OnTop.WAY_BACK: "for the way back",
+}
 LABEL = 14
 _Fields: TypeAlias = Iterator[tuple[str, str]]
 """Labels and texts."""
@@ -33,82 +47,93 @@ def field(label: str, text: str) -> list[str]:
     return wrapped(text, first=f"  {label:<{LABEL}}")
 
 
-def moment(text: str) -> str:
-    """Return a time without its fraction: `2024-01-31 12:00:00Z`."""
-    return text[:19].replace("T", " ") + "Z"
-
-
-def told(status: Status, command: Callable[[str], str]) -> list[str]:
+def told(
+    status: Status, command: Callable[[str], str], *, requests: bool = False, verbose: bool = False
+) -> list[str]:
     """Return the lines about one migration.
 
     Args:
         status: the status as judged.
         command: returns a command as it is to be typed here, from its words after `rekey`.
+        requests: also tell the requests sent and estimated, by phase.
+        verbose: also tell what is internal.
     """
     title = status.facts.declared.doc.partition("\n")[0]
     lines = wrapped(status.facts.script_id + (f": {title}" if title else ""))
-    for part in (_stage, _copied, _followed, _spent, _kept):
-        for label, text in part(status):
-            lines += field(label, text)
-    lines += field("safe" if status.verdict.safe else "ATTENTION", status.verdict.sentence)
-    return [*lines, *next_lines(status, command)]
+    lines += verdict_lines(status, command)
+    parts = [_stage(status, verbose), _copied(status, verbose), _followed(status, verbose), _kept(status)]
+    for label, text in chain(*parts, _spent(status) if requests else []):
+        lines += field(label, text)
+    return lines
 
 
-def _stage(status: Status) -> _Fields:
+def verdict_lines(status: Status, command: Callable[[str], str]) -> list[str]:
+    """Return the lines that say whether a migration is safe, and what is next; `command` as in `told`."""
+    verdict = status.verdict
+    return [*field("safe" if verdict.safe else "ATTENTION", verdict.sentence), *next_lines(status, command)]
+
+
+def _stage(status: Status, verbose: bool) -> _Fields:
     migration, control = status.facts.declared.migration, status.facts.control
-    yield "tables", f"{migration.source} -> {', '.join(migration.table_names)} (capture {migration.capture})"
     yield "stage", status.stage
-    if control is not None:
+    yield "tables", f"{migration.source} -> {', '.join(migration.table_names)} (capture {migration.capture})"
+    if verbose and control is not None:
         yield "control row", f"`{control.phase}`, epoch {control.epoch}"
 
 
-def _copied(status: Status) -> _Fields:
+def _copied(status: Status, verbose: bool) -> _Fields:
     """Yield the progress of the copy and the last verification, in the phases of `_FOLLOWING`."""
     control, copied, last = status.facts.control, status.backfill, status.facts.verification
     if control is not None and control.phase not in _FOLLOWING:
         return
     if copied is not None:
-        text = f"{copied.rows:,} rows"
+        text = counted(copied.rows, "row")
         if copied.estimated_rows:
             text += f" of about {copied.estimated_rows:,}"
         if copied.rate is not None:
             text += f", {copied.rate:,.0f} rows/s"
         if copied.seconds_left is not None:
             text += f", about {duration(copied.seconds_left)} left"
-        yield "copied", f"{text}; {copied.segments_done} of {copied.segments} segments done"
+        if verbose:
+            text += f"; {copied.segments_done} of {counted(copied.segments, 'segment')} done"
+        yield "copied", text
     if last is not None and status.verification_age_s is not None:
-        text = f"{last.divergences:,} rows differ, {last.rows_source:,} source rows compared,"
+        text = f"{differing(last.divergences)},"
+        text += f" {counted(last.rows_source, 'source row')} compared,"
         text += f" {moment(last.finished_at)}, {duration(status.verification_age_s)} ago"
         if not status.verification_closes:
             text += f"; good for cutover for {duration(status.facts.gates.verification_max_age_s)}"
         yield "verified", text
 
 
-def _followed(status: Status) -> _Fields:
+def _followed(status: Status, verbose: bool) -> _Fields:
     """Yield how the replicas follow the application's writes: lag, clients, journal, counters."""
-    facts, intents, counted = status.facts, status.facts.intents, status.counted
+    facts, intents, counters = status.facts, status.facts.intents, status.counted
     lag = None if status.lag_s is None else duration(status.lag_s)
     if facts.is_delta and lag is not None:
         yield "lag", f"{lag}: changes since then come with the next pass"
     if not facts.is_delta and not facts.unreachable:
-        yield from _clients(status.clients)
+        yield from _clients(status.clients, verbose)
     if intents is not None and (facts.control is not None or intents.depth):
         said = "empty: no write is in flight"
         if intents.oldest_at is not None:
             behind = "" if lag is None else f": replicas are behind by {lag} at most"
-            said = f"{intents.depth:,} intents{behind}"
+            said = f"{counted(intents.depth, 'write')} not settled yet{behind}"
         if intents.kept:
-            said += f"; {intents.kept:,} are settled and kept: a client that was given up may still write"
+            said += f"; {intents.kept:,} settled and kept: a client that was given up may still write"
         yield "journal", said
-    if counted:
+    if counters:
         compared = ", ".join(
-            f"{counted.get(name, 0):,} {name}" for name in ("matched", "mismatched", "ignored")
+            f"{counters.get(name, 0):,} {name}" for name in ("matched", "mismatched", "ignored")
         )
-        failures = f"{counted.get('replica_failures', 0):,} replica failures"
-        yield "counted", f"{counted.get('writes', 0):,} writes, {failures}; shadow reads: {compared}"
+        failures = counted(counters.get("replica_failures", 0), "replica failure")
+        yield (
+            "counted",
+            f"{counted(counters.get('writes', 0), 'write')}, {failures}; shadow reads: {compared}",
+        )
 
 
-def _clients(clients: Sequence[Client]) -> _Fields:
+def _clients(clients: Sequence[Client], verbose: bool) -> _Fields:
     """Yield the clients; those that may need attention come first."""
     if not clients:
         yield "clients", "none is registered"
@@ -126,13 +151,15 @@ def _clients(clients: Sequence[Client]) -> _Fields:
         if one.standing is Standing.OVER:
             yield "", f"{said}; over, nothing of it can take effect any more"
             continue
-        said += f"; epoch {row.epoch}, {'current' if one.current else 'behind'}"
+        said += f"; {'follows' if one.current else 'does not follow the last change of phase yet'}"
+        if verbose:
+            said += f" (epoch {row.epoch})"
         if row.refuses:
             said += f"; refuses dual writes (`{row.refuses}`)"
         if row.counters.get("refused"):
             said += "; its credential is refused on tables that follow: its log says which"
         if row.left:
-            said += f"; {row.left:,} keys to settle"
+            said += f"; {counted(row.left, 'key')} to settle"
         if one.standing is not Standing.LIVE:
             said += f"; silent, over at {moment(one.over_at)} at the latest"
         yield "", said
@@ -149,6 +176,9 @@ def _spent(status: Status) -> _Fields:
     apart = f" ({(sent - estimated) / estimated:+.1%})" if estimated else ""
     whole = f"{cost.estimated_whole:,} estimated for the whole"
     yield "requests", f"{sent:,} sent, {estimated:,} estimated{apart}, in phases done; {whole}"
+    if cost.on_top:
+        on_top = (f"{number:,} {_ON_TOP[OnTop(why)]}" for why, number in cost.on_top.items())
+        yield "", f"on top of that: {', '.join(on_top)}"
     for one in cost.phases:
         said = f"{one.phase}: {one.sent:,} sent, {one.estimated:,} estimated"
         if one.expected_s is not None:
@@ -187,3 +217,36 @@ def next_lines(status: Status, command: Callable[[str], str]) -> list[str]:
     if verdict.remark:
         lines += wrapped(f"({verdict.remark})", first=" " * (LABEL + 2), rest=" " * (LABEL + 3))
     return lines
+
+
+def line(status: Status) -> str:
+    """Return one line about a migration, for those who watch it."""
+    now, facts = status.progress, status.facts
+    since = "" if now.phase.since is None else f" since {now.phase.since[11:19]}Z"
+    phase = (
+        "not begun" if now.phase.name is None else f"`{now.phase.name}` {now.phase.state.replace('-', ' ')}"
+    )
+    said = [f"{facts.script_id}: {phase}{since}"]
+    if (work := now.work) is not None:
+        said.append(f"{work.label}: {how_far(work.rows, work.estimated_rows, work.rate, work.eta)}")
+    if status.lag_s is not None:
+        said.append(f"lag {duration(status.lag_s)}")
+    said += [held.text for held in now.held_back]
+    said.append("safe" if status.verdict.safe else f"ATTENTION: {status.verdict.sentence}")
+    return "; ".join(said)
+
+
+def document(statuses: Iterable[Status], steering: Mapping[str, Any], as_of: int) -> dict[str, Any]:
+    """Return the progress document.
+
+    Args:
+        statuses: migrations as judged.
+        steering: what the operator has set (`rekey pause`, `rekey throttle`), as JSON.
+        as_of: when it was made; ticks.
+    """
+    return {
+        "format": FORMAT,
+        "as_of": format_ticks(as_of),
+        "migrations": plain(list(statuses)),
+        "steering": dict(steering),
+    }

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rekey.errors import MachineFailed, RekeyError, ServiceError
+from rekey.errors import MachineFailed, RekeyError, ServiceError, reason_of
 from rekey.project.privatefiles import write_whole
 from rekey.tables.base import TableService
 
@@ -106,7 +106,7 @@ class Notes:
 
     def _failed(self, what: str, error: Exception) -> MachineFailed:
         return MachineFailed(
-            f"{self.path} cannot be {what} ({type(error).__name__})",
+            f"{self.path} cannot be {what} ({reason_of(error)})",
             kept="everything; no test table was made",
             hint="make the state file's folder writable: test tables are noted there before they are made",
         )

@@ -38,7 +38,7 @@ async def spread_of_rows(
         names, map_row = migration.tables, Mapper(migration, secrets).map
     counts, refused = [SpreadCount(name) for name in names], 0
 
-    def taken(rows: Sequence[Row], _continues: bool) -> None:
+    def taken(rows: Sequence[Row], _part: int) -> None:
         nonlocal refused
         for row in rows:
             try:

@@ -13,7 +13,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -33,10 +33,12 @@ class Taken:
     Attributes:
         refused: called when the service refused the request, or it was never sent: nothing was done for it.
         again: awaited before the next attempt; returns when it may be sent.
+        partition: which partition it asks, None where that is not known.
     """
 
     refused: Callable[[], None]
     again: Callable[[], Awaitable[None]]
+    partition: Hashable = None
 
 
 _MAY_WRITE: ContextVar[Callable[[], None]] = ContextVar("may_write", default=always)
@@ -77,6 +79,11 @@ def _within(variable: ContextVar[T], value: T) -> Iterator[None]:
 def check() -> None:
     """Call the check that is set (`while_allowed`); it raises when nothing may be sent any more."""
     _MAY_WRITE.get()()
+
+
+def taken() -> Taken | None:
+    """Return what was taken for the request that is being sent; None where nothing was."""
+    return _TAKEN.get()
 
 
 def refused() -> None:

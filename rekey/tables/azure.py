@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -31,6 +32,7 @@ from rekey.tables.base import (
     SHARED_SERVICE_S,
     Operation,
     Page,
+    Silence,
     Table,
     Verb,
     rejected,
@@ -39,7 +41,7 @@ from rekey.tables.credentials import Credential
 from rekey.tables.paging import FIRST_PAGE_ROWS, PageSize, Parameters, read_range
 from rekey.tables.requests import Landed, Requester, RetryPolicy, all_landed
 from rekey.tables.rules import check_batch, check_table_name
-from rekey.tables.sent import OPERATIONS, Sent
+from rekey.tables.sent import OPERATIONS, Kind, Sent
 from rekey.tables.transport import Request, Timeouts, Transport
 
 _SENDING = {**wire.COMMON_HEADERS, "Content-Type": "application/json", "Prefer": "return-no-content"}
@@ -121,9 +123,25 @@ class AzureTableService:
         """The requests sent so far, by kind; each attempt counts."""
         return self._transport.sent
 
-    def listen(self, listener: Callable[[int, float], None]) -> None:
-        """Call `listener` for every answer, with its status and the seconds it took."""
-        self._transport.listener = listener
+    @property
+    def silence(self) -> Silence | None:
+        """Whether the endpoint has not answered for seconds; None while it answers."""
+        silent = self._requester.silence()
+        return None if silent is None else Silence(urlsplit(self.endpoint).netloc, *silent)
+
+    def listen(
+        self,
+        listener: Callable[[Kind, int, float], None],
+        admit: Callable[[Kind], Awaitable[None]] | None = None,
+    ) -> None:
+        """Call `listener` for every answer, and await `admit` before every attempt.
+
+        Args:
+            listener: called with the kind of request, the answer's status (0 where none came in time) and the
+                seconds it took.
+            admit: called with the kind of request.
+        """
+        self._transport.listener, self._transport.admit = listener, admit
 
     def table(self, name: str) -> AzureTable:
         """Return a handle on a table; sends no request. Raises RequestRejected for an impossible name."""

@@ -219,6 +219,10 @@ class TableService(Protocol):
     def sent(self) -> Sent:
         """The requests sent so far, by kind."""
 
+    @property
+    def silence(self) -> Silence | None:
+        """Whether it has not answered for seconds, though requests are under way; None while it answers."""
+
     def table(self, name: str) -> Table:
         """Return a handle on a table; sends no request."""
 
@@ -248,6 +252,21 @@ class TableService(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Silence:
+    """An endpoint that requests were sent to and that does not answer.
+
+    Attributes:
+        host: its host and port.
+        silent_s: for how many seconds it has not answered.
+        tried_s: for how many more seconds it is tried at most.
+    """
+
+    host: str
+    silent_s: float
+    tried_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Accounts:
     """Connections to the two accounts of a migration.
 
@@ -265,6 +284,11 @@ class Accounts:
     def sent(self) -> Counter[str]:
         """The requests sent to both accounts so far, by kind, those of workers included."""
         return self.tables.sent.counts + self.restricted.sent.counts + self.by_workers
+
+    def silences(self) -> list[Silence]:
+        """Return the accounts that do not answer; one for each host."""
+        found = [one for service in (self.tables, self.restricted) if (one := service.silence) is not None]
+        return list({one.host: one for one in found}.values())
 
     async def close(self) -> None:
         """Close both connections."""

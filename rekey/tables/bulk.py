@@ -10,6 +10,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from operator import attrgetter
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from rekey.core.concurrency import for_each
 from rekey.errors import Ambiguous, RowExists
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import Operation, Table
+from rekey.tables.sent import OnTop, on_top
 
 Op = TypeVar("Op", bound=Operation)
 
@@ -43,21 +45,24 @@ async def insert_absent(
     """
     present: dict[EntityKey, Row] = {}
     remaining = list(batch)
-    while remaining:
-        try:
-            if len(remaining) == 1:
-                await table.insert(remaining[0].row)
-            else:
-                await table.transact(remaining)
-            break
-        except (RowExists, Ambiguous):
-            # Ambiguous: reading shows which rows of the batch are there now; the others are inserted again.
-            found = await read_keys(table, [operation.key for operation in remaining])
-            # A row may be deleted between the conflict and the reading: then nothing is found and the
-            # batch is tried again.
-            present.update(found)
-            met = {unit(operation) for operation in remaining if operation.key in found}
-            remaining = [operation for operation in remaining if unit(operation) not in met]
+    with ExitStack() as rows_were_there:
+        while remaining:
+            try:
+                if len(remaining) == 1:
+                    await table.insert(remaining[0].row)
+                else:
+                    await table.transact(remaining)
+                break
+            except (RowExists, Ambiguous):
+                rows_were_there.enter_context(on_top(OnTop.CHANGES))
+                # Ambiguous: reading shows which rows of the batch are there now; the others are inserted
+                # again.
+                found = await read_keys(table, [operation.key for operation in remaining])
+                # A row may be deleted between the conflict and the reading: then nothing is found and the
+                # batch is tried again.
+                present.update(found)
+                met = {unit(operation) for operation in remaining if operation.key in found}
+                remaining = [operation for operation in remaining if unit(operation) not in met]
     return present
 
 

@@ -36,6 +36,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
@@ -43,17 +44,20 @@ from typing import Generic, TypeVar
 
 from rekey.core.clock import Clock
 from rekey.core.edm import canonical, canonical_content
+from rekey.core.progress import TOLD_AFTER_S
 from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
 from rekey.model import Row, etag_of, property_names
 from rekey.tables import allowance
 from rekey.tables.answers import Answer, may_be_applied, moment_of
 from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import stored_form
+from rekey.tables.sent import OnTop, on_top
 from rekey.tables.transport import NoAnswer, NotSent, Request, Transport
 
 _LOG = logging.getLogger("rekey.tables")
 T = TypeVar("T")
 _JITTER = 0.2
+_SLOW_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,17 @@ class RetryPolicy:
         grown = self.min_wait * 2.0 ** min(failures - 1, 32)
         wait = min(self.max_wait, grown) * (1.0 + _JITTER * (2.0 * draw - 1.0))
         return wait if retry_after is None else max(wait, min(retry_after, self.max_retry_after))
+
+    def longest_s(self, failures: int, attempts: int, attempt_s: float) -> float:
+        """Return for how many seconds a request is tried yet, at most, if each attempt takes `attempt_s`.
+
+        Args:
+            failures: attempts that failed so far.
+            attempts: attempts in all.
+            attempt_s: how long an attempt takes that gets no answer.
+        """
+        waits = sum(self.wait(failed, None, 1.0) for failed in range(max(1, failures), attempts))
+        return waits + (attempts - failures) * attempt_s
 
 
 def retry_after_of(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
@@ -154,10 +169,24 @@ class _Failed:
 
 @dataclass(slots=True)
 class _Known:
-    """The state that all requesters of an account share."""
+    """The state that all requesters of an account share. Times are of `Clock.rising`.
+
+    Attributes:
+        ever_answered: there was an answer.
+        last_open: when an attempt to write was last left open.
+        calls: requests that wait for an answer or for their next attempt.
+        heard_at: when there was an answer last; if no attempt has failed since, when the first of `calls`
+            began.
+        failures: attempts since then that got no answer.
+        tried_until: until when the requests that got none are tried.
+    """
 
     ever_answered: bool = False
     last_open: float | None = None
+    calls: int = 0
+    heard_at: float = 0.0
+    failures: int = 0
+    tried_until: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,11 +215,37 @@ class Requester:
             read: turns an answer and `request.doing` into a value; raises a ServiceError for an error answer
                 (Unavailable is tried again) and ValueError for a malformed one.
         """
+        known = self.known
+        if not known.calls and not known.failures:
+            known.heard_at = self.clock.rising()
+        known.calls += 1
         try:
             return await self._call(request, read)
         except asyncio.CancelledError:
             self.note_open(request)  # it may have been sent
             raise
+        finally:
+            known.calls -= 1
+
+    def silence(self) -> tuple[float, float] | None:
+        """Return for how many seconds nothing was answered, and for how many it is tried yet, at most; None
+        while answers come, or none is awaited. A silence in which attempts have failed ends with an answer.
+
+        Where nothing can be sent, or attempts have failed, two seconds are silence; an answer that is only
+        slow (a scan for few rows of many takes the service 5 s) gets `_SLOW_S`.
+        """
+        known, now, limits = self.known, self.clock.rising(), self.transport.timeouts
+        silent_s, is_sent = now - known.heard_at, self.transport.any_sent
+        if not (known.calls or known.failures):
+            return None
+        if silent_s < (TOLD_AFTER_S if known.failures or not is_sent else _SLOW_S):
+            return None
+        if known.failures:
+            return silent_s, max(0.0, known.tried_until - now)
+        policy = self.policy
+        attempts = policy.attempts if known.ever_answered or is_sent else policy.connect_attempts
+        longest_s = policy.longest_s(0, attempts, limits.read if is_sent else limits.connect)
+        return silent_s, max(0.0, longest_s - silent_s)
 
     async def _call(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T]:
         is_write, ambiguous, failures = request.method != "GET", False, 0
@@ -199,7 +254,9 @@ class Requester:
             try:
                 if is_write:
                     allowance.check()
-                tried = await self._attempt(request, read)
+                began = self.clock.rising()
+                with on_top(OnTop.RETRIES) if failures else nullcontext():
+                    tried = await self._attempt(request, read)
             except Exception as forbidden:
                 if not ambiguous:
                     raise
@@ -212,6 +269,7 @@ class Requester:
             ambiguous, error = ambiguous or tried.open, tried.error
             failures += 1
             attempts = self.policy.connect_attempts if tried.only_connect else self.policy.attempts
+            self._tried(began, failures, attempts)
             wait = None
             if failures < attempts and (repeats or not (ambiguous and is_write)):
                 wait = self.policy.wait(failures, tried.retry_after, self.source.random())
@@ -224,10 +282,17 @@ class Requester:
             _LOG.info(
                 "%s: %s; attempt %d follows in %.1f s",
                 *(request.doing, error.code or error.status, failures + 1, wait),
+                extra={"event": "request-retried"},
             )
             await self.clock.sleep(wait)
             if not tried.open:
                 await allowance.again()
+
+    def _tried(self, began: float, failures: int, attempts: int) -> None:
+        """Note until when a request is tried, whose attempt that began at `began` has failed."""
+        now = self.clock.rising()
+        until = now + self.policy.longest_s(failures, attempts, now - began)
+        self.known.tried_until = max(self.known.tried_until, until)
 
     def note_open(self, request: Request) -> None:
         """Remember that a request may yet take effect."""
@@ -239,7 +304,8 @@ class Requester:
         retry_after = None
         try:
             answer = await self.transport.send(request)
-            self.known.ever_answered = True
+            self.known.ever_answered, self.known.failures = True, 0
+            self.known.heard_at = self.clock.rising()
             retry_after = retry_after_of(answer.headers)
             return Outcome(read(answer, request.doing), None, ambiguous=False, final=True)
         except Unavailable as busy:
@@ -247,31 +313,36 @@ class Requester:
         except ServiceError as refused:
             return Outcome(None, refused, ambiguous=False, final=True)
         except NotSent as failed:
+            self.known.failures += 1
             down = EndpointDown(
-                f"{request.doing}: no connection to the endpoint ({failed})",
+                f"{request.doing}: no connection to {failed.endpoint} ({failed})",
                 code=str(failed),
                 hint="check the endpoint in rekey.toml, the network and the proxy settings",
             )
             return _Failed(down, open=False, only_connect=not self.known.ever_answered)
         except (NoAnswer, ValueError) as failed:
-            said = str(failed) if isinstance(failed, NoAnswer) else "MalformedAnswer"
-            return _Failed(_open(request, said), open=True, retry_after=retry_after)
+            if isinstance(failed, NoAnswer):
+                self.known.failures += 1
+                unanswered = _open(request, str(failed), f" by {failed.endpoint}")
+            else:
+                unanswered = _open(request, "MalformedAnswer")
+            return _Failed(unanswered, open=True, retry_after=retry_after)
 
     async def read(self, request: Request, read: Callable[[Answer, str], T]) -> T:
         """Send a request that changes nothing. Raises Unavailable where a write would be ambiguous."""
         outcome = await self.call(request, read)
         if isinstance(outcome.error, Ambiguous):
             raise Unavailable(
-                f"{request.doing}: the service did not answer ({outcome.error.code})",
+                outcome.error.what.partition(";")[0],
                 code=outcome.error.code,
                 hint="check the connection and repeat the command, which goes on where it stopped",
             )
         return outcome.result()
 
 
-def _open(request: Request, code: str) -> Ambiguous:
+def _open(request: Request, code: str, by: str = "") -> Ambiguous:
     return Ambiguous(
-        f"{request.doing}: sent, and not answered ({code}); it may have been applied",
+        f"{request.doing}: sent, and not answered{by} ({code}); it may have been applied",
         code=code,
         hint="check the connection and repeat the command, which goes on where it stopped",
     )

@@ -5,7 +5,8 @@ Rules kept here:
 * Each attempt counts, also one that is repeated: the service works for each, and may bill it.
 * A batch is one request; the operations in it are counted separately, because it is not settled everywhere
   which of the two is billed.
-* Only the kind of a request is kept.
+* Only the kind of a request is kept, and whether it came on top of what an undisturbed run sends (`on_top`):
+  an estimate is compared with the others.
 * The requests of one piece of work are also counted separately (`tallied`): that count travels with the
   asyncio task that works (a context variable) and with the tasks that it starts, so that a process that
   shares one connection among several pieces of work counts each for itself.
@@ -42,7 +43,26 @@ OPERATIONS = "operations"
 """The name under which the operations of batches are counted."""
 
 
+class OnTop(StrEnum):
+    """Why a request came on top of those of an undisturbed run, which are estimated."""
+
+    CHANGES = "changes"
+    """For a row that changed or differed meanwhile: it is looked at again, brought, or settled."""
+    RETRIES = "retries"
+    """Sent again, because it was refused or not answered before."""
+    REPEATS = "repeats"
+    """By a phase or a comparison that was carried out once more."""
+    WAY_BACK = "way_back"
+    """By taking a phase back."""
+
+
+COUNTED = frozenset(
+    f"{why}{name}" for why in ("", *(f"{one}." for one in OnTop)) for name in (*Kind, OPERATIONS)
+)
+"""All names under which requests are counted: by kind, and by kind under the reason for which they came on
+top: `scan`, `changes.scan`."""
 _TALLY: ContextVar[Counter[str] | None] = ContextVar("tally", default=None)
+_ON_TOP: ContextVar[OnTop | None] = ContextVar("on_top", default=None)
 
 
 @contextmanager
@@ -54,6 +74,17 @@ def tallied() -> Iterator[Counter[str]]:
         yield tally
     finally:
         _TALLY.reset(token)
+
+
+@contextmanager
+def on_top(why: OnTop) -> Iterator[None]:
+    """Count the requests that are sent within the context as such that came on top; the outermost reason
+    counts."""
+    token = _ON_TOP.set(_ON_TOP.get() or why)
+    try:
+        yield
+    finally:
+        _ON_TOP.reset(token)
 
 
 @dataclass(slots=True)
@@ -68,6 +99,8 @@ class Sent:
 
     def add(self, name: str, number: int = 1) -> None:
         """Count a request by its kind; or the operations of a batch, once however often the batch is sent."""
+        if (why := _ON_TOP.get()) is not None:
+            name = f"{why}.{name}"
         self.counts[name] += number
         if (tally := _TALLY.get()) is not None:
             tally[name] += number
@@ -96,4 +129,16 @@ def since(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
 
 def requests_in(counts: Mapping[str, int]) -> int:
     """Return how many requests there are in counts: all but the operations of batches."""
-    return sum(number for name, number in counts.items() if name != OPERATIONS)
+    return sum(number for name, number in counts.items() if not name.endswith(OPERATIONS))
+
+
+def apart(counts: Mapping[str, int]) -> tuple[Counter[str], Counter[str]]:
+    """Return the counts of an undisturbed run, by kind, and how many requests came on top, by reason."""
+    undisturbed, extra = Counter[str](), Counter[str]()
+    for name, number in counts.items():
+        why, _, kind = name.rpartition(".")
+        if not why:
+            undisturbed[name] += number
+        elif kind != OPERATIONS:
+            extra[why] += number
+    return undisturbed, extra

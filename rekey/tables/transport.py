@@ -22,9 +22,9 @@ import io
 import logging
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -40,9 +40,10 @@ from rekey.errors import CredentialRefused
 from rekey.tables import allowance
 from rekey.tables.answers import Answer
 from rekey.tables.credentials import AuthPolicy, Credential, accepted_s, auth_policy
-from rekey.tables.sent import Sent, kind_of
+from rekey.tables.sent import Kind, Sent, kind_of
 
 _LOG = logging.getLogger("rekey.tables")
+_EVENT = {"event": "request"}
 _IDLE_SECONDS = 4.0
 _STREAMED_BYTES = 1024 * 1024
 
@@ -95,12 +96,28 @@ class Request:
     service_s: int | None = None
 
 
-class NotSent(Exception):
-    """The attempt failed before anything was sent. The argument names the failure, without an address."""
+class _Failed(Exception):
+    """An attempt that failed: the failure's name, and the endpoint that was meant, without a credential."""
+
+    def __init__(self, code: str, endpoint: str = "the endpoint") -> None:
+        super().__init__(code)
+        self.endpoint = endpoint
 
 
-class NoAnswer(Exception):
-    """Something was sent, and no (whole) answer came. The argument names the failure."""
+class NotSent(_Failed):
+    """The attempt failed before anything was sent."""
+
+
+class NoAnswer(_Failed):
+    """Something was sent, and no (whole) answer came."""
+
+
+@dataclass(eq=False, slots=True)
+class _Sending:
+    """An attempt: whether it writes, and whether its first bytes went out."""
+
+    writes: bool
+    begun: bool = False
 
 
 class Transport:
@@ -128,8 +145,10 @@ class Transport:
         verify: bool | str = True,
     ) -> None:
         self._endpoint = endpoint
+        parts = urlsplit(endpoint)
+        self._shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         self._credential = credential
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         self._connections = connections
         self._proxy = proxies.get(urlsplit(endpoint).scheme) or environment_proxy(endpoint)
         self._verify = verify
@@ -138,15 +157,23 @@ class Transport:
         self._session: aiohttp.ClientSession | None = None
         self._auth: AuthPolicy | None = None
         self._closed = False
-        self.listener: Callable[[int, float], None] | None = None
-        """Called for every answer, with its status and the seconds it took."""
+        self.listener: Callable[[Kind, int, float], None] | None = None
+        """Called for every answer, with the kind of request, its status and the seconds it took; with the
+        status 0 where none came in time."""
+        self.admit: Callable[[Kind], Awaitable[None]] | None = None
+        """Awaited before each attempt."""
         self.sent = Sent()
+        self._sendings: set[_Sending] = set()
 
     async def send(self, request: Request) -> Answer:
         """Send once. Raises NotSent, NoAnswer, CredentialRefused (no token)."""
+        kind = kind_of(request.method, request.path)
+        if self.admit is not None:
+            await self.admit(kind)
         pipeline = self._open()
-        sending = SimpleNamespace(begun=False, writes=request.method != "GET")
-        address = self._timeouts.address(self._endpoint, request.path, request.service_s)
+        sending = _Sending(request.method != "GET")
+        self._sendings.add(sending)
+        address = self.timeouts.address(self._endpoint, request.path, request.service_s)
         headers = {**request.headers, "User-Agent": self._agent, "x-ms-client-request-id": str(uuid4())}
         message = HttpRequest(request.method, address, headers=headers)
         if request.body is not None:
@@ -157,13 +184,13 @@ class Transport:
                 message.data = body
         started = time.monotonic()
         outcome = "cancelled"
-        self.sent.add(kind_of(request.method, request.path).value)
+        self.sent.add(kind.value)
         try:
             ran = await pipeline.run(message, proxy=self._proxy, trace_request_ctx=sending)
             response = ran.http_response
             outcome = str(response.status_code)
             if self.listener is not None:
-                self.listener(response.status_code, time.monotonic() - started)
+                self.listener(kind, response.status_code, time.monotonic() - started)
             return Answer(response.status_code, response.headers, response.body())
         except ClientAuthenticationError:
             outcome = "no token"
@@ -176,10 +203,19 @@ class Transport:
             # Its name alone, e.g. `ClientConnectorDNSError`; its text may hold an address.
             inner = getattr(failed, "inner_exception", None) or failed.__cause__ or failed
             outcome = type(inner).__name__
-            raise (NoAnswer if sending.begun else NotSent)(outcome) from None
+            if self.listener is not None and sending.begun and isinstance(inner, TimeoutError):
+                self.listener(kind, 0, time.monotonic() - started)
+            raise (NoAnswer if sending.begun else NotSent)(outcome, self._shown) from None
         finally:
+            self._sendings.discard(sending)
             # What is logged of a request never holds its address: that holds keys.
-            _LOG.debug("%s -> %s in %.0f ms", request.doing, outcome, 1000 * (time.monotonic() - started))
+            took_ms = 1000 * (time.monotonic() - started)
+            _LOG.debug("%s -> %s in %.0f ms", request.doing, outcome, took_ms, extra=_EVENT)
+
+    @property
+    def any_sent(self) -> bool:
+        """Whether a request was sent and is not answered yet."""
+        return any(one.begun for one in self._sendings)
 
     @property
     def late_s(self) -> float:
@@ -210,8 +246,8 @@ class Transport:
             transport = _ExactAddressTransport(
                 session=self._session,
                 session_owner=False,
-                connection_timeout=self._timeouts.connect,
-                read_timeout=self._timeouts.read,
+                connection_timeout=self.timeouts.connect,
+                read_timeout=self.timeouts.read,
                 connection_verify=self._verify,
             )
             self._auth = auth_policy(self._credential)

@@ -21,6 +21,7 @@ from rekey.mapping.ids import SafeIds
 from rekey.model import PARTITION_KEY, EntityKey, Row
 from rekey.tables.base import Page, Table
 from rekey.tables.kinds import whole
+from rekey.verify.report import LISTED
 from rekey.verify.sums import SOURCE
 
 
@@ -42,6 +43,16 @@ class RecheckPolicy:
 async def never(_source_key: EntityKey) -> bool:
     """Return False: the default of `in_flight` and `pending`."""
     return False
+
+
+async def keep_nothing(_table: int, _row: Row, _source_key: EntityKey | None) -> None:
+    """Keep nothing: the default of `keep_removed`."""
+
+
+Keys = dict[str, tuple[str, EntityKey]]
+"""Tables and keys of rows, by safe id."""
+_MOST_KEYS = 3 * LISTED
+"""A divergence names three rows at most, and the first `LISTED` divergences are listed."""
 
 
 def partition_of(table: Table, rows: Sequence[Row]) -> Hashable | None:
@@ -66,6 +77,9 @@ class ReconcileContext:
         owner: returns the source key that owns a main target key by the mapping table, or None.
         propagate: makes the replicas of one source key equal what the authority says (for repair and
             `brings`).
+        keep_removed: keeps a target row (by table number, with the source key it belongs to, if known) before
+            repair removes it.
+        keys: takes the keys of rows that reports name; None: they are not asked for.
         folder: where temporary files may be put; a private folder is made inside and removed again.
         advance: called with how many more rows were read, also with 0.
         stop: raises Interrupted when the work shall end; called between pages and rounds.
@@ -95,6 +109,10 @@ class ReconcileContext:
     stop: Callable[[], None] = field(default=lambda: None, repr=False)
     in_flight: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
     pending: Callable[[EntityKey], Awaitable[bool]] = field(default=never, repr=False)
+    keep_removed: Callable[[int, Row, EntityKey | None], Awaitable[None]] = field(
+        default=keep_nothing, repr=False
+    )
+    keys: Keys | None = field(default=None, repr=False)
     brings: bool = False
     authority_is_target: bool = False
     concurrency: int = 16
@@ -115,6 +133,11 @@ class ReconcileContext:
         """Return the source (`SOURCE`) or, by its number, a target."""
         return self.source if number == SOURCE else self.targets[number]
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return the numbers of all tables, the source (`SOURCE`) first."""
+        return SOURCE, *range(len(self.targets))
+
     def whole(self, number: int) -> Table:
         """Return the source or a target to read all its rows: also those of other kinds that stand in it."""
         return whole(self.table(number))
@@ -134,8 +157,14 @@ class ReconcileContext:
 
     def source_id(self, key: EntityKey) -> str:
         """Return the short safe id of a source row."""
-        return self.ids.short(self.source.name, key)
+        return self._named(self.source.name, key)
 
     def target_id(self, table: int, key: EntityKey) -> str:
         """Return the short safe id of a row of target `table`."""
-        return self.ids.short(self.targets[table].name, key)
+        return self._named(self.targets[table].name, key)
+
+    def _named(self, table: str, key: EntityKey) -> str:
+        row_id = self.ids.short(table, key)
+        if self.keys is not None and len(self.keys) < _MOST_KEYS:
+            self.keys[row_id] = (table, key)
+        return row_id

@@ -34,6 +34,7 @@ from rekey.core.spill import Spill, hash_of
 from rekey.declaration.mapper import Mapper
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, key_of
+from rekey.tables.sent import OnTop, on_top
 from rekey.verify.context import ReconcileContext
 from rekey.verify.digest import bucket_of, content_digest, digester
 from rekey.verify.repair import bring, repair_all
@@ -111,6 +112,7 @@ async def full(
                 await reader.sum_up(ctx, work, checkpoint=checkpoint)
         differing = [expected.differing(actual) for expected, actual in sides]
         if work.refused or any(differing):
+            stack.enter_context(on_top(OnTop.CHANGES))
             spilled = stack.enter_context(Spill[Record](ctx.folder, by_key))
             unmatched = stack.enter_context(Spill[Record](ctx.folder, by_content))
             kept = stack.enter_context(Spill[Found](ctx.folder, _by_row))

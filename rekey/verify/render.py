@@ -8,20 +8,27 @@ Rules kept here:
 
 from __future__ import annotations
 
+from rekey.next_steps import after_findings, next_step
 from rekey.present.text import counted, table, wrapped
 from rekey.verify.confidence import as_percent
-from rekey.verify.report import CountReport, Divergence, Findings, FullReport, Kind, SampleReport
+from rekey.verify.report import CountReport, Divergence, Findings, FullReport, Kind, Outcome, SampleReport
 
 SHOWN = 20
 _PROPERTIES_SHOWN = 3
 _DIGEST_SHOWN = 16
 
 
-def render(report: CountReport | SampleReport | FullReport) -> str:
-    """Return a report as text, without a newline at its end."""
+def render(report: CountReport | SampleReport | FullReport, script: str) -> str:
+    """Return a report on a migration as text, without a newline at its end."""
     if isinstance(report, FullReport):
-        return "\n".join(_full(report))
-    return "\n".join(_count(report) if isinstance(report, CountReport) else _sample(report))
+        lines = _full(report)
+        step = after_findings(script, report.source, report.as_json())
+    else:
+        lines = _count(report) if isinstance(report, CountReport) else _sample(report)
+        step = next_step("name-rows", script=script)
+    if report.findings:
+        lines += [f"Next: `rekey {step.command}`", *wrapped(f"({step.remark})", first="  ")]
+    return "\n".join(lines)
 
 
 def _full(report: FullReport) -> list[str]:
@@ -34,7 +41,7 @@ def _full(report: FullReport) -> list[str]:
         for one in report.tables
     ]
     head = ("table", "expected", "actual", "digest expected", "digest actual", "buckets differing")
-    lines = wrapped(f"full verification of {report.source}: {report.source_rows:,} source rows")
+    lines = wrapped(f"full verification of {report.source}: {counted(report.source_rows, 'source row')}")
     lines += ["", *table(head, rows, right={1, 2, 5})]
     if any(one.sitting > 1 for one in report.read):  # the verification was cut off and resumed
         sittings = [
@@ -45,10 +52,10 @@ def _full(report: FullReport) -> list[str]:
     lines += ["", *_findings(report.found), ""]
     if report.repair is not None:
         done = ", ".join(f"{outcome} {number:,}" for outcome, number in report.repair.counts.items())
-        lines += [f"repair: {done or 'nothing to do'}", "Next: `rekey verify --mode full` to prove it."]
-    elif report.findings:
-        lines.append("Next: `rekey verify --mode full --repair`, then verify again; runbooks/divergences.md.")
-    else:
+        lines.append(f"repair: {done or 'nothing to do'}")
+        if report.repair.counts.keys() & {Outcome.DELETED, Outcome.MOVED}:
+            lines += wrapped("Removed rows are kept for [gates] retention: `rekey restore-row ID`.")
+    elif not report.findings:
         rest = "other row and" if report.found.pending else "row and every"
         tables = counted(len({one.table for one in report.tables}), "table")
         lines.append(f"Every {rest} property of {tables} is as the source says.")
@@ -121,12 +128,10 @@ def _count(report: CountReport) -> list[str]:
         lines += ["", *table(("table", "partition", "expected", "actual"), differing, right={2, 3})]
     lines += _more(sum(one.differing for one in report.tables) - len(differing))
     if report.findings:
-        said = "Next: `rekey verify --mode full` names the rows."
-    elif any(one.moving for one in report.tables):
-        said = "Counts moved while counting: rows are being written. None differed twice alike."
-    else:
-        said = "All counts agree. (A count sees no content: `--mode full` does.)"
-    return [*lines, "", said]
+        return [*lines, ""]
+    if any(one.moving for one in report.tables):
+        return [*lines, "", "Counts moved while counting: rows are being written. None differed twice alike."]
+    return [*lines, "", "All counts agree. (A count sees no content: `--mode full` does.)"]
 
 
 def _sample(report: SampleReport) -> list[str]:
@@ -136,7 +141,4 @@ def _sample(report: SampleReport) -> list[str]:
     for each in report.directions:
         found = f"{each.wrong:,} of {each.checked:,} ({each.population:,} in all)"
         lines += wrapped(f"{each.table}: {found}: at most {as_percent(each.at_most)} wrong at {percent}")
-    lines += ["", *_findings(report.found)]
-    if report.findings:
-        lines += ["", "Next: `rekey verify --mode full` finds all of them."]
-    return lines
+    return [*lines, "", *_findings(report.found), *([""] if report.findings else ())]

@@ -8,6 +8,8 @@ Rules kept here:
   the ETag that was seen. Afterwards its owner is read once more and propagated, in case a writer claimed the
   key, found the row there and left it: a writer claims before it reads the row, so either the writer finds
   the row gone or the repair finds the claim.
+* What is removed is kept first (`ctx.keep_removed`), so that it can be restored: no one can tell from ids
+  alone whose row it was.
 * Where the main target is the authority its rows are never deleted: one to which no source row maps, and
   whose old key is not known, is reported and left.
 """
@@ -22,7 +24,7 @@ from rekey.core.concurrency import for_each
 from rekey.core.spill import Spill
 from rekey.errors import ConditionFailed, RowMissing
 from rekey.errors import Findings as NotMendable
-from rekey.model import EntityKey
+from rekey.model import EntityKey, Row
 from rekey.verify.context import ReconcileContext
 from rekey.verify.report import LISTED, Kind, Outcome, Repair, RepairReport
 from rekey.verify.settle import Candidate, Found, Point, observe, owner_of
@@ -73,20 +75,24 @@ async def repair(ctx: ReconcileContext, found: Found) -> Outcome:
     """Mend one stable divergence and return the outcome."""
     if found.divergence.kind in (Kind.REFUSED, Kind.COLLISION):
         return Outcome.REFUSED
+    stray, row = found.stray, None
+    stays = stray is None or (ctx.authority_is_target and stray[0] == 0)
     try:
+        if stray is not None and not stays and (row := await ctx.targets[stray[0]].get(stray[1])) is not None:
+            await ctx.keep_removed(stray[0], row, found.source)
         if found.source is not None:
             await ctx.propagate(found.source)
-        if found.stray is None:
-            return Outcome.PROPAGATED
-        if ctx.authority_is_target and found.stray[0] == 0:
+        if stray is None or stays:
             return Outcome.REFUSED if found.source is None else Outcome.PROPAGATED
-        return await _take_away(ctx, found, found.stray)
+        return await _take_away(ctx, found, stray, row)
     except NotMendable:  # the mapping refuses the source row, or another row has its key
         return Outcome.REFUSED
 
 
-async def _take_away(ctx: ReconcileContext, found: Found, stray: tuple[int, EntityKey, str]) -> Outcome:
-    """Delete a row to which nothing maps, unless it is gone, changed, or claimed by now."""
+async def _take_away(
+    ctx: ReconcileContext, found: Found, stray: tuple[int, EntityKey, str], row: Row | None
+) -> Outcome:
+    """Delete a row to which nothing maps (`row`: as kept), unless it is gone, changed, or claimed by now."""
     table, key, etag = stray
     claims = () if found.source is None else (found.source,)
     seen = await observe(ctx, Point(table, key, claims))
@@ -94,7 +100,6 @@ async def _take_away(ctx: ReconcileContext, found: Found, stray: tuple[int, Enti
         return Outcome.PROPAGATED if found.source is not None else Outcome.GONE
     if seen.verdict.etag != etag or seen.verdict.sources not in ((), claims):
         return Outcome.CHANGED
-    actual = await ctx.targets[table].get(key)
     try:
         await ctx.targets[table].delete(key, etag=etag)
     except RowMissing:
@@ -102,7 +107,7 @@ async def _take_away(ctx: ReconcileContext, found: Found, stray: tuple[int, Enti
     except ConditionFailed:
         return Outcome.CHANGED
     # A writer may have claimed the key between the last look and the delete, and left the row as its own.
-    owner = None if actual is None else await owner_of(ctx, table, actual)
+    owner = None if row is None else await owner_of(ctx, table, row)
     for source_key in dict.fromkeys((*claims, *(() if owner is None else (owner,)))):
         await ctx.propagate(source_key)
     return Outcome.MOVED if found.divergence.kind is Kind.WRONG_KEY else Outcome.DELETED

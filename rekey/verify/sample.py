@@ -9,6 +9,9 @@ Rules kept here:
 * The same seed draws the same rows from the same table: the generator is `random.Random("<seed>:<table>")`.
 * A drawn row is looked at as a full verification looks at a difference (`recheck`): writes in flight are not
   taken for divergences. A row that was deleted meanwhile is not counted as checked.
+* A scan of keys costs a page for each 1,000 rows, and each look-up requests of its own; a full verification
+  pages alone, which hold fewer rows only where rows are large. So a sample asks for fewer requests in tables
+  of large rows. `sample` finds that out before anything is looked up, and says what is asked for.
 * Source → targets finds missing and altered rows, targets → source finds extra ones. Each table has
   a bound of its own.
 """
@@ -17,13 +20,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from typing import NamedTuple
 
 from rekey.core.concurrency import for_each
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, EntityKey, key_of
-from rekey.tables.base import Table
+from rekey.present.text import counted
+from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
 from rekey.verify.confidence import CONFIDENCE, upper_bound
 from rekey.verify.context import ReconcileContext
 from rekey.verify.report import Direction, SampleReport
@@ -34,6 +39,12 @@ MAX_ROWS = 100_000
 """Rows a sample may ask for; with more a full verification is cheaper and proves more."""
 
 
+PAGE_BYTES = 4 * 1024 * 1024
+"""An answer of the service is at most so large ("Query timeout and pagination" and its limits)."""
+LOOKUPS_A_TARGET_ROW = 4
+"""The row twice, its mapping row, the source row."""
+
+
 class Drawn(NamedTuple):
     """Keys drawn from one table, and how many rows the table had."""
 
@@ -41,13 +52,20 @@ class Drawn(NamedTuple):
     population: int
 
 
-async def sample(ctx: ReconcileContext, n: int, seed: int) -> SampleReport:
+async def sample(
+    ctx: ReconcileContext, n: int, seed: int, say: Callable[[str], None], *, always: bool = False
+) -> SampleReport | None:
     """Draw `n` rows from the source and from every target table and look each of them up.
 
     Args:
         ctx: the tables and the mapping.
         n: rows to draw per table, 1 to `MAX_ROWS`; a smaller table is checked whole.
         seed: decides which rows are drawn; printed in the report.
+        say: told what the sample asks for, before anything is looked up.
+        always: sample, also where a full verification asks for fewer requests.
+
+    Returns:
+        The report; None where a full verification asks for fewer requests: nothing was looked up.
 
     Raises:
         ValueError: `n` is out of range.
@@ -57,7 +75,9 @@ async def sample(ctx: ReconcileContext, n: int, seed: int) -> SampleReport:
     if not 1 <= n <= MAX_ROWS:
         raise ValueError(f"a sample has 1 to {MAX_ROWS:,} rows")
     started_at = ctx.now()
-    tables = (SOURCE, *range(len(ctx.targets)))
+    pages = {table: await _first_page(ctx, table) for table in ctx.numbers}
+    if not always and all(page.full for page in pages.values()):
+        return None  # pages of whole rows hold as many as pages of keys: not even their scan would pay
     drawn: dict[int, Drawn] = {}
 
     async def draw_from(table: int) -> None:
@@ -65,9 +85,19 @@ async def sample(ctx: ReconcileContext, n: int, seed: int) -> SampleReport:
         generator = random.Random(f"{seed}:{ctx.label(table)}")  # noqa: S311 repeatable on purpose, guards no secret
         drawn[table] = await reservoir(_keys(ctx, handle), n, generator)
 
-    await for_each(tables, draw_from, limit=ctx.concurrency)
+    await for_each(ctx.numbers, draw_from, limit=ctx.concurrency)
+    rows = {table: one.population for table, one in drawn.items()}
+    full = sum(_requests(rows[table], page.bytes / max(1, len(page.rows))) for table, page in pages.items())
+    lookups = _lookups(drawn)
+    if lookups > full and not always:
+        return None
+    asked = sum(1 + _requests(count, 0.0) for count in rows.values()) + lookups
+    say(
+        f"the sample asks for at most {counted(asked, 'request')}, and more where rows differ; a full"
+        f" verification asks for about {full:,}"
+    )
     collector = Collector(ctx, suspects=False)
-    directions = [await _check(ctx, table, drawn[table], collector) for table in tables]
+    directions = [await _check(ctx, table, drawn[table], collector) for table in ctx.numbers]
     return SampleReport(
         started_at=started_at,
         finished_at=ctx.now(),
@@ -77,6 +107,31 @@ async def sample(ctx: ReconcileContext, n: int, seed: int) -> SampleReport:
         confidence=CONFIDENCE,
         directions=tuple(directions),
         found=collector.findings(),
+    )
+
+
+async def _first_page(ctx: ReconcileContext, table: int) -> Page:
+    """Return the first page of whole rows of a table that has any."""
+    async with aclosing(ctx.whole(table).scan()) as pages:  # type: ignore[type-var]  # all scans are generators
+        async for page in pages:
+            if page.rows:
+                return page
+    return Page([], None)
+
+
+def _requests(rows: int, row_bytes: float) -> int:
+    """Return the requests of reading so many rows of so many bytes on the wire."""
+    a_page = min(MAX_PAGE_ROWS, PAGE_BYTES / row_bytes) if row_bytes else MAX_PAGE_ROWS
+    return max(1, math.ceil(rows / max(1.0, a_page)))
+
+
+def _lookups(drawn: Mapping[int, Drawn]) -> int:
+    """Return the requests of looking the drawn rows up, at most, unless rows differ."""
+    rows, targets = drawn[SOURCE].population, [one for table, one in drawn.items() if table != SOURCE]
+    # A source row is read, and for each row it maps to that target row and the source row once more.
+    mapped = sum(-(-one.population // max(1, rows)) for one in targets)
+    return len(drawn[SOURCE].keys) * (1 + 2 * mapped) + LOOKUPS_A_TARGET_ROW * sum(
+        len(one.keys) for one in targets
     )
 
 

@@ -112,7 +112,7 @@ class Life(Stand):
     def _complete(self) -> None:
         for name in [name for name, one in self.clients.items() if one.job.view == "old"]:
             self._end_client(name)
-        self._command("apply", self.project.script_id, "--to", "complete")
+        self._command("apply", self.project.script_id, "--to", "complete", "--yes", self.project.script_id)
         self._let_write(2.0)
 
     # --- the operator ------------------------------------------------------------------------------------

@@ -207,7 +207,7 @@ def test_a_whole_life_from_init_to_retired(project: Project) -> None:
     project.rekey("apply", "--to", "cutover", code=3)
     project.rekey("apply", "--to", "cutover", "--writers-stopped")
     project.rekey("rollback", "--writers-stopped")
-    project.rekey("apply", "--to", "complete", "--writers-stopped")
+    project.rekey("apply", "--to", "complete", "--writers-stopped", "--yes", project.script_id)
     assert project.rows(project.target) == project.expected()
     kept = project.rows(project.target)
     project.rekey("evidence", "keygen")

@@ -112,6 +112,17 @@ def test_an_endpoint_that_is_down_exits_4_and_status_still_tells_what_it_knows(
     assert status["safe"] is False
 
 
+def test_a_server_that_is_gone_is_told_after_two_seconds_with_its_host_and_until_when_it_is_tried(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    configure(folder, f"http://127.0.0.1:{port}/tables", f"http://127.0.0.1:{port}/restricted")
+    assert run(["status", "--log-format", "json"]) == 4
+    [told] = [one for one in map(json.loads, capsys.readouterr().err.splitlines()) if one["event"] == "wait"]
+    assert told["text"].startswith(f"waiting for 127.0.0.1:{port}, where nothing answers, since ")
+    assert told["since"] < told["at"] < told["until"]
+
+
 def test_a_key_or_a_secret_that_is_not_there_exits_2(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -176,11 +176,13 @@ def live(life: Life, storm_ends: bool) -> None:
     rekey.run("verify", "--mode", "full").ended(0)
     life.through_kills("apply", "--to", "cutover").ended(0)
     fleet.until_writing()
-    rekey.run("apply", "--to", "complete").ended(3, "clients still use the old view", "old-again")
+    rekey.run("apply", "--to", "complete", "--yes", rekey.script_id).ended(
+        3, "clients still use the old view", "old-again"
+    )
     fleet.end("old-again", "old-sync")
     # One that leaves an open write behind is listed until that can no longer take effect.
     waited_for("the end of the old view", lambda: not life.stage.living("old"))
-    life.through_kills("apply", "--to", "complete").ended(0)
+    life.through_kills("apply", "--to", "complete", "--yes", rekey.script_id).ended(0)
     fleet.until_writing()
     fleet.pause()
     verdict = life.stage.judged(fleet, "new")

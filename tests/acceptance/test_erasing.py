@@ -29,7 +29,7 @@ def project(request: pytest.FixtureRequest, tmp_path: Path, azurite: Azurite) ->
     made.script(request.param)
     made.fill(users(ROWS))
     made.run("evidence", "keygen").ended(0)
-    made.run("apply", "--to", "complete", "--writers-stopped").ended(0)
+    made.run("apply", "--to", "complete", "--writers-stopped", "--yes", made.script_id).ended(0)
     return made
 
 

@@ -92,7 +92,7 @@ def test_both_versions_run_through_the_whole_migration(
         rekey_does("apply", "0001", "--to", "cutover")
         assert application.sign_in(users, ada) == [f"{ada} 3", f"{bob} 2"]
         assert new(ada) == [f"{ada} 4", f"{bob} 2"]
-    rekey_does("apply", "0001", "--to", "complete")
+    rekey_does("apply", "0001", "--to", "complete", "--yes", "0001_users_opaque_ids")
     with (
         application.open_old() as users,
         pytest.raises(rekey.DualWriteRefused, match="by its old keys any more"),

@@ -141,7 +141,7 @@ def test_a_whole_life_says_nothing(watched: Watched) -> None:
     wire.replace(project.target, {**altered, "More": watched.canaries.texts["value"]})
     run("rollback", "--writers-stopped", *LOUD).ended(0)
     run("status", "--json", *LOUD).ended(0)
-    run("apply", "--to", "complete", "--writers-stopped", *LOUD).ended(0)
+    run("apply", "--to", "complete", "--writers-stopped", "--yes", project.script_id, *LOUD).ended(0)
     run("evidence", "keygen", *LOUD).ended(0)
     with (project.folder / "rekey.toml").open("a", encoding="utf-8") as file:
         file.write('[evidence]\nkey_file = "evidence.pem"\n')
@@ -249,7 +249,7 @@ def test_an_endpoint_that_goes_down_in_the_middle_is_told_without_a_key(
             await proxy.stop_listening()
 
         proxy.faults.append(Fault(method="POST", target="$batch", meanwhile=goes_down, skip=5))
-        project.start("apply", *LOUD).wait(500).ended(4, "no connection to the endpoint", "Next:")
+        project.start("apply", *LOUD).wait(500).ended(4, "no connection to http", "Next:")
         assert project.segments()
     watched.check()
 

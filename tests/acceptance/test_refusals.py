@@ -216,7 +216,7 @@ def test_an_endpoint_that_is_down_is_told_after_a_few_seconds(project: Project, 
         with _set_up(project, CASES["missing secret"]), _unchanged(project):
             asked = "rekeycontrol" if account == "restricted" else f"T{project.number}"
             project.run("apply").ended(
-                4, asked, "no connection to the endpoint", "Kept:", "Next: check the endpoint"
+                4, asked, f"no connection to {endpoint}", "Kept:", "Next: check the endpoint"
             )
     finally:
         project.configure()

@@ -188,7 +188,7 @@ def cut_over(project: Project) -> None:
 
 def ended(project: Project) -> None:
     cut_over(project)
-    project.do("apply", "0001", "--to", "complete")
+    project.do("apply", "0001", "--to", "complete", "--yes", SCRIPT)
 
 
 def complete(project: Project) -> None:

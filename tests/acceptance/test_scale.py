@@ -32,7 +32,7 @@ def test_ten_thousand_rows_go_all_the_way(tmp_path: Path, azurite: Azurite) -> N
     [table] = report["tables"]
     assert (report["source_rows"], table["actual_rows"]) == (ROWS, ROWS)
     assert table["expected_digest"] == table["actual_digest"]
-    project.run("apply", "--to", "complete", "--writers-stopped").ended(0)
+    project.run("apply", "--to", "complete", "--writers-stopped", "--yes", project.script_id).ended(0)
     [status] = project.run("status", "--json").ended(0).document["migrations"]
     estimated, sent = (status["requests"][f"{one}_phases_done"] for one in ("estimated_of", "sent_in"))
     assert abs(estimated - sent) <= 0.05 * sent, "what was planned is what the service was asked"

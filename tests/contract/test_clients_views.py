@@ -395,6 +395,23 @@ async def test_the_table_of_a_migration_is_not_deleted_through_a_client(setting:
     assert not await setting.begun.tables.table_exists(setting.main)
 
 
+@both_kinds
+async def test_acknowledged_by_the_authority_writes_are_on_both_sides_when_the_client_is_closed(
+    setting: Setting, sync: bool
+) -> None:
+    await setting.reach("dual_write")
+    names = [f"n{number}" for number in range(20)]
+    async with setting.client(setting.source, sync=sync, acknowledge="authority") as old:
+        for name in names:
+            await old.raw("create_entity", post(name))
+        await old.raw("delete_entity", "blog", names[0])
+        moved = [("delete", post(names[1])), ("create", post("moved"))]
+        await old.raw("submit_transaction", moved)
+    async with setting.client(setting.main, sync=sync) as new:
+        there = {row["Slug"] for page in await new.raw("list_entities") for row in page}
+    assert there == {*names[2:], "moved"}
+
+
 # --- what a client is -------------------------------------------------------------------------------------
 
 
@@ -599,6 +616,7 @@ async def test_what_a_caller_gives_for_the_pipeline_still_counts(setting: Settin
         {"transport": object()},
         {"per_retry_policies": [object()]},
         {"connection_cert": "client.pem"},
+        {"location_mode": "secondary"},
         {"api_version": "2019-02-02"},
     ],
     ids=lambda given: next(iter(given)),

@@ -93,7 +93,7 @@ def test_gates_are_recorded_open_and_closed_with_what_they_saw(rekey: Commands) 
 def test_a_refused_retire_is_recorded_too(rekey: Commands) -> None:
     rekey("apply", "0001")
     rekey(*TO_CUTOVER)
-    rekey("apply", "0001", "--to", "complete")
+    rekey("apply", "0001", "--to", "complete", "--yes", SCRIPT)
     rekey("retire", "0001", "--table", "Other", code=3)
     last = events(rekey, "gate")[-1].details
     assert (last["phase"], last["open"], last["saw"]["table_name_typed"]) == ("retire", False, False)

@@ -74,7 +74,7 @@ def test_the_whole_life_step_by_step(rekey: Commands) -> None:
     rekey("apply", "--to", "cutover", "--writers-stopped")
     assert "the gate" in rekey("rollback", code=3).err
     assert "taken back: cutover" in rekey("rollback", "--writers-stopped").out
-    done = rekey("apply", "--to", "complete", "--writers-stopped")
+    done = rekey("apply", "--to", "complete", "--writers-stopped", "--yes", SCRIPT)
     assert "rekey evidence export evidence-0001_users 0001_users" in done.out
     assert "no way back" in rekey("rollback", "--writers-stopped", code=3).err
     assert "no signed evidence" in rekey("retire", "--table", "Users", code=3).err
@@ -101,7 +101,7 @@ def test_the_same_life_in_json(rekey: Commands) -> None:
     rekey("apply", "--to", "cutover", "--writers-stopped", "--json")
     back = rekey("rollback", "--writers-stopped", "--json").json
     assert (back["undone"], back["status"]["control"]["phase"]) == (["cutover"], "dual_write")
-    rekey("apply", "--to", "complete", "--writers-stopped", "--json")
+    rekey("apply", "--to", "complete", "--writers-stopped", "--yes", SCRIPT, "--json")
     prove_it(rekey)
     assert rekey("retire", "--table", "Users", "--json").json["deleted"] == "Users"
     [status] = rekey("status", "--json").json["migrations"]
@@ -149,11 +149,14 @@ def test_verify_finds_mends_and_proves(rekey: Commands, project: Project) -> Non
     assert (found["stable"], found["by_kind"]) == (1, {"missing": 1})
     assert "Next:" in rekey("verify", code=1).out
     assert "cutover stays closed" in rekey("status").out
-    assert "to prove it" in rekey("verify", "--repair", code=1).out
+    assert "this proves it" in rekey("verify", "--repair", code=1).out
     rekey("verify")
     rekey("verify", "--mode", "count")
     first = rekey("verify", "--mode", "sample", "--rows", "20", "--seed", "7", "--json").json
     assert (first["seed"], first["asked"]) == (7, 20)
+    said = rekey("verify", "--mode", "sample", "--rows", "20")
+    assert "would ask for more requests than a full verification, which proves more" in said.err
+    assert rekey("verify", "--mode", "sample", "--rows", "20", "--json").json["mode"] == "full"
     assert "--mode full" in rekey("verify", "--mode", "count", "--repair", code=2).err
 
 
@@ -238,7 +241,7 @@ def test_a_plan_with_errors_is_not_applied(rekey: Commands, project: Project, tm
 def test_retire_asks_on_a_terminal_and_wants_the_name_elsewhere(
     rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rekey("apply", "--to", "complete", "--writers-stopped")
+    rekey("apply", "--to", "complete", "--writers-stopped", "--yes", SCRIPT)
     prove_it(rekey)
     assert "--table NAME" in rekey("retire", code=2).err
     asked: list[str] = []
@@ -252,6 +255,30 @@ def test_retire_asks_on_a_terminal_and_wants_the_name_elsewhere(
     assert run(["retire"], Surroundings(project.connect, project.clock, is_terminal=True)) == 0
     assert len(asked) == 1
     assert "Users is deleted" in capsys.readouterr().out
+
+
+def test_complete_asks_for_the_name_on_a_terminal_and_only_where_it_ends_a_way_back(
+    rekey: Commands, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rekey("apply")
+    to_complete, terminal = (
+        ("apply", "--to", "complete", "--writers-stopped"),
+        Surroundings(project.connect, project.clock, is_terminal=True),
+    )
+    assert f"--yes {SCRIPT}" in rekey(*to_complete, code=2).err
+    answers = ["0001", SCRIPT]
+
+    def answer(question: str, *, err: bool) -> str:
+        assert err
+        assert "ends the way back" in question
+        return answers.pop(0)
+
+    monkeypatch.setattr("click.prompt", answer)
+    assert run(to_complete, terminal) == 2
+    assert "reconcile done" in rekey("status").out, "not even the cutover on the way was done"
+    assert run(to_complete, terminal) == 0
+    assert run((*to_complete, SCRIPT), terminal) == 0
+    assert answers == []
 
 
 def test_a_rollback_to_the_source_wants_to_know_about_the_targets(rekey: Commands, project: Project) -> None:
@@ -291,7 +318,7 @@ def test_status_shows_a_freeze_that_a_killed_run_left_and_apply_leaves_it(
         rekey("apply", "--to", "cutover", "--writers-stopped")
     project.restricted.gate = nothing
     project.clock.advance(120)  # its lease is over
-    told = rekey("status").out
+    told = rekey("status", "-v").out
     assert "ATTENTION" in told
     assert "left the freeze behind" in told
     assert "control row   `freeze`" in told

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,10 @@ from rekey.declaration.scripts import load_script, load_scripts
 from rekey.migration.opening import read_wrapping
 from rekey.project.config import load_config
 from rekey.project.secrets_source import SecretKind, SecretSource
+from tests.commands import Commands
+from tests.madeup import users
+from tests.planning import fill
+from tests.projects import Project
 
 
 @pytest.fixture
@@ -30,7 +36,6 @@ def test_init_makes_a_project_whose_configuration_loads(
     config = load_config(folder / "rekey.toml")
     assert config.migrations == folder / "migrations"
     assert config.migrations.is_dir()
-    assert (folder / ".gitignore").read_text("utf-8") == ".rekey/\nsealing.key\n"
     assert (folder / "sealing.key").stat().st_mode & 0o777 == 0o600
     assert config.sealing.key == SecretSource(SecretKind.FILE, str(folder / "sealing.key"))
     assert len(read_wrapping(config.sealing.key)) == 64
@@ -44,9 +49,28 @@ def test_init_overwrites_nothing(folder: Path) -> None:
     assert run(["init"]) == 0
     assert run(["init"]) == 0
     assert (folder / "rekey.toml").read_text("utf-8") == "mine"
-    assert (folder / ".gitignore").read_text("utf-8") == "*.pyc\n.rekey/\nsealing.key\n"
+    assert (folder / ".gitignore").read_text("utf-8") == "*.pyc\n.rekey/\n*.key\n*.secret\nevidence.pem\n"
     assert not (folder / "sealing.key").exists(), "the configuration names none"
     assert [path.name for path in (folder / "migrations").iterdir()] == ["0001_mine.py"]
+
+
+def test_git_leaves_out_what_a_project_keeps_to_itself(folder: Path) -> None:
+    """The files that commands write, and those that documents tell users to write."""
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    assert run(["init"]) == 0 and run(["evidence", "keygen"]) == 0
+    for name in ("users.secret", "users2.secret", "old.key", ".rekey/state.sqlite"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("x", "utf-8")
+    said = subprocess.run(
+        ["git", "status", "--porcelain", "-uall"],
+        cwd=folder, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    assert {line[3:] for line in said.splitlines()} == {
+        ".gitignore",
+        "evidence.pub.pem",
+        "migrations/.gitkeep",
+        "rekey.toml",
+    }
 
 
 def test_init_makes_the_folder_it_is_given(folder: Path) -> None:
@@ -119,3 +143,27 @@ def test_new_leaves_no_script_behind_that_contradicts_another(
 def test_new_without_a_project_says_how_to_begin(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["new", "users"]) == 2
     assert "`rekey init`" in capsys.readouterr().err
+
+
+# --- an unedited template -----------------------------------------------------------------------------------
+
+
+def test_a_template_that_was_not_edited_is_refused_by_plan_and_apply(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would copy the table to another name. An index, or another property, is something to do."""
+    rekey = Commands(Project(tmp_path), capsys, monkeypatch)
+    asyncio.run(fill(rekey.project.tables, "Users", users(50)))
+    path = Path(rekey("new", "users", "--source", "Users", "--target", "UsersV2").out.splitlines()[0])
+    said = rekey("plan", code=1).out
+    assert "nothing-changes" in said and f"say in {path.name} what at least one key is made of" in said
+    rekey("apply", code=1)
+    assert not asyncio.run(rekey.project.tables.table_exists("UsersV2")), "nothing was begun"
+    template = path.read_text("utf-8")
+    for before, after in (
+        ('partition_key=keys.prop("PartitionKey")', 'partition_key=keys.literal("all")'),
+        ("        properties=[", '        properties=[\n            props.rename("Nm", "Name"),'),
+    ):
+        assert before in template
+        path.write_text(template.replace(before, after), "utf-8")
+        assert "nothing-changes" not in rekey("plan", code=1).out, "addresses in keys are another error"

@@ -230,9 +230,9 @@ def test_without_script_a_chained_migration_waits_and_is_told(rekey: Commands, p
     assert "waits for `complete` of 0001_users" in said.out
     named = rekey("apply", "0002", code=3)
     assert "0002_more waits for `complete` of 0001_users" in named.err
-    assert "rekey apply 0001_users --to complete" in named.err
-    assert "rekey apply 0001_users --to complete" in rekey("status", "0002").out
-    rekey("apply", "0001", "--to", "complete", "--writers-stopped")
+    assert "rekey apply 0001_users --to complete --yes 0001_users" in named.err
+    assert "rekey apply 0001_users --to complete --yes 0001_users" in rekey("status", "0002").out
+    rekey("apply", "0001", "--to", "complete", "--writers-stopped", "--yes", SCRIPT)
     rekey("apply")
     [row, *_] = project.rows("UsersV3")
     assert row["PartitionKey"] == "all"
@@ -256,6 +256,6 @@ def test_a_service_that_cannot_be_asked_leaves_status_what_the_state_file_says(
     rekey("apply")
     project.restricted.gate = down
     said = rekey("status", code=4).out
-    assert "could not be asked (EndpointDown)" in said
+    assert "could not be asked: no connection" in said
     assert "stage         reconcile done" in said
     assert rekey("apply", "--json", code=4).json["error"] == "EndpointDown"

@@ -46,7 +46,7 @@ def test_the_plan_packs_both_kinds_into_the_same_batches(rekey: Commands) -> Non
     assert "rows-apart" not in [one["code"] for one in plan["problems"]]
     text = rekey("plan", "--exact").out
     assert "RacesByKey AGE:" in text
-    assert "with main rows" in text
+    assert "with the main rows" in text
 
 
 def test_the_plan_says_where_no_transaction_is_possible(rekey: Commands, project: Project) -> None:

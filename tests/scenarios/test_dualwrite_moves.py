@@ -343,7 +343,7 @@ def test_without_clients_the_way_back_brings_nothing_that_was_not_followed(users
         users.rollback()
     assert users.phase is ControlPhase.CUTOVER
     assert users.verify(repair=True).findings
-    with pytest.raises(GateClosed, match="found 1 rows that differ"):
+    with pytest.raises(GateClosed, match=r"found 1 rows? that differ"):
         users.rollback()
     assert not users.verify().findings
     users.rollback()
@@ -383,7 +383,7 @@ def test_a_difference_that_nobody_announced_is_found_at_once(users: Company) -> 
     began = seconds(users)
     assert users.verify().findings
     assert seconds(users) - began < LONGEST_S
-    with pytest.raises(GateClosed, match="1 rows that differ"):
+    with pytest.raises(GateClosed, match=r"1 rows? that differ"):
         users.apply(Phase.CUTOVER)
 
 

@@ -185,6 +185,25 @@ async def test_the_intent_of_a_write_that_met_an_unfinished_one_stays_for_a_whil
     await world.assert_quiet()
 
 
+async def test_an_intent_that_cannot_be_marked_as_settled_is_kept_and_the_others_of_its_call_are_removed(
+    memory: MemoryTableService,
+) -> None:
+    """Only the deleted row, which had no replica yet, has met an unfinished write."""
+    world = await memory_world(USERS, memory).prepare()
+    ann, bob = user("ann@example.com"), user("bob@example.com")
+    await world.source.insert(ann)
+    writer = world.writer(sleep=_never)
+    memory.faults = PlannedFaults(Planned(Fault(FaultKind.BUSY), action="merge", table=JOURNAL_TABLE))
+    await writer.write([delete(key_of(ann)), insert(bob)])
+    await writer.finisher.wait()
+    [intent] = memory.dump(JOURNAL_TABLE)
+    assert "Settled" not in intent
+    assert writer.left == 1
+    memory.faults = PlannedFaults()
+    await world.sweep()
+    await world.assert_quiet()
+
+
 async def _never(_seconds: float) -> None:
     await asyncio.Event().wait()
 

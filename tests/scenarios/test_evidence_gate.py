@@ -33,7 +33,7 @@ def key(rekey: Commands) -> PublicKey:
 
 
 def complete(rekey: Commands) -> None:
-    rekey("apply", "0001", "--to", "complete")
+    rekey("apply", "0001", "--to", "complete", "--yes", "0001_users")
 
 
 def test_exported_and_verified_since_complete_opens_the_gate(rekey: Commands, key: PublicKey) -> None:

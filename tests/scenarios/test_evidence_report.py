@@ -18,8 +18,9 @@ from rekey.evidence import contents
 from rekey.model import content_of
 from rekey.present.page import POLICY
 from rekey.present.plots import Pair, pairs, timeline
-from tests.browser import complaints, drawn, needs_browser, opened, run
+from tests.browser import complaints, drawn, laid_out, needs_browser, opened, run
 from tests.commands import Commands
+from tests.every import every
 from tests.evidence import TO_CUTOVER, exported, rows, with_key
 from tests.projects import USERS_SCRIPT, Project
 
@@ -121,7 +122,7 @@ def test_what_was_not_proved_is_said_first(rekey: Commands) -> None:
     rekey("verify", "0001", code=1)
     page = report(rekey)
     beginning = page[: page.index("<h2>")]
-    assert "found 1 rows that differ" in beginning
+    assert "found 1 row that differs." in beginning
     assert "This is not signed." in beginning
     assert beginning.count('class="verdict bad"') == 2
     assert "none differed" not in page
@@ -167,6 +168,45 @@ def test_plots_are_drawn_to_scale_and_told_in_words(rekey: Commands) -> None:
     assert f"{long}, a: 1" in (named.findtext(f"{SVG}desc") or "")
     assert max(len(text.text or "") for text in named.iter(f"{SVG}text")) <= 20, "within its column"
     assert timeline([], "x") == pairs([], "x", ("a", "b")) == ""
+
+
+def test_ways_back_stand_in_the_chart_and_in_the_table_of_phases(rekey: Commands) -> None:
+    with_key(rekey.project.folder)
+    rekey("apply", "0001")
+    rekey(*TO_CUTOVER)
+    rekey("rollback", "0001", "--writers-stopped")
+    rekey(*TO_CUTOVER)
+    page = report(rekey)
+    [told] = re.findall(r"<title>Phases over time</title><desc>([^<]*)</desc>", page)
+    names = [one.rpartition(":")[0].strip() for one in told.split(";")]
+    expected = ["prepare", "dual_write", "backfill", "reconcile", "cutover", "back from cutover", "cutover"]
+    assert names == expected
+    shown = re.findall(r"<tr><td>([^<]+)</td><td><time", page)
+    assert shown[: len(expected)] == expected and "taken back" in page
+
+
+def test_times_are_those_that_people_read(rekey: Commands) -> None:
+    """To the second, and the whole one in the markup."""
+    with_key(rekey.project.folder)
+    rekey("apply", "0001")
+    page = report(rekey)
+    text = " ".join(read(page).text)
+    assert re.search(r"compared on \d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ", text)
+    assert re.search(r'<time class="when" datetime="\d{4}-\d\d-\d\dT[^"]+Z">\d{4}-\d\d-\d\d \d\d:', page)
+    assert not re.search(r"\d\dT\d\d:\d\d:\d\d", text)
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [400, 1280])
+def test_all_tables_are_seen_without_scrolling_sideways(rekey: Commands, tmp_path: Path, width: int) -> None:
+    with_key(rekey.project.folder)
+    rekey("apply", "0001")
+    rekey(*TO_CUTOVER)
+    path = tmp_path / "report.html"
+    path.write_text(report(rekey), "utf-8")
+    found = laid_out(path, tmp_path, width)
+    assert found.width <= width
+    assert len(found.tables) == 5 and every(needs <= has for needs, has in found.tables)
 
 
 def test_it_is_made_to_be_printed(rekey: Commands) -> None:

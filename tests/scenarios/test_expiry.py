@@ -123,6 +123,7 @@ def test_a_cohort_is_shredded_when_its_keeping_time_is_over_and_not_before(rekey
         "deleted_rows": 0,
         "kept_rows": 0,
         "left": [],
+        "removed_rows": 0,
     }
 
 

@@ -329,12 +329,12 @@ def test_no_way_back_is_gone_with_rows_that_are_known_to_differ(users: Company) 
     users.apply(Phase.CUTOVER)
     users.do(users.project.tables.table("Users").upsert({**user(FIRST.row), "Nm": "stray"}))
     assert users.verify().findings
-    with pytest.raises(GateClosed, match="found 1 rows that differ"):
+    with pytest.raises(GateClosed, match=r"found 1 rows? that differ"):
         users.rollback()
     assert users.phase is ControlPhase.CUTOVER
     users.client(View.NEW)
     users.do(users.clients.pop(0).close())
-    with pytest.raises(GateClosed, match="found 1 rows that differ"):
+    with pytest.raises(GateClosed, match=r"found 1 rows? that differ"):
         users.apply(Phase.COMPLETE)
     users.verify(repair=True)
     assert not users.verify().findings
@@ -351,7 +351,7 @@ def test_while_a_client_may_be_heard_of_all_is_compared_before_a_way_back(users:
     assert not users.verify().findings
     users.apply(Phase.CUTOVER)
     users.do(users.project.tables.table("Users").upsert({**user(FIRST.row), "Nm": "stray"}))
-    with pytest.raises(GateClosed, match="found 1 rows that differ"):
+    with pytest.raises(GateClosed, match=r"found 1 rows? that differ"):
         users.rollback()
     assert users.phase is ControlPhase.CUTOVER
 

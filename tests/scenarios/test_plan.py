@@ -12,14 +12,14 @@ import pytest
 from rekey import Migration, Target, keys, props
 from rekey.copy.checkpoint import copy_segments
 from rekey.copy.scan import window_of
-from rekey.errors import CredentialRefused, EndpointDown, ExitCode
+from rekey.errors import CredentialRefused, EndpointDown, ExitCode, SecretMissing
 from rekey.inspect.inventory import SampleSize
 from rekey.model import Row
 from rekey.plan.plan import make_plan
 from rekey.plan.problems import Started
 from rekey.plan.render import plan_text
 from rekey.plan.subject import PlanOptions, Subject
-from rekey.present.text import WIDTH
+from rekey.present.text import WIDTH, fitted
 from rekey.project.config import Limits
 from rekey.state.models import Segment
 from rekey.tables.azure import AzureTableService
@@ -274,7 +274,8 @@ async def test_what_cannot_be_looked_at_is_a_finding_not_a_crash(memory: MemoryT
     missing = await plan_one(memory, subject(USERS))
     assert codes(missing) == ["source-missing"] and missing.inventory is None
     await fill(memory, "Users", [user("a")])
-    no_secret = replace(subject(USERS), mapper=None, missing_secrets=("users",), secret_fingerprints={})
+    unset = SecretMissing("secret `users` is not configured", hint="add it")
+    no_secret = replace(subject(USERS), mapper=None, missing_secrets=(unset,), secret_fingerprints={})
     assert codes(await plan_one(memory, no_secret)) == ["secret-missing"]
     await fill(memory, "UsersV2", [user("somebody else's")])
     assert codes(await plan_one(memory, subject(USERS), exact=True)) == ["target-holds-rows"]
@@ -345,9 +346,9 @@ async def test_the_text_stays_within_its_width_and_tells_what_happens(
     assert max(map(len, text.splitlines())) <= WIDTH
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
     for part in (
-        "rows          1,500",
-        "rows/batch",
-        "at best",
+        "Users: 1,500 rows",
+        "UsersV2 (will be made): 1,500 rows in 15 batches",
+        "takes ",
         "ERROR",
         "row-refused",
         "cure:",
@@ -355,8 +356,28 @@ async def test_the_text_stays_within_its_width_and_tells_what_happens(
     ):
         assert part in text
     assert list(tmp_path.iterdir()) == []
+    with fitted(60):
+        assert max(map(len, plan_text(plan, requests=True).splitlines())) <= 60
     empty = plan_text(replace(plan, migrations=()))
     assert "no migration script" in empty
+
+
+async def test_what_matters_comes_first_and_fits_on_one_screen(memory: MemoryTableService) -> None:
+    """What blocks `apply` leads, requests are listed when asked for, one is not called many."""
+    await fill(memory, "Posts", [*posts(50), post("x", month="a/b")])
+    plan = await make_plan([subject(POSTS, "0002_posts")], memory, PlanOptions(exact=True), clock=FakeClock())
+    text = plan_text(plan).splitlines()
+    assert text[2].startswith("ERROR   row-refused: 1 row")
+    assert len(text) <= 24 and "Phase" not in " ".join(text)
+    assert "every row was read (1 page)" in " ".join(text)
+    assert text[-1] == "1 error. `rekey apply` would refuse or stop: mend it first."
+    estimate = plan.migrations[0].estimate
+    assert estimate is not None
+    listed = plan_text(plan, requests=True)
+    for one in estimate.requests:
+        assert one.what in listed
+    for phase in estimate.durations:
+        assert f"\n{phase.phase} " in listed
 
 
 @pytest.mark.azurite

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rekey.model import Row
-from tests.browser import complaints, drawn, needs_browser, opened
+from rekey.present.plots import AFTER, BEFORE, Series, lines
+from tests.browser import complaints, drawn, laid_out, needs_browser, opened
 from tests.commands import Commands
 from tests.every import every
 from tests.madeup import posts, telemetry, users
@@ -129,6 +130,30 @@ def test_chromium_draws_every_plot_and_has_nothing_to_complain_of(
     assert len(plots) == page.read_text("utf-8").count("<svg") >= 6
     for plot in plots:
         assert plot["width"] > 250 and plot["height"] > 30 and plot["shapes"] >= 1
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "height"), [(400, 844), (1280, 900)])
+def test_the_first_plot_and_all_tables_are_seen_without_scrolling_sideways(
+    rekey: Commands, tmp_path: Path, width: int, height: int
+) -> None:
+    """On a phone and on a desk; the first plot also without scrolling down."""
+    example(rekey, "0002_posts_by_month", "Posts", posts(600), PRICES)
+    found = laid_out(page_of(rekey, "--exact"), tmp_path, width)
+    left, top, right, bottom = found.plot
+    assert 0 <= left < right <= width and 0 < top < bottom <= height
+    assert found.width <= width
+    assert len(found.tables) == 4 and every(needs <= has for needs, has in found.tables)
+
+
+def test_lines_that_coincide_are_both_seen() -> None:
+    """One is broad, the other thin and dashed."""
+    same = [Series("before", [50, 20], BEFORE), Series("after", [50, 20], AFTER)]
+    broad, thin = re.findall(r"<polyline [^>]*>", lines(same, ("2024-01", "2024-02"), "Shares"))
+    points = re.compile(r'points="([^"]*)"')
+    assert points.findall(broad) == points.findall(thin)
+    assert 'stroke-width="5"' in broad and "dasharray" not in broad
+    assert 'stroke-width="2.5"' in thin and "stroke-dasharray" in thin
 
 
 # --- two designs --------------------------------------------------------------------------------------------

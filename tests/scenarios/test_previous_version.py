@@ -124,7 +124,7 @@ def assert_goes_to_its_end(rekey: Commands) -> None:
     assert [row["Nm"] for row in project.rows("Users")].count("after cutover") == 1
     assert_in_step(project)
     rekey("apply", "--to", "cutover", STOPPED)
-    rekey("apply", "--to", "complete")
+    rekey("apply", "--to", "complete", "--yes", SCRIPT)
     assert status(rekey)["control"]["phase"] == "complete"
     assert_in_step(project)
     assert_looked_up(rekey)

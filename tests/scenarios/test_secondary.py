@@ -28,14 +28,13 @@ from rekey.state.models import Segment
 from rekey.tables.base import Operation, Verb
 from rekey.verify.count import count
 from rekey.verify.full import full
-from rekey.verify.sample import sample
 from tests.documents import ROOT
 from tests.dualwriting import DualWorld, delete, insert, merge, replace, upsert
 from tests.every import every
 from tests.faults import Call, FaultKind, NoFaults, SeededFaults
 from tests.madeup import registrations
 from tests.memory import MemoryTableService
-from tests.verifying import context, filled
+from tests.verifying import context, filled, sampled
 from tests.worlds import RACES, World, go_on, halves, never, nothing, racer, swept
 
 WHOLE = Segment(id=1, script_id="0001_users", purpose="backfill")
@@ -517,7 +516,7 @@ async def test_verification_tells_both_kinds_and_reads_their_table_once(
         ("RacesByKey", 30, 30),
         ("RacesByKey AGE:", 30, 30),
     ]
-    drawn = await sample(ctx, 10, seed=1)
+    drawn = await sampled(ctx, 10, seed=1)
     assert [(one.table, one.population) for one in drawn.directions] == [
         ("Races", 30),
         ("RacesByKey", 30),

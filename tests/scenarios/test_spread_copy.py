@@ -555,6 +555,21 @@ def test_a_stop_is_heeded_between_tasks_and_the_next_run_goes_on(ready: Ready) -
     assert_in_step(project, script_id)
 
 
+# --- rates that follow the service ------------------------------------------------------------------------
+
+
+def test_tasks_share_the_rate_at_which_rates_begin_that_follow_the_service(ready: Ready) -> None:
+    """Each process finds its own limit; how they share one is in `test_service_rates.py`."""
+    project, script_id, executor = ready
+    path = project.folder / "rekey.toml"
+    text = path.read_text("utf-8").replace("[limits]", '[limits]\nentities_per_second = "auto"')
+    path.write_text(text, "utf-8")
+    apply(project, script_id)
+    given = [(one["entities_per_second"], one["begins"]) for one in executor.given]
+    assert set(given) == {(0, 20_000 // 3)}
+    assert_in_step(project, script_id)
+
+
 # --- the operator's word --------------------------------------------------------------------------------
 
 

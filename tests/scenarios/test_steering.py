@@ -47,6 +47,7 @@ def test_what_is_said_is_read_back_and_whoever_said_it(tmp_path: Path) -> None:
     assert said.said_at and said.said_by
     assert steering.read(state) == said
     assert said.over(Rates(100, 50)) == Rates(100, 7, paused=True)
+    assert said.over(Rates(begins=20_000)) == Rates(None, 7, paused=True, begins=20_000)
     assert [path.name for path in state.parent.iterdir()] == ["state.sqlite.steering.json"]
 
 
@@ -69,7 +70,7 @@ def test_what_could_not_be_said_leaves_nothing_behind(
 def test_a_file_that_cannot_be_understood_changes_nothing(tmp_path: Path, text: str) -> None:
     state = tmp_path / "state.sqlite"
     told: list[Steering] = []
-    rates = steering.follow(state, told.append)
+    rates = steering.follow(state, lambda said, _: told.append(said), Steering())
     steering.say(state, Steering(paused=True))
     assert rates(Rates(5)).paused
     steering.path_of(state).write_text(text)
@@ -117,6 +118,27 @@ def test_a_runner_holds_while_it_is_paused_and_goes_on_when_it_is_resumed(projec
     with State.open(state, read_only=True) as seen:
         said = [event.details for event in seen.audit_events() if event.event == "steered"]
     assert [(one["paused"], one["entities_per_second"]) for one in said] == [(True, None), (False, 5000)]
+
+
+def steered(project: Project) -> list[int | None]:
+    with State.open(project.config.state, read_only=True) as seen:
+        return [one.details["entities_per_second"] for one in seen.audit_events(event="steered")]
+
+
+def test_a_setting_is_recorded_once_and_told_while_it_is_not_the_usual_one(
+    rekey: Commands, project: Project
+) -> None:
+    rekey("apply")
+    rekey("throttle", "5000")
+    for _ in range(2):
+        assert "from now on: at most 5,000 entities/s" in rekey("verify").err
+        assert steered(project) == [5000]
+    rekey("throttle", "--off")
+    assert "from now on: limits as in rekey.toml" in rekey("verify").err
+    for _ in range(2):
+        assert "from now on" not in rekey("verify").err
+        rekey("resume")
+    assert steered(project) == [5000, None]
 
 
 def test_commands_say_it_and_status_shows_it(rekey: Commands) -> None:

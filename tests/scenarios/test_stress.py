@@ -12,7 +12,7 @@ import pytest
 
 from rekey.cli.main import run as rekey_run
 from rekey.cli.shell import Surroundings
-from rekey.core.progress import Silent
+from rekey.core.progress import Progress
 from rekey.errors import CredentialRefused, RekeyError, ServiceError
 from rekey.model import Row
 from rekey.state.filelock import FileLock
@@ -79,7 +79,7 @@ async def tried(
         notes=notes,
         endpoint=ENDPOINT,
         clock=clock,
-        progress=Silent(),
+        progress=Progress(),
     )
 
 
@@ -284,11 +284,11 @@ async def test_shares_of_a_table_and_of_a_design_are_read(tmp_path: Path) -> Non
     await project.fill("Users", rows)
     before = project.tables.dump("Users")
     source = project.tables.table("Users")
-    [found], _ = await spread_of_rows(source, None, exact=False, progress=Silent())
+    [found], _ = await spread_of_rows(source, None, exact=False, progress=Progress())
     assert found == Spread("Users", (60, 30, 10))
     script = project.script(named(USERS, "Users", "UsersV2"))
     migration = project.scripts[script].migration
-    planned, refused = await spread_of_rows(source, migration, exact=True, progress=Silent())
+    planned, refused = await spread_of_rows(source, migration, exact=True, progress=Progress())
     assert refused == 0
     assert [one.table for one in planned] == list(migration.tables)
     assert planned[0].counts == (60, 30, 10)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rekey.core.progress import Silent
+from rekey.core.progress import Progress
 from rekey.errors import WorkersFailed
 from rekey.model import Row
 from rekey.project.config import Account
@@ -69,7 +69,7 @@ class World:
             notes=self.notes,
             endpoint=ENDPOINT,
             clock=self.clock,
-            progress=Silent(),
+            progress=Progress(),
         )
 
 
@@ -145,7 +145,7 @@ async def test_the_table_is_removed_when_what_generates_load_fails(clock: FakeCl
             notes=notes,
             endpoint=ENDPOINT,
             clock=clock,
-            progress=Silent(),
+            progress=Progress(),
         )
     assert world.service._tables == {}
     assert not notes.path.exists()

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rekey import Migration
 from rekey.errors import ExitCode, Interrupted
-from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, content_of, key_of
 from rekey.present.text import WIDTH
+from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
 from rekey.verify import count as count_module
 from rekey.verify.count import count
 from rekey.verify.render import render
 from rekey.verify.report import Kind, exit_code
-from rekey.verify.sample import reservoir, sample
+from rekey.verify.sample import PAGE_BYTES, reservoir, sample
 from tests.every import every
 from tests.fakeclock import FakeClock
+from tests.faults import Call
 from tests.memory import MemoryTableService
-from tests.verifying import context, filled, rows_of, source_id
+from tests.verifying import context, filled, rows_of, sampled, source_id
 from tests.worlds import POSTS, USERS, World, post, user
 
 HELLO = EntityKey("blog", "post-007")
@@ -46,7 +50,7 @@ async def test_count_agrees_when_tables_are_in_step(memory: MemoryTableService, 
     main, index = report.tables
     assert (main.expected, main.actual, main.partitions) == (61, 61, 12)
     assert (index.expected, index.actual, index.partitions) == (122, 122, 6)
-    assert "All counts agree" in render(report)
+    assert "All counts agree" in render(report, "0001_users")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -68,7 +72,7 @@ async def test_count_names_the_partitions_that_differ(
     assert [(each.expected, each.actual) for each in main.listed] == [(5, 3), (0, 1)]
     name = context(world, tmp_path).ids.short("PostsV2/partition", EntityKey("2024-01", ""))
     assert main.listed[0].partition_id == name
-    text = render(report)
+    text = render(report, "0001_users")
     assert name in text
     assert no_keys(text)
     assert no_keys(json.dumps(report.as_json()["tables"]))
@@ -97,7 +101,7 @@ async def test_rows_that_come_while_counting_are_no_findings(
     assert exit_code(report) == ExitCode.DONE
     assert report.passes == 2
     assert report.tables[0].moving > 0
-    assert "moved while counting" in render(report)
+    assert "moved while counting" in render(report, "0001_users")
 
 
 async def test_count_reports_rows_the_mapping_refuses(memory: MemoryTableService, tmp_path: Path) -> None:
@@ -107,7 +111,7 @@ async def test_count_reports_rows_the_mapping_refuses(memory: MemoryTableService
     await world.source.insert(keyless)
     report = await count(context(world, tmp_path))
     assert (report.refused_rows, exit_code(report)) == (1, ExitCode.FINDINGS)
-    assert "refuses: 1" in render(report)
+    assert "refuses: 1" in render(report, "0001_users")
 
 
 async def test_a_stopped_count_leaves_no_file_behind(memory: MemoryTableService, tmp_path: Path) -> None:
@@ -123,7 +127,7 @@ async def test_a_stopped_count_leaves_no_file_behind(memory: MemoryTableService,
 
 async def test_a_clean_sample_states_what_it_proves(memory: MemoryTableService, tmp_path: Path) -> None:
     world = await filled(World(memory, POSTS), posts())
-    report = await sample(context(world, tmp_path), 30, seed=7)
+    report = await sampled(context(world, tmp_path), 30, seed=7)
     assert exit_code(report) == ExitCode.DONE
     assert [(each.table, each.population, each.checked, each.wrong) for each in report.directions] == [
         ("Posts", 60, 30, 0),
@@ -131,7 +135,7 @@ async def test_a_clean_sample_states_what_it_proves(memory: MemoryTableService, 
         ("PostsByTag", 120, 30, 0),
     ]
     assert report.directions[0].at_most == pytest.approx(1 - 0.05 ** (1 / 30))
-    assert "0 of 30 (60 in all): at most 9.6 % wrong at 95 %" in render(report)
+    assert "0 of 30 (60 in all): at most 9.6 % wrong at 95 %" in render(report, "0001_users")
     assert report.as_json()["seed"] == 7
     assert report.found.transient == 0, "a row that never differed is no transient divergence"
 
@@ -146,7 +150,7 @@ async def test_a_sample_as_large_as_the_table_checks_all_of_it(
     await world.targets[0].insert({"PartitionKey": "2024-01", "RowKey": "foreign"})
     index = rows_of(world, 1, EntityKey("blog", "post-009"))[0]
     await world.targets[1].replace({**content_of(index), "Title": "changed"})
-    report = await sample(context(world, tmp_path), 1000, seed=1)
+    report = await sampled(context(world, tmp_path), 1000, seed=1)
     assert exit_code(report) == ExitCode.FINDINGS
     assert report.found.counts == {"altered": 2, "extra": 1, "missing": 1}
     assert [(each.wrong, each.checked) for each in report.directions] == [(2, 60), (1, 60), (1, 120)]
@@ -154,7 +158,7 @@ async def test_a_sample_as_large_as_the_table_checks_all_of_it(
     [missing] = [each for each in report.found.listed if each.kind is Kind.MISSING]
     assert missing.source_id == source_id(world, HELLO)
     assert no_keys(json.dumps(report.as_json()["divergences"]))
-    assert no_keys(render(report))
+    assert no_keys(render(report, "0001_users"))
 
 
 async def test_a_collision_shows_in_a_sample(memory: MemoryTableService, tmp_path: Path) -> None:
@@ -163,7 +167,7 @@ async def test_a_collision_shows_in_a_sample(memory: MemoryTableService, tmp_pat
 
     world = await filled(World(memory, LOWERED), [user("Ann")])
     await world.source.insert(user("ANN"))
-    report = await sample(context(world, tmp_path), 10, seed=1)
+    report = await sampled(context(world, tmp_path), 10, seed=1)
     assert report.found.counts == {"collision": 1}
 
 
@@ -175,7 +179,7 @@ async def test_one_seed_draws_the_same_rows_and_another_seed_others(
         await world.targets[0].replace({**content_of(row), "Name": "changed"})
 
     async def drawn(seed: int) -> set[str]:
-        report = await sample(context(world, tmp_path), 10, seed=seed)
+        report = await sampled(context(world, tmp_path), 10, seed=seed)
         return {each.row_id for each in report.found.listed}
 
     assert await drawn(1) == await drawn(1)
@@ -203,7 +207,7 @@ async def test_rows_deleted_after_the_draw_are_not_counted_as_checked(
                     await world.propagator.propagate(gone)
             return await world.source.get(key)
 
-    report = await sample(context(world, tmp_path, source=Deleting(), concurrency=1), 20, seed=3)
+    report = await sampled(context(world, tmp_path, source=Deleting(), concurrency=1), 20, seed=3)
     assert [(each.population, each.checked, each.wrong) for each in report.directions] == [
         (10, 10, 0),
         (10, 10, 0),
@@ -215,7 +219,7 @@ async def test_rows_deleted_after_the_draw_are_not_counted_as_checked(
 async def test_a_senseless_sample_size_is_refused(memory: MemoryTableService, tmp_path: Path, n: int) -> None:
     world = await World(memory, USERS).prepare()
     with pytest.raises(ValueError, match="1 to 100,000"):
-        await sample(context(world, tmp_path), n, seed=1)
+        await sampled(context(world, tmp_path), n, seed=1)
 
 
 async def test_every_row_has_the_same_chance_to_be_drawn() -> None:
@@ -235,3 +239,95 @@ async def test_every_row_has_the_same_chance_to_be_drawn() -> None:
     assert every(
         abs(counts[f"{number:02}"] - 500) < 5 * (4000 * 0.125 * 0.875) ** 0.5 for number in range(40)
     )
+
+
+# --- what a sample costs -----------------------------------------------------------------------------------
+
+
+class Heavy:
+    """A table of rows so large that a page of whole ones holds few; keys alone come in pages as usual."""
+
+    def __init__(self, table: Table, rows_a_page: int) -> None:
+        self._table, self._rows = table, rows_a_page
+        self.name = table.name
+
+    async def scan(
+        self, within: KeyRange = EVERYTHING, *, select: Sequence[str] | None = None
+    ) -> AsyncIterator[Page]:
+        async for page in self._table.scan(within, select=select):
+            if select is not None:
+                yield page
+                continue
+            for at in range(0, len(page.rows), self._rows):
+                rows = page.rows[at : at + self._rows]
+                size = len(rows) * PAGE_BYTES // self._rows
+                yield Page(rows, page.cursor, size, full=len(rows) == MAX_PAGE_ROWS)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+
+def counting(memory: MemoryTableService) -> list[Call]:
+    """Return the list to which every request is added from now on."""
+    calls: list[Call] = []
+
+    async def gate(call: Call) -> None:
+        calls.append(call)
+
+    memory.gate = gate
+    return calls
+
+
+@pytest.mark.parametrize("count_of", [60, 1_500])
+async def test_of_small_rows_no_sample_is_taken_for_full_asks_for_less(
+    memory: MemoryTableService, tmp_path: Path, count_of: int
+) -> None:
+    """Found out by two requests for each table at most: the first page and, of few rows, one of keys."""
+    world = await filled(World(memory, USERS), [user(f"u{n:05}@example.com") for n in range(count_of)])
+    said: list[str] = []
+    calls = counting(memory)
+    assert await sample(context(world, tmp_path), 3_000, 1, said.append) is None
+    assert len(calls) == (4 if count_of < MAX_PAGE_ROWS else 2)
+    assert said == []
+
+
+@pytest.mark.parametrize("migration", [USERS, POSTS], ids=["users", "posts with an index"])
+@pytest.mark.parametrize("n", [3, 40])
+async def test_a_sample_is_taken_where_it_is_cheaper_and_asks_for_no_more_than_it_said(
+    memory: MemoryTableService, tmp_path: Path, migration: Migration, n: int
+) -> None:
+    rows = posts(300) if migration is POSTS else [user(f"u{k:03}@example.com") for k in range(300)]
+    world = await filled(World(memory, migration), rows)
+    heavy = context(
+        world,
+        tmp_path,
+        source=Heavy(world.source, 10),
+        targets=[Heavy(table, 10) for table in world.propagator.targets],
+    )
+    pages = -(-sum(len(memory.dump(table.name)) for table in (world.source, *world.targets)) // 10)
+    said: list[str] = []
+    calls = counting(memory)
+    report = await sample(heavy, n, 1, said.append)
+    asked = len(calls)
+    if n == 40:
+        assert report is None and asked <= 2 * (1 + len(world.targets)) < pages, "little was lost by asking"
+        return
+    assert report is not None and not report.findings and report.asked == 3
+    [promise] = [int(one) for one in re.findall(r"at most ([0-9]+) requests", said[0])]
+    assert asked <= promise < pages
+    assert f"a full verification asks for about {pages}" in said[0]
+
+
+async def test_a_sample_that_is_asked_for_by_its_seed_is_taken_and_says_what_it_costs(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    world = await filled(World(memory, USERS), [user(f"u{n:03}@example.com") for n in range(60)])
+    said: list[str] = []
+    calls = counting(memory)
+    report = await sample(context(world, tmp_path), 20, 7, said.append, always=True)
+    assert report is not None and report.directions[0].checked == 20
+    [promise] = said
+    assert promise.startswith(
+        f"the sample asks for at most {len(calls)} requests, and more where rows differ;"
+    )
+    assert promise.endswith(" a full verification asks for about 2")

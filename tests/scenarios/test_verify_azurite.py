@@ -15,8 +15,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.verify.count import count
 from rekey.verify.full import full
 from rekey.verify.report import Change, Kind
-from rekey.verify.sample import sample
-from tests.verifying import context
+from tests.verifying import context, sampled
 from tests.worlds import USERS, World, user
 
 TYPED: dict[str, Any] = {
@@ -83,4 +82,4 @@ async def test_planted_divergences_are_found_and_mended_on_azurite(
     assert not again.findings
     assert again.tables[0].expected_digest == again.tables[0].actual_digest
     assert not (await count(ctx)).findings
-    assert not (await sample(ctx, 10, seed=1)).findings
+    assert not (await sampled(ctx, 10, seed=1)).findings

@@ -122,11 +122,11 @@ async def check_plant(world: World, table: int, source_key: EntityKey, plant: Pl
     else:
         assert (found.row_id, found.source_id) == (target_id(world, table, row), source_id(world, source_key))
         assert found.stray_id == (stray if plant.kind is Kind.WRONG_KEY else "")
-    for text in (render(report), json.dumps(report.as_json()), repr(report)):
+    for text in (render(report, "0001_users"), json.dumps(report.as_json()), repr(report)):
         assert found.row_id in text
         assert "example.com" not in text
         assert "post-007" not in text
-    assert every(len(line) <= WIDTH for line in render(report).splitlines())
+    assert every(len(line) <= WIDTH for line in render(report, "0001_users").splitlines())
 
     repaired = (await full(ctx, repair=True)).repair
     assert repaired is not None
@@ -165,7 +165,7 @@ async def test_tables_in_step_have_equal_digests_and_no_findings(
     ]
     assert report.tables[0].actual_digest != report.tables[1].actual_digest
     assert report.target_rows == sum(len(rows) for rows in world.actual().values())
-    assert "as the source says" in render(report)
+    assert "as the source says" in render(report, "0001_users")
 
 
 async def test_all_plants_at_once_are_told_apart(memory: MemoryTableService, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ async def test_rows_the_mapping_refuses_are_findings(memory: MemoryTableService,
     assert report.refused_rows == 1
     assert report.repair is not None
     assert report.repair.counts == {"refused": 1}
-    assert "missing-property" in render(report)
+    assert "missing-property" in render(report, "0001_users")
 
 
 async def test_many_differences_go_through_bounded_groups(
@@ -272,7 +272,7 @@ async def test_many_differences_go_through_bounded_groups(
         await world.targets[0].replace({**content_of(row), "Name": "changed"})
     report = await full(context(world, tmp_path))
     assert report.found.counts == {"altered": 50, "missing": 150}
-    assert "... and 180 more" in render(report)
+    assert "... and 180 more" in render(report, "0001_users")
     await full(context(world, tmp_path), repair=True)
     world.assert_in_step()
 

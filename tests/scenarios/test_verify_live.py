@@ -165,7 +165,7 @@ async def test_a_row_that_never_stands_still_is_unsettled_and_a_finding(
     begun = clock.ticks()
     report = await full(context(world, tmp_path, in_flight=never_ending))
     assert (report.found.stable, report.found.unsettled, report.findings) == (0, 1, True)
-    assert "unsettled" in render(report)
+    assert "unsettled" in render(report, "0001_users")
     assert (clock.ticks() - begun) / 1e7 == pytest.approx(61, abs=2)
 
 
@@ -182,7 +182,7 @@ async def test_what_the_next_delta_pass_will_mend_is_pending_and_no_finding(
 
     report = await full(context(world, tmp_path, pending=pending))
     assert (report.found.pending, report.findings) == (2, False)
-    assert "pending" in render(report)
+    assert "pending" in render(report, "0001_users")
     await world.targets[0].insert({"PartitionKey": "eu", "RowKey": "foreign"})
     report = await full(context(world, tmp_path, pending=pending))
     assert report.found.counts == {"extra": 1}

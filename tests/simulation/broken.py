@@ -107,22 +107,22 @@ _difference = propagate.difference
 class UpsertingCopier(Copier):
     """Writes target rows by upsert: what was scanned overwrites what is there."""
 
-    def writer(self) -> BatchWriter:
-        return _Upserts(self)
+    def writer(self, advance: Callable[[int], None] = lambda _rows: None) -> BatchWriter:
+        return _Upserts(self, advance)
 
 
 class TargetFirst(Copier):
     """Writes target rows before their mapping rows."""
 
-    def writer(self) -> BatchWriter:
-        return _TargetsFirst(self)
+    def writer(self, advance: Callable[[int], None] = lambda _rows: None) -> BatchWriter:
+        return _TargetsFirst(self, advance)
 
 
 class Blind(Copier):
     """Takes any row that stands in the way for copied already."""
 
-    def writer(self) -> BatchWriter:
-        return _Blind(self)
+    def writer(self, advance: Callable[[int], None] = lambda _rows: None) -> BatchWriter:
+        return _Blind(self, advance)
 
 
 class _Upserts(BatchWriter):

@@ -70,43 +70,27 @@ def unconditional() -> Any:
 
 def no_wait_for_what_is_late() -> Any:
     """Send a write that was not answered again at once, although the first may yet take effect."""
-
-    async def wait_out(_self: ClientParts) -> None:
-        return
-
-    return mock.patch.object(ClientParts, "wait_out", wait_out)
+    return _always(ClientParts, "wait_out", None)
 
 
 def content_is_proof() -> Any:
     """Take a row that holds what was written for this client's own write."""
-
-    async def evidence(*_args: object) -> send.Evidence:
-        return send.Evidence.OURS
-
-    return mock.patch.object(send, "_evidence", evidence)
+    return _always(send, "_evidence", send.Evidence.OURS)
 
 
 def journal_is_not_asked() -> Any:
     """Do not look whether another write of the row is under way."""
-
-    async def is_announced(_flow: Flow, _began: int) -> bool:
-        return False
-
-    return mock.patch.object(send, "_is_announced", is_announced)
+    return _always(send, "_is_announced", False)
 
 
 def replicas_are_not_asked() -> Any:
     """Do not look whether another write of the row has been done."""
-
-    async def of_replicas(*_args: object) -> send.Evidence:
-        return send.Evidence.OURS
-
-    return mock.patch.object(send, "_of_replicas", of_replicas)
+    return _always(send, "_of_replicas", send.Evidence.OURS)
 
 
 def nothing_lingers() -> Any:
     """Remove the intent at once of a write that met an unfinished one."""
-    return mock.patch.object(replicas, "_is_strange", lambda _work: False)
+    return mock.patch.object(replicas, "_met_another", lambda _work: False)
 
 
 def owner_is_read_once() -> Any:
@@ -121,11 +105,7 @@ def owner_is_read_once() -> Any:
 
 def no_last_look() -> Any:
     """Do not look at the authority again after the replicas were written."""
-
-    async def is_settled(_self: Authority, _work: Work) -> bool:
-        return True
-
-    return mock.patch.object(Authority, "is_settled", is_settled)
+    return _always(Authority, "is_settled", True)
 
 
 @contextmanager
@@ -154,11 +134,7 @@ def no_round_after_insert() -> Any:
 
 def unlisted() -> Any:
     """Write rows under target keys that the forward row does not list."""
-
-    async def extend(_self: Authority, _work: Work) -> None:
-        return
-
-    return mock.patch.object(Authority, "_extend", extend)
+    return _always(Authority, "_extend", None)
 
 
 def unclaimed() -> Any:
@@ -205,6 +181,20 @@ def stale_list() -> Iterator[None]:
         yield
 
 
+def claims_alone_say_whose_a_row_is() -> Any:
+    """Do not ask the row itself which old key it stands for."""
+
+    async def holder(self: ReversePropagator, row: Row) -> EntityKey | None:
+        return await self.owner_of(key_of(row))
+
+    return mock.patch.object(ReversePropagator, "_holder", holder)
+
+
+def former_owners_stay() -> Any:
+    """Pass a key on before the former owner's source row is removed."""
+    return mock.patch.object(ReversePropagator, "_claim", Propagator._claim)
+
+
 def no_reservations() -> Any:
     """Make rows under new main keys without reserving them."""
 
@@ -230,11 +220,16 @@ def no_waiting() -> Any:
 
 def no_draining() -> Any:
     """Move the authority while intents are left."""
+    return _always(cutover, "drain", 0)
 
-    async def drain(*_: Any) -> int:
-        return 0
 
-    return mock.patch.object(cutover, "drain", drain)
+def _always(owner: Any, name: str, answer: Any) -> Any:
+    """Put a coroutine that does nothing and returns `answer` in place of one of the program."""
+
+    async def answers(*_args: object, **_kwargs: object) -> Any:
+        return answer
+
+    return mock.patch.object(owner, name, answers)
 
 
 @contextmanager

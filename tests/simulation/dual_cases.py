@@ -4,9 +4,9 @@ Rules kept here:
 
 * A name says it all: "users, dual_write: old replace | new delete-if". Before the colon: whether target keys
   depend on keys alone (`users`) or on content, with an index table (`posts`) or secondary rows (`races`), or
-  may pass from one row to another one (`folded`), and the phase; `absent` where there is no row at the
-  beginning, `tagged before` where it was copied with other tags at first. Then what each client does, in
-  which view.
+  may pass from one row to another one (`folded`, and `lowered` without an index table), and the phase;
+  `absent` where there is no row at the beginning, `tagged before` where it was copied with other tags at
+  first. Then what each client does, in which view.
 * Users have no property that the mapping drops: what becomes of it is judged by the tests of the mapping.
 """
 
@@ -133,6 +133,7 @@ KINDS: dict[str, tuple[Migration, Row, Callable[[int], dict[str, Step]]]] = {
     "users": (USERS, ann(1), user_steps),
     "posts": (POSTS, hello(1), post_steps),
     "folded": (FOLDED, ann(1, "Ann@example.com"), folded_steps),
+    "lowered": (LOWERED, ann(1, "Ann@example.com"), folded_steps),
     "races": (RACES, racer("1", 20, Time=1), race_steps),
 }
 

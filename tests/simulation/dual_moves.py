@@ -23,6 +23,7 @@ from unittest import mock
 
 from rekey.client.lease import ClientFacts, ClientLease, LeaseSettings
 from rekey.client.work import ClientParts, Counters
+from rekey.core.progress import Progress
 from rekey.declaration.migration import Migration
 from rekey.errors import RekeyError
 from rekey.mapping.rows import CONTROL_TABLE
@@ -226,7 +227,8 @@ class MovingWorld(DualWorld):
             clock=Waits(self.scheduler),
             check=go_on,
             still_alone=go_on,
-            progress=SimpleNamespace(note=lambda _text: None),
+            checkpointed=lambda **_: None,
+            progress=Progress(),
             state=SimpleNamespace(audit=lambda *_: None),
         )
 

@@ -41,7 +41,7 @@ from rekey.copy.workers.opened import Opened, travel_key
 from rekey.copy.workers.tasks import Basis, Plain, Task
 from rekey.copy.workers.work import Host, carry_out
 from rekey.copy.write import Copier
-from rekey.core.progress import Silent
+from rekey.core.progress import Progress
 from rekey.declaration.migration import Migration
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.mapping.sealing import SealedKeys
@@ -299,9 +299,10 @@ class LateWorld(DeltaWorld):
             script_id=SCRIPT, declared=SimpleNamespace(digest=DIGEST), is_delta=not self.follows,
             tables=self.sources, restricted=self.others, control=self.store, mapper=propagator.mapper,
             mapping=self.mapping, source=self.source, propagator=propagator, copier=Copier(propagator, 1),
-            state=self.file, config=config, clock=Waits(self.scheduler), progress=Silent(),
+            state=self.file, config=config, clock=Waits(self.scheduler), progress=Progress(),
             factory=go_on, stop=StopFlag(), lease_id=lease_id,
-            still_alone=go_on, check=go_on, keep_count=go_on, by_workers=Counter(),
+            still_alone=go_on, check=go_on, keep_count=go_on,
+            checkpointed=lambda **_: None, by_workers=Counter(),
         )  # fmt: skip
         return cast(Run, run)
 

@@ -48,21 +48,30 @@ ONE_CLIENT = [
     "users, cutover: old upsert",
     "posts, dual_write: old move",
     "posts, cutover: new move",
+    "lowered, dual_write: old batch of delete and insert",
+    "lowered, cutover: old batch of delete and insert",
+    "folded, cutover: old batch of delete and insert",
     "races, dual_write: old move",
     "races, dual_write: new move",
     "races, cutover: new move",
     "races, cutover: old rename",
     "races, cutover: new delete",
 ]
-LARGE = ("posts, dual_write: old move", "an open outcome"), ("posts, dual_write: old move", "a busy service")
+LARGE = (
+    ("posts, dual_write: old move", "an open outcome"),
+    ("posts, dual_write: old move", "a busy service"),
+)
 """A source row, a main row and index rows, one request after the other: as long as all others together."""
+WITHOUT = {
+    (f"{kind}, cutover: old batch of delete and insert", "an open outcome") for kind in ("lowered", "folded")
+}
+"""The search cannot replay all branches of these; `test_dualwrite_renames.py` loses answers instead."""
+ALONE = [one for one in itertools.product(ONE_CLIENT, FAULTS) if one not in WITHOUT]
 
 
 @pytest.mark.parametrize(
     ("name", "faults"),
-    others_in_soak(
-        itertools.product(ONE_CLIENT, FAULTS), kept=set(itertools.product(ONE_CLIENT, FAULTS)) - set(LARGE)
-    ),
+    others_in_soak(ALONE, kept=set(ALONE) - set(LARGE)),
 )
 def test_one_client_loses_nothing_whatever_happens_to_it(name: str, faults: str) -> None:
     visited(f"{name}, {faults}", dual(name, FAULTS[faults]), at_least=5)
@@ -91,6 +100,9 @@ TWO_CLIENTS = [
     ("folded, dual_write: old delete | old insert the other", "no faults", 0),
     ("folded, dual_write: new delete | old upsert the other", "an open outcome", 0),
     ("folded, cutover: new delete | old upsert the other", "no faults", 0),
+    ("lowered, cutover: old batch of delete and insert | new replace", "no faults", 0),
+    ("lowered, cutover: old batch of delete and insert | new delete", "no faults", 1),
+    ("lowered, dual_write: old batch of delete and insert | old replace", "no faults", 0),
     ("races, dual_write: old move | old rename", "no faults", 0),
     ("races, cutover: new move | old delete", "no faults", 0),
     ("races, cutover, absent: new insert | old upsert elsewhere", "no faults", 0),

@@ -177,6 +177,21 @@ def test_a_lost_answer_is_settled_by_all_of_its_rules(rule: Any, name: str, what
         lost(dual(name, replace(OPEN, preemptions=1)), what)
 
 
+MOVE = "lowered, cutover: old batch of delete and insert"
+
+
+def test_after_cutover_a_row_that_was_moved_says_itself_whose_it_is() -> None:
+    """The claim follows it: until then it names the old key of the row that is gone."""
+    with dual_broken.claims_alone_say_whose_a_row_is():
+        lost(dual(MOVE, Budget(preemptions=0)), "1 intents are left")
+
+
+def test_the_source_row_of_a_former_owner_goes_before_its_key_passes_on() -> None:
+    """Afterwards nothing leads to that row."""
+    with dual_broken.former_owners_stay():
+        lost(dual(f"{MOVE} | new replace", BOUNDED), OLDER)
+
+
 def test_the_owner_of_a_deleted_row_is_read_after_the_delete() -> None:
     """Another client may claim the key and make the row while it is being deleted."""
     with dual_broken.owner_is_read_once():

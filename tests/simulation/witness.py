@@ -227,9 +227,14 @@ class Witness:
         merges = do.verb in (MERGE, UPSERT_MERGE) and seen is not None
         wanted = {**seen, **do.row} if merges and seen is not None else do.row
         if view is View.NEW:
-            source_key = source_key or self.mapper.source_key(wanted)
-            if there is None and source_key in rows:
+            named = self.mapper.source_key(wanted)
+            if there is None and named in rows:
                 return Refuses(EXISTS)
+            if there is not None and named != source_key:
+                # Its key had passed on meanwhile, by a move: the row stands for the old key that it names.
+                del rows[source_key]  # type: ignore[arg-type]
+                there = None
+            source_key = named
             wanted = content_of(self.mapper.reverse(wanted, source_key, there))
         rows[key_of(wanted)] = wanted
         return None

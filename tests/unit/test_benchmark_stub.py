@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from urllib.parse import quote
 
 import pytest
 
 from benchmarks.project import USERS
 from benchmarks.shape import Mapped, Shape
-from benchmarks.stub import Stub
+from benchmarks.stub import Stub, parser
 from rekey.model import EntityKey, KeyRange
 from rekey.tables.wire import range_filters
 
 
 def stub(rows: int) -> Stub:
-    return Stub(Namespace(rows=rows, huge=False, partitions=4, target=True, limits=False, busy=0.0))
+    return Stub(parser().parse_args([str(rows), "--partitions", "4", "--target"]))
 
 
 def read(of: Stub, table: str, within: KeyRange) -> list[tuple[str, str]]:
@@ -51,3 +50,31 @@ def test_two_halves_of_a_table_are_the_table_wherever_it_is_split(table: str, at
     middle = EntityKey(*everything[at])
     assert read(of, table, KeyRange(None, middle)) == everything[: at + 1]
     assert read(of, table, KeyRange(middle, None)) == everything[at + 1 :]
+
+
+def test_limits_of_account_and_partitions_are_enforced_and_change_under_way() -> None:
+    now = [100.0]
+    words = ["100", "--limits", "--account-rate", "1000,10:4000", "--partition-rate", "500"]
+    of = Stub(parser().parse_args(words), lambda: now[0])
+
+    def written(partitions: int, seconds: int) -> float:
+        """Write ten rows a request, as often as is let through; return rows a second."""
+        before = of.counts["written"]
+        for _ in range(seconds * 500):
+            for number in range(partitions):
+                operations = b"".join(
+                    b"Content-Transfer-Encoding: binary\r\n\r\nPOST http://stub/T HTTP/1.1\r\n\r\n"
+                    b'{"PartitionKey": "p%d", "RowKey": "r"}\r\n' % number
+                    for _ in range(10)
+                )
+                of.answer(b"POST /stub/$batch HTTP/1.1", operations)
+            now[0] += 0.002
+        return (of.counts["written"] - before) / seconds
+
+    written(1, 1)  # what may come at once is used up
+    assert written(1, 3) == pytest.approx(500, rel=0.1)
+    assert written(4, 3) == pytest.approx(1_000, rel=0.2)
+    now[0] = 110.0
+    written(20, 1)
+    assert written(20, 3) == pytest.approx(4_000, rel=0.1)
+    assert of.counts["refused"] == sum(of.refused.values()) > 0

@@ -1,12 +1,26 @@
-"""What of the logs reaches standard error, at every verbosity."""
+"""What of the logs reaches standard error, at every verbosity; and what it is as JSON."""
 
 from __future__ import annotations
 
+import ast
+import json
 import logging
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rekey.cli.main import rekey, run
+from rekey.cli.shell import Shell, command
 from rekey.core import logs
+from rekey.core.logs import EVENTS
+from rekey.errors import ExitCode
+from tests.every import every
+
+ROOT = Path(__file__).parents[2]
 
 KEY = "someone@example.com"
 LIBRARIES = [
@@ -65,3 +79,86 @@ def test_a_record_that_cannot_be_formatted_is_not_printed(capsys: pytest.Capture
     with logs.configured():
         logging.getLogger("rekey.tables").warning("%d rows", KEY)
     assert KEY not in capsys.readouterr().err
+
+
+# --- as JSON ------------------------------------------------------------------------------------------------
+
+
+def calls_of(path: Path, names: set[str]) -> Iterator[ast.Call]:
+    """Yield the calls of methods of these names in a file of the package."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names:
+            yield node
+
+
+def test_every_record_and_every_note_has_a_name_that_is_listed_and_documented() -> None:
+    used = set()
+    for path in sorted((ROOT / "rekey").rglob("*.py")):
+        for call in calls_of(path, {"debug", "info", "warning", "error", "exception"}):
+            if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value).lower() == "_log":
+                [extra] = [one.value for one in call.keywords if one.arg == "extra"]
+                used |= set(re.findall(r"'event': '([\w-]+)'", ast.unparse(extra)))
+                assert "event" in ast.unparse(extra) or ast.unparse(extra) == "_EVENT", ast.unparse(call)
+        for call in calls_of(path, {"note", "json_line"}):
+            used |= {
+                one.value for one in call.args[:2] if isinstance(one, ast.Constant) and one.value in EVENTS
+            }
+    assert used <= set(EVENTS)
+    page = (ROOT / "docs/commands.md").read_text("utf-8")
+    told = re.findall(r"^\| `([\w-]+)` \|", page[page.index("## Events") :], re.MULTILINE)
+    assert told == list(EVENTS)
+    assert len(set(EVENTS)) == len(EVENTS)
+
+
+def lines_of(text: str) -> list[dict[str, Any]]:
+    """Return the events of standard error; every line must be one."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_with_log_format_json_every_line_of_standard_error_is_an_event(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @command("chatter", example="rekey chatter")
+    def chatter(shell: Shell) -> ExitCode:
+        print(f"a script prints\n{KEY}")
+        sys.stderr.write(KEY)
+        logging.getLogger("azure.identity").warning("no credential for %s", KEY)
+        logging.getLogger("rekey.runner").info("asked", extra={"event": "phase-begun"})
+        logging.getLogger("rekey.tables").info("not asked for", extra={"event": "request-retried"})
+        logging.getLogger("rekey.runner").debug("not asked for", extra={"event": "request"})
+        shell.progress().note("look\nhere", "warning", rows=7)
+        raise RuntimeError(KEY)
+
+    monkeypatch.setitem(rekey.commands, "chatter", chatter)
+    assert run(["chatter", "--log-format", "json", "--debug"]) == 4
+    said = capsys.readouterr()
+    events = lines_of(said.err)
+    assert [one["event"] for one in events if one["event"] != "output-withheld"] == [
+        *("library", "phase-begun", "warning", "error", "error")
+    ]
+    assert sum(one["event"] == "output-withheld" for one in events) == 2
+    assert KEY not in said.err + said.out
+    [noted] = [one for one in events if one["event"] == "warning"]
+    assert (noted["text"], noted["rows"], noted["level"]) == ("look\nhere", 7, "warning")
+    failed = next(one for one in events if one["event"] == "error")
+    assert (failed["error"], failed["exit_code"]) == ("FaultOfRekey", 4)
+    assert {"at", "level", "event", "text"} <= events[0].keys()
+    assert every(one["event"] in EVENTS for one in events)
+
+
+def test_an_error_of_the_command_line_is_an_event_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["apply", "--to", "nowhere", "--log-format", "json"]) == 2
+    [event] = lines_of(capsys.readouterr().err)
+    assert (event["event"], event["level"]) == ("error", "error")
+    assert "nowhere" in event["text"]
+
+
+def test_after_a_command_with_json_logs_standard_error_is_as_before(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = sys.stderr
+    run(["apply", "--to", "nowhere", "--log-format", "json"])
+    assert sys.stderr is before
+    with logs.configured():
+        logging.getLogger("rekey.tables").warning("said")
+    assert "WARNING rekey.tables: said" in capsys.readouterr().err

@@ -13,10 +13,10 @@ import click
 import pytest
 
 from rekey.cli.main import rekey, run
-from rekey.cli.progress import Bars, Logged
+from rekey.cli.progress import Bars, Lines
 from rekey.cli.shell import Shell, command
 from rekey.errors import ExitCode
-from rekey.present.text import WIDTH, duration
+from rekey.present.text import NARROWEST, WIDEST, WIDTH, duration, fitted, table
 from rekey.status.tell import field
 
 COMMANDS = [
@@ -184,9 +184,9 @@ def test_commands_that_are_named_carry_the_configuration_that_was_said(
 
 def test_bars_are_drawn_on_a_terminal_only_and_not_when_unwanted() -> None:
     assert isinstance(Shell(stderr=Terminal()).progress(), Bars)
-    assert isinstance(Shell(stderr=Terminal(), bars=False).progress(), Logged)
-    assert isinstance(Shell(stderr=io.StringIO()).progress(), Logged)
-    assert isinstance(Shell(stderr=Terminal(), json=True).progress(), Logged)
+    assert isinstance(Shell(stderr=Terminal(), bars=False).progress(), Lines)
+    assert isinstance(Shell(stderr=io.StringIO()).progress(), Lines)
+    assert isinstance(Shell(stderr=Terminal(), json=True).progress(), Lines)
 
 
 def test_a_bar_shows_rows_rate_and_expected_end() -> None:
@@ -253,3 +253,50 @@ def test_the_group_lists_commands_in_the_order_of_a_migration() -> None:
     context = click.Context(rekey)
     names = rekey.list_commands(context)
     assert names.index("plan") < names.index("apply") < names.index("verify") < names.index("retire")
+
+
+# --- width and colour of a terminal ------------------------------------------------------------------------
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> Terminal:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    return screen
+
+
+@pytest.mark.parametrize("columns", [20, 50, 300])
+def test_lines_follow_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Between 40 and 140 columns; what is no terminal has 100."""
+    screen = on_a_terminal(monkeypatch, columns)
+    assert run(["runbook"]) == 0
+    longest = max(map(len, screen.getvalue().splitlines()))
+    assert longest <= min(WIDEST, max(NARROWEST, columns))
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    run(["runbook"])
+    assert isinstance(sys.stdout, io.StringIO)
+    assert max(map(len, sys.stdout.getvalue().splitlines())) > 80
+
+
+def test_what_weighs_has_a_colour_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless NO_COLOR is set; a control character of the text itself stays escaped."""
+    text = "ERROR   \x1b[2Jgone\nan ERROR within\n  ATTENTION  lost\n"
+    for name in ("", "NO_COLOR"):
+        screen = on_a_terminal(monkeypatch)
+        monkeypatch.setenv(name, "1") if name else None
+        Shell(stdout=screen).say(text)
+        red = "" if name else "\x1b[31m"
+        end = "" if name else "\x1b[0m"
+        assert screen.getvalue() == (
+            f"{red}ERROR{end}   \\x1b[2Jgone\nan ERROR within\n  {red}ATTENTION{end}  lost\n"
+        )
+    file = io.StringIO()
+    Shell(stdout=file).say(text)
+    assert "\x1b" not in file.getvalue()
+
+
+def test_a_narrow_terminal_breaks_no_table() -> None:
+    with fitted(1):
+        assert table(["a"] * 12, [["a long text"] * 12])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -37,3 +39,27 @@ def test_afterwards_the_handlers_are_what_they_were(number: signal.Signals) -> N
     with signals.interrupting(), signals.stopping(StopFlag()):
         assert signal.getsignal(number) is not before
     assert signal.getsignal(number) is before
+
+
+_LOADED = """
+import os, sys
+
+class Interrupts:
+    def find_spec(self, name, path, target=None):
+        if name == "click":
+            os.kill(os.getpid(), {number})
+
+from rekey.__main__ import main
+sys.meta_path.insert(0, Interrupts())
+sys.exit(main())
+"""
+
+
+@BOTH
+def test_while_the_program_is_being_loaded_either_signal_ends_it_without_a_traceback(number: int) -> None:
+    program = _LOADED.format(number=int(number))
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (130, "")
+    assert ran.stderr.startswith("rekey: stopped by a signal\nKept: ")
+    assert "Next: " in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -21,9 +21,11 @@ from azure.core.exceptions import (
     ServiceResponseError,
 )
 from azure.core.rest import HttpRequest
-from azure.data.tables import TableTransactionError
+from azure.data.tables import TableClient, TableTransactionError
+from azure.data.tables.aio import TableClient as AsyncTableClient
 
 from rekey import DualWriteTableClient
+from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
 from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.answers import AsyncAnswer, SyncAnswer
 from rekey.client.sdk.calls import Read, Table, Write, call_of, row_of
@@ -183,7 +185,7 @@ def test_an_error_of_another_table_is_not_taken_for_one_of_this_table() -> None:
         (WritesRefused("digest-moved", "another declaration", hint="deploy"), 403, "digest-moved"),
         (RowRefused("empty-key", "target.row_key", "it is empty", cure="fill it"), 400, "empty-key"),
         (Collision("UsersV2", "a1", "b2"), 400, "collision"),
-        (Moved("moved", hint="look"), 403, "Moved"),
+        (Moved("moved", hint="look"), 403, "mapping-unusable"),
     ],
 )
 def test_a_refusal_says_what_happened_and_what_to_do_and_is_an_error_of_the_sdk(
@@ -270,7 +272,7 @@ def plan(**more: Any) -> Plan:
 
 def test_a_plan_shows_no_secret_and_no_credential() -> None:
     made = plan()
-    shown = f"{made!r} {account_of(BASE, AzureNamedKeyCredential('account', 'a2V5'), 'tables')!r}"
+    shown = f"{made!r} {account_of(BASE, AzureNamedKeyCredential('account', 'a2V5'))!r}"
     assert made.facts.fingerprints.keys() == {"users"}
     assert not any(
         secret in shown for secret in (SECRETS["users"].decode(), "a2V5", "redential(", WRAPPING_KEY.decode())
@@ -286,6 +288,8 @@ def test_what_cannot_work_is_refused_when_the_client_is_made() -> None:
         plan(wrapping_key=b"short")
     with pytest.raises(ConfigurationError, match="shadow_reads"):
         plan(shadow_reads=1.5)
+    with pytest.raises(ConfigurationError, match=r"acknowledge is 'one'[\s\S]*both, authority"):
+        plan(acknowledge="one")
     with pytest.raises(ConfigurationError, match="view"):
         DualWriteTableClient.from_config("rekey.toml", "0001_users")
 
@@ -305,12 +309,36 @@ def test_what_is_sent_has_taken_effect_within_the_longest_operation_or_never_doe
 
 def test_an_endpoint_and_its_credential_are_understood_as_by_the_sdk() -> None:
     named = AzureNamedKeyCredential("account", "a2V5")
-    assert account_of("account.table.core.windows.net/", named, "tables") == Endpoint(BASE, named)
-    found = account_of(f"{BASE}?sv=2019-02-02&sig=abc", None, "tables")
+    assert account_of("account.table.core.windows.net/", named) == Endpoint(BASE, named)
+    found = account_of(f"{BASE}?sv=2019-02-02&sig=abc", None)
     assert found.address == BASE
     assert isinstance(found.credential, AzureSasCredential)
     with pytest.raises(ConfigurationError, match="restricted"):
-        account_of(BASE, None, "restricted")
+        account_of(BASE, None)
+
+
+def test_a_wrong_address_or_credential_of_the_tables_account_is_refused_as_by_the_sdk() -> None:
+    """In its words, too: its own tests compare them."""
+    named = AzureNamedKeyCredential("account", "a2V5")
+
+    def refusal(kind: type[Any], endpoint: Any, credential: Any, **given: Any) -> str:
+        with pytest.raises((ValueError, TypeError)) as refused:
+            kind(endpoint, "Users", credential=credential, **given)
+        return f"{refused.type.__name__}: {refused.value}"
+
+    ours = {
+        "migration": declared_as("0001_users", USERS),
+        "secrets": SECRETS,
+        "wrapping_key": WRAPPING_KEY,
+        "restricted_endpoint": BASE,
+        "restricted_credential": named,
+    }
+    for kind, dual in (
+        (TableClient, DualWriteTableClient),
+        (AsyncTableClient, AsyncDualWriteTableClient),
+    ):
+        for endpoint, credential in ((123456, named), ("https://", named), (BASE, None), (BASE, "text")):
+            assert refusal(dual, endpoint, credential, **ours) == refusal(kind, endpoint, credential)
 
 
 class Asked:
@@ -334,7 +362,7 @@ class AskedAsync(Asked):
 
 async def test_a_credential_is_asked_off_the_loop_and_stays_its_owners() -> None:
     for credential in (Asked(), AskedAsync()):
-        found = account_of(BASE, credential, "tables").credential
+        found = account_of(BASE, credential).credential
         async with found as borrowed:
             token = (await borrowed.get_token("scope")).token
         await found.close()

@@ -100,11 +100,27 @@ def test_durations_and_sizes_carry_their_unit(file: Path) -> None:
     assert config.limits == Limits(3, 7, 2 * 1024**3, 9)
 
 
+def test_rates_follow_the_service_when_that_is_said_and_plans_reckon_with_its_targets(file: Path) -> None:
+    said = load_config(write(file, MINIMAL + "[limits]\nentities_per_second = 'auto'"))
+    assert said.limits.follows
+    assert said.limits.account_rate is None
+    assert (said.rates.account_rate, said.rates.partition_entities_per_second) == (20_000, 2_000)
+    https = load_config(write(file, MINIMAL))
+    assert not https.limits.follows
+    assert (https.rates.account_rate, https.rates.partition_entities_per_second) == (20_000, 2_000)
+    local = load_config(write(file, default_config()))
+    assert not local.limits.follows
+    assert local.rates.account_rate is None, "http: no limit"
+
+
 @pytest.mark.parametrize(
     ("extra", "names"),
     [
         ("[tabels]\n", "[tabels]: unknown section"),
         ("[limits]\nconcurency = 3", "[limits] concurency: unknown key"),
+        ("[limits]\nentities_per_second = 'fast'", "[limits] entities_per_second: is neither a whole number"),
+        ("[limits]\nentities_per_second = true", "[limits] entities_per_second: is neither a whole number"),
+        ("[limits]\npartition_entities_per_second = 'auto'", "is not a whole number of at least 1"),
         ("[gates]\nretention = 30", "[gates] retention: is not an amount"),
         ("[gates]\nretention = '30'", "[gates] retention: is not an amount"),
         ("[gates]\nretention = '1w'", "[gates] retention: is not an amount"),

@@ -18,7 +18,7 @@ import rfc8785
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from rekey.core.progress import Silent
+from rekey.core.progress import Progress
 from rekey.errors import ConfigurationError, Unavailable
 from rekey.evidence import keys, log, merkle, note, signing
 from rekey.state import audit, backend
@@ -206,7 +206,7 @@ def filled(state: State, signer: keys.Signer | None = None) -> None:
     for number in range(6):
         state.audit(f"event-{number}", None, {})
         if number in (2, 5):
-            assert log.make_checkpoint(state, signer, f"after {number}", Silent()) is not None
+            assert log.make_checkpoint(state, signer, f"after {number}", Progress()) is not None
 
 
 def problems(state: State) -> list[str]:
@@ -278,7 +278,7 @@ def test_a_log_that_was_written_anew_is_found(path: Path, keep: list[int], said:
     with State.open(path) as state:
         assert state.check_chain() is None
         assert any(said in one for one in problems(state))
-        made = log.make_checkpoint(state, None, "later", Silent())
+        made = log.make_checkpoint(state, None, "later", Progress())
         assert made is None, "nothing is signed over such a log"
 
 

@@ -12,9 +12,10 @@ from rekey import keys
 from rekey.core.severity import Severity
 from rekey.errors import ConfigurationError, ExitCode, Moved
 from rekey.plan.plan import make_plan, take_basis, weighty
-from rekey.plan.planfile import PlanFile, check_plan, moved, read_plan, write_plan
+from rekey.plan.planfile import PlanFile, check_declared, check_plan, moved, read_plan, write_plan
 from rekey.plan.result import Advice, Basis, Plan, TableState
 from rekey.plan.subject import PlanOptions
+from tests.begun import declared_as
 from tests.memory import MemoryTableService
 from tests.planning import fill, subject
 from tests.worlds import USERS, user
@@ -132,8 +133,16 @@ def test_check_plan_raises_moved_with_everything_at_once() -> None:
         check_plan(file, [replace(SAMPLED, declaration="e" * 64, secrets={})])
     assert "0001_users: the script" in caught.value.what and "secret" in caught.value.what
     assert caught.value.exit_code == ExitCode.REFUSED
+
+
+def test_a_plan_of_another_script_is_refused_also_once_that_has_begun() -> None:
+    file = PlanFile("2024-01-01T00:00:00.0000000Z", False, 0, (SAMPLED,))
+    here = declared_as("0001_users", USERS)
+    check_declared(file, [replace(here, digest=SAMPLED.declaration)])
+    with pytest.raises(Moved, match="0001_users: the script declares something else now"):
+        check_declared(file, [replace(here, digest="e" * 64)])
     with pytest.raises(ConfigurationError, match="no plan for 0002"):
-        check_plan(file, [replace(SAMPLED, script_id="0002")])
+        check_declared(file, [declared_as("0002", USERS)])
 
 
 async def test_a_written_plan_is_read_back_and_holds_no_key_even_if_keys_were_shown(

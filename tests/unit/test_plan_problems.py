@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rekey import props
 from rekey.core.severity import Severity
+from rekey.errors import SecretMissing
 from rekey.inspect.inventory import Inventory
 from rekey.inspect.sampling import RowEstimate
 from rekey.plan.problems import (
@@ -41,10 +42,10 @@ def test_a_sound_declaration_has_no_problems() -> None:
 
 def test_a_missing_secret_and_no_way_back_are_told() -> None:
     other = replace(USERS, reverse=False)
-    assert found(declaration_problems(declared(other), None, ("users",), {})) == {
-        "secret-missing": Severity.ERROR,
-        "no-way-back": Severity.WARNING,
-    }
+    short = SecretMissing("secret `users` is too short", hint="make one")
+    told = list(declaration_problems(declared(other), None, (short,), {}))
+    assert found(told) == {"secret-missing": Severity.ERROR, "no-way-back": Severity.WARNING}
+    assert (told[0].message, told[0].cure) == (short.what, short.hint)
 
 
 def test_capture_dual_write_says_that_clients_come_first() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rekey.core.limits import entity_bytes
+from rekey.inspect.inventory import Inventory
+from rekey.inspect.sampling import RowEstimate
 from rekey.model import Row
 from rekey.plan import sample
 from rekey.plan.sample import MOST_ROWS, RowSample
@@ -48,7 +50,20 @@ def test_large_rows_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) 
     assert len(sampled(rows(9, "x" * 200_000)).rows) == 1, "one row is kept, however large"
 
 
-def test_the_mean_row_is_that_of_the_sample() -> None:
-    of = rows(10)
-    assert sampled(of).mean_row_bytes == entity_bytes(of[0])
-    assert RowSample().mean_row_bytes == 0.0
+def inventory(head: int, elsewhere: int, table: int) -> Inventory:
+    estimate = RowEstimate(table, head + elsewhere, exact=False, settled=True)
+    return Inventory("Users", estimate, 0, 0, 0, 0, None, head_rows=head)
+
+
+def test_bytes_are_those_of_the_rows_weighted_by_what_they_stand_for() -> None:
+    """Of 1,000 rows 20 large ones were read from the beginning and 80 small ones elsewhere."""
+    large, small = rows(20, "x" * 1_000), rows(80)
+    found = sampled([*large, *small], 10)
+    bytes_now = found.stored_bytes(inventory(20, 80, 1_000))
+    assert bytes_now == 20 * entity_bytes(large[0]) + 980 * entity_bytes(small[0])
+    assert RowSample().stored_bytes(inventory(0, 0, 0)) == 0
+
+
+def test_counts_of_a_table_that_was_read_whole_are_not_weighted() -> None:
+    assert inventory(20, 0, 20).weights.merged([{"a": 3}, {}]) == {"a": 3}
+    assert inventory(20, 10, 120).weights.merged([{"a": 3}, {"a": 1, "b": 2}]) == {"a": 13, "b": 20}

@@ -107,6 +107,15 @@ def test_impossible_operations_are_refused_when_they_are_made(make: Any) -> None
     assert caught.value.cure
 
 
+def test_a_cast_that_there_is_not_says_which_there_are() -> None:
+    with pytest.raises(InvalidDeclaration) as unknown:
+        props.cast("A", "text")
+    assert "use one of Edm.Binary, Edm.Boolean, Edm.DateTime" in unknown.value.cure
+    with pytest.raises(InvalidDeclaration) as missing:
+        props.cast("A", "datetime", was="boolean")
+    assert "from Edm.Boolean it can become Edm.Int32, Edm.Int64, Edm.String; or drop it" in missing.value.cure
+
+
 def test_operations_describe_themselves_without_values() -> None:
     described = [
         operation.describe()

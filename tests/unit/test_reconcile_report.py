@@ -49,14 +49,14 @@ def divergence(kind: Kind) -> Divergence:
 def test_lines_fit_the_terminal_whatever_names_are_like() -> None:
     """The longest table and property names go on in the next line; safe ids never do."""
     found = Findings({"altered": 6}, tuple(divergence(kind) for kind in Kind))
-    lines = render(report(found)).splitlines()
+    lines = render(report(found), "0001_users").splitlines()
     assert max(map(len, lines)) <= WIDTH
     assert sum("rowidrowidro  sourceidsour" in line for line in lines) == len(Kind)
 
 
 def test_twenty_divergences_are_shown_and_the_rest_counted() -> None:
     found = Findings({"missing": 5000}, tuple(divergence(Kind.MISSING) for _ in range(1000)))
-    text = render(report(found))
+    text = render(report(found), "0001_users")
     assert text.count("rowidrowidro") == SHOWN
     assert "... and 4,980 more" in text
     assert report(found).as_json()["not_listed"] == 4000
@@ -84,4 +84,4 @@ def test_json_is_plain_data_with_repairs() -> None:
         {"kind": "missing", "table": LONG_TABLE, "row": "rowidrowidro", "source_row": "sourceidsour"}
     ]
     assert data["repair"]["repairs"][0]["outcome"] == "propagated"
-    assert "repair: propagated 1" in render(report(Findings({"missing": 1}, (one,)), repair))
+    assert "repair: propagated 1" in render(report(Findings({"missing": 1}, (one,)), repair), "0001_users")

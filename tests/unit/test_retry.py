@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rekey.tables.answers import Answer
 from rekey.tables.requests import Requester, RetryPolicy, retry_after_of
+from rekey.tables.sent import Kind, Sent, apart
 from rekey.tables.transport import NotSent, Request
 from tests.fakeclock import FakeClock
 
@@ -85,3 +86,17 @@ async def test_attempts_are_counted_and_fewer_for_an_endpoint_that_never_answere
 )
 def test_retry_after_is_read_in_all_its_forms(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after_of(headers, NOW) == seconds
+
+
+async def test_attempts_after_the_first_are_counted_apart() -> None:
+    """They were sent, and no estimate knows of them."""
+    sent = Sent()
+
+    class Counting(Unreachable):
+        async def send(self, request: Request) -> Answer:
+            sent.add(Kind.READ)
+            return await super().send(request)
+
+    await attempt(Counting(answers=2), RetryPolicy(attempts=4))
+    assert sent.counts == {"read": 3, "retries.read": 3}
+    assert apart(sent.counts) == ({"read": 3}, {"retries": 3})

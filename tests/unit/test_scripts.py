@@ -160,7 +160,7 @@ def test_a_script_that_exits_is_an_error(write: Write) -> None:
 
 def test_no_migration_and_something_else_under_its_name(write: Write) -> None:
     assert wrong(write("0001", "x = 1")).field == "migration"
-    assert "it is a dict" in wrong(write("0002", "migration = {}")).problem
+    assert "it is of type dict" in wrong(write("0002", "migration = {}")).problem
 
 
 def test_a_contradiction_names_script_field_line_and_cure(write: Write) -> None:

@@ -159,11 +159,12 @@ def test_tasks_share_the_rate_of_the_account_and_if_the_operator_set_it_that_of_
         None,
         clock,
         15.0,
-        lambda: Rates(100, 50),
+        lambda: Rates(100, 50, begins=20_000),
         divides_partition=lambda: divides,
     )
     task = driver.task(None, "2024-01-01T00:00:00Z", 4)
     assert (task.entities_per_second, task.partition_entities_per_second) == (25, partition)
+    assert task.begins == 5_000
     assert (task.seconds, task.until) == (15.0, "2024-01-01T00:00:45.0000000Z")
     again = driver.task(None, "2024-01-01T00:00:00Z", 4, failed=2)
     assert (again.seconds, again.until) == (15.0, "2024-01-01T00:03:00.0000000Z")

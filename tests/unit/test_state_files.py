@@ -122,7 +122,7 @@ def test_a_file_of_an_older_program_is_upgraded_and_keeps_its_content(tmp_path: 
         assert backend.schema_version(backend.ledger_ids(connection)) == 1
         connection.execute("INSERT INTO migration VALUES ('0001_users', 'd', 'U', 'r', 'e', '{}', 't')")
     with State.open(path) as state:
-        assert state.schema_version == 4
+        assert state.schema_version == 5
         assert state.migration(SCRIPT) is not None
         state.audit("x", None, {})
 
@@ -132,7 +132,7 @@ def test_a_file_of_a_newer_program_is_refused(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("INSERT INTO _yoyo_migration VALUES ('h', 'state-0099-later', '2030-01-01')")
     for read_only in (True, False):
-        with pytest.raises(StateUnusable, match=r"newer rekey \(schema 99, this program knows 4\)") as error:
+        with pytest.raises(StateUnusable, match=r"newer rekey \(schema 99, this program knows 5\)") as error:
             State.open(path, read_only=read_only)
         assert "install the newer" in error.value.hint
         assert error.value.exit_code == ExitCode.USAGE
@@ -160,7 +160,7 @@ def test_a_script_called_like_a_schema_step_is_no_schema_step(path: Path) -> Non
         ledger = Ledger(path, [script], run=lambda *_: None, undo=lambda *_: None, lock=lock)
         ledger.apply("state-0009-x", Phase.PREPARE)
     with State.open(path) as state:
-        assert state.schema_version == 4
+        assert state.schema_version == 5
 
 
 def test_a_schema_step_and_its_entry_are_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_a_schema_step_and_its_entry_are_one(path: Path, monkeypatch: pytest.Mon
         State.open(path)
     monkeypatch.undo()
     with State.open(path) as state:
-        assert state.schema_version == 4
+        assert state.schema_version == 5
 
 
 def test_the_schema_can_be_taken_back_step_by_step(path: Path) -> None:

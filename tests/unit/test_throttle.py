@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from benchmarks.stub import Bucket
 from rekey.copy.pace import Pace
-from rekey.copy.throttle import Rates, Throttle
+from rekey.copy.throttle import Rates, Throttle, listen, restricted_throttle
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import Unavailable
+from rekey.project.config import Account, Config, Limits
 from rekey.tables.answers import Answer
+from rekey.tables.azure import AzureTableService
+from rekey.tables.base import Accounts
+from rekey.tables.credentials import SharedKey
 from rekey.tables.requests import Requester, RetryPolicy
+from rekey.tables.sent import Kind
 from rekey.tables.transport import Request
 from tests.fakeclock import FakeClock
 
@@ -100,7 +106,7 @@ async def test_what_the_service_pushes_back_slows_the_account_down() -> None:
         begin = clock.ticks()
         for _ in range(100):
             await throttle.take(10)
-            throttle.heard(status, 0.01)
+            throttle.heard(Kind.BATCH, status, 0.01)
             await clock.sleep(0.01)
         return (clock.ticks() - begin) / TICKS_PER_SECOND
 
@@ -159,7 +165,7 @@ async def test_what_is_refused_in_one_moment_does_not_come_on_top_of_what_is_sen
             if 0 < left < 1:
                 await clock.sleep(left)
             status = 204 if bucket.take(10) else 503
-            throttle.heard(status, 0.03)
+            throttle.heard(Kind.BATCH, status, 0.03)
             if status == 503:
                 refused_at.append(-left)
             return Answer(status, {}, b"")
@@ -173,9 +179,9 @@ async def test_what_is_refused_in_one_moment_does_not_come_on_top_of_what_is_sen
     slots = asyncio.Semaphore(100)
 
     async def write() -> None:
-        await throttle.take(10, partition)
+        await throttle.take(10, partition, Kind.BATCH)
         async with slots:
-            with throttle.taken(10, partition):
+            with throttle.taken(10, partition, Kind.BATCH):
                 await requester.call(Request("POST", "$batch", "write"), read)
 
     await asyncio.gather(*(write() for _ in range(1500)))
@@ -367,3 +373,49 @@ def test_a_few_answers_say_nothing() -> None:
     for _ in range(2):
         judged(pace, [503] * 3)
     assert pace.rate is None
+
+
+def config_of(restricted: str, rate: int | str | None) -> Config:
+    endpoint = "https://{}.table.core.windows.net"
+    tables, other = Account(endpoint.format("tables")), Account(endpoint.format(restricted))
+    limits = Limits(entities_per_second=rate)  # type: ignore[arg-type]
+    return Config(Path(), tables, other, Path(), Path(), limits=limits)
+
+
+def test_mapping_rows_are_under_no_rate_unless_rates_follow_the_service() -> None:
+    fixed = Throttle(1000, FakeClock())
+    for restricted in ("tables", "restricted"):
+        mapped = restricted_throttle(fixed, config_of(restricted, 1000))
+        assert mapped is not fixed
+        assert mapped.look() == Rates()
+    following = Throttle(None, FakeClock(), begins=20_000)
+    assert restricted_throttle(following, config_of("tables", "auto")) is following, "one account, one limit"
+    mapped = restricted_throttle(following, config_of("restricted", "auto"))
+    assert mapped.look() == Rates(begins=20_000)
+
+
+def test_a_pause_holds_mapping_rows_too_but_the_operators_rates_are_the_tables() -> None:
+    said = Rates(5, 3, paused=True)
+    throttle = Throttle(None, FakeClock(), steering=lambda _: said)
+    assert restricted_throttle(throttle, config_of("restricted", None)).look() == Rates(paused=True)
+
+
+async def test_answers_of_the_restricted_account_count_only_where_rates_follow_the_service() -> None:
+    for begins in (None, 20_000):
+        throttle = Throttle(None, FakeClock(), begins=begins)
+        mapped = Throttle(None, FakeClock(), begins=begins)
+        services = [
+            AzureTableService.open(f"https://{name}.table.core.windows.net", SharedKey(name, b"k"))
+            for name in ("tables", "restricted")
+        ]
+        listen(Accounts(*services), throttle, mapped)
+        heard = services[1]._transport.listener
+        assert heard is not None
+        for _ in range(50):
+            heard(Kind.BATCH, 503, 0.0)
+        assert services[1]._transport.admit is None, "leases wait for no rate"
+        assert services[0]._transport.admit is not None
+        if mapped.service is None:
+            assert not mapped._pace.is_crowded
+        else:
+            assert mapped.service.account.refused == 50

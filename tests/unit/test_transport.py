@@ -6,7 +6,9 @@ import pytest
 
 from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
-from rekey.tables.transport import environment_proxy
+from rekey.tables.requests import RetryPolicy
+from rekey.tables.sent import Kind
+from rekey.tables.transport import Timeouts, environment_proxy
 from tests.every import every
 from tests.faultproxy import Answered, Fault, FaultProxy
 
@@ -70,3 +72,24 @@ async def test_each_request_says_who_sent_it_and_has_an_id_of_its_own(
     assert len({head["x-ms-client-request-id"] for head in heads}) == len(heads) == 2
     assert every(head["user-agent"].startswith("rekey/") for head in heads)
     assert every(head["user-agent"].endswith(" of-ours/1") for head in heads)
+
+
+async def test_a_listener_hears_of_each_answer_and_of_none_in_time_and_each_attempt_is_admitted() -> None:
+    heard: list[tuple[Kind, int]] = []
+    admitted: list[Kind] = []
+
+    async def admit(kind: Kind) -> None:
+        admitted.append(kind)
+
+    async with FaultProxy("http://127.0.0.1:9") as proxy:
+        proxy.faults += [Fault(answer=Answered(503)), Fault(stalls=True), Fault(answer=Answered(204))]
+        async with AzureTableService.open(
+            f"{proxy.address}/account",
+            SharedKey("account", b"k"),
+            timeouts=Timeouts(read=0.2),
+            retry=RetryPolicy(min_wait=0.01),
+        ) as service:
+            service.listen(lambda kind, status, _: heard.append((kind, status)), admit)
+            await service.create_table("Users")
+    assert heard == [(Kind.TABLE, 503), (Kind.TABLE, 0), (Kind.TABLE, 204)]
+    assert admitted == [Kind.TABLE] * 3

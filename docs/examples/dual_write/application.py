@@ -10,7 +10,7 @@ version addresses users by e-mail, the new one by the id that the migration give
     rekey apply 0001                         # copies, while the old version goes on
     python application.py new                # beside it
     rekey apply 0001 --to cutover            # the authority moves; both versions go on
-    rekey apply 0001 --to complete           # once the old version has ended: Ctrl-D
+    rekey apply 0001 --to complete           # once the old version has ended: Ctrl-D; asks for the name
 """
 
 from __future__ import annotations

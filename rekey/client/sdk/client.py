@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -31,6 +30,7 @@ from rekey.client.sdk.plan import (
     options_of,
     prepared_with,
 )
+from rekey.client.work import Acknowledge
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError
@@ -38,6 +38,7 @@ from rekey.mapping.sealing import WrappingKey
 from rekey.migration.opening import Prepared
 from rekey.project.config import Account, account_key, load_config
 from rekey.protocol.rules import View
+from rekey.tables.base import Accounts
 
 CredentialT = TypeVar("CredentialT", bound=AnyCredential)
 
@@ -60,6 +61,7 @@ class DualWriting(ABC, Generic[CredentialT]):
         name: str = DEFAULT_NAME,
         shadow_reads: float = DEFAULT_SHADOW_READS,
         shadow_seed: int | None = None,
+        acknowledge: Acknowledge | str = Acknowledge.BOTH,
         settings: LeaseSettings | None = None,
         **kwargs: Any,
     ) -> None:
@@ -77,12 +79,15 @@ class DualWriting(ABC, Generic[CredentialT]):
             name: what the client is called in `rekey status`.
             shadow_reads: share of reads that are also done on the other side and compared, 0 to 1.
             shadow_seed: the seed of the draw which reads these are.
+            acknowledge: `both`: a write is answered when its replicas are current; `authority`: when intent
+                and authority are durable, and the replicas follow at once.
             settings: times of the lease.
 
         Raises:
             ConfigurationError, DeclarationError, SecretMissing: an argument, the script or a secret is wrong,
                 or an argument of the SDK's client cannot hold for writes (`transport`, `per_retry_policies`,
-                `connection_cert`, another `api_version`).
+                `connection_cert`, another `location_mode` or `api_version`).
+            ValueError, TypeError: the tables account's endpoint or credential is wrong, as the SDK says it.
         """
         plan = Plan(
             prepared_with(migration, secrets, wrapping_key),
@@ -92,11 +97,16 @@ class DualWriting(ABC, Generic[CredentialT]):
             settings=settings,
             shadow_reads=shadow_reads,
             shadow_seed=shadow_seed,
+            acknowledge=acknowledge,
         )
-        tables = account_of(endpoint, credential, "tables")
-        restricted = account_of(restricted_endpoint, restricted_credential, "restricted")
+        restricted = account_of(restricted_endpoint, restricted_credential)
         options = options_of(kwargs)
-        self._core = ClientCore(plan, partial(connect, tables, restricted, plan.settings, options))
+
+        def connected() -> Accounts:
+            # The SDK's constructor has refused what is no address or no credential, in its words.
+            return connect(account_of(endpoint, credential), restricted, plan.settings, options)
+
+        self._core = ClientCore(plan, connected)
         self._own: list[Any] = []
         policy = self._policy(CustomHookPolicy(**kwargs))
         first = [*policies_of(kwargs.pop("per_call_policies", None)), policy]
@@ -120,7 +130,7 @@ class DualWriting(ABC, Generic[CredentialT]):
             script_id: the migration.
             table: the client's table; by default the source or the main target, as `view` says.
             view: `old` or `new`.
-            kwargs: `name`, `shadow_reads`, `settings` and arguments of the SDK's client.
+            kwargs: `name`, `shadow_reads`, `acknowledge`, `settings` and arguments of the SDK's client.
 
         Raises:
             ConfigurationError, DeclarationError, SecretMissing: an argument, the file, the script or a secret

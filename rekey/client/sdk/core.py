@@ -46,7 +46,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.journal import Journal
-from rekey.protocol.registry import SAFETY_S, Registry, is_over
+from rekey.protocol.registry import SAFETY_S, Registry
 from rekey.protocol.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
 from rekey.protocol.sweeper import Company
 from rekey.tables.allowance import while_allowed
@@ -55,12 +55,10 @@ from rekey.tables.wire import decode_row, decode_rows
 
 TABLE_IN_USE = "table-in-use"
 WRAPPING_KEY_MOVED = "wrapping-key-moved"
-_REPLICAS_AT_ONCE = 8
-"""Most replica rows of one key that are read or written at the same time."""
-
-
 TAKE_OVER_EVERY_S = 10.0
 """Seconds between two looks at what clients that are gone have left."""
+_REPLICAS_AT_ONCE = 8
+"""Most replica rows of one key that are read or written at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +297,7 @@ class ClientCore:
                 permits=lease,
                 run_id=control.run_id,
                 counters=self.counters,
+                acknowledge=plan.acknowledge,
                 longest_operation_s=plan.settings.sending_s,
                 late_s=plan.settings.late_s,
             )
@@ -317,14 +316,14 @@ class ClientCore:
         while True:
             await asyncio.sleep(TAKE_OVER_EVERY_S)
             with suppress(RekeyError):  # the next look tries again
-                rows = {row.client_id: row for row in await lease.registry.list()}
-                own = rows.get(lease.client_id)
+                rows = await lease.registry.list()
+                own = next((row for row in rows if row.client_id == lease.client_id), None)
+                if own is None:
+                    continue
                 # The Timestamp of the own row is the service's time, as of the last beat.
-                if own is not None and own.client_id == min(
-                    one.client_id for one in rows.values() if not is_over(one, own.beat_at)
-                ):
-                    usual_s = max(row.longest_s for row in rows.values()) + SAFETY_S
-                    await writer.finisher.take_over(Company(own.beat_at, rows, usual_s))
+                company = Company.of(rows, own.beat_at, usual_s=own.longest_s)
+                if own.client_id == min(one for one in company.clients if not company.is_gone(one)):
+                    await writer.finisher.take_over(company)
 
     def _opened(self) -> OpenMigration:
         if self._migration is None:

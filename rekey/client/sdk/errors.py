@@ -67,6 +67,15 @@ OPEN = "open"
 OUTCOME_OPEN = "outcome-open"
 UNAVAILABLE = "unavailable"
 NOT_CONNECTED = "not-connected"
+CREDENTIAL_REFUSED = "credential-refused"
+TABLE_MISSING = "table-missing"
+MAPPING_UNUSABLE = "mapping-unusable"
+_CODES = {
+    EndpointDown: NOT_CONNECTED,
+    Collision: "collision",
+    CredentialRefused: CREDENTIAL_REFUSED,
+    TableMissing: TABLE_MISSING,
+}
 
 _SAID_BY_THE_SERVICE = {
     "EntityAlreadyExists": "The specified entity already exists.",
@@ -143,11 +152,7 @@ def code_of(refusal: RekeyError) -> str:
         return refusal.code
     if isinstance(refusal, Unavailable):
         return ROW_TOO_BUSY if refusal.code == ROW_TOO_BUSY else UNAVAILABLE
-    if isinstance(refusal, EndpointDown):
-        return NOT_CONNECTED
-    if isinstance(refusal, Collision):
-        return "collision"
-    return type(refusal).__name__
+    return next((code for kind, code in _CODES.items() if isinstance(refusal, kind)), MAPPING_UNUSABLE)
 
 
 def answer_to_error(error: RekeyError, table: str, *, batch: bool = False) -> Answer:

@@ -31,6 +31,7 @@ from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSa
 from azure.core.credentials_async import AsyncTokenCredential
 
 from rekey.client.reading import ON_THE_WAY_S, ClientFacts, LeaseSettings
+from rekey.client.work import Acknowledge
 from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError, SecretMissing
@@ -61,7 +62,7 @@ class ArgumentRefused(ConfigurationError, ValueError):
 
 
 class CredentialMissing(ConfigurationError, ValueError):
-    """There is no credential for an account; a `ValueError`, as the SDK's own clients raise."""
+    """There is no credential for the restricted account; a `ValueError`, as the SDK's own clients raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class Plan:
         settings: the lease's times.
         shadow_reads: share of reads that are also done on the replica, 0 to 1.
         shadow_seed: the seed of the draw which reads these are; None for a different one each time.
+        acknowledge: when the caller of a write has its answer.
     """
 
     def __init__(
@@ -96,11 +98,12 @@ class Plan:
         settings: LeaseSettings | None = None,
         shadow_reads: float = DEFAULT_SHADOW_READS,
         shadow_seed: int | None = None,
+        acknowledge: Acknowledge | str = Acknowledge.BOTH,
     ) -> None:
         """Check the arguments of a client.
 
         Raises:
-            ConfigurationError: the table, the view or the share of shadow reads is not valid.
+            ConfigurationError: the table, the view, the share of shadow reads or `acknowledge` is not valid.
             SecretMissing: a secret that the declaration names, or the wrapping key of a sealed mapping, is
                 absent or too short.
         """
@@ -109,6 +112,12 @@ class Plan:
                 f"shadow_reads is {shadow_reads}, and it is a share of all reads",
                 hint="give a number from 0 to 1",
             )
+        if acknowledge not in list(Acknowledge):
+            raise ConfigurationError(
+                f"acknowledge is {acknowledge!r}, and a write is answered by both sides or by the authority",
+                hint=f"give one of {', '.join(Acknowledge)}",
+            )
+        self.acknowledge = Acknowledge(acknowledge)
         self.prepared, self.declared = prepared, prepared.declared
         self.view, self.table, self.is_index = view_of(self.declared.migration, table, view)
         prepared.wrapping, prepared.mapper  # noqa: B018 - a secret that is absent or too short is told now
@@ -177,6 +186,8 @@ def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     version = given.get("api_version")
     refused = [name for name in _REFUSED if given.get(name)]
+    if given.get("location_mode", "primary") != "primary":  # where the service refuses writes
+        refused.append("location_mode")
     if refused or version not in (None, API_VERSION):
         raise ArgumentRefused(
             f"{refused[0]}= would not hold for writes, which rekey sends by itself"
@@ -213,13 +224,12 @@ class _Borrowed:
         pass
 
 
-def account_of(endpoint: str, credential: AnyCredential | None, which: str) -> Endpoint:
+def account_of(endpoint: str, credential: AnyCredential | None) -> Endpoint:
     """Return an account's endpoint without its query, and the credential for it.
 
     Args:
         endpoint: as the SDK takes it.
         credential: None when the endpoint has a shared access signature.
-        which: which account this is, for messages.
 
     Raises:
         CredentialMissing: there is no credential.
@@ -233,7 +243,7 @@ def account_of(endpoint: str, credential: AnyCredential | None, which: str) -> E
         return Endpoint(bare, credential)
     if not hasattr(credential, "get_token"):
         raise CredentialMissing(
-            f"there is no credential for the {which} account",
+            "there is no credential for the restricted account",
             hint="give an AzureNamedKeyCredential, an AzureSasCredential or a token credential",
         )
     return Endpoint(bare, _Borrowed(credential))
@@ -252,10 +262,8 @@ def connect(
 ) -> Accounts:
     """Return the core's own connections to both accounts; the first request connects. `options`: as
     `options_of` returns them."""
-    timeouts, shared = (
-        timeouts_for(settings),
-        replace(RETRY, repeats_open_writes=False, content_settles=False),
-    )
+    timeouts = timeouts_for(settings)
+    shared = replace(RETRY, repeats_open_writes=False, content_settles=False)
     return Accounts(
         AzureTableService.open(tables.address, tables.credential, retry=shared, timeouts=timeouts, **options),
         AzureTableService.open(

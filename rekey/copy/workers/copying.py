@@ -61,7 +61,7 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
 
     shared, targets = targets_of(accounts.tables.shared), targets_of(accounts.tables.table)
     propagator = Propagator(source, shared, opened.mapper, mapping)
-    copier = Copier(propagator, limits.concurrency, opened.throttle, targets=targets)
+    copier = Copier(propagator, limits.concurrency, opened.throttle, targets, opened.restricted)
 
     def last_open() -> tuple[float | None, float | None]:
         return accounts.tables.last_open, accounts.restricted.last_open
@@ -113,7 +113,7 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
 def window_of_task(limits: Limits, task: Task) -> WindowSize:
     """Return the size of a task's windows: small at a low rate, so that the windows under way when time is up
     are finished within the term."""
-    size, rate = window_of(limits), task.entities_per_second
+    size, rate = window_of(limits), task.entities_per_second or task.begins
     if not rate:
         return size
     in_time = int(rate * task.seconds) // _WINDOWS_OF_A_SLICE

@@ -309,6 +309,7 @@ class Driver(Generic[S]):
             until=format_ticks(ticks_of(now) + round(self._term_s(failed) * TICKS_PER_SECOND)),
             entities_per_second=0 if account is None else max(1, account // most),
             partition_entities_per_second=partition or 0,
+            begins=0 if rates.begins is None else max(1, rates.begins // most),
         )
 
     def _term_s(self, failed: int) -> float:
@@ -380,7 +381,7 @@ class Driver(Generic[S]):
         else:
             if not failure.may_pass or piece.failed + 1 >= TRIES:
                 self._error = self._error or failure.raised()
-            _LOG.info("a task failed (%s): %s", failure.error, failure.what)
+            _LOG.info("a task failed (%s): %s", failure.error, failure.what, extra={"event": "task-failed"})
         piece.failed += 1
         self._waiting.append(piece)
 
@@ -393,7 +394,12 @@ class Driver(Generic[S]):
     def _count(self, piece: _Piece[S], what: str) -> None:
         """Count one more failure of a piece in a row; the last of `TRIES` ends the work."""
         piece.failed += 1
-        _LOG.info("a task came to nothing: %s; failure %d in a row of its range", what, piece.failed)
+        _LOG.info(
+            "a task came to nothing: %s; failure %d in a row of its range",
+            what,
+            piece.failed,
+            extra={"event": "task-failed"},
+        )
         if piece.failed >= TRIES:
             self._error = self._error or WorkersFailed(
                 f"a task was given up after {TRIES} attempts; of the last one: {what}",
@@ -415,6 +421,6 @@ class Driver(Generic[S]):
                 " command again, if need be without --executor",
             )
             return
-        _LOG.warning("the executor broke; another one is begun")
+        _LOG.warning("the executor broke; another one is begun", extra={"event": "executor-broke"})
         await self.pool.end()
         await self.pool.begin()

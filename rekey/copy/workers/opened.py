@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from rekey.copy.throttle import Rates, Throttle
+from rekey.copy.throttle import Rates, Throttle, listen, restricted_throttle
 from rekey.copy.workers.tasks import Basis, Task
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.scripts import load_script
@@ -31,7 +31,6 @@ from rekey.migration.opening import Prepared, open_migration
 from rekey.model import EntityKey, KeyRange
 from rekey.project.config import Config, load_config
 from rekey.protocol.control import ControlRow, ControlStore
-from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts, Table
 from rekey.tables.kinds import by_number
 from rekey.verify.sums import SOURCE
@@ -60,11 +59,12 @@ class Opened:
     keys: SealedKeys
     at_work: dict[str, Task] = field(default_factory=dict)
     throttle: Throttle = field(init=False)
+    restricted: Throttle = field(init=False)
 
     def __post_init__(self) -> None:
         self.throttle = Throttle(steering=lambda _given: self.rates)
-        if isinstance(self.accounts.tables, AzureTableService):
-            self.accounts.tables.listen(self.throttle.heard)
+        self.restricted = restricted_throttle(self.throttle, self.config)
+        listen(self.accounts, self.throttle, self.restricted)
 
     @property
     def rates(self) -> Rates:
@@ -74,6 +74,7 @@ class Opened:
         return Rates(
             sum(account) if account and all(account) else None,
             sum(partition) if partition and all(partition) else None,
+            begins=sum(one.begins for one in self.at_work.values()) or None,
         )
 
     def table(self, number: int = SOURCE) -> Table:

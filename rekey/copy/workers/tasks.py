@@ -28,17 +28,13 @@ from rekey.errors import (
     ServiceError,
     WorkersFailed,
 )
-from rekey.tables.sent import OPERATIONS
-from rekey.tables.sent import Kind as RequestKind
+from rekey.tables.sent import COUNTED
 
 Plain: TypeAlias = dict[str, Any]
 """A message: names to text, numbers, bytes, or mappings of those."""
 
-FORM = 2
+FORM = 3
 """The form of tasks and results: a number raised with every change of their fields."""
-
-_COUNTED = frozenset({*RequestKind, OPERATIONS})
-"""The names by which results count requests."""
 
 
 class Kind(StrEnum):
@@ -102,6 +98,7 @@ class Task:
         until: the service's time from which on nothing may be written.
         entities_per_second: this task's share of the account's rate, 0 for no limit.
         partition_entities_per_second: its rate for each partition, 0 for no limit.
+        begins: its share of the rate at which rates begin that follow the service; 0: they do not.
         authority_is_target: for a comparison, as in `ReconcileContext`.
         buckets: for FIND: by target, a bit for each bucket whose rows are wanted.
     """
@@ -116,6 +113,7 @@ class Task:
     upto: str = field(default="", repr=False)
     entities_per_second: int = 0
     partition_entities_per_second: int = 0
+    begins: int = 0
     authority_is_target: bool = False
     buckets: tuple[bytes, ...] = field(default=(), repr=False)
     form: int = FORM
@@ -236,7 +234,7 @@ def read_result(plain: object, task: Task) -> Result | None:
         return None
     try:
         ended, sent, failure = Ended(plain["ended"]), dict(plain["sent"]), plain["failure"]
-        if not sent.keys() <= _COUNTED or any(type(one) is not int or one < 0 for one in sent.values()):
+        if not sent.keys() <= COUNTED or any(type(one) is not int or one < 0 for one in sent.values()):
             return None
         failed = None if failure is None else Failure(**failure)
         return Result(**{**plain, "ended": ended, "sent": sent, "failure": failed})

@@ -49,10 +49,12 @@ class InvalidDeclaration(ValueError):
         field: where, e.g. `target.row_key` or `keys.bucket(count)`.
         problem: what is wrong with it.
         cure: the edit that mends it.
+        fault: text of the exception that the script raised, "" when it raised none.
     """
 
-    def __init__(self, field: str, problem: str, *, cure: str) -> None:
+    def __init__(self, field: str, problem: str, *, cure: str, fault: str = "") -> None:
         super().__init__(f"{field}: {problem}; {cure}")
+        self.fault = fault
         self.field = field
         self.problem = problem
         self.cure = cure

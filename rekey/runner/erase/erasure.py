@@ -15,34 +15,47 @@ Rules kept here:
   finishes what was begun: the record names the subjects, and their forward rows still list the rest.
 * Reverse rows that no forward row lists (left by a run that was cut off) are searched for, unless the caller
   says not to.
+* What stands of the subjects in the targets is told before anything is recorded or deleted: afterwards no one
+  can look up whose it is. It is deleted only when that was asked for, after the source row and before the
+  mapping rows that lead to it (`rekey.runner.erase.targets`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from rekey import errors
 from rekey.core.clock import format_ticks
 from rekey.core.concurrency import for_each
+from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.evidence.log import make_checkpoint
 from rekey.mapping.lookup import Lookup, Query
-from rekey.mapping.rows import TargetKey, day_of
+from rekey.mapping.removed import Kept, Removed, RemovedRows
+from rekey.mapping.rows import day_of, pointer_of
 from rekey.mapping.sealing import within
-from rekey.model import EntityKey, etag_of, key_of
-from rekey.phases import ControlPhase
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, etag_of, key_of
+from rekey.next_steps import apply_to
+from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlRow
 from rekey.runner.clients import any_intent, heard_of_until, wait_for_present
+from rekey.runner.erase.targets import (
+    MAX_ROUNDS,
+    Standing,
+    counts_of,
+    delete_rows,
+    find_rows,
+    listed_targets,
+    usable,
+)
 from rekey.runner.phases.retire import delete_unchanged, quiet_at
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED, SUBJECTS, erasures
-
-MAX_ROUNDS = 20
-"""How often at most a row is read that keeps changing while it is erased."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +67,16 @@ class Asked:
         erased: the day on which a row was erased before, by safe id.
         unknown: safe ids of rows that the mapping knows nothing of.
         told: all keys of the subjects, and the keys that were asked for: the recorded reason must hold none.
+        standing: the target rows of the subjects, as they were found.
+        targets: how many these are, by table.
     """
 
     subjects: dict[str, EntityKey] = field(repr=False)
     erased: dict[str, str]
     unknown: tuple[str, ...]
     told: tuple[EntityKey, ...] = field(repr=False)
+    standing: Standing = field(default_factory=dict, repr=False)
+    targets: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -71,23 +88,31 @@ class Done:
         rows: safe ids of the subjects that were erased.
         changed: safe ids of the subjects whose source row was written after the source was quiet: nothing of
             them was erased.
+        targets_changed: safe ids of the subjects of which a target row changed after it was found: it and the
+            mapping rows that lead to it stay.
+        target_rows: how many target rows were deleted, by table.
         source_rows, source_rows_gone: source rows that were deleted now; that did not exist any more.
         forward_rows, reverse_rows: mapping rows that were replaced by tombstones.
+        removed_rows: rows of theirs that a repair had removed, and that were kept, deleted for good.
         unreadable: mapping rows that cannot be opened: it is not known which source row they name.
     """
 
     on: str
     rows: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
+    targets_changed: list[str] = field(default_factory=list)
+    target_rows: Counter[str] = field(default_factory=Counter)
     source_rows: int = 0
     source_rows_gone: int = 0
     forward_rows: int = 0
     reverse_rows: int = 0
+    removed_rows: int = 0
     unreadable: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON-able data, without keys."""
-        return asdict(self) | {"rows": sorted(self.rows), "changed": sorted(self.changed)}
+        ordered = {name: sorted(getattr(self, name)) for name in ("rows", "changed", "targets_changed")}
+        return {**asdict(self), **ordered, "target_rows": dict(sorted(self.target_rows.items()))}
 
 
 async def require_complete(run: Run) -> ControlRow:
@@ -103,7 +128,7 @@ async def require_complete(run: Run) -> ControlRow:
             f"{run.script_id} is not complete: until then the mapping keeps source and targets in step",
             kept="everything; nothing was erased",
             hint="delete the rows through the application now, which takes them from source and targets;"
-            f" erase what the mapping knows of them after `rekey apply {run.script_id} --to complete`",
+            f" erase what the mapping knows of them after `rekey {apply_to(run.script_id, Phase.COMPLETE)}`",
         )
     await wait_for_present(run)
     until = await heard_of_until(run)
@@ -133,6 +158,8 @@ def erase(
     by: str,
     searched: bool,
     refuse: Callable[[Sequence[EntityKey]], None],
+    with_targets: bool = False,
+    tell: Callable[[Mapping[str, int]], None] = lambda _targets: None,
 ) -> tuple[Asked, Done]:
     """Erase what a completed migration knows of some subjects, and their source rows.
 
@@ -142,17 +169,27 @@ def erase(
         queries: name the subjects.
         reason: why they are erased; recorded.
         by: how the queries name them; recorded.
-        searched: also search for reverse rows that no forward row lists.
+        searched: also search for reverse rows (`with_targets`: and index rows) that no forward row lists.
         refuse: raises when the reason holds one of the given keys; called before anything is recorded.
+        with_targets: erase their target rows, too.
+        tell: called before anything is recorded or deleted, with how many target rows stand, by table; may
+            raise to stop.
 
     Returns:
         What was to be erased, and what was erased.
 
     Raises:
-        Refused: see `require_complete`.
+        Refused: see `require_complete`; with `with_targets`, also `usable`.
         SealedUnreadable: a mapping row of a subject cannot be opened.
     """
     run = session.resume(script_id)
+
+    async def ask(queries: Sequence[Query], *, searched: bool, with_targets: bool) -> Asked:
+        asked = await find(run, queries)
+        within = await usable(session, run, to_write=with_targets)
+        standing = await find_rows(run, asked.subjects, within, searched=searched and with_targets)
+        targets = sum((counts_of(run, rows) for rows in standing.values()), Counter[str]())
+        return replace(asked, standing=standing, targets=dict(sorted(targets.items())))
 
     async def work() -> tuple[Asked, Done]:
         now = await require_complete(run)
@@ -160,11 +197,16 @@ def erase(
         for event in erasures(run.state.audit_events(script_id)).open:
             said = event.details
             if said["kind"] == SUBJECTS:
-                again = await find(run, [Query(safe_id=row_id) for row_id in said["rows"]])
-                await _carry_out(run, now, again, event.seq, searched=said["searched"])
-                run.progress.note(f"the erasure that was begun on {event.at[:10]} and cut off is done now")
-        asked = await find(run, queries)
+                how = {"searched": said["searched"], "with_targets": said.get("with_targets", False)}
+                again = await ask([Query(safe_id=row_id) for row_id in said["rows"]], **how)
+                await _carry_out(run, now, again, event.seq, **how)
+                run.progress.note(
+                    f"the erasure that was begun on {event.at[:10]} and cut off is done now",
+                    "erasure-finished",
+                )
+        asked = await ask(queries, searched=searched, with_targets=with_targets)
         refuse(asked.told)
+        tell(asked.targets)
         details = {
             "kind": SUBJECTS,
             "by": by,
@@ -172,10 +214,14 @@ def erase(
             "erased_before": sorted(asked.erased),
             "unknown": sorted(asked.unknown),
             "searched": searched,
+            "with_targets": with_targets,
+            "targets": dict(asked.targets),
             "reason": reason,
         }
         begun = run.state.audit(ERASURE_BEGUN, script_id, details)
-        return asked, await _carry_out(run, now, asked, begun.seq, searched=searched)
+        return asked, await _carry_out(
+            run, now, asked, begun.seq, searched=searched, with_targets=with_targets
+        )
 
     asked, done = session.do(work())
     make_checkpoint(session.state, session.signer, f"{script_id}: erased", session.progress)
@@ -213,26 +259,21 @@ async def find(run: Run, queries: Sequence[Query]) -> Asked:
         subjects.update((run.ids.short(run.source.name, key), key) for key in sources)
         told += [key for key in (query.old, query.new) if key is not None]
     for key in subjects.values():
-        told += [key, *(target.key for target in await _targets(run, key))]
+        told += [key, *(target.key for target in await listed_targets(run, key))]
     return Asked(subjects, before, tuple(unknown), tuple(told))
 
 
-async def _targets(run: Run, source: EntityKey) -> list[TargetKey]:
-    """Return the target keys that the forward row of a source key lists; none when that row is absent or was
-    erased."""
-    try:
-        forward = await run.mapping.forward(source)
-    except errors.Erased:
-        return []
-    return [] if forward is None else sorted(forward.targets)
-
-
-async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int, *, searched: bool) -> Done:
+async def _carry_out(
+    run: Run, now: ControlRow, asked: Asked, begun: int, *, searched: bool, with_targets: bool
+) -> Done:
     """Erase the subjects, then record the end of the erasure that the event number `begun` has begun."""
     done = Done(day_of(await run.restricted.server_time()))
     unlisted: dict[EntityKey, list[EntityKey]] = {}
+    removed = RemovedRows(run.mapping)
+    copies: list[tuple[Kept, Removed]] = []
     if searched and asked.subjects:
         unlisted = await _search(run, frozenset(asked.subjects.values()), done)
+        copies = await _removed_rows(removed, done)
 
     async def erase_one(subject: tuple[str, EntityKey]) -> None:
         run.check()
@@ -248,8 +289,21 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int, *, sea
             return
         done.source_rows += became == "deleted"
         done.source_rows_gone += became == "gone"
+        if with_targets:
+            deleted, all_gone = await delete_rows(run, asked.standing[row_id])
+            done.target_rows += deleted
+            if not all_gone:
+                done.targets_changed.append(row_id)
+                return
         rows = run.mapping.rows
-        listed = [rows.reverse_key(target.key) for target in await _targets(run, source) if target.table == 0]
+        targets = await listed_targets(run, source)
+        mains = {target.key for target in targets if target.table == 0}
+        for kept, copy in copies:
+            key = pointer_of(copy.row) if copy.table else key_of(copy.row)
+            if copy.source == source or key in mains:
+                await removed.delete(kept)
+                done.removed_rows += 1
+        listed = [rows.reverse_key(main) for main in sorted(mains)]
         # `x += await ...` would lose what other tasks count meanwhile: await first, then add.
         for at in dict.fromkeys([*listed, *unlisted.get(source, ())]):
             try:
@@ -265,6 +319,23 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int, *, sea
     await for_each(asked.subjects.items(), erase_one, limit=run.config.limits.concurrency)
     run.state.audit(ERASURE_ENDED, run.script_id, {"kind": SUBJECTS, "begun": begun, **done.as_json()})
     return done
+
+
+async def _removed_rows(removed: RemovedRows, done: Done) -> list[tuple[Kept, Removed]]:
+    """Return the rows that repairs removed, opened, without their properties."""
+    found = []
+    for kept in await removed.all():
+        try:
+            one = await removed.open(kept)
+        except errors.Erased:
+            continue
+        except errors.SealedUnreadable:
+            done.unreadable += 1
+            continue
+        names = (PARTITION_KEY, ROW_KEY, MAIN_PARTITION_KEY, MAIN_ROW_KEY)
+        row = {name: one.row[name] for name in names if name in one.row}
+        found.append((kept, replace(one, row=row)))
+    return found
 
 
 async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[EntityKey, list[EntityKey]]:

@@ -11,24 +11,28 @@ Rules kept here:
   an erased row for an unknown one; it is marked as done when no row is left.
 * It is recorded in the audit log before the first key is shredded, and once more after the last. If it is
   killed in between, the next command finishes it.
+* Rows that a repair removed go as well, when they were kept for `[gates] retention`, or with their month.
 * All times are by the service's clock.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rekey import errors
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.concurrency import for_each
 from rekey.evidence.log import make_checkpoint
+from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import DONE, ERASED_ON, WHOLE, Cohort, day_of, is_tombstone
 from rekey.mapping.sealing import key_partition, within
 from rekey.mapping.store import cohorts_kept
 from rekey.model import TIMESTAMP, EntityKey, Row, etag_of, key_of
 from rekey.protocol.control import ControlRow
-from rekey.runner.erase.erasure import MAX_ROUNDS, require_complete
+from rekey.runner.erase.erasure import require_complete
+from rekey.runner.erase.targets import MAX_ROUNDS
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import COHORTS, ERASURE_BEGUN, ERASURE_ENDED, MAPPING, erasures
@@ -44,6 +48,7 @@ class Expired:
         on: the day.
         cohorts: the months whose data keys were shredded; `all` for a mapping in the clear.
         deleted_rows: how many rows of a mapping in the clear were deleted.
+        removed_rows: how many rows that a repair had removed are not kept any more.
         kept_rows: how many were kept: their keeping time is not over, or they changed meanwhile.
         left: cohorts that are not erased, in the order in which their keeping time ends.
     """
@@ -53,6 +58,7 @@ class Expired:
     deleted_rows: int
     kept_rows: int
     left: tuple[Cohort, ...]
+    removed_rows: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON-able data."""
@@ -85,6 +91,10 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
     async def work() -> Expired:
         control = await require_complete(run)
         now, seen = await _seen(run, control)
+        done = await shred(control, now, seen)
+        return replace(done, removed_rows=await expire_removed(run, done.cohorts))
+
+    async def shred(control: ControlRow, now: int, seen: Sequence[Cohort]) -> Expired:
         if cohort is None:
             return await _erase(session, run, control, [one.name for one in seen if one.is_due(now)], OVER)
         found = next((one for one in seen if one.name == cohort), None)
@@ -105,6 +115,15 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
         return await _erase(session, run, control, due, reason or OVER)
 
     return session.do(work())
+
+
+async def expire_removed(run: Run, cohorts: Sequence[str] = ()) -> int:
+    """Delete removed rows that were kept for `[gates] retention`, or are of `cohorts`; return how many."""
+    now = ticks_of(await run.restricted.server_time())
+    gone = await RemovedRows(run.mapping).expire(now, run.config.gates.retention_s, cohorts)
+    if gone:
+        run.state.audit("removed-rows-expired", run.script_id, {"rows": gone})
+    return gone
 
 
 async def _seen(run: Run, control: ControlRow) -> tuple[int, tuple[Cohort, ...]]:

@@ -22,11 +22,13 @@ Rules kept here:
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 from rekey.copy.checkpoint import copy_segments
 from rekey.copy.sweep import settle_moved, sweep
 from rekey.core.clock import earlier
+from rekey.core.eta import Lane
 from rekey.model import EVERYTHING, EntityKey
 from rekey.phases import Phase
 from rekey.protocol.rules import SOURCE
@@ -34,11 +36,15 @@ from rekey.runner.clients import settle_again, until_quiet, while_sweeping
 from rekey.runner.run import Counters, Operation, Run, open_gate
 from rekey.runner.workers import copy_with_workers
 from rekey.state.models import BACKFILL as PURPOSE
-from rekey.state.models import Segment
+from rekey.state.models import PLAN_FACT, Segment
 from rekey.status.facts import ESTIMATED_ROWS
 
 COPYING_SINCE = "copying_since"
 """Fact: the service's time before the first row was read for the copy."""
+
+
+BUSIEST = "busiest"
+"""Fact: by table, the rows that its busiest partition has taken of the copy so far; JSON. For estimates."""
 
 
 async def run(run: Run) -> Counters:
@@ -83,17 +89,34 @@ async def copy_rows(run: Run) -> Counters:
         run.still_alone()
         run.state.checkpoint(moved)
         run.keep_count()
+        run.checkpointed(**{BUSIEST: json.dumps(busiest())})
 
     def split(segment: Segment, middle: EntityKey) -> Segment:
         run.still_alone()
         return run.state.split_segment(segment, middle)
 
-    with run.progress.task("backfill", total=estimated_rows(run)) as advance:
-        advance(done)
+    throttle, taken = run.copier.throttle, _taken_before(run)
+    throttle.count_anew()
+    largest = largest_partitions(run.state.get_fact(run.script_id, PLAN_FACT))
+
+    def busiest() -> dict[str, int]:
+        """Return the rows that the busiest partition of each table took, in earlier runs as well."""
+        return taken | {table: taken.get(table, 0) + rows for table, (rows, _) in throttle.busiest().items()}
+
+    def lanes() -> list[Lane]:
+        """Return what is left of the largest partitions, where partitions have a rate."""
+        rates, known = throttle.busiest(), busiest()
+        return [
+            Lane(max(0, largest[table] - known[table]), rate)
+            for table, (_, rate) in rates.items()
+            if table in largest
+        ]
+
+    with run.progress.task("backfill", total=estimated_rows(run), done=done, lanes=lanes) as advance:
         if run.factory is not None:
             figures, whole = await copy_with_workers(run, segments, advance)
         else:
-            async with run.copier.writer() as writer:
+            async with run.copier.writer(advance) as writer:
                 copied, whole = await copy_segments(
                     run.source,
                     segments,
@@ -101,7 +124,7 @@ async def copy_rows(run: Run) -> Counters:
                     size=run.window,
                     checkpoint=checkpoint,
                     stop_requested=run.stop.requested,
-                    advance=advance,
+                    advance=lambda _rows: None,
                     readers=run.config.limits.scans,
                     split=split,
                     writer=writer,
@@ -117,6 +140,24 @@ async def copy_rows(run: Run) -> Counters:
         "rows_propagated": propagated,
         **figures,
     }
+
+
+def _taken_before(run: Run) -> dict[str, int]:
+    fact = run.state.get_fact(run.script_id, BUSIEST)
+    return {} if fact is None else json.loads(fact)
+
+
+def largest_partitions(plan: str | None) -> dict[str, int]:
+    """Return the rows of the largest partition of the source and of each target, by table.
+
+    Args:
+        plan: the plan as it was kept (`PLAN_FACT`); tables that it does not tell of are left out.
+    """
+    try:
+        [planned] = json.loads(plan or "")["plan"]["migrations"]
+        return {one["table"]: one["largest_partition"] for one in (planned["inventory"], *planned["targets"])}
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 async def swept_rows(run: Run) -> int:
@@ -143,6 +184,7 @@ async def undo(run: Run) -> None:
     `prepare` removes them."""
     run.state.clear_segments(run.script_id, PURPOSE)
     run.state.set_fact(run.script_id, COPYING_SINCE, None)
+    run.state.set_fact(run.script_id, BUSIEST, None)
 
 
 BACKFILL = Operation(

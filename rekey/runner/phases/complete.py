@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from rekey.copy.delta import fresh_second
 from rekey.errors import Findings, GateClosed
+from rekey.next_steps import next_step
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import TARGET
 from rekey.runner.clients import (
@@ -67,7 +68,7 @@ async def run(run: Run) -> Counters:
                 hint = unsettled_hint(run)
                 reasons.append(f"{settled.failed} intents of the journal cannot be settled; {hint}")
             if reasons:
-                again = f"`rekey apply {run.script_id} --to complete` again"
+                again = next_step("complete", script=run.script_id)
                 raise GateClosed(Phase.COMPLETE, reasons, hint=f"when that is mended: {again}")
         await move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
     counters: Counters = {}
@@ -90,7 +91,9 @@ async def _drain(run: Run) -> int:
 
     async def give_up(error: Findings) -> None:
         run.state.audit("intent-given-up", run.script_id, {"error": type(error).__name__, "what": error.what})
-        run.progress.note(f"{run.script_id}: given up, the source keeps an older row: {error.what}")
+        run.progress.note(
+            f"{run.script_id}: given up, the source keeps an older row: {error.what}", "intent-given-up"
+        )
 
     return await drain(run, TARGET, Deadline(run.clock, run.config.gates.clients_timeout_s), give_up)
 

@@ -38,16 +38,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
+from functools import partial
 
 from rekey.copy.back import BackPropagator
 from rekey.copy.delta import fresh_second, written_since
 from rekey.copy.sweep import gone
 from rekey.core.clock import earlier
 from rekey.core.concurrency import for_each
-from rekey.errors import Findings, GateClosed, Moved, RekeyError, RowRefused, ServiceError
+from rekey.errors import Findings, GateClosed, Moved, RekeyError, RowRefused, ServiceError, WriterAtWork
 from rekey.model import EntityKey, Row, key_of
+from rekey.next_steps import after_findings, next_step
 from rekey.phases import ControlPhase, Phase
-from rekey.present.text import duration
+from rekey.present.text import counted, differing, duration
 from rekey.protocol.control import ControlRow
 from rekey.protocol.rules import TARGET, authority
 from rekey.runner.clients import (
@@ -142,21 +144,21 @@ async def _prove_under_freeze(run: Run) -> Counters:
     frozen_at = await fresh_second(run.tables.server_time, run.clock)
     run.state.set_fact(run.script_id, FROZEN_AT, frozen_at)
     counters, report = await _compare_under_freeze(run)
-    if report.findings:
-        raise Findings(
-            f"full verification under freeze found {wrong(report)} rows that differ",
-            kept="both tables; the migration is back in `dual_write`, the source is the authority",
-            hint=f"writers may go on; `rekey verify {run.script_id} --mode full` names the rows",
-        )
     strays = []
     async for row in written_since(run.source, frozen_at):
         run.check()
         strays.append(run.ids.short(run.source.name, key_of(row)))
-    if strays:
-        raise GateClosed(
+    if strays:  # asked first: rows that are still written differ, too, and no repair ends that
+        raise WriterAtWork(
             "cutover",
             [f"{len(strays)} source rows were written after the freeze: {', '.join(strays[:_NAMED])}"],
-            hint="a writer is still running: find it, stop it, and cut over again",
+            hint=str(next_step("still-writing", script=run.script_id, source=run.source.name)),
+        )
+    if report.findings:
+        raise Findings(
+            f"full verification under freeze found {wrong(report)} rows that differ",
+            kept="both tables; the migration is back in `dual_write`, the source is the authority",
+            hint=f"writers may go on; {after_findings(run.script_id, run.source.name, report.as_json())}",
         )
     return {**counters, "rows_compared": report.source_rows}
 
@@ -219,8 +221,8 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
                     f"full verification under freeze found {wrong(report)} rows that differ",
                     kept="both tables",
                     hint="they were not written through a client;"
-                    f" `rekey verify {run.script_id} --mode full --repair` mends them, then verify again and"
-                    " run the same command again",
+                    f" {after_findings(run.script_id, run.source.name, report.as_json())};"
+                    " then run the same command again",
                 )
         run.check()
         after = await run.control.move(ControlPhase.FREEZE, end)
@@ -260,7 +262,10 @@ async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bo
             return False
         await run.control.move(ControlPhase.FREEZE, back_to)
     except ServiceError:
-        run.progress.note("the control row still says `freeze`; the next `rekey` command on it puts it back")
+        run.progress.note(
+            "the control row still says `freeze`; the next `rekey` command on it puts it back",
+            "freeze-left-behind",
+        )
         return False
     return True
 
@@ -268,8 +273,11 @@ async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bo
 # --- the way back ------------------------------------------------------------------------------------------
 
 
-async def undo(run: Run) -> None:
+async def undo(run: Run) -> Counters | None:
     """Go back to `dual_write`, with everything that was written to the target since cutover.
+
+    Returns:
+        How many rows of the source were written and deleted for that (capture "delta").
 
     Raises:
         GateClosed: the declaration has no way back, writers are not confirmed to be stopped (capture
@@ -277,19 +285,18 @@ async def undo(run: Run) -> None:
     """
     now = await run.control.read()
     if now is None or now.phase is ControlPhase.DUAL_WRITE:
-        return
+        return None
     if not run.declared.migration.reverse:
         raise GateClosed(
             "dual_write",
             ["the declaration says reverse=False: there is no way back after cutover"],
-            hint="stay with the target and go on to `complete`",
+            hint=f"stay with the target: {next_step('no-way-back', script=run.script_id)}",
         )
     if run.is_delta:
         if not run.options.writers_stopped:
-            hint = "stop all writers of the target, then `rekey rollback --writers-stopped`"
-            raise GateClosed("dual_write", [_NOT_STOPPED], hint=hint)
-        await _copy_back(run, now)
-        return
+            step = next_step("go-back", script=run.script_id, target=run.targets[0].name)
+            raise GateClosed("dual_write", [_NOT_STOPPED], hint=str(step))
+        return await _copy_back(run, now)
     reasons = await closed_by_difference(run)
     if reasons:
         hint = f"when nothing differs any more: `rekey rollback {run.script_id}` again"
@@ -297,9 +304,10 @@ async def undo(run: Run) -> None:
     # Set before the control row moves: verifications up to now do not open the gate of a later cutover.
     run.state.set_fact(run.script_id, RETURNED_AFTER, str(last_number(run)))
     await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
+    return None
 
 
-async def _copy_back(run: Run, now: ControlRow) -> None:
+async def _copy_back(run: Run, now: ControlRow) -> Counters:
     """Copy the target rows written since cutover back to the source, verify, then move the control row."""
     # A time before the application's first write to the target. The freeze time is preferred: it is by the
     # clock of the tables' account, the control row's times are by the restricted account's.
@@ -307,6 +315,7 @@ async def _copy_back(run: Run, now: ControlRow) -> None:
     since = earlier(frozen_at or now.cutover_at or now.updated_at, run.config.gates.margin_s)
     back, limit = BackPropagator(run.propagator), run.config.limits.concurrency
     refused: list[RowRefused] = []
+    counters = {"rows_copied_back": 0, "rows_deleted_in_source": 0}
 
     async def check(row: Row) -> None:
         try:
@@ -314,13 +323,14 @@ async def _copy_back(run: Run, now: ControlRow) -> None:
         except RowRefused as problem:
             refused.append(problem)
 
-    async def settle(source_key: EntityKey) -> None:
+    async def settle(what: str, source_key: EntityKey) -> None:
         if await back.propagate(source_key):
+            counters[what] += 1
             # The index tables follow the source again: bring them up to date.
             await run.propagator.propagate(source_key)
 
     async def bring(row: Row) -> None:
-        await settle(await back.claim_new(row))
+        await settle("rows_copied_back", await back.claim_new(row))
 
     async def each_changed(label: str, work: Callable[[Row], Awaitable[None]]) -> None:
         with run.progress.task(label) as advance:
@@ -332,7 +342,7 @@ async def _copy_back(run: Run, now: ControlRow) -> None:
     await each_changed("check the way back", check)  # every row, before anything is written
     if refused:
         listed = "; ".join(f"{problem.row_id}: {problem.problem}" for problem in refused[:_NAMED])
-        reason = f"{len(refused)} target rows cannot go back: {listed}"
+        reason = f"{counted(len(refused), 'target row')} cannot go back: {listed}"
         raise GateClosed("dual_write", [reason], hint=refused[0].cure)
     if now.phase is ControlPhase.CUTOVER:
         await run.control.move(ControlPhase.CUTOVER, ControlPhase.FREEZE)
@@ -342,13 +352,14 @@ async def _copy_back(run: Run, now: ControlRow) -> None:
             portions = gone(run.targets[0], run.mapping, "r", advance=advance, check=run.check)
             async with aclosing(portions):
                 async for portion in portions:
-                    await for_each(portion, settle, limit=limit)
+                    await for_each(portion, partial(settle, "rows_deleted_in_source"), limit=limit)
         await _prove_the_way_back(run)
     except Exception:
         await leave_freeze(run, ControlPhase.CUTOVER)
         raise
     run.state.set_fact(run.script_id, WATERMARK, await run.tables.server_time())
     await run.control.move(ControlPhase.FREEZE, ControlPhase.DUAL_WRITE)
+    return counters
 
 
 async def _prove_the_way_back(run: Run) -> None:
@@ -368,9 +379,9 @@ async def _prove_the_way_back(run: Run) -> None:
         report = await verify_full(run)
     if report.findings:
         raise Findings(
-            f"after copying back, {wrong(report)} rows differ between source and targets",
+            f"after copying back, {differing(wrong(report))} between source and targets",
             kept="the target is still the authority; nothing was deleted from it",
-            hint="run `rekey rollback` again; if it stays so, see the runbook on divergences",
+            hint=str(next_step("go-back-again", script=run.script_id)),
         )
 
 

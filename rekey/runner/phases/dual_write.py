@@ -43,7 +43,8 @@ async def run(run: Run) -> Counters:
     if not clients:
         run.progress.note(
             f"{run.script_id}: no client of the application is registered; what is written to"
-            f" {run.source.name} now is not followed, and verification will find it"
+            f" {run.source.name} now is not followed, and verification will find it",
+            "warning",
         )
     return {"clients": clients}
 

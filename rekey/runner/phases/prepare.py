@@ -14,6 +14,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from rekey.errors import ConfigurationError, TableBeingDeleted, TableMissing
+from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.phases import Phase
 from rekey.runner.clients import until_quiet
@@ -84,6 +85,7 @@ async def undo(run: Run) -> None:
                 writes = [Write(Verb.DELETE, row, "*") for row in page.rows]
                 for start in range(0, len(writes), MAX_BATCH_OPERATIONS):
                     await run.mapping.table.transact(writes[start : start + MAX_BATCH_OPERATIONS])
+        await RemovedRows(run.mapping).forget()
     if not run.is_delta:
         with suppress(TableMissing):
             await run.journal.clear()

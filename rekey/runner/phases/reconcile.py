@@ -17,11 +17,10 @@ Rules kept here:
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from rekey.copy.delta import delta_pass, written_since
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.errors import Findings, StateUnusable
+from rekey.next_steps import after_findings
 from rekey.phases import Phase
 from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import settle_again
@@ -30,6 +29,7 @@ from rekey.runner.run import Counters, Operation, Run, open_gate
 from rekey.runner.stop import ASSUMED_BRING_S, Measured, keep, reading_s
 from rekey.runner.verification import verify_full, wrong
 from rekey.state.models import WATERMARK
+from rekey.tables.sent import OnTop, on_top
 from rekey.verify.full import TooMany
 from rekey.verify.report import FullReport
 
@@ -77,7 +77,7 @@ def _watermark(run: Run) -> str:
     if watermark is None:
         raise StateUnusable(
             "the state file knows no watermark for this migration",
-            hint="run `rekey apply` again: it copies everything again, which is safe",
+            hint=f"run `rekey apply {run.script_id}` again: it copies everything again, which is safe",
         )
     return watermark
 
@@ -88,12 +88,14 @@ async def compare(run: Run) -> tuple[Counters, FullReport]:
     With workers, and where more differs than is worth bringing row by row, passes and a sweep bring it in
     bulk first, and a comparison follows that brings nothing.
     """
-    if run.factory is None:
-        with suppress(TooMany):
-            report = await verify_full(run, brings=True)
-            return {"rows_brought": report.found.brought}, report
-    counters = await catch_up(run)
-    return counters, await verify_full(run)
+    if run.factory is not None:
+        return await catch_up(run), await verify_full(run)
+    try:
+        report = await verify_full(run, brings=True)
+        return {"rows_brought": report.found.brought}, report
+    except TooMany:
+        with on_top(OnTop.CHANGES):
+            return await catch_up(run), await verify_full(run)
 
 
 async def follow(run: Run) -> tuple[Counters, FullReport]:
@@ -113,10 +115,11 @@ async def follow(run: Run) -> tuple[Counters, FullReport]:
     for number in range(1, MAX_PASSES):
         if waiting <= _LITTLE:
             break
-        passed = await _pass(run, number)
-        counters["rows_changed_by_passes"] = counters.get("rows_changed_by_passes", 0) + passed
-        before = waiting
-        waiting, look_s = await _written(run)
+        with on_top(OnTop.CHANGES):
+            passed = await _pass(run, number)
+            counters["rows_changed_by_passes"] = counters.get("rows_changed_by_passes", 0) + passed
+            before = waiting
+            waiting, look_s = await _written(run)
         if waiting > before / 2:
             break
     open_s = (run.clock.ticks() - ticks_of(_watermark(run))) / TICKS_PER_SECOND
@@ -161,8 +164,7 @@ def _require_equal(run: Run, report: FullReport) -> None:
         raise Findings(
             f"full verification found {wrong(report)} rows that differ",
             kept="both tables as they are; the migration stays in `reconcile`",
-            hint=f"`rekey verify {run.script_id} --mode full` names them, `--repair` mends them;"
-            " then `rekey apply` again",
+            hint=str(after_findings(run.script_id, run.source.name, report.as_json())),
         )
 
 

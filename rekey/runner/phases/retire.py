@@ -24,6 +24,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import SAFETY_S
 from rekey.runner.clients import any_intent, move
+from rekey.runner.phases.backfill import estimated_rows
 from rekey.runner.phases.complete import QUIET_AT
 from rekey.runner.phases.complete import undo as refuse
 from rekey.runner.phases.cutover import FROZEN_AT
@@ -125,7 +126,7 @@ async def _delete_all_unchanged(run: Run, moment: str, counters: Counters) -> li
         if became == "changed":
             changed.append(run.ids.short(run.source.name, key_of(row)))
 
-    with run.progress.task("delete source rows") as advance:
+    with run.progress.task("delete source rows", total=estimated_rows(run)) as advance:
         async for page in run.source.scan(select=[PARTITION_KEY, ROW_KEY]):
             run.check()
             await for_each(page.rows, remove, limit=run.config.limits.concurrency)

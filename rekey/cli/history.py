@@ -1,0 +1,94 @@
+"""`rekey history` and `rekey show`: what was begun, and with which script, from the state file alone.
+
+Rules kept here:
+
+* Neither needs the scripts or the service: both help where a script was renamed or deleted.
+* The script is printed with control characters escaped; `--out` writes it as it was, byte for byte, to a file
+  that does not exist yet.
+"""
+
+from __future__ import annotations
+
+from importlib.util import decode_source
+from pathlib import Path
+
+import click
+
+from rekey.cli.shell import Shell, command, file_option, flag
+from rekey.core.plain import plain
+from rekey.declaration.migration import Declared
+from rekey.declaration.scripts import load_script
+from rekey.errors import ConfigurationError, DeclarationError, ExitCode, Refused
+from rekey.project.config import load_config
+from rekey.state.store import State
+from rekey.status.history import Begun, begun
+
+
+@command("history", example="rekey history\nrekey history 0001 --json")
+@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+def history(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
+    """List the migrations that were begun, with phases and times.
+
+    Reads the state file only: also those whose script was renamed or deleted, and those that were taken back.
+    """
+    known = _begun(shell)
+    chosen = [_named(known, name) for name in scripts] or known
+    text = "\n".join(line for one in chosen for line in [*one.told(shell.command), ""])
+    return shell.emit({"migrations": plain(chosen)}, text or "No migration was begun.")
+
+
+@command("show", example="rekey show 0001\nrekey show 0001 --script --out migrations/0001_users.py")
+@click.argument("script")
+@flag("--script", "wants_script", help="Print the script as it was when the migration began.")
+@file_option("--out", help="Write that script to a new file, as it was, instead of printing it.")
+def show(shell: Shell, script: str, wants_script: bool, out: Path | None) -> ExitCode:
+    """Show one migration that was begun, or its script.
+
+    Reads the state file only, which keeps each script as it was begun.
+    """
+    if out is not None and not wants_script:
+        raise click.UsageError("--out goes with --script")
+    one = _named(_begun(shell), script)
+    if not wants_script:
+        return shell.emit(plain(one), "\n".join(one.told(shell.command)))
+    if one.kept is None:
+        raise Refused(
+            f"{one.script_id} was begun by a version of rekey that kept no script",
+            kept="everything; nothing was changed",
+            hint=f"take {one.script_id}.py of {one.begun_at[:10]} from version control",
+        )
+    document = {"script_id": one.script_id, "begun_at": one.kept.begun_at, "digest": one.kept.digest}
+    if out is None:
+        text = decode_source(one.kept.content)
+        return shell.emit({**document, "script": text}, text)
+    try:
+        with out.open("xb") as file:
+            file.write(one.kept.content)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the script cannot be written to {out} ({type(error).__name__})",
+            hint="name a file that does not exist, in a folder that this user can write to",
+        ) from None
+    return shell.emit({**document, "out": str(out)}, f"{one.script_id}: written to {out}, as it was begun")
+
+
+def _begun(shell: Shell) -> list[Begun]:
+    config = load_config(shell.config_path)
+    scripts: dict[str, Declared | None] = {}
+    for path in config.migrations.glob("*.py"):
+        try:
+            scripts[path.stem] = load_script(path)
+        except DeclarationError:
+            scripts[path.stem] = None
+    with State.open(config.state, read_only=True) as state:
+        return begun(state, scripts)
+
+
+def _named(known: list[Begun], name: str) -> Begun:
+    exact = [one for one in known if one.script_id == name]
+    found = exact or [one for one in known if name and one.script_id.startswith(name)]
+    if len(found) != 1:
+        listed = ", ".join(one.script_id for one in found or known) or "none"
+        what = f"{name!r} fits more than one" if found else f"no migration {name!r} was begun"
+        raise click.UsageError(f"{what}; begun were: {listed}")
+    return found[0]

@@ -1,0 +1,35 @@
+"""`rekey restore-row`: bring a row back that `rekey verify --repair` removed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from rekey.cli.naming import check_reason
+from rekey.cli.project import open_project, open_session
+from rekey.cli.shell import Shell, command
+from rekey.errors import ExitCode
+from rekey.phases import Phase
+from rekey.runner.restore import restore
+
+
+@command("restore-row", example='rekey restore-row 3m9k2v7c0q1x 0001 --reason "ticket 4711"')
+@click.argument("row_id", metavar="ID")
+@click.argument("script", required=False)
+@click.option("--reason", metavar="TEXT", help="Why; it is recorded. No name, no key.")
+def restore_row(shell: Shell, row_id: str, script: str | None, reason: str | None) -> ExitCode:
+    """Bring a row of a target back that a repair removed.
+
+    ID is the row's safe id, as the report of the repair names it. Removed rows are kept for [gates]
+    retention. Refused when the id is not known, when its time is over, or when a row stands at its key.
+    """
+    if reason is not None:
+        check_reason(reason)
+    project = open_project(shell)
+    declared = project.the_one(script, lambda applied: Phase.DUAL_WRITE in applied)
+    with open_session(shell, project) as session:
+        done = restore(session, declared.script_id, row_id, reason or "")
+    said = f"row {done.row_id} of {done.table} is restored; it was removed at {done.removed_at}"
+    document = {"script_id": declared.script_id, **asdict(done)}
+    return shell.emit(document, f"{declared.script_id}: {said}")

@@ -1,0 +1,95 @@
+"""`rekey serve`: a live page, the progress document, metrics and health over HTTP.
+
+Rules kept here:
+
+* What is served is what `rekey status` tells: one look, one document.
+* Next to another command it runs on a thread with connections of its own: neither waits for the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+import click
+
+from rekey.cli.project import Project, open_project
+from rekey.cli.shell import Shell, command
+from rekey.cli.status import look_at_all
+from rekey.client.sdk.thread import LoopThread
+from rekey.declaration.migration import Declared
+from rekey.errors import ExitCode
+from rekey.migration.opening import connect
+from rekey.project.config import Config
+from rekey.project.secrets_source import read_local
+from rekey.serve.server import Access, Address, serving
+from rekey.serve.watch import Document, Watch
+
+USUAL = "127.0.0.1:9460"
+
+
+@command("serve", example="rekey serve\nrekey serve 0001 --address 127.0.0.1:8080")
+@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+@click.option("--address", default=USUAL, show_default=True, help="HOST:PORT to listen on.")
+def serve(shell: Shell, scripts: tuple[str, ...], address: str) -> ExitCode:
+    """Show progress on a live page, as JSON and as metrics.
+
+    Reads only; works while `apply` runs, and when it does not. Other machines may ask only where [serve] has
+    a token and a certificate. Ctrl-C ends it.
+    """
+    project, where = open_project(shell), Address.of(address)
+    chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
+    access = access_of(project.config)
+
+    async def until_interrupted() -> None:
+        async with _watched(shell, project, chosen) as watch, serving(where, watch, access) as url:
+            shell.note(f"serving {url} until Ctrl-C", "serving", url=url)
+            await asyncio.Event().wait()
+
+    with suppress(KeyboardInterrupt):  # the usual end
+        shell.do(until_interrupted())
+    return ExitCode.DONE
+
+
+@contextmanager
+def served(shell: Shell, project: Project, chosen: Sequence[Declared], address: str) -> Iterator[None]:
+    """Serve from a thread of its own while the context lasts.
+
+    Raises:
+        ConfigurationError, SecretMissing: it cannot be served there.
+    """
+    where, access = Address.of(address), access_of(project.config)
+
+    @asynccontextmanager
+    async def both() -> AsyncIterator[str]:
+        async with _watched(shell, project, chosen) as watch, serving(where, watch, access) as url:
+            yield url
+
+    thread = LoopThread()
+    try:
+        with thread.holding(both) as url:
+            shell.note(f"serving {url} meanwhile", "serving", url=url)
+            yield
+    finally:
+        thread.close()
+
+
+@asynccontextmanager
+async def _watched(shell: Shell, project: Project, chosen: Sequence[Declared]) -> AsyncIterator[Watch]:
+    """Return a watch of some migrations, with connections of its own."""
+
+    async def document() -> Document:
+        return (await look_at_all(project, chosen, accounts, shell.clock)).document
+
+    async with (shell.surroundings.connect or connect)(project.config) as accounts:
+        yield Watch(document, shell.clock)
+
+
+def access_of(config: Config) -> Access:
+    """Return who may ask. Raises SecretMissing."""
+    said = config.serve
+    token = (
+        None if said.token is None else read_local("the token of `rekey serve`", "[serve.token]", said.token)
+    )
+    return Access(token, said.certificate, said.key)

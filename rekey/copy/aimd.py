@@ -1,0 +1,272 @@
+"""Rates that follow the service: additive increase, halving on push-back. A pure rule over time and answers.
+
+Rules kept here:
+
+* Limits are of entities a second: of the account, of each kind of request, and of each kind in a partition.
+  The account and partitions begin at the service's published targets. A kind has no limit of its own until
+  it was pushed back while other kinds were not.
+* Push-back is what the service documents for more than it can take: 503 (ServerBusy), 500
+  (OperationTimedOut), 429, and no answer in time ("Scalability and performance targets for Table storage").
+  The answers of one window, a second or longer, are judged together. A hundredth is none: partitions move.
+* A window of push-back halves a limit once. Answers to requests that were sent before are not counted
+  again (as in RFC 6582, whose recovery point does this for a window of TCP).
+* Additive increase (Chiu and Jain 1989), and only while the limit is used: an unused one says nothing
+  (RFC 7661).
+* What the service carried when it pushed back is remembered, as by CUBIC (RFC 9438): the rate goes back to
+  just below it as soon as a window was fine, grows slowly up to it, and in full steps beyond. Halving and
+  growing in equal steps alone would give away a quarter of what the service can take.
+* The narrowest limit that explains the refusals is halved: a partition, when the rest was fine; a kind, when
+  others are shown to be; else the account. Halving too wide costs a second, too narrow another window.
+* Refusals that halving does not end come from others, not from the rate: so many are usual, up to a tenth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+_WINDOW_S, _LEAST_ANSWERS, _LONGEST_S = 1.0, 5, 10.0
+_DRAIN_S = 0.5
+"""After halving: until what had its turn at the old rate is sent."""
+_LEAST_REFUSED, _DEVIATIONS = 2, 3.0
+_RARE, _USUAL = 0.01, 0.1
+_USED = 0.8
+_STEP, _PROBE, _NEAR = 0.05, 0.005, 0.05
+"""Growth in a second: this part of the rate that a limit begins at; near the ceiling this part of it; and how
+near that is."""
+_LEAST_PART = 1 / 400
+_TO_FORGET, _TO_CLEAR = 5.0, 4.0
+"""How many refusals must have been expected for none of them to show something: that a tenth is not usual any
+more, and that a kind of request is fine where others are refused."""
+_IDLE_S = 60.0
+
+Place = tuple[str, Hashable]
+"""A kind of request and a partition; None for a partition that is not known."""
+
+
+@dataclass(slots=True, eq=False)
+class Limit:
+    """The rate of one account, kind or partition.
+
+    Attributes:
+        begins: the rate that growth and the least rate are measured by, in entities a second.
+        since: when its window began, in seconds of any clock.
+        rate: entities a second that may be sent now.
+        ceiling: entities a second that the service carried when it pushed back last; None: it never did.
+        cut: answers to requests that were sent before do not count.
+        is_settled: a window was judged since it was halved.
+        usual: the share of refusals that is none of the rate's.
+        used: when anything was sent last.
+        answers, refused, entities: of this window.
+        carried: entities a second of the window before; None at first.
+        clean: answers in windows since the last with refusals.
+    """
+
+    begins: float
+    since: float
+    rate: float
+    ceiling: float | None = None
+    cut: float = -math.inf
+    is_settled: bool = True
+    usual: float = _RARE
+    used: float = field(init=False)
+    answers: int = 0
+    refused: int = 0
+    entities: float = 0.0
+    carried: float | None = None
+    clean: int = 0
+
+    def __post_init__(self) -> None:
+        self.used = self.since
+
+    def is_due(self, now: float) -> bool:
+        """Tell whether its window is over."""
+        return now - self.since >= _WINDOW_S and self.answers >= _LEAST_ANSWERS
+
+    def answered(self, now: float, seconds: float, *, refused: bool) -> bool:
+        """Count an answer, unless its request was sent before the rate was halved; tell whether it counts."""
+        if now - seconds < self.cut:
+            return False
+        self.answers += 1
+        self.refused += refused
+        return True
+
+    def is_pushed_back(self, answers: int, refused: int, elsewhere: float = 0.0) -> bool:
+        """Tell whether more of some answers are refusals than is usual and than chance explains.
+
+        `elsewhere`: the share of refusals among other answers.
+        """
+        if refused < _LEAST_REFUSED:
+            return False
+        usual = max(self.usual if self.is_settled else _USUAL, elsewhere)
+        by_chance = _DEVIATIONS * math.sqrt(usual * (1 - usual) / answers)
+        return refused / answers > usual + by_chance
+
+    def halve(self, now: float) -> None:
+        """Halve the rate, and remember what was carried in the window."""
+        carried = self.entities / max(_WINDOW_S, now - self.since)
+        if self.carried is not None:
+            # A page more or less is much of a second at a low rate; and halved again and again, while most
+            # requests wait before they are sent again, less is sent than the service would carry.
+            carried = (carried + self.carried) / 2 if self.is_settled else max(carried, self.carried)
+        before = self.rate if math.isfinite(self.rate) else carried
+        self.ceiling = max(carried, before / 2)
+        self.rate = max(before / 2, self.begins * _LEAST_PART)
+        self.is_settled = False
+        self.drain(now)
+
+    def drain(self, now: float) -> None:
+        """Begin a window with what is sent when older requests are gone."""
+        self.restart(now)
+        self.cut = self.since = now + _DRAIN_S
+
+    def sent(self, now: float, entities: int) -> None:
+        """Count entities that are sent, or take off those of a request that was sent at that time."""
+        self.used = max(self.used, now)
+        if now >= self.since:
+            self.entities += entities
+
+    def grow(self, now: float) -> None:
+        """Raise the rate after a window without push-back."""
+        self.clean = self.clean + self.answers if self.refused < _LEAST_REFUSED else 0
+        if not self.is_settled and self.refused >= _LEAST_REFUSED:
+            self.usual = _USUAL
+        elif _USUAL * self.clean >= _TO_FORGET:
+            self.usual = _RARE
+        self.is_settled = True
+        seconds = now - self.since
+        if self.ceiling is not None and self.rate < (1 - _NEAR) * self.ceiling:
+            self.rate = (1 - _NEAR) * self.ceiling
+        elif self.entities >= _USED * self.rate * seconds:
+            # Where refusals are usual, the ceiling may have been none.
+            if self.usual > _RARE or self.ceiling is None or self.rate > (1 + _NEAR) * self.ceiling:
+                self.rate += _STEP * self.begins * min(seconds, _LONGEST_S)
+            elif self.refused < _LEAST_REFUSED:
+                self.rate += _PROBE * self.ceiling * min(seconds, _LONGEST_S)
+        self.restart(now)
+
+    def restart(self, now: float) -> None:
+        """Begin a window."""
+        self.carried = self.entities / max(_WINDOW_S, now - self.since)
+        self.since = now
+        self.answers = self.refused = 0
+        self.entities = 0.0
+
+
+class ServiceRates:
+    """The rates that one account of the service allows, by its answers.
+
+    Args:
+        now: seconds of any clock; so are all times here.
+        account: entities a second at which the account begins.
+        partition: the same for each partition.
+    """
+
+    def __init__(self, now: float, account: float, partition: float) -> None:
+        self.account = Limit(account, now, account)
+        self.kinds: dict[str, Limit] = {}
+        self.partitions: dict[Place, Limit] = {}
+        self._begins = partition
+        self._cleared: defaultdict[str, float] = defaultdict(float)
+        """Refusals that a kind would have had since its last one, had those of others been the account's."""
+        self._answers: Counter[Place] = Counter()
+        self._refused: Counter[Place] = Counter()
+
+    def partition_rate(self, kind: str, partition: Hashable) -> float:
+        """Return how many entities a second a kind of request may ask of a partition."""
+        known = self.partitions.get((kind, partition))
+        return self._begins if known is None else known.rate
+
+    def kind_rate(self, kind: str) -> float:
+        """Return the limit of a kind of request by itself; infinite where it has none."""
+        known = self.kinds.get(kind)
+        return math.inf if known is None else known.rate
+
+    def sent(self, now: float, kind: str, entities: int) -> None:
+        """Count entities that are sent. Those of a refused request are taken off with a minus, at the time at
+        which it was sent."""
+        self.account.sent(now, entities)
+        self._kind(now, kind).sent(now, entities)
+
+    def sent_to(self, now: float, kind: str, partition: Hashable, entities: int) -> None:
+        """Count the same entities for their partition: how many a page has of it is known later."""
+        place = (kind, partition)
+        if (limit := self.partitions.get(place)) is None:
+            limit = self.partitions[place] = Limit(self._begins, now, self._begins)
+        limit.sent(now, entities)
+
+    def _kind(self, now: float, kind: str) -> Limit:
+        if (limit := self.kinds.get(kind)) is None:
+            limit = self.kinds[kind] = Limit(self.account.begins, now, math.inf)
+        return limit
+
+    def answered(self, now: float, kind: str, partition: Hashable, seconds: float, *, refused: bool) -> None:
+        """Count an answer, `seconds` after its request was sent. `refused`: pushed back, or not in time."""
+        place = (kind, partition)
+        self._kind(now, kind)
+        if (known := self.partitions.get(place)) is not None:
+            known.answered(now, seconds, refused=refused)
+        if self.account.answered(now, seconds, refused=refused):
+            self._answers[place] += 1
+            self._refused[place] += refused
+
+    def judge(self, now: float) -> bool:
+        """Set all rates anew when a window is over; tell whether one was halved."""
+        if not self.account.is_due(now):
+            return False
+        due = {place: one for place, one in self.partitions.items() if one.is_due(now)}
+        hot = {
+            place
+            for place, one in due.items()
+            if one.is_pushed_back(one.answers, one.refused, self._elsewhere(place))
+        }
+        guilty = self._guilty(hot | {place for place, one in self.partitions.items() if not one.is_settled})
+        for limit in (self.account, *self.kinds.values(), *self.partitions.values()) if guilty else ():
+            limit.halve(now) if limit in guilty else limit.drain(now)
+        if not guilty:
+            for limit in (self.account, *self.kinds.values()):
+                limit.grow(now)
+            for place, limit in due.items():
+                limit.halve(now) if place in hot else limit.grow(now)
+        self._answers.clear()
+        self._refused.clear()
+        self.partitions = {place: one for place, one in self.partitions.items() if now - one.used < _IDLE_S}
+        return bool(guilty or hot)
+
+    def _elsewhere(self, place: Place) -> float:
+        """Return the share of refusals outside a partition; 0 where hardly anything else was asked."""
+        answers = self._answers.total() - self._answers[place]
+        refused = self._refused.total() - self._refused[place]
+        return refused / answers if answers >= _LEAST_ANSWERS else 0.0
+
+    def _guilty(self, apart: set[Place]) -> list[Limit]:
+        """Return the limits of account or kinds that explain the refusals outside the partitions `apart`."""
+        answers, refused, places = Counter[str](), Counter[str](), Counter[str]()
+        for place, count in self._answers.items():
+            if place not in apart:
+                answers[place[0]] += count
+                refused[place[0]] += self._refused[place]
+                # A partition that is alone refused does not speak for its account.
+                places[place[0]] += 2 if place[1] is None else self._refused[place] > 0
+        pushed = [
+            kind
+            for kind, count in answers.items()
+            if places[kind] > 1 and self.account.is_pushed_back(count, refused[kind])
+        ]
+        for kind in +refused:
+            self._cleared[kind] = 0
+        if not pushed:
+            return []
+        share = sum(refused[kind] for kind in pushed) / sum(answers[kind] for kind in pushed)
+        others = [kind for kind in answers if kind not in pushed]
+        for kind in others:
+            self._cleared[kind] += share * answers[kind] * (not refused[kind])
+        is_known = all(self.kinds[kind].ceiling is not None for kind in pushed)
+        are_fine = (
+            bool(others)
+            and not any(refused[kind] for kind in others)
+            and (is_known or sum(self._cleared[kind] for kind in others) >= _TO_CLEAR)
+        )
+        return [self.kinds[kind] for kind in pushed] if are_fine else [self.account]

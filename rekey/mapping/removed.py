@@ -1,0 +1,201 @@
+"""Target rows that a repair removed: kept in the mapping table for a while, so that one can be restored.
+
+Rules kept here:
+
+* Kept before it is deleted: a copy of a row that was not deleted after all does no harm, a deleted row
+  without its copy would be lost.
+* With a sealed mapping the content is sealed with the month's data key, as mapping rows are: a month that is
+  shredded takes its removed rows along. With a mapping in the clear it stands in the clear, as that does.
+* A copy is named by the row's safe id, as the report of the repair names it, and by the version that was
+  removed.
+* A row can have 1 MiB, and more in JSON: it is kept in parts. The first part is written last and deleted
+  last, so where there is a first part there are the others.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
+from rekey.errors import ConditionFailed, RowMissing
+from rekey.mapping.ids import SHORT_CHARACTERS
+from rekey.mapping.rows import MAPPING_TABLE
+from rekey.mapping.sealing import DATA_KEY, binary, cohort_in, unreadable, within
+from rekey.mapping.store import MappingStore
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, content_of, etag_of, key_of
+
+REMOVED = "removed"
+"""The purpose that removed rows are sealed for."""
+_PARTS = "Parts"
+_CONTENT = "Content"
+_PART_BYTES = 480 * 1024
+"""Bytes of JSON in one row of the mapping table: padded and sealed they fit in its 1 MiB."""
+_PROPERTY_BYTES = 60_000
+_VERSION_CHARACTERS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A removed row that is kept, unopened.
+
+    Attributes:
+        name: the safe id of the row, and after a `-` that of the version that was removed.
+        at: when it was removed, by the service's clock.
+        parts: the number of rows that hold it.
+        first: the key of the first of them.
+    """
+
+    name: str
+    at: str
+    parts: int
+    first: EntityKey = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A removed row, opened.
+
+    Attributes:
+        table: the number of the target that it stood in.
+        source: the source key that it belonged to by the mapping; None when it was not known.
+        row: the row.
+    """
+
+    table: int
+    source: EntityKey | None = field(repr=False)
+    row: Row = field(repr=False)
+
+
+@dataclass(frozen=True)
+class RemovedRows:
+    """The removed rows of one migration."""
+
+    mapping: MappingStore
+
+    @property
+    def partition(self) -> str:
+        """The partition of the mapping table that they are kept in."""
+        return f"{self.mapping.rows.script_id}.x"
+
+    async def keep(self, table: int, row: Row, source: EntityKey | None) -> None:
+        """Keep a row that is about to be removed.
+
+        Args:
+            table: the number of its target.
+            row: the row as read.
+            source: the source key that it belongs to, if that is known.
+        """
+        await self.mapping.fresh()
+        rows, key = self.mapping.rows, key_of(row)
+        content = [table, source, content_of(row)]
+        plain = json.dumps(content, separators=(",", ":")).encode("ascii")
+        parts = [plain[at : at + _PART_BYTES] for at in range(0, len(plain), _PART_BYTES)]
+        version = rows.ids.long(etag_of(row), key)[:_VERSION_CHARACTERS]
+        name = f"{rows.ids.long(rows.tables[table], key)}-{version}"
+        for number, part in reversed(list(enumerate(parts))):
+            at = EntityKey(self.partition, f"{name}-{number:03}")
+            made: Row = {PARTITION_KEY: at.partition, ROW_KEY: at.row, _PARTS: len(parts)}
+            # The same version again, of a repair that was cut off: kept from now on.
+            await self.mapping.table.upsert(made | self._closed(at, part))
+
+    async def all(self) -> list[Kept]:
+        """Return all removed rows that are kept, unopened."""
+        firsts = [row for row in await self._rows() if row[ROW_KEY].endswith("-000")]
+        return [_kept(row) for row in firsts]
+
+    async def find(self, given: str) -> list[Kept]:
+        """Return the removed rows of a name, or, without its version, of a row's safe id."""
+        row_id, _, version = given.strip().lower().partition("-")
+        if len(row_id) < SHORT_CHARACTERS:
+            return []
+        found = []
+        for one in await self.all():
+            long, its_version, _ = one.first.row.split("-")
+            if long.startswith(row_id) and version in ("", its_version):
+                found.append(one)
+        return found
+
+    async def open(self, kept: Kept) -> Removed:
+        """Open a removed row.
+
+        Raises:
+            SealedUnreadable: it cannot be opened, or a part of it is gone.
+            Erased: its data key was shredded.
+        """
+        content = b""
+        for number in range(kept.parts):
+            at = EntityKey(self.partition, f"{kept.first.row[:-3]}{number:03}")
+            row = await self.mapping.row_at(at)
+            if row is None:
+                raise unreadable(MAPPING_TABLE, at, "a part of a removed row is gone")
+            content += self._opened(row)
+        table, source, removed = json.loads(content)
+        return Removed(table, EntityKey(*source) if source else None, removed)
+
+    async def delete(self, kept: Kept) -> None:
+        """Delete a removed row for good."""
+        for number in reversed(range(kept.parts)):
+            with suppress(RowMissing):
+                at = EntityKey(self.partition, f"{kept.first.row[:-3]}{number:03}")
+                await self.mapping.table.delete(at)
+
+    async def expire(self, now: int, keep_s: float, cohorts: Iterable[str] = ()) -> int:
+        """Delete the removed rows whose time is over; return how many.
+
+        Args:
+            now: the service's time in ticks.
+            keep_s: how long removed rows are kept, in seconds.
+            cohorts: months whose data keys were shredded: nothing opens their removed rows.
+        """
+        gone, shredded = 0, frozenset(cohorts)
+        for row in await self._rows():
+            if is_over(row[TIMESTAMP], now, keep_s) or _cohort(row) in shredded:
+                with suppress(RowMissing, ConditionFailed):
+                    await self.mapping.table.delete(key_of(row), etag=etag_of(row))
+                    gone += row[ROW_KEY].endswith("-000")
+        return gone
+
+    async def forget(self) -> None:
+        """Delete all removed rows."""
+        for row in await self._rows():
+            with suppress(RowMissing):
+                await self.mapping.table.delete(key_of(row))
+
+    async def _rows(self) -> list[Row]:
+        pages = self.mapping.table.scan(within(self.partition), select=[_PARTS, DATA_KEY])
+        return [row async for page in pages for row in page.rows]
+
+    def _closed(self, at: EntityKey, part: bytes) -> Row:
+        if self.mapping.rows.sealer is not None:
+            return self.mapping.rows.sealer.seal(REMOVED, MAPPING_TABLE, at, part)
+        made: Row = {}
+        for number, start in enumerate(range(0, len(part), _PROPERTY_BYTES)):
+            made |= binary(f"{_CONTENT}{number}", part[start : start + _PROPERTY_BYTES])
+        return made
+
+    def _opened(self, row: Row) -> bytes:
+        if self.mapping.rows.sealer is not None:
+            return self.mapping.rows.sealer.unseal(REMOVED, MAPPING_TABLE, row)
+        parts: list[Any] = []
+        while (text := row.get(f"{_CONTENT}{len(parts)}")) is not None:
+            parts.append(base64.b64decode(text))
+        return b"".join(parts)
+
+
+def is_over(at: str, now: int, keep_s: float) -> bool:
+    """Tell whether what was removed at a time is not kept any more at `now`, in ticks of the service."""
+    return now >= ticks_of(at) + round(keep_s * TICKS_PER_SECOND)
+
+
+def _cohort(row: Row) -> str:
+    return cohort_in(str(row.get(DATA_KEY, "")))
+
+
+def _kept(row: Row) -> Kept:
+    long, version, _ = row[ROW_KEY].split("-")
+    return Kept(f"{long[:SHORT_CHARACTERS]}-{version}", row[TIMESTAMP], int(row[_PARTS]), key_of(row))

@@ -1,0 +1,70 @@
+"""What an operator is told to do next with a migration that has begun: in errors, reports and `rekey status`.
+
+Rules kept here:
+
+* A step is told in the same words wherever it is told; the words are in `next_steps.toml` and nowhere else.
+* Every step there helps: a test brings a migration into its situation, carries the step out, and sees that
+  the situation is over (`tests/scenarios/test_next_steps.py`).
+* A command is whole and can be typed: it names the migration, and its options are inside the quotes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rekey.core.texts import catalogue, filled
+from rekey.phases import Phase
+
+TEXTS = catalogue(Path(__file__).with_name("next_steps.toml"))
+"""The entries `command` and `remark` of all steps."""
+
+_UP_TO_PEOPLE = {"collision", "refused"}
+"""Kinds of divergences that repair leaves as they are: the rows or the script must change."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """What to do next.
+
+    Attributes:
+        command: the command's words after `rekey`.
+        remark: what to do before, after or instead; "" when there is nothing to add.
+    """
+
+    command: str
+    remark: str = ""
+
+    def __str__(self) -> str:
+        """Return the step as errors and reports tell it."""
+        return f"`rekey {self.command}`" + (f" ({self.remark})" if self.remark else "")
+
+
+def next_step(code: str, **values: str) -> NextStep:
+    """Return a step of `TEXTS`; `values` are for the names in braces: `script`, and what else it names."""
+    return NextStep(*filled(TEXTS[code], values, "command", "remark"))
+
+
+def apply_to(script: str, phase: Phase) -> str:
+    """Return the words after `rekey` that take a migration to a phase; `complete` asks for its name again."""
+    return f"apply {script} --to {phase}" + (f" --yes {script}" if phase is Phase.COMPLETE else "")
+
+
+def after_findings(script: str, source: str, report: Mapping[str, Any]) -> NextStep:
+    """Return the step after a full verification that found something.
+
+    Args:
+        script: the migration's id.
+        source: the source table's name.
+        report: the verification's report as JSON; {} where a version before 0.2 stored none.
+    """
+    kinds, repair = set(report.get("by_kind", ())), report.get("repair")
+    if repair is not None:
+        code = "collision" if repair.get("counts", {}).get("refused") else "prove"
+    elif kinds:
+        code = "mend" if kinds - _UP_TO_PEOPLE else "collision"
+    else:
+        code = "settle" if report.get("unsettled") else "mend"
+    return next_step(code, script=script, source=source)

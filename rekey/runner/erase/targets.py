@@ -1,0 +1,177 @@
+"""The target rows of subjects of an erasure: found before it begins, and deleted by it when it was asked to.
+
+Rules kept here:
+
+* A main row belongs to a subject if the forward row lists its key and the reverse row of that key names the
+  subject; an index row if it points to such a key. A key that has passed to another source row, or an index
+  key that holds another row by now, is not touched.
+* Index rows that the application has written since `complete` are listed in no forward row: the index tables
+  are searched for rows that point to a subject's main keys, unless the caller says not to.
+* Nothing follows the targets after `complete`, so what is deleted stays deleted, unless another migration
+  reads from a target: while that one copies or follows, nothing is deleted past its clients. What it has
+  retired may be another table of the same name: it is not read.
+* A row is deleted by the ETag that was found. One that changed since stays, and keeps all that is left of its
+  subject. An unanswered delete is settled by looking: on the same ETag it may be sent again, and one that
+  lands late finds either the same row or none under that ETag.
+* Main and secondary rows of one partition go in one transaction, before index rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from rekey import errors
+from rekey.core.concurrency import for_each
+from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
+from rekey.mapping.rows import TargetKey, pointer_of, target_key
+from rekey.model import EntityKey, Row, etag_of
+from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlStore
+from rekey.protocol.effects import apply_for_etags, in_turns
+from rekey.protocol.replicas import Rows, transactions
+from rekey.runner.run import Run
+from rekey.runner.session import Session
+from rekey.tables.base import Operation, Verb
+
+MAX_ROUNDS = 20
+"""How often at most a row is read that keeps changing while it is erased."""
+
+_POINTER = (MAIN_PARTITION_KEY, MAIN_ROW_KEY)
+Standing = dict[str, Rows]
+"""Target rows of subjects, as read, by the safe id of the subject."""
+
+
+async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int]:
+    """Return the numbers of the targets that exist and are this migration's.
+
+    Args:
+        session: knows the other migrations of the project.
+        run: the migration.
+        to_write: rows are to be deleted or inserted.
+
+    Raises:
+        Refused: with `to_write`: another migration copies or follows rows of a target.
+    """
+    gone = set()
+    names = [table.name for table in run.targets]
+    for other in session.scripts.values():
+        source = other.migration.source
+        if other.script_id == run.script_id or source.lower() not in map(str.lower, names):
+            continue
+        now = await ControlStore(run.restricted, other.script_id).read()
+        if now is not None and now.phase is ControlPhase.RETIRED:
+            gone.add(source.lower())
+        elif to_write and now is not None and now.phase not in (ControlPhase.SOURCE, ControlPhase.COMPLETE):
+            raise errors.Refused(
+                f"{source} is the source of {other.script_id}, which is in `{now.phase}`: what is"
+                " changed here past its clients would stay in its targets, or come back from there",
+                kept="everything; nothing was changed",
+                hint="do it through the application, which changes both sides; or run the same command after"
+                f" `rekey apply {other.script_id} --to complete` (erase there, too)",
+            )
+    there = {name for name in dict.fromkeys(names) if await run.tables.table_exists(name)}
+    return frozenset(n for n, name in enumerate(names) if name in there and name.lower() not in gone)
+
+
+async def find_rows(
+    run: Run, subjects: Mapping[str, EntityKey], within: frozenset[int], *, searched: bool
+) -> Standing:
+    """Return the target rows that stand of subjects.
+
+    Args:
+        run: the migration.
+        subjects: source keys by safe id.
+        within: the targets to look at (`usable`).
+        searched: also read all index tables, for rows that no forward row lists.
+    """
+    found: Standing = {row_id: {} for row_id in subjects}
+    owners: dict[EntityKey, str] = {}
+
+    async def read(subject: tuple[str, EntityKey]) -> None:
+        run.check()
+        row_id, source = subject
+        listed = await listed_targets(run, source)
+        mains = {one.key for one in listed if one.table == 0 and await _is_owner(run, source, one.key)}
+        owners.update(dict.fromkeys(mains, row_id))
+        there = await _read(run, [place for place in listed if place.table in within])
+        for place, row in there.items():
+            if row is not None and (place.key if place.table == 0 else pointer_of(row)) in mains:
+                found[row_id][place] = row
+
+    async def search(number: int) -> None:
+        async for page in run.targets[number].scan(select=_POINTER):
+            run.check()
+            for row in page.rows:
+                if MAIN_ROW_KEY in row and (row_id := owners.get(pointer_of(row))) is not None:
+                    found[row_id].setdefault(target_key(number, row), row)
+            advance(len(page.rows))
+
+    await for_each(subjects.items(), read, limit=run.config.limits.concurrency)
+    if searched and owners and within - {0}:
+        with run.progress.task("search the index tables") as advance:
+            await for_each(sorted(within - {0}), search, limit=run.config.limits.scans)
+    return found
+
+
+async def _read(run: Run, places: Sequence[TargetKey]) -> dict[TargetKey, Row | None]:
+    """Return target rows, with their pointers and no other properties: a subject can have many large rows."""
+    gets = [partial(run.targets[place.table].get, place.key, select=_POINTER) for place in places]
+    return dict(zip(places, await in_turns(gets, run.config.limits.concurrency), strict=True))
+
+
+async def listed_targets(run: Run, source: EntityKey) -> list[TargetKey]:
+    """Return the target keys that the forward row of a source key lists; none when that row is absent or was
+    erased."""
+    try:
+        forward = await run.mapping.forward(source)
+    except errors.Erased:
+        return []
+    return [] if forward is None else sorted(forward.targets)
+
+
+async def _is_owner(run: Run, source: EntityKey, main: EntityKey) -> bool:
+    try:
+        return await run.propagator.is_owner(source, main)
+    except errors.Erased:
+        return False
+
+
+def counts_of(run: Run, rows: Mapping[TargetKey, object]) -> Counter[str]:
+    """Return how many rows there are of each table, as reports call it."""
+    return Counter(run.mapper.labels[place.table] for place in rows)
+
+
+async def delete_rows(run: Run, rows: Rows) -> tuple[Counter[str], bool]:
+    """Delete the target rows of one subject, each by the ETag that was read.
+
+    Returns:
+        How many were deleted, by table; and whether all are gone. If not, one of them has changed, and it and
+        those after it stay.
+
+    Raises:
+        Unavailable: the outcome of a delete stayed open for `MAX_ROUNDS` attempts.
+    """
+    deleted = Counter[str]()
+    writes = [(place, Operation(Verb.DELETE, row, etag_of(row))) for place, row in sorted(rows.items())]
+    for group in transactions(writes, run.mapper.together):
+        left = group
+        for _ in range(MAX_ROUNDS):
+            operations = [operation for _, operation in left]
+            outcome, _ = await apply_for_etags(run.targets[left[0][0].table], operations)
+            if outcome:
+                break
+            now = await _read(run, [place for place, _ in left])
+            changed = [one for place, one in left if (row := now[place]) and etag_of(row) != one.etag]
+            if changed:
+                return deleted, False
+            left = [one for one in left if now[one[0]] is not None]
+            if not left:
+                break
+        else:
+            raise errors.Unavailable(
+                "whether a target row was deleted stayed open", hint="run the same command again"
+            )
+        deleted += counts_of(run, dict(group))
+    return deleted, True

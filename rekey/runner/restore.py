@@ -1,0 +1,142 @@
+"""Restoring a row that a repair removed.
+
+Rules kept here:
+
+* A removed row is kept for `[gates] retention`, by the service's clock, and not restored after that.
+* It is inserted if absent: a row that stands there by now is never overwritten. A lost answer is settled by
+  looking: the same row there is the one that was inserted, by this command or by one that was cut off.
+* Not in `cutover`, where the targets are the authority and what is written past the clients would be missing
+  on the other side; and not while another migration follows the table.
+* It is recorded before the copy that is kept is deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rekey import errors
+from rekey.core.clock import later, ticks_of
+from rekey.evidence.log import make_checkpoint
+from rekey.mapping.ids import SHORT_CHARACTERS
+from rekey.mapping.removed import Kept, RemovedRows, is_over
+from rekey.model import key_of
+from rekey.phases import ControlPhase
+from rekey.protocol.effects import Outcome, apply_for_etags
+from rekey.protocol.replicas import same_content
+from rekey.runner.erase.targets import MAX_ROUNDS, usable
+from rekey.runner.run import Run
+from rekey.runner.session import Session
+from rekey.tables.base import Operation, Verb
+
+ROW_RESTORED = "row-restored"
+_PHASES = (ControlPhase.DUAL_WRITE, ControlPhase.COMPLETE, ControlPhase.RETIRED)
+_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A restored row: the id it was kept under, its table, and when it was removed."""
+
+    row_id: str
+    table: str
+    removed_at: str
+
+
+def restore(session: Session, script_id: str, given: str, reason: str = "") -> Restored:
+    """Insert a row again that a repair removed.
+
+    Args:
+        session: the open session.
+        script_id: the migration.
+        given: the row's safe id, or the name under which it is kept.
+        reason: why; recorded.
+
+    Raises:
+        Refused: the phase forbids it; no row, or more than one, is kept under that id; its time is over; or
+            another row stands at its key.
+        Erased: it was removed in a month whose data key was shredded.
+    """
+    run = session.resume(script_id)
+
+    async def work() -> Restored:
+        control = await run.control.read()
+        phase = control.phase if control is not None else ControlPhase.SOURCE
+        if phase not in _PHASES:
+            raise errors.Refused(
+                f"{script_id} is in `{phase}`: rows are restored in `dual_write`, and after `complete`",
+                kept="everything; removed rows are kept as before",
+                hint=f"run the same command then; `rekey status {script_id}` says how to get there",
+            )
+        removed = RemovedRows(run.mapping)
+        kept = await _find(run, removed, given)
+        one = await removed.open(kept)
+        label = run.mapper.labels[one.table]
+        if one.table not in await usable(session, run, to_write=True):
+            raise errors.Refused(
+                f"table {label} does not exist any more, or is another one by now",
+                kept="the removed row",
+                hint=f"it is kept until {_until(run, kept)}",
+            )
+        await _insert(run, kept, one.table, one.row)
+        details = {"row": kept.name, "table": label, "removed_at": kept.at, "reason": reason}
+        run.state.audit(ROW_RESTORED, script_id, details)
+        await removed.delete(kept)
+        return Restored(kept.name, label, kept.at)
+
+    done = session.do(work())
+    make_checkpoint(session.state, session.signer, f"{script_id}: row restored", session.progress)
+    return done
+
+
+def _until(run: Run, kept: Kept) -> str:
+    return later(kept.at, run.config.gates.retention_s)
+
+
+async def _find(run: Run, removed: RemovedRows, given: str) -> Kept:
+    """Return the removed row that is meant. Raises Refused."""
+    found = await removed.find(given)
+    now = ticks_of(await run.restricted.server_time())
+    if not found:
+        there = sorted(one.name for one in await removed.all())
+        listed = ", ".join(there[:_LISTED]) + (", …" if len(there) > _LISTED else "")
+        raise errors.Refused(
+            f"no removed row of {run.script_id} is kept under that id",
+            kept="everything; nothing was written",
+            hint=f"there are: {listed}"
+            if there
+            else "none is kept: it was never removed, was restored, or its time is over and it is deleted",
+        )
+    if len(found) > 1:
+        raise errors.Refused(
+            f"row {found[0].name[:SHORT_CHARACTERS]} was removed {len(found)} times",
+            kept="everything; nothing was written",
+            hint="name one of: "
+            + ", ".join(f"{one.name} (removed at {one.at})" for one in sorted(found, key=lambda one: one.at)),
+        )
+    [kept] = found
+    if is_over(kept.at, now, run.config.gates.retention_s):
+        raise errors.Refused(
+            f"removed row {kept.name} was kept until {_until(run, kept)}, and that is over",
+            kept="everything; nothing was written",
+            hint="[gates] retention says how long they are kept; `rekey expire` deletes them after that",
+        )
+    return kept
+
+
+async def _insert(run: Run, kept: Kept, number: int, row: dict[str, object]) -> None:
+    """Insert a row if there is none. Raises Refused when another one is there."""
+    table, write = run.targets[number], Operation(Verb.INSERT, row)
+    for _ in range(MAX_ROUNDS):
+        there = await table.get(key_of(row))
+        if there is not None and same_content(there, row):
+            return
+        if there is not None:
+            raise errors.Refused(
+                f"another row stands at the key of removed row {kept.name} by now",
+                kept=f"both: the row that stands there, and the removed one, until {_until(run, kept)}",
+                hint="if the removed one is to take its place, delete the other one through the application",
+            )
+        outcome, _ = await apply_for_etags(table, [write])
+        if outcome is Outcome.DONE:
+            return
+    raise errors.Unavailable("whether the row was inserted stayed open", hint="run the same command again")

@@ -1,0 +1,121 @@
+"""The progress document as metrics, for Prometheus.
+
+Rules kept here:
+
+* Names by its conventions (https://prometheus.io/docs/practices/naming/): base units, `_total` for what only
+  rises. A label is a migration, a phase, or one of a fixed set of words: no key, no safe id, no client.
+* What is not known is left out: an absent series, never a zero.
+* `prometheus_client` (extra `metrics`) makes the text; it is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from rekey.errors import ConfigurationError
+from rekey.serve.watch import Watch
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+COUNTED = ("writes", "replica_failures", "matched", "mismatched", "ignored")
+"""The sums of the clients' counters that are told."""
+HELD_BACK = ("pause", "account", "partition", "refusals", "lease", "wait")
+STANDINGS = ("live", "silent", "over")
+
+
+def exposition(watch: Watch, accept: str) -> tuple[bytes, str]:
+    """Return the metrics and their content type.
+
+    Args:
+        watch: what was seen.
+        accept: the request's Accept header.
+
+    Raises:
+        ConfigurationError: the extra `metrics` is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import choose_encoder
+        from prometheus_client.registry import Collector
+    except ImportError:
+        raise ConfigurationError(
+            "metrics need the package prometheus-client",
+            hint="install rekey with its extra: pip install 'rekey-tables[metrics]'",
+        ) from None
+
+    class Seen(Collector):
+        def collect(self) -> Iterator[Metric]:
+            return families(watch)
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Seen())
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+def families(watch: Watch) -> Iterator[Metric]:
+    """Return the metrics of what was seen last."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    failures = CounterMetricFamily("rekey_looks_failed", "Looks at the migrations that failed.")
+    failures.add_metric([], watch.failures)
+    yield failures
+    if watch.document is None or watch.age_s is None:
+        return
+    age = GaugeMetricFamily("rekey_look_age_seconds", "Age of what is told here.")
+    age.add_metric([], watch.age_s)
+    yield age
+    gauges: dict[str, GaugeMetricFamily] = {}
+    counters: dict[str, CounterMetricFamily] = {}
+    for migration in watch.document["migrations"]:
+        script = migration["script_id"]
+        for name, said, labels, value in _gauges(migration, watch.document["as_of"]):
+            if value is not None:
+                names = ["migration", *labels]
+                family = gauges.setdefault(name, GaugeMetricFamily(f"rekey_{name}", said, labels=names))
+                family.add_metric([script, *labels.values()], float(value))
+        for name in COUNTED:
+            if name in migration["counted"]:
+                text = f"Clients of the application: {name.replace('_', ' ')}."
+                counter = CounterMetricFamily(f"rekey_clients_{name}", text, labels=["migration"])
+                counters.setdefault(name, counter).add_metric([script], migration["counted"][name])
+    yield from gauges.values()
+    yield from counters.values()
+
+
+def _gauges(one: dict[str, Any], as_of: str) -> Iterator[tuple[str, str, dict[str, str], float | None]]:
+    """Return name without prefix, help, further labels and value of a migration's gauges."""
+    phase, work = one["phase"], one["work"] or {}
+    labels = {"phase": phase["name"] or "none", "state": phase["state"]}
+    yield "phase", "1 for the phase that the migration is in, and its state.", labels, 1
+    yield "safe", "1 when nothing is at risk and no action is needed now.", {}, one["safe"]
+    yield "pass_rows", "Rows that the pass at work has done.", {}, work.get("rows")
+    yield "pass_rows_estimated", "Rows of the pass at work in all.", {}, work.get("estimated_rows")
+    yield "pass_rows_per_second", "Rate of the pass at work.", {}, work.get("rows_per_second")
+    left = (work.get("eta") or {}).get("seconds")
+    yield "pass_remaining_seconds", "How long the pass at work takes yet, estimated.", {}, left
+    yield "lag_seconds", "By how much replicas are behind at most.", {}, one["lag_s"]
+    age = None if one["checkpoint"] is None else one["checkpoint"]["age_s"]
+    yield "checkpoint_age_seconds", "Age of the last checkpoint.", {}, age
+    yield "divergent_rows", "Rows that differed in the last full verification.", {}, one["divergences"]
+    journal = one["journal"] or {}
+    yield "journal_intents", "Intents that are not settled.", {}, journal.get("depth")
+    oldest = journal.get("oldest_at")
+    if oldest:
+        yield "journal_oldest_age_seconds", "Age of the oldest intent.", {}, _seconds(oldest, as_of)
+    standing = Counter(client["standing"] for client in one["clients"])
+    for word in STANDINGS:
+        yield "clients", "Clients of the application.", {"standing": word}, standing[word]
+    behind = sum(not client["current"] for client in one["clients"] if client["standing"] != "over")
+    yield "clients_behind", "Clients that have not acknowledged the present epoch.", {}, behind
+    held = {status["by"] for status in one["held_back"]}
+    for word in HELD_BACK:
+        yield "held_back", "1 for what holds the migration back now.", {"by": word}, word in held
+
+
+def _seconds(start: str, end: str) -> float:
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()

@@ -1,0 +1,269 @@
+"""The server: what may be asked, by whom, and how it is answered.
+
+Rules kept here:
+
+* Nothing is changed through it: it knows GET and HEAD only, and holds nothing that writes.
+* On the loopback addresses alone it is open; anywhere else it needs a token and TLS. Without a token only
+  requests that name a loopback address as their host are answered: a page on the web whose name was pointed
+  to this machine could read along otherwise (DNS rebinding).
+* The token goes as `Authorization: Bearer`, or as the password of basic authentication, which browsers ask
+  for; it is compared in constant time. `/health/` needs none, and tells nothing but whether it works.
+* The page loads nothing from elsewhere, and a content security policy forbids it. All values get to the page
+  as JSON and are shown as text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from ipaddress import ip_address
+from pathlib import Path
+
+import orjson
+from aiohttp import web
+
+from rekey.core.concurrency import cancel
+from rekey.errors import ConfigurationError
+from rekey.serve.metrics import exposition
+from rekey.serve.watch import Watch
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " img-src data:; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_PAGE = Path(__file__).with_name("page")
+_FILES = {"/": "index.html", "/page.js": "page.js", "/page.css": "page.css"}
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_OPEN = "/health/"
+MAX_WATCHERS = 64
+"""Most streams at a time."""
+FRESH_S = 30.0
+"""It is ready as long as what it tells is not older."""
+_ENDING_S = 1.0
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the server listens.
+
+    Attributes:
+        host: a name or an address.
+        port: 0 for any free one.
+    """
+
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, text: str) -> Address:
+        """Return the address `HOST:PORT`, `[HOST]:PORT` or `PORT`. Raises ConfigurationError."""
+        host, colon, port = text.rpartition(":")
+        host = host.strip("[]") if colon else "127.0.0.1"
+        if not port.isdigit() or int(port) > 0xFFFF or not host:
+            raise ConfigurationError(
+                f"{text!r} is not an address to listen on", hint="write HOST:PORT, for example 127.0.0.1:9460"
+            )
+        return cls(host, int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine itself, by its name or address alone."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask.
+
+    Attributes:
+        token: what a request has to show; None: nothing.
+        certificate, key: PEM files for TLS; None: http.
+    """
+
+    token: bytes | None = field(default=None, repr=False)
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def check(self, address: Address) -> None:
+        """Raise ConfigurationError for an address that others reach, where token or TLS is missing."""
+        if not address.is_loopback and (self.token is None or self.certificate is None):
+            raise ConfigurationError(
+                f"{address.host} can be reached by others, and a token or a certificate is missing",
+                hint="configure both in [serve] of rekey.toml, or listen on 127.0.0.1",
+            )
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Return the context for TLS. Raises ConfigurationError when a file cannot be used."""
+        if self.certificate is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(
+                f"the certificate {self.certificate} cannot be used ({type(error).__name__})",
+                hint="[serve] certificate and key name PEM files that belong together",
+            ) from None
+        return context
+
+    def allows(self, request: web.Request) -> bool:
+        """Tell whether a request shows the token; without one, whether it names this machine as its host."""
+        if self.token is None:
+            host = request.host.rpartition(":")[0] if ":" in request.host.rpartition("]")[2] else request.host
+            return is_loopback(host)
+        return hmac.compare_digest(_shown(request.headers.get("Authorization", "")), self.token)
+
+
+def _shown(header: str) -> bytes:
+    """Return the token that a header shows, b"" for none."""
+    scheme, _, said = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return said.strip().encode()
+    if scheme.lower() != "basic":
+        return b""
+    try:
+        return base64.b64decode(said.strip(), validate=True).partition(b":")[2]
+    except (binascii.Error, ValueError):
+        return b""
+
+
+class Server:
+    """Answers requests from what a watch has seen."""
+
+    def __init__(self, watch: Watch, access: Access) -> None:
+        """Create it. `access`: who may ask."""
+        self.watch, self.access = watch, access
+        self._watchers = 0
+
+    def application(self) -> web.Application:
+        """Return the application for aiohttp."""
+        made = web.Application(middlewares=[self._guard])
+        made.on_shutdown.append(self._shut)
+        handlers = {
+            "/progress": self._progress,
+            "/progress/history": self._history,
+            "/progress/stream": self._stream,
+            "/metrics": self._metrics,
+            "/health/liveness": self._liveness,
+            "/health/readiness": self._readiness,
+            **dict.fromkeys(_FILES, self._file),
+        }
+        made.add_routes([web.get(path, handler) for path, handler in handlers.items()])
+        return made
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path.startswith(_OPEN) or self.access.allows(request):
+            return await handler(request)
+        if self.access.token is None:
+            return _said(HTTPStatus.FORBIDDEN, "asked under the name of another host")
+        refusal = _said(HTTPStatus.UNAUTHORIZED, "a token is needed")
+        refusal.headers["WWW-Authenticate"] = 'Basic realm="rekey"'
+        return refusal
+
+    async def _shut(self, _app: web.Application) -> None:
+        await self.watch.close()
+
+    async def _progress(self, _request: web.Request) -> web.Response:
+        if self.watch.document is None:
+            return _said(HTTPStatus.SERVICE_UNAVAILABLE, self.watch.problem or "no look yet")
+        return _json(self.watch.document)
+
+    async def _history(self, _request: web.Request) -> web.Response:
+        return _json(self.watch.history())
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        if self._watchers >= MAX_WATCHERS:
+            return _said(HTTPStatus.SERVICE_UNAVAILABLE, "too many watch already")
+        self._watchers += 1
+        answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        try:
+            await answer.prepare(request)
+            async for document, problem in self.watch.updates():
+                if document is None or problem:
+                    await answer.write(b"event: problem\ndata: " + orjson.dumps(problem) + b"\n\n")
+                else:
+                    await answer.write(b"event: progress\ndata: " + orjson.dumps(document) + b"\n\n")
+        except ConnectionError:
+            pass  # it has gone
+        finally:
+            self._watchers -= 1
+        return answer
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        try:
+            body, content_type = exposition(self.watch, request.headers.get("Accept", ""))
+        except ConfigurationError as error:
+            return _said(HTTPStatus.NOT_IMPLEMENTED, f"{error.what}\nNext: {error.hint}")
+        return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
+
+    async def _liveness(self, _request: web.Request) -> web.Response:
+        return _said(HTTPStatus.OK, "alive")
+
+    async def _readiness(self, _request: web.Request) -> web.Response:
+        if self.watch.age_s is None or self.watch.age_s > FRESH_S:
+            return _said(HTTPStatus.SERVICE_UNAVAILABLE, "what is told is too old")
+        return _said(HTTPStatus.OK, "ready")
+
+    async def _file(self, request: web.Request) -> web.Response:
+        path = _PAGE / _FILES[request.path]
+        kind = f"{_TYPES[path.suffix]}; charset=utf-8"
+        return web.Response(body=path.read_bytes(), headers={**HEADERS, "Content-Type": kind})
+
+
+@asynccontextmanager
+async def serving(address: Address, watch: Watch, access: Access) -> AsyncIterator[str]:
+    """Look and serve while the context lasts; yield the address as a URL.
+
+    Raises:
+        ConfigurationError: others reach the address without token and TLS, or it cannot be listened on.
+    """
+    access.check(address)
+    tls = access.tls()
+    runner = web.AppRunner(Server(watch, access).application(), shutdown_timeout=_ENDING_S, access_log=None)
+    await runner.setup()
+    looking = asyncio.create_task(watch.run())
+    try:
+        site = web.TCPSite(runner, address.host, address.port, ssl_context=tls)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigurationError(
+                f"{address.host}:{address.port} cannot be listened on"
+                f" ({error.strerror or type(error).__name__})",
+                hint="give another address with a free port",
+            ) from None
+        port = runner.addresses[0][1]
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        yield f"{'http' if tls is None else 'https'}://{host}:{port}/"
+    finally:
+        await cancel([looking])
+        await runner.cleanup()
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=orjson.dumps(value), headers={**HEADERS, "Content-Type": "application/json"})
+
+
+def _said(status: HTTPStatus, text: str) -> web.Response:
+    return web.Response(status=status, text=f"{text}\n", headers=HEADERS)

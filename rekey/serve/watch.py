@@ -1,0 +1,156 @@
+"""Looking at migrations again and again while they are watched: the newest progress document, what it was in
+the last hour, and what has changed.
+
+Rules kept here:
+
+* However many watch, one look is made at a time, every `EVERY_S`: watching costs the accounts the same.
+* A look that fails takes nothing back: the last document stays, with its time, and the failure is told.
+* What is kept is bounded: an hour of samples and the last `MAX_EVENTS` changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, asdict, dataclass, field
+from typing import Any, ClassVar
+
+from rekey.core.clock import Clock, format_ticks
+from rekey.errors import RekeyError
+
+Document = Mapping[str, Any]
+"""A progress document (`rekey/status/progress.schema.json`)."""
+Look = Callable[[], Awaitable[Document]]
+
+EVERY_S = 2.0
+SAMPLE_EVERY_S = 10.0
+MAX_EVENTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One point of a migration's last hour: rows a second, and lag in seconds; None where not known."""
+
+    at: str
+    rows_per_second: float | None
+    lag_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A change that was seen: when, in which migration, and what, in words."""
+
+    at: str
+    script_id: str
+    text: str
+
+
+@dataclass(eq=False, repr=False)
+class Watch:
+    """The newest document and what came before it.
+
+    Attributes:
+        look: makes a document.
+        clock: tells the time and waits between looks.
+        document: the newest one, None before the first look has succeeded.
+        problem: why the last look failed, "" when it did not.
+        failures: number of looks that failed.
+        samples: the last hour, by migration.
+        events: the last changes.
+    """
+
+    look: Look
+    clock: Clock
+    _: KW_ONLY
+    document: Document | None = None
+    problem: str = ""
+    failures: int = 0
+    samples: dict[str, deque[Sample]] = field(default_factory=dict)
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
+    _seen_at: float | None = None
+    _sampled_at: float | None = None
+    _looked: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _closed: bool = False
+    HOUR: ClassVar = round(3600 / SAMPLE_EVERY_S)
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the document was made, None where there is none."""
+        return None if self._seen_at is None else self.clock.rising() - self._seen_at
+
+    async def run(self) -> None:
+        """Look until it is cancelled."""
+        while True:
+            await self.look_once()
+            await self.clock.sleep(EVERY_S)
+
+    async def look_once(self) -> None:
+        """Look once, and wake those that watch."""
+        try:
+            found = await self.look()
+        except RekeyError as error:
+            self.problem, self.failures = error.what, self.failures + 1
+        else:
+            self.problem = ""
+            self.events.extend(changes(self.document, found))
+            self.document, self._seen_at = found, self.clock.rising()
+            self._sample(found)
+        async with self._looked:
+            self._looked.notify_all()
+
+    async def close(self) -> None:
+        """End all `updates`."""
+        async with self._looked:
+            self._closed = True
+            self._looked.notify_all()
+
+    async def updates(self) -> AsyncIterator[tuple[Document | None, str]]:
+        """Iterate over the document and the problem after each look, beginning with those of now."""
+        while not self._closed:
+            yield self.document, self.problem
+            async with self._looked:
+                await self._looked.wait()
+
+    def history(self) -> dict[str, Any]:
+        """Return samples and events as JSON."""
+        return {
+            "sample_every_s": SAMPLE_EVERY_S,
+            "samples": {script: [asdict(one) for one in some] for script, some in self.samples.items()},
+            "events": [asdict(one) for one in self.events],
+        }
+
+    def _sample(self, found: Document) -> None:
+        now = self.clock.rising()
+        if self._sampled_at is not None and now - self._sampled_at < SAMPLE_EVERY_S:
+            return
+        self._sampled_at = now
+        for one in found["migrations"]:
+            rate = None if one["work"] is None else one["work"]["rows_per_second"]
+            sample = Sample(format_ticks(self.clock.ticks()), rate, one["lag_s"])
+            self.samples.setdefault(one["script_id"], deque(maxlen=self.HOUR)).append(sample)
+
+
+def changes(before: Document | None, now: Document) -> Iterator[Event]:
+    """Return what has changed from one document to the next, as an operator would note it."""
+    known = {} if before is None else {one["script_id"]: one for one in before["migrations"]}
+    for one in now["migrations"]:
+        old = known.get(one["script_id"])
+        if old is not None:
+            for text in _changes(old, one):
+                yield Event(now["as_of"], one["script_id"], text)
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    phase = new["phase"]
+    if (old["phase"]["name"], old["phase"]["state"]) != (phase["name"], phase["state"]):
+        yield f"{phase['name'] or 'not begun'}: {phase['state'].replace('-', ' ')}"
+    if old["sentence"] != new["sentence"]:
+        yield new["sentence"]
+    held, is_held = ({one["by"]: one["text"] for one in status["held_back"]} for status in (old, new))
+    yield from (is_held[by] for by in sorted(is_held.keys() - held))
+    yield from (f"over: {held[by]}" for by in sorted(held.keys() - is_held))
+    standing, stands = ({one["name"]: one["standing"] for one in status["clients"]} for status in (old, new))
+    for name in sorted(standing.keys() | stands.keys()):
+        if standing.get(name) != stands.get(name):
+            yield f"client {name}: {stands.get(name, 'gone')}"

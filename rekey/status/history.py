@@ -1,0 +1,142 @@
+"""The migrations that were ever begun, from the state file alone: it knows them without their scripts.
+
+Rules kept here:
+
+* Phase runs, audit events and kept scripts stay in the state file when a migration is taken back.
+* Of a run that was cut off it is not known when it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rekey.core.clock import TICKS_PER_SECOND, ticks_of
+from rekey.core.plain import UNTOLD
+from rekey.declaration.migration import Declared
+from rekey.phases import Phase
+from rekey.present.text import duration, moment
+from rekey.state.audit import AuditEvent
+from rekey.state.ledger import applied_phases
+from rekey.state.models import KeptScript, PhaseRun
+from rekey.state.store import State
+from rekey.status.tell import field as labelled
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A phase that was entered or taken back.
+
+    Attributes:
+        phase: its name.
+        at: when it began; UTC, ISO 8601.
+        ended_at: when it ended, None if it was cut off, or works still.
+        outcome: `done`, `taken back`, the error that stopped it, or None if it was cut off, or works still.
+    """
+
+    phase: str
+    at: str
+    ended_at: str | None
+    outcome: str | None
+
+    def told(self) -> str:
+        """Return what became of it, in words."""
+        if self.outcome == "taken back":
+            return f"{moment(self.at)} taken back"
+        if self.ended_at is None:
+            return f"{moment(self.at)}; when it ended is not known"
+        took = duration((ticks_of(self.ended_at) - ticks_of(self.at)) / TICKS_PER_SECOND)
+        if self.outcome == "done":
+            return f"{moment(self.at)} done, took {took}"
+        return f"{moment(self.at)} stopped after {took} ({self.outcome})"
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A migration that was begun.
+
+    Attributes:
+        script_id: the script.
+        begun_at: when it was last begun; UTC, ISO 8601.
+        source: its source table.
+        targets: its target tables, None if they are not known: a version began it that kept no script.
+        script: what its file is now: `as begun`, `edited`, `unreadable`, or `gone`.
+        phases: the phases that are applied now.
+        steps: the phases that were entered and taken back, in order.
+        kept: its script as it was begun.
+    """
+
+    script_id: str
+    begun_at: str
+    source: str | None
+    targets: tuple[str, ...] | None
+    script: str
+    phases: tuple[Phase, ...]
+    steps: tuple[Step, ...]
+    kept: KeptScript | None = field(metadata=UNTOLD)
+
+    def told(self, command: Callable[[str], str]) -> list[str]:
+        """Return the lines about it; `command` returns a command as it is to be typed here."""
+        tables = f": {self.source} -> {', '.join(self.targets)}" if self.targets else ""
+        lines = [self.script_id + tables, *labelled("begun", moment(self.begun_at))]
+        script = f"{self.script_id}.py {_SCRIPT[self.script]}"
+        if self.kept is not None and self.script != "as begun":
+            script += f"; as it was: {command(f'show {self.script_id} --script')}"
+        lines += labelled("script", script)
+        for one in self.steps:
+            lines += labelled(one.phase, one.told())
+        if not self.phases:
+            lines += labelled("", "no phase of it is applied now")
+        return lines
+
+
+_SCRIPT = {
+    "as begun": "is as it was begun",
+    "edited": "was edited since",
+    "unreadable": "cannot be read",
+    "gone": "is gone: renamed or deleted",
+}
+
+
+def steps(runs: Iterable[PhaseRun], events: Iterable[AuditEvent]) -> tuple[Step, ...]:
+    """Return the phases of a migration that were entered and taken back, in order."""
+    entered = [Step(one.phase, one.started_at, one.finished_at, one.outcome) for one in runs]
+    undone = (one for one in events if one.event == "phase-undone")
+    back = [Step(str(one.details["phase"]), one.at, one.at, "taken back") for one in undone]
+    return tuple(sorted([*entered, *back], key=lambda step: step.at))
+
+
+def begun(state: State, scripts: Mapping[str, Declared | None]) -> list[Begun]:
+    """Return all migrations that were ever begun, in the order in which they were last begun.
+
+    Args:
+        state: the state file.
+        scripts: the scripts in the project's folder, by id; None for one that cannot be read.
+    """
+    records = {one.script_id: one for one in state.migrations()}
+    kept = state.kept_scripts()
+    ids, found = state.ledger_ids(), []
+    for script_id in state.script_ids():
+        runs, record = state.phase_runs(script_id), records.get(script_id)
+        own = [
+            one for one in kept if one.script_id == script_id and (not record or one.run_id == record.run_id)
+        ]
+        script = own[-1] if own else None
+        known, now = script or record, scripts.get(script_id)
+        there = "unreadable" if script_id in scripts else "gone"
+        if now is not None:
+            there = "edited" if known is not None and now.digest != known.digest else "as begun"
+        begun_at = record.registered_at if record else script.begun_at if script else runs[-1].started_at
+        found.append(
+            Begun(
+                script_id=script_id,
+                begun_at=begun_at,
+                source=known.source if known else None,
+                targets=tuple(script.targets) if script else None,
+                script=there,
+                phases=tuple(applied_phases(ids, script_id)),
+                steps=steps(runs, state.audit_events(script_id)),
+                kept=script,
+            )
+        )
+    return sorted(found, key=lambda one: one.begun_at)

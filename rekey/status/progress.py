@@ -1,0 +1,202 @@
+"""How far a migration is and what holds it back: the part of its status that moves. Pure.
+
+Rules kept here:
+
+* What is under way comes from the runner's pulse, what is durable from the state file. Without a pulse (no
+  runner on this machine) the rate and the estimate of the end are not known, and are left out.
+* What holds it back is what holds it back now. Where no runner of this machine is at work, that is the lease
+  of another one, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rekey.core.clock import TICKS_PER_SECOND, format_ticks
+from rekey.core.eta import Eta
+from rekey.core.plain import told
+from rekey.core.progress import Held, Holds
+from rekey.phases import Phase
+from rekey.present.text import counted, duration
+from rekey.state.models import CHECKPOINT_AT, PhaseRun
+from rekey.status.facts import ESTIMATED_ROWS, Facts
+from rekey.status.pulse import Pass, Waiting
+
+_SPREAD_S = 10.0
+"""From so many seconds on, the spread of an estimate is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseNow:
+    """The phase that a migration is in.
+
+    Attributes:
+        name: the phase; None before the first one.
+        state: `not-begun`, `at-work`, `done`, `stopped` (by an error, or on request) or `cut-off` (killed).
+        since: since when; None where that is not known.
+    """
+
+    name: str | None
+    state: str
+    since: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """When a pass ends: in how many seconds, at least and at most, and at what time."""
+
+    seconds: float = field(metadata=told(digits=0))
+    least_s: float = field(metadata=told(digits=0))
+    most_s: float = field(metadata=told(digits=0))
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Onward:
+    """A pass over a table.
+
+    Attributes:
+        label: what it does: `backfill`, `verify`, ...
+        began_at: when it began, by the runner's machine; None where that is not known.
+        rows, estimated_rows: rows done, and in all as far as is known.
+        rate: rows a second, of late.
+        eta: when it ends.
+    """
+
+    label: str
+    began_at: str | None
+    rows: int
+    estimated_rows: int | None
+    rate: float | None = field(metadata=told("rows_per_second", digits=1))
+    eta: Ends | None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The last checkpoint: after a kill, the work goes on from there."""
+
+    at: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """What holds a migration back.
+
+    Attributes:
+        by: `pause`, `account`, `partition`, `refusals`, `lease` or `wait`.
+        text: in words.
+        since, until: since when and until when at most, where that is known.
+    """
+
+    by: str
+    text: str
+    since: str | None = None
+    until: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The part of a migration's status that moves."""
+
+    phase: PhaseNow
+    work: Onward | None
+    checkpoint: Checkpoint | None
+    held_back: tuple[HeldBack, ...]
+
+
+def progress_of(facts: Facts) -> Progress:
+    """Return how far a migration is."""
+    saved = facts.facts.get(CHECKPOINT_AT)
+    return Progress(
+        phase=_phase(facts),
+        work=_work(facts),
+        checkpoint=None if saved is None else Checkpoint(saved, facts.since(saved)),
+        held_back=tuple(_held_back(facts)),
+    )
+
+
+def _phase(facts: Facts) -> PhaseNow:
+    runs = facts.runs
+    last, at_work = (runs[-1] if runs else None), facts.at_work or facts.pulse is not None
+    if last is not None and last.outcome != "done" and last.phase not in facts.phases:
+        if last.finished_at is not None:
+            return PhaseNow(str(last.phase), "stopped", last.finished_at)
+        state = "at-work" if at_work else "cut-off"
+        return PhaseNow(str(last.phase), state, last.started_at)
+    if not facts.phases:
+        return PhaseNow(str(Phase.PREPARE), "at-work", None) if at_work else PhaseNow(None, "not-begun", None)
+    done = facts.phases[-1]
+    return PhaseNow(str(done), "done", _ended(runs, done))
+
+
+def _ended(runs: Iterable[PhaseRun], phase: Phase) -> str | None:
+    ends = [run.finished_at for run in runs if run.phase == phase and run.outcome == "done"]
+    return ends[-1] if ends else None
+
+
+def _work(facts: Facts) -> Onward | None:
+    """Return the pass at work; without a pulse, the copy as far as it is durable, while it is not done."""
+    if facts.pulse is not None:
+        return None if facts.pulse.work is None else _of_pulse(facts.pulse.work, facts.now)
+    if not facts.segments or all(one.done for one in facts.segments):
+        return None
+    estimated = facts.facts.get(ESTIMATED_ROWS)
+    rows = sum(one.rows for one in facts.segments)
+    return Onward("backfill", None, rows, int(estimated) if estimated else None, None, None)
+
+
+def _of_pulse(work: Pass, now: int) -> Onward:
+    ends = None
+    if work.eta is not None:
+        at = format_ticks(now + round(work.eta.seconds * TICKS_PER_SECOND))
+        ends = Ends(work.eta.seconds, work.eta.least_s, work.eta.most_s, at)
+    return Onward(work.label, format_ticks(work.began_at), work.rows, work.total, work.rate, ends)
+
+
+def _held_back(facts: Facts) -> Iterable[HeldBack]:
+    pulse, lease = facts.pulse, facts.lease
+    if pulse is None:
+        if lease is not None and lease.live:
+            text = f"process {lease.pid} on {lease.host} holds the lease of the runner, unless it ends"
+            yield HeldBack("lease", text, None, lease.ends_at)
+        return
+    for held in pulse.held:
+        yield HeldBack(str(held.by), _told(held))
+    for wait in pulse.waits:
+        yield _of_wait(wait)
+
+
+def _of_wait(wait: Waiting) -> HeldBack:
+    until = None if wait.until is None else format_ticks(wait.until)
+    return HeldBack("wait", f"waiting for {wait.what}", format_ticks(wait.since), until)
+
+
+def _told(held: Held) -> str:
+    rate = f"{held.entities_per_second:,} entities/s"
+    return {
+        Holds.PAUSE: "paused by the operator until `rekey resume`",
+        Holds.REFUSALS: f"the service refuses requests or answers slowly: {rate} for now",
+        Holds.ACCOUNT: f"the account is at its rate, {rate}",
+        Holds.PARTITION: f"{counted(held.partitions, 'partition')} at the rate of a partition, {rate}",
+    }[held.by]
+
+
+def how_far(rows: int, total: int | None, rate: float | None, eta: Eta | Ends | None) -> str:
+    """Return how far a pass over a table is, in words: rows, share, rows a second, and how long it takes yet.
+
+    Args:
+        rows, total: rows done, and in all; None: not known.
+        rate: rows a second, None where not known.
+        eta: how long it takes yet, None where not known.
+    """
+    said = [f"{rows:,} rows"]
+    if total:
+        said = [f"{rows:,} of about {total:,} rows ({min(1.0, rows / total):.0%})"]
+    if rate is not None:
+        said.append(f"{rate:,.0f} rows/s")
+    if eta is not None:
+        spread = f" ({duration(eta.least_s)} to {duration(eta.most_s)})" if eta.seconds >= _SPREAD_S else ""
+        said.append(f"about {duration(eta.seconds)} left{spread}")
+    return ", ".join(said)
