@@ -70,8 +70,9 @@ def needed(python_folder: Path) -> None:
 
 
 def package_files() -> set[str]:
-    """Return the files of the package as the clone has them."""
-    found = (path for path in (ROOT / "rekey").rglob("*") if path.is_file())
+    """Return the files of the package as the clone has them, with those that links lead to."""
+    walked = os.walk(ROOT / "rekey", followlinks=True)
+    found = (Path(folder, name) for folder, _, names in walked for name in names)
     return {path.relative_to(ROOT).as_posix() for path in found if "__pycache__" not in path.parts}
 
 
