@@ -42,6 +42,8 @@ from rekey.present.text import WIDTH, fitted
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+_TELLING = 8
+"""Characters from which on the value of a variable is kept out of what a script says."""
 _PACKAGE = Path(__file__).parent.parent
 _COMMANDS = {
     "init": "Start a project: configuration, key file, folder for scripts.",
@@ -191,11 +193,19 @@ def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
     if shell.debug and isinstance(told, FaultOfRekey):
         shell.note(places(error), "error")
     if shell.debug and isinstance(told, DeclarationError) and told.fault:
-        shell.note(f"the script's own text, which may hold anything: {told.fault}", "error")
+        shell.note(f"the script's own text: {without_variables(told.fault)}", "error")
     return int(told.exit_code)
 
 
 # --- faults ---
+
+
+def without_variables(text: str) -> str:
+    """Return a text without the values of environment variables: secrets come from there."""
+    for value in sorted(os.environ.values(), key=len, reverse=True):
+        if len(value) >= _TELLING:
+            text = text.replace(value, "…")
+    return text
 
 
 def as_rekey_error(error: BaseException) -> RekeyError:

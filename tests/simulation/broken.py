@@ -61,10 +61,8 @@ class WriteFirst(Propagator):
 class ClaimAfterReading(Propagator):
     """Goes on after a claim with what it read before it, instead of beginning the round again."""
 
-    async def _unlisted(
-        self, source_key: EntityKey, expected: dict[TargetKey, Row], listed: frozenset[TargetKey]
-    ) -> set[TargetKey]:
-        unlisted = await super()._unlisted(source_key, expected, listed)
+    async def _unlisted(self, source_key: EntityKey, *known: Any) -> set[TargetKey]:
+        unlisted = await super()._unlisted(source_key, *known)
         if unlisted:
             forward = await self.mapping.forward(source_key)
             await self.mapping.claim(source_key, forward, unlisted, self.still_owns)
