@@ -9,7 +9,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -180,7 +180,7 @@ def apply(
     if goal in GATED and not scripts and len(chosen) > 1:
         listed = ", ".join(one.script_id for one in chosen)
         raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
-    _confirm(shell, chosen if goal is Phase.COMPLETE else (), project.applied(), yes)
+    _confirm(shell, project, chosen if goal is Phase.COMPLETE else (), yes)
     results: list[_Result] = []
     options = Options(writers_stopped=writers_stopped, stop_at_most_s=stop_at_most, executor=executor or "")
     with _served(shell, project, chosen, serve), open_session(shell, project, options) as session:
@@ -204,15 +204,14 @@ def apply(
     return shell.emit(document, "Nothing to apply: every migration is complete.")
 
 
-def _confirm(
-    shell: Shell, completed: Sequence[Declared], applied: Mapping[str, Sequence[Phase]], yes: Sequence[str]
-) -> None:
+def _confirm(shell: Shell, project: Project, completed: Sequence[Declared], yes: Sequence[str]) -> None:
     """Require the name of every migration whose way back is about to end, typed. Raises click.UsageError,
     ConfigurationError."""
     names = [one.script_id for one in completed]
     if strange := [name for name in yes if name not in names]:
         meant = f"it names {', '.join(names)} here" if names else "it goes with --to complete"
         raise click.UsageError(f"--yes {strange[0]}: {meant}")
+    applied = project.applied() if names else {}
     for name in names:
         if name in yes or Phase.COMPLETE in applied[name]:
             continue

@@ -9,6 +9,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.util import decode_source
 from pathlib import Path
 
@@ -75,12 +76,13 @@ def show(shell: Shell, script: str, wants_script: bool, out: Path | None) -> Exi
 def _begun(shell: Shell) -> list[Begun]:
     config = load_config(shell.config_path)
     scripts: dict[str, Declared | None] = {}
-    for path in config.migrations.glob("*.py"):
-        try:
-            scripts[path.stem] = load_script(path)
-        except DeclarationError:
-            scripts[path.stem] = None
     with State.open(config.state, read_only=True) as state:
+        for script_id in state.script_ids():
+            path = config.migrations / f"{script_id}.py"
+            if path.exists():
+                scripts[script_id] = None
+                with suppress(DeclarationError):
+                    scripts[script_id] = load_script(path)
         return begun(state, scripts)
 
 

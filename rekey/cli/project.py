@@ -167,14 +167,13 @@ def _without_files(config: Config) -> tuple[list[Declared], list[MigrationRecord
     of those of which none was kept, or none that can still be read."""
     try:
         with State.open(config.state, read_only=True) as state:
-            records, contents = state.migrations(), {one.run_id: one.content for one in state.kept_scripts()}
+            paths = [(one, config.migrations / f"{one.script_id}.py") for one in state.migrations()]
+            gone = [(record, path) for record, path in paths if not path.exists()]
+            contents = {one.run_id: one.content for one in state.kept_scripts()} if gone else {}
     except StateUnusable:
         return [], []  # what needs the state file says what is wrong with it
     kept, lost = [], []
-    for record in records:
-        path = config.migrations / f"{record.script_id}.py"
-        if path.exists():
-            continue
+    for record, path in gone:
         with suppress(DeclarationError, KeyError):
             declared = load_script(path, contents[record.run_id])
             if declared.digest == record.digest:

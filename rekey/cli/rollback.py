@@ -74,7 +74,7 @@ def rollback(
     lines = [
         *wrapped(f"{declared.script_id}: taken back: {taken}", rest="  "),
         *(field("rows", _rows_back(declared, counters)) if Phase.CUTOVER in undone else []),
-        *(field("targets", _targets(declared, drop=bool(drop_targets))) if Phase.PREPARE in undone else []),
+        *(field("targets", _targets(declared, drop=drop_targets)) if Phase.PREPARE in undone else []),
         *verdict_lines(status, shell.command),
     ]
     document = {"script_id": declared.script_id, "undone": plain(undone), "counters": counters}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 
 import click
 
@@ -21,7 +22,6 @@ from rekey.client.sdk.thread import LoopThread
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
 from rekey.migration.opening import connect
-from rekey.project.config import Config
 from rekey.project.secrets_source import read_local
 from rekey.serve.server import Access, Address, serving
 from rekey.serve.watch import Document, Watch
@@ -38,12 +38,11 @@ def serve(shell: Shell, scripts: tuple[str, ...], address: str) -> ExitCode:
     Reads only; works while `apply` runs, and when it does not. Other machines may ask only where [serve] has
     a token and a certificate. Ctrl-C ends it.
     """
-    project, where = open_project(shell), Address.of(address)
+    project = open_project(shell)
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
-    access = access_of(project.config)
 
     async def until_interrupted() -> None:
-        async with _watched(shell, project, chosen) as watch, serving(where, watch, access) as url:
+        async with _serving(shell, project, chosen, address) as url:
             shell.note(f"serving {url} until Ctrl-C", "serving", url=url)
             await asyncio.Event().wait()
 
@@ -59,16 +58,9 @@ def served(shell: Shell, project: Project, chosen: Sequence[Declared], address: 
     Raises:
         ConfigurationError, SecretMissing: it cannot be served there.
     """
-    where, access = Address.of(address), access_of(project.config)
-
-    @asynccontextmanager
-    async def both() -> AsyncIterator[str]:
-        async with _watched(shell, project, chosen) as watch, serving(where, watch, access) as url:
-            yield url
-
     thread = LoopThread()
     try:
-        with thread.holding(both) as url:
+        with thread.holding(partial(_serving, shell, project, chosen, address)) as url:
             shell.note(f"serving {url} meanwhile", "serving", url=url)
             yield
     finally:
@@ -76,20 +68,23 @@ def served(shell: Shell, project: Project, chosen: Sequence[Declared], address: 
 
 
 @asynccontextmanager
-async def _watched(shell: Shell, project: Project, chosen: Sequence[Declared]) -> AsyncIterator[Watch]:
-    """Return a watch of some migrations, with connections of its own."""
+async def _serving(
+    shell: Shell, project: Project, chosen: Sequence[Declared], address: str
+) -> AsyncIterator[str]:
+    """Serve some migrations, with connections of its own, while the context lasts; yield the URL.
+
+    Raises:
+        ConfigurationError, SecretMissing: it cannot be served there.
+    """
+    where, said = Address.of(address), project.config.serve
+    token = read_local("the token of `rekey serve`", "[serve.token]", said.token) if said.token else None
+    access = Access(token, said.certificate, said.key)
 
     async def document() -> Document:
         return (await look_at_all(project, chosen, accounts, shell.clock)).document
 
-    async with (shell.surroundings.connect or connect)(project.config) as accounts:
-        yield Watch(document, shell.clock)
-
-
-def access_of(config: Config) -> Access:
-    """Return who may ask. Raises SecretMissing."""
-    said = config.serve
-    token = (
-        None if said.token is None else read_local("the token of `rekey serve`", "[serve.token]", said.token)
-    )
-    return Access(token, said.certificate, said.key)
+    async with (
+        (shell.surroundings.connect or connect)(project.config) as accounts,
+        serving(where, Watch(document, shell.clock), access) as url,
+    ):
+        yield url

@@ -266,7 +266,6 @@ def verify(
     phase = control.phase if control is not None else ControlPhase.SOURCE
     _require_comparable(run, phase)
     try:
-        report = None
         if mode is not Mode.FULL:
             total = rows_to_read(run) if mode is Mode.COUNT else None
             with session.progress.task(f"verify {mode}", total=total) as advance:
@@ -277,17 +276,16 @@ def verify(
                 else:
                     compare = sample(ctx, rows, seed, session.progress.note, always=always)
                 report = session.do(while_sweeping(run, authority(phase) or SOURCE, compare))
-            if report is None:
-                session.progress.note(
-                    f"a sample of {counted(rows, 'row')} would ask for more requests than a full"
-                    " verification, which proves more: a full one is made"
-                )
-        if report is None:
-            return session.do(verify_full(run, repair=repair and mode is Mode.FULL, keys=keys))
+            if report is not None:
+                session.state.audit("verification", script_id, report.as_json())
+                return report
+            session.progress.note(
+                f"a sample of {counted(rows, 'row')} would ask for more requests than a full"
+                " verification, which proves more: a full one is made"
+            )
+        return session.do(verify_full(run, repair=repair and mode is Mode.FULL, keys=keys))
     finally:
         session.add_on_top(script_id, OnTop.REPEATS)
-    session.state.audit("verification", script_id, report.as_json())
-    return report
 
 
 def _require_comparable(run: Run, phase: ControlPhase) -> None:

@@ -381,8 +381,7 @@ class Session:
     def _run_phase(self, script_id: str, phase: Phase) -> None:
         run = self.runs[script_id]
         number = self.state.start_phase(script_id, phase)
-        of_phase = {"script_id": script_id, "phase": str(phase)}
-        _log.info("%s: `%s` begins", script_id, phase, extra={"event": "phase-begun", "figures": of_phase})
+        _tell("begins", "phase-begun", script_id, phase)
         run.keep_count = lambda: self.state.count_phase(number, self.sent())
         self.state.audit("phase-begun", script_id, {"phase": phase, "digest": run.declared.digest})
         try:
@@ -391,17 +390,13 @@ class Session:
             self.state.finish_phase(number, type(error).__name__, {}, self.sent())
             self.count_anew()
             self.state.audit("phase-stopped", script_id, {"phase": phase, "error": type(error).__name__})
-            figures = {**of_phase, "error": type(error).__name__}
-            _log.info(
-                "%s: `%s` stopped", script_id, phase, extra={"event": "phase-stopped", "figures": figures}
-            )
+            _tell("stopped", "phase-stopped", script_id, phase, error=type(error).__name__)
             self.phase_ended(self.state.phase_runs(script_id)[-1])
             raise
         self.state.finish_phase(number, "done", counters, self.sent())
         self.count_anew()
         self.state.audit("phase-done", script_id, {"phase": phase, "counters": counters})
-        done = {**of_phase, "counters": counters}
-        _log.info("%s: `%s` done", script_id, phase, extra={"event": "phase-done", "figures": done})
+        _tell("done", "phase-done", script_id, phase, counters=counters)
         self.phase_ended(self.state.phase_runs(script_id)[-1])
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` done", self.progress)
 
@@ -417,9 +412,7 @@ class Session:
         if counters is not None:
             details["counters"] = self.taken_back[phase] = counters
         self.state.audit("phase-undone", script_id, details)
-        figures = {"script_id": script_id, "phase": str(phase)}
-        said = ("%s: `%s` taken back", script_id, phase)
-        _log.info(*said, extra={"event": "phase-undone", "figures": figures})
+        _tell("taken back", "phase-undone", script_id, phase)
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)
 
     async def _with_clients(self, run: Run, work: Callable[[Run], Awaitable[T]]) -> T:
@@ -431,6 +424,11 @@ class Session:
         await wait_for_present(run)
         with while_allowed(run.still_alone):
             return await work(run)
+
+
+def _tell(what: str, event: str, script_id: str, phase: Phase, **figures: object) -> None:
+    figures = {"script_id": script_id, "phase": str(phase), **figures}
+    _log.info("%s: `%s` %s", script_id, phase, what, extra={"event": event, "figures": figures})
 
 
 def require_same_place(record: MigrationRecord, source: str, endpoint_id: str, run_id: str) -> None:

@@ -30,7 +30,7 @@ import orjson
 from aiohttp import web
 
 from rekey.core.concurrency import cancel
-from rekey.errors import ConfigurationError
+from rekey.errors import ConfigurationError, reason_of
 from rekey.serve.metrics import exposition
 from rekey.serve.watch import Watch
 
@@ -249,8 +249,7 @@ async def serving(address: Address, watch: Watch, access: Access) -> AsyncIterat
             await site.start()
         except OSError as error:
             raise ConfigurationError(
-                f"{address.host}:{address.port} cannot be listened on"
-                f" ({error.strerror or type(error).__name__})",
+                f"{address.host}:{address.port} cannot be listened on ({reason_of(error)})",
                 hint="give another address with a free port",
             ) from None
         port = runner.addresses[0][1]

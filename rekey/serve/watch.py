@@ -110,7 +110,8 @@ class Watch:
         while not self._closed:
             yield self.document, self.problem
             async with self._looked:
-                await self._looked.wait()
+                if not self._closed:  # it may have been closed while the caller worked
+                    await self._looked.wait()
 
     def history(self) -> dict[str, Any]:
         """Return samples and events as JSON."""

@@ -212,9 +212,9 @@ class State:
 
     def script_ids(self) -> list[str]:
         """Return the ids of all migrations that were ever begun, also of those that were taken back."""
-        entered = self._read(sa.select(PHASE_RUN.c.script_id).distinct())
-        known = {one["script_id"] for one in entered} | {one.script_id for one in self.kept_scripts()}
-        return sorted(known | {one.script_id for one in self.migrations()})
+        columns = (one.c.script_id for one in (PHASE_RUN, SCRIPT, MIGRATION))
+        known = sa.union(*(sa.select(column) for column in columns))
+        return sorted(one["script_id"] for one in self._read(known))
 
     def forget(self, script_id: str) -> None:
         """Remove a migration with its segments, facts, verifications and sums.
@@ -482,7 +482,7 @@ class State:
     def _texts(self, script_id: str) -> KeyTexts:
         return self._keys.get(script_id) or KeyTexts()
 
-    def _read(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
+    def _read(self, query: sa.Select[Any] | sa.CompoundSelect[Any]) -> list[dict[str, Any]]:
         with self._reading() as connection:
             return _rows(connection, query)
 
@@ -508,7 +508,7 @@ class State:
             yield self._connection
 
 
-def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[dict[str, Any]]:
+def _rows(connection: sa.Connection, query: sa.Select[Any] | sa.CompoundSelect[Any]) -> list[dict[str, Any]]:
     return [row._asdict() for row in connection.execute(query)]
 
 

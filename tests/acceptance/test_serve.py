@@ -42,7 +42,7 @@ def project(
     (tmp_path / "migrations" / f"{table_name('users')}.py").write_text(script, "utf-8")
     configure(tmp_path, azurite.tables.endpoint, azurite.restricted.endpoint)
     with (tmp_path / "rekey.toml").open("a", encoding="utf-8") as config:
-        config.write("[limits]\nentities_per_second = 200\n")
+        config.write("[limits]\nentities_per_second = 80\n")
 
     async def fill() -> None:
         async with open_account(azurite.tables) as service:

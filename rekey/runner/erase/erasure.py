@@ -186,8 +186,8 @@ def erase(
 
     async def ask(queries: Sequence[Query], *, searched: bool, with_targets: bool) -> Asked:
         asked = await find(run, queries)
-        within = await usable(session, run, to_write=with_targets)
-        standing = await find_rows(run, asked.subjects, within, searched=searched and with_targets)
+        there = await usable(session, run, to_write=with_targets)
+        standing = await find_rows(run, asked.subjects, there, searched=searched and with_targets)
         targets = sum((counts_of(run, rows) for rows in standing.values()), Counter[str]())
         return replace(asked, standing=standing, targets=dict(sorted(targets.items())))
 
