@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, time, timedelta, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from rekey.core.clock import TICKS_PER_SECOND
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _WINDOW = re.compile(r"(?:([A-Za-z,-]+) )?(\d\d:\d\d)-(\d\d:\d\d)(?: (\S+))?")
@@ -51,18 +53,19 @@ class Window:
         except (OSError, ValueError, ZoneInfoNotFoundError):
             raise ValueError("names a time zone that this machine does not know") from None
 
-    def next(self, now: datetime) -> tuple[datetime, datetime]:
-        """Return when the window that is open at a time, or the next one, opens and closes; UTC."""
-        today = now.astimezone(self.zone).date()
+    def next(self, now: int) -> tuple[int, int]:
+        """Return when the window that is open at a time, or the next one, opens and closes; all in ticks."""
+        today = datetime.fromtimestamp(now / TICKS_PER_SECOND, self.zone).date()
         for ahead in range(-1, 9):
             day = today + timedelta(days=ahead)
-            if day.weekday() not in self.days:
-                continue
             last = day + timedelta(days=self.ends < self.begins)
-            closes = datetime.combine(last, self.ends, self.zone).astimezone(UTC)
-            if closes > now:
-                return datetime.combine(day, self.begins, self.zone).astimezone(UTC), closes
+            opens, closes = self._ticks(day, self.begins), self._ticks(last, self.ends)
+            if day.weekday() in self.days and closes > now:
+                return opens, closes
         raise AssertionError("a week has each of its days")
+
+    def _ticks(self, day: date, at: time) -> int:
+        return round(datetime.combine(day, at, self.zone).timestamp()) * TICKS_PER_SECOND
 
 
 def _days(said: str | None) -> frozenset[int]:

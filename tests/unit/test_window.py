@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
 
+from rekey.core.clock import ticks_of
 from rekey.project.window import Window
 
 
-def at(text: str) -> datetime:
-    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+def at(text: str) -> int:
+    return ticks_of(f"{text}:00Z")
 
 
 @pytest.mark.parametrize(

@@ -130,11 +130,14 @@ async def run(run: Run) -> Counters:
     if not run.is_delta:
         return await cross(run, ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER)
     if now is not None and now.phase is ControlPhase.DUAL_WRITE:
+        await run.tell("freeze", before=Phase.CUTOVER)
         await run.control.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
     try:
         counters = await _prove_under_freeze(run)
-    except Exception:
+    except Exception as error:
         await leave_freeze(run, ControlPhase.DUAL_WRITE)
+        if isinstance(error, Findings):
+            await run.tell("divergence")
         raise
     await run.control.move(ControlPhase.FREEZE, ControlPhase.CUTOVER)
     return counters
@@ -209,6 +212,7 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
     if settled.failed:
         unsettled = f"{settled.failed} intents of the journal cannot be settled"
         raise GateClosed(end, [unsettled], hint=unsettled_hint(run))
+    await run.tell("freeze", before=Phase.CUTOVER if end is ControlPhase.CUTOVER else None)
     deadline = Deadline(run.clock, run.config.gates.freeze_timeout_s)
     frozen = await run.control.move(start, ControlPhase.FREEZE)
     try:
@@ -233,6 +237,8 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
         run.state.audit("freeze-given-up", run.script_id, details)
         if left and isinstance(error, RekeyError):
             error.kept = f"{error.kept or 'everything'}; the migration is back in `{start}`, and writes go on"
+        if isinstance(error, Findings):
+            await run.tell("divergence")
         raise
     frozen_ms = round(deadline.elapsed_s * 1000)
     await wait_for_clients(run, after)
@@ -345,6 +351,7 @@ async def _copy_back(run: Run, now: ControlRow) -> Counters:
         reason = f"{counted(len(refused), 'target row')} cannot go back: {listed}"
         raise GateClosed("dual_write", [reason], hint=refused[0].cure)
     if now.phase is ControlPhase.CUTOVER:
+        await run.tell("freeze")
         await run.control.move(ControlPhase.CUTOVER, ControlPhase.FREEZE)
     try:
         await each_changed("copy back", bring)
