@@ -77,7 +77,7 @@ def proceed(shell: Shell, script: str | None, writers_stopped: bool) -> ExitCode
         raise Refused(
             "no `rekey apply --follow` is at work with this state file: nobody would hear it",
             kept="everything; nothing was said",
-            hint="`rekey apply --follow` follows a migration until it is told; `rekey status` says what is next",
+            hint="`rekey apply --follow` follows until it is told; `rekey status` says what is next",
         )
     if script is not None and not runner.script_id.startswith(script):
         raise click.UsageError(f"{script} is not followed, {runner.script_id} is")

@@ -1,4 +1,4 @@
-"""Following (`apply --follow`): targets are kept up to date before the gate of cutover until it is called for.
+"""Following (`apply --follow`): keep targets up to date before the gate of cutover, until that is called for.
 
 Rules kept here:
 
@@ -63,7 +63,7 @@ class Follower:
         self._run = run
         self._heard = (steering.read(run.config.state) or steering.Steering()).proceed
         self._asked: float | None = None
-        self._tried = 0
+        self._asked_in = self._tried = 0  # the windows in which the gate was asked, and the cutover begun
         self._refusal: tuple[str, ...] = ()
         kept = run.state.get_fact(run.script_id, FOLLOWING)
         self.since = json.loads(kept)["since"] if kept else format_ticks(run.clock.ticks())
@@ -148,15 +148,15 @@ class Follower:
     def options(self, call: Call) -> Options:
         """Return the options that the gate is asked with."""
         given = self._run.options
-        return given if call.said is None else replace(given, writers_stopped=call.said.writers_stopped)
+        if call.said is None:
+            return replace(given, freeze_by=call.closes)
+        return replace(given, writers_stopped=call.said.writers_stopped)
 
     def outlasts(self, call: Call) -> list[str]:
         """Return the reason that the stop is expected to outlast the window, if so; then no more in it."""
-        stop_s, left_s = (
-            expected_stop_s(self._run),
-            (call.closes - self._run.clock.ticks()) / TICKS_PER_SECOND,
-        )
-        if call.said is not None or not self._run.is_delta or stop_s is None or stop_s <= left_s:
+        left_s = (call.closes - self._run.clock.ticks()) / TICKS_PER_SECOND
+        stop_s = expected_stop_s(self._run) if self._run.is_delta else None
+        if call.said is not None or stop_s is None or stop_s <= left_s:
             return []
         self.enters(call)
         closes = moment(format_ticks(call.closes))
@@ -164,7 +164,9 @@ class Follower:
 
     def is_new(self, call: Call, reasons: Sequence[str]) -> bool:
         """Tell whether a refusal is to be told: one that a window meets again, with other figures, is not."""
-        return call.said is not None or [*map(_plain, reasons)] != [*map(_plain, self._refusal)]
+        before, self._asked_in = self._asked_in, call.opened
+        same = before == call.opened and [*map(_plain, reasons)] == [*map(_plain, self._refusal)]
+        return call.said is not None or not same
 
     def enters(self, call: Call) -> None:
         """Note that the cutover is begun: once in a window."""

@@ -54,6 +54,7 @@ class Options:
         drop_targets: on rollback to `source`: drop the target tables (True) or keep them (False).
         typed_table: the source's name as typed for `retire`.
         executor: `module:callable`, in place of the one in [executor]; "": use that one.
+        freeze_by: do not make writers wait after this time, in ticks; None: at any time.
         follow: keep targets up to date before the gate of cutover, and go through it when told to.
     """
 
@@ -63,6 +64,7 @@ class Options:
     typed_table: str = ""
     executor: str = ""
     follow: bool = False
+    freeze_by: int | None = None
 
 
 class StopFlag:

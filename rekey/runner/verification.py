@@ -40,6 +40,7 @@ from rekey.next_steps import after_findings
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import SOURCE, TARGET, authority
 from rekey.runner.clients import InFlight, heard_of_until, look, while_sweeping
+from rekey.runner.hooks import HookEvent
 from rekey.runner.run import Run
 from rekey.runner.workers import Workers
 from rekey.state.models import PLAN_FACT, WATERMARK, StoredSums, Verification
@@ -188,7 +189,7 @@ async def verify_full(
     if not followed:
         run.state.set_fact(run.script_id, UNFOLLOWED, str(last_number(run)))
     if wrong(report) and (row is None or row.phase is not ControlPhase.FREEZE):
-        await run.tell("divergence", rows=wrong(report))  # else it is told when the freeze is left
+        await run.tell(HookEvent.DIVERGENCE, rows=wrong(report))  # else it is told when the freeze is left
     return report
 
 
