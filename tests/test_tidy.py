@@ -92,6 +92,7 @@ PURE = {
     "state.models",
     "copy.workers.tasks",
     "project.sections",
+    "project.window",
     "stress.judge",
     "stress.mix",
     "stress.page",

@@ -1,4 +1,10 @@
-"""One look at a migration: its facts, judged; and the progress document of it."""
+"""One look at a migration: its facts, judged; and the progress document of it.
+
+Rules kept here:
+
+* Whoever tells where a migration stands looks in this way: `rekey status`, what serves progress, hooks, and
+  `apply` at its end.
+"""
 
 from __future__ import annotations
 

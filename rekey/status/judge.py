@@ -515,7 +515,7 @@ def _followed(facts: Facts, closed: str, how: Following) -> Verdict:
         return _told("divergent", facts, closed=closed, command=step.command, remark=step.remark)
     step = next_step("proceed-stopped" if facts.is_delta else "proceed", script=name)
     if closed:
-        step = replace(next_step("followed", script=name), remark=f"{closed}; it compares by itself")
+        step, refused = next_step("followed", script=name), f"{refused} But {closed}."
     elif behind := facts.clients_behind:
         step = NextStep(f"status {name}", f"first see why {_named(behind)} does not follow")
     return _told("following", facts, refused=refused, command=step.command, remark=step.remark)

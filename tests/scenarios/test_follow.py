@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import stat
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,133 +12,23 @@ from typing import Any
 import pytest
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
-from rekey.core.progress import Progress
 from rekey.errors import Interrupted, Refused
 from rekey.model import key_of
 from rekey.phases import ControlPhase, Phase
-from rekey.protocol.rules import View
-from rekey.runner import commands, steering
-from rekey.runner.look import look
-from rekey.runner.run import Options, StopFlag
-from rekey.runner.session import Session
-from rekey.state.models import Verification
+from rekey.runner import steering
+from rekey.runner.run import Options
 from rekey.state.store import State
-from rekey.status.facts import FOLLOWING
 from rekey.status.judge import Status
 from rekey.tables.base import Operation, Verb
 from tests.commands import Commands
-from tests.company import Client, Company, application, company
+from tests.company import Company, application, company
 from tests.faults import Call
+from tests.following import Following, Then, lease_lasts, said
 from tests.projects import USERS_SCRIPT, Project
 from tests.worlds import Killed, user
 
-Then = Callable[[], Awaitable[object]]
 ROWS = 60
 MINUTE = 60.0
-
-
-class Told(Progress):
-    """Keeps what is told."""
-
-    def __init__(self, ours: Company) -> None:
-        super().__init__(ours.project.clock)
-        self.notes: list[tuple[str, str]] = []
-
-    def note(self, text: str, event: str = "note", **figures: object) -> None:
-        self.notes.append((event, text))
-
-    def of(self, event: str) -> list[str]:
-        return [text for name, text in self.notes if name == event]
-
-
-class Following:
-    """A migration that is followed, and what happens meanwhile, by the fake clock."""
-
-    def __init__(self, ours: Company) -> None:
-        self.ours, self.stop = ours, StopFlag()
-        self.told = Told(ours)
-        self.session: Session | None = None
-
-    def configure(self, text: str) -> None:
-        path = self.ours.project.folder / "rekey.toml"
-        path.write_text(f"{path.read_text('utf-8')}{text}\n", "utf-8")
-
-    def hook(self, text: str) -> Path:
-        """Configure a hook that keeps the documents it gets; return their folder."""
-        folder = self.ours.project.folder
-        (folder / "told").mkdir()
-        script = folder / "hook.sh"
-        script.write_text(f'#!/bin/sh\ntold=$(mktemp told/XXXXXXXX)\ncat > "$told"\n{text}\n', "utf-8")
-        script.chmod(stat.S_IRWXU)
-        self.configure('[hooks]\ncommand = ["./hook.sh"]\ntimeout = "20s"')
-        return folder / "told"
-
-    def proceed(self, *, writers_stopped: bool = False) -> None:
-        steering.proceed(self.ours.project.config.state, self.ours.script_id, writers_stopped=writers_stopped)
-
-    def __call__(self, *events: tuple[float, Then], options: Options | None = None) -> commands.Applied:
-        """Follow until it has cut over; after so many seconds each something happens. A fault in that ends
-        it."""
-        ours, project = self.ours, self.ours.project
-        self.told, self.stop = Told(ours), StopFlag()
-
-        async def happen() -> None:
-            try:
-                while not self.told.of("following"):
-                    await project.clock.sleep(1)
-                for seconds, then in events:
-                    for _ in range(round(2 * seconds)):  # the clock jumps no further at a time
-                        await project.clock.sleep(0.5)
-                    await then()
-            except BaseException:
-                self.stop.request()
-                raise
-
-        with Session(
-            project.config, project.scripts, options=options or Options(follow=True), progress=self.told,
-            stop=self.stop, connect_to=project.connect, clock=project.clock, loop=ours.loop,
-        ) as self.session:  # fmt: skip
-            ours.writes(happen())
-            [happening] = ours.traffic
-            try:
-                return commands.apply(self.session, ours.script_id)
-            finally:
-                ours.traffic.clear()
-                if happening.done():
-                    happening.result()
-                else:
-                    happening.cancel()
-
-    def client_of(self, name: str) -> Client:
-        """A client that is yet to be started."""
-        return Client(self.ours, View.OLD, name)
-
-    async def status(self) -> Status:
-        """The status as others see it now."""
-        session, project = self.session, self.ours.project
-        assert session is not None
-        session.tick()
-        declared = project.scripts[self.ours.script_id]
-        parts = project.config, project.scripts, declared, session.state, session.accounts
-        return await look(*parts, project.clock)
-
-    @property
-    def verified(self) -> Sequence[Verification]:
-        with State.open(self.ours.project.config.state, read_only=True) as state:
-            return state.verifications(self.ours.script_id)
-
-    @property
-    def fact(self) -> dict[str, Any] | None:
-        with State.open(self.ours.project.config.state, read_only=True) as state:
-            kept = state.get_fact(self.ours.script_id, FOLLOWING)
-        return None if kept is None else json.loads(kept)
-
-
-def said(work: Callable[[], object]) -> Then:
-    async def then() -> None:
-        work()
-
-    return then
 
 
 def rows() -> list[dict[str, Any]]:
@@ -148,8 +37,7 @@ def rows() -> list[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def _lease_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lease is renewed in real time, of which the fake clock leaves none."""
-    monkeypatch.setattr("rekey.status.facts.lease_is_over", lambda _row, _now: False)
+    lease_lasts(monkeypatch)
 
 
 @pytest.fixture
@@ -197,7 +85,7 @@ def test_what_changes_is_brought_and_compared_until_it_is_told_to_proceed(delta:
     assert applied.next_phase is Phase.COMPLETE
     assert ours.phase is ControlPhase.CUTOVER
     ours.assert_in_step()
-    assert all(lag is not None and lag < 40 for lag in lags), "not older than a pass"
+    assert len(lags) == 2 and all(lag is not None and lag < 40 for lag in lags), "not older than a pass"
     assert len(delta.verified) == 3, "of reconcile, of following, under freeze"
     assert delta.fact is None
     assert len(delta.told.of("proceed-heard")) == 1
