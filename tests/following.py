@@ -110,7 +110,7 @@ class Following:
         """The status as others see it now."""
         session, project = self.session, self.ours.project
         assert session is not None
-        session.tick()
+        session.beat()
         declared = project.scripts[self.ours.script_id]
         parts = project.config, project.scripts, declared, session.state, session.accounts
         return await look(*parts, project.clock)

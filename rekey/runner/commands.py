@@ -161,7 +161,7 @@ def _follow_to_cutover(session: Session, run: Run) -> None:
     """
     follower, own, script_id = Follower(run), run.options, run.script_id
     session.following = follower.since
-    session.tick()
+    session.beat()
     while True:
         try:
             call = session.do(follower.until_called())

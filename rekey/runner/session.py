@@ -160,6 +160,10 @@ class Session:
     def tick(self) -> None:
         """Show the progress of the moment, and tell the pulse of this runner."""
         self.progress.tick()
+        self.beat()
+
+    def beat(self) -> None:
+        """Tell the pulse of this runner."""
         held = () if self._throttled is None else tuple(self._throttled.held())
         pulse.write(self.config.state, pulse.pulse_of(self.progress, self._at_work, held, self.following))
 
@@ -204,7 +208,7 @@ class Session:
         """
         if not self.config.hooks.command:
             return
-        self.tick()
+        self.beat()
         happened = {
             "name": str(event),
             "script_id": script_id,
