@@ -164,7 +164,8 @@ def _follow_to_cutover(session: Session, run: Run) -> None:
     session.beat()
     while True:
         try:
-            call = session.do(follower.until_called())
+            with _naming_rows(session, run):
+                call = session.do(follower.until_called())
         except Interrupted as stopped:
             follower.ended()
             stopped.hint = str(next_step("follow", script=script_id))
@@ -174,8 +175,6 @@ def _follow_to_cutover(session: Session, run: Run) -> None:
         run.options = follower.options(call)
         try:
             reasons = session.do(PHASES[Phase.CUTOVER].gate(run)) + follower.outlasts(call)
-            if reasons and not follower.is_new(call, reasons):
-                continue
             session.do(_pass_gate(run, Phase.CUTOVER, reasons, asks_again(run, Phase.CUTOVER)))
             follower.enters(call)
             with _naming_rows(session, run):

@@ -11,7 +11,8 @@ Rules kept here:
 * A call ends pass and comparison at their next page, so that no request is left open that the cutover would
   wait for. The comparison goes on from its sums if the gate refuses.
 * A gate that refuses is told, and the following goes on. In a window the gate is asked again every
-  `[follow] every`; a freeze that failed is not tried again in the same window: each one makes writes wait.
+  `[follow] every`; a cutover that was begun and failed is not tried again in it: each freeze makes writes
+  wait.
 * In a window no stop is begun that is expected to outlast the window.
 * A comparison that finds differences closes the gate and is told; it ends nothing: targets that follow are
   worth more than targets that do not.
@@ -22,20 +23,21 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.concurrency import cancel, first_of
 from rekey.core.progress import Progress
-from rekey.errors import GateClosed, Interrupted, RekeyError
+from rekey.errors import Findings, GateClosed, Interrupted, RekeyError, WriterAtWork
 from rekey.next_steps import after_findings, next_step
+from rekey.phases import Phase
 from rekey.present.text import differing, duration, moment
 from rekey.protocol.rules import SOURCE
 from rekey.runner import steering
 from rekey.runner.clients import sweep_journal
+from rekey.runner.phases.cutover import gate
 from rekey.runner.phases.reconcile import bring_changes, follow
-from rekey.runner.run import Options, Run, StopFlag
+from rekey.runner.run import Options, Run, StopFlag, asks_again
 from rekey.runner.steering import Proceed
 from rekey.runner.stop import expected_stop_s, keep, measured
 from rekey.runner.verification import verify_full, wrong
@@ -64,6 +66,7 @@ class Follower:
         self._heard = (steering.read(run.config.state) or steering.Steering()).proceed
         self._asked: float | None = None
         self._asked_in = self._tried = 0  # the windows in which the gate was asked, and the cutover begun
+        self._failed = False
         self._refusal: tuple[str, ...] = ()
         kept = run.state.get_fact(run.script_id, FOLLOWING)
         self.since = json.loads(kept)["since"] if kept else format_ticks(run.clock.ticks())
@@ -104,9 +107,11 @@ class Follower:
         # A pass next to a comparison is not shown: what is shown is one thing at a time.
         quiet = replace(ours, progress=Progress(run.clock))
         with while_allowed(run.still_alone):
-            tasks = [asyncio.ensure_future(one) for one in (_bring(quiet, over), _compare(ours, over))]
+            comparing = _compare(ours, over, at_once=self._failed)
+            tasks = [asyncio.ensure_future(one) for one in (_bring(quiet, over), comparing)]
+        self._failed = False
         try:
-            while (call := self._called()) is None and not any(task.done() for task in tasks):
+            while (call := await self._called()) is None and not any(task.done() for task in tasks):
                 run.check()
                 await run.clock.sleep(_LOOK_S)
             over.set()
@@ -121,7 +126,8 @@ class Follower:
             raise AssertionError("a task ends with an error, or when it is told to")
         return call
 
-    def _called(self) -> Call | None:
+    async def _called(self) -> Call | None:
+        """Return what calls for the cutover now. A window does where the gate is open, or refuses anew."""
         run, now = self._run, self._run.clock.rising()
         said = steering.read(run.config.state)
         if said is None or said.paused:
@@ -140,8 +146,11 @@ class Follower:
         waited = self._asked is None or now - self._asked >= run.config.follow.every_s
         if opened > ticks or opened == self._tried or not waited:
             return None
-        self._asked = now
-        return Call(None, opened, closes)
+        self._asked, before, self._asked_in = now, self._asked_in, opened
+        call = Call(None, opened, closes)
+        reasons = await gate(replace(run, options=self.options(call))) + self.outlasts(call)
+        same = before == opened and [*map(_plain, reasons)] == [*map(_plain, self._refusal)]
+        return None if reasons and same else call
 
     # --- the cutover ---------------------------------------------------------------------------------------
 
@@ -158,26 +167,27 @@ class Follower:
         stop_s = expected_stop_s(self._run) if self._run.is_delta else None
         if call.said is not None or stop_s is None or stop_s <= left_s:
             return []
-        self.enters(call)
+        self._tried = call.opened
         closes = moment(format_ticks(call.closes))
         return [f"the window closes at {closes}, and writers would stand still for about {duration(stop_s)}"]
-
-    def is_new(self, call: Call, reasons: Sequence[str]) -> bool:
-        """Tell whether a refusal is to be told: one that a window meets again, with other figures, is not."""
-        before, self._asked_in = self._asked_in, call.opened
-        same = before == call.opened and [*map(_plain, reasons)] == [*map(_plain, self._refusal)]
-        return call.said is not None or not same
 
     def enters(self, call: Call) -> None:
         """Note that the cutover is begun: once in a window."""
         self._tried = call.opened or self._tried
 
     def refused(self, problem: RekeyError) -> None:
-        """Tell that the cutover was refused, and why."""
-        run = self._run
+        """Tell that the cutover was refused, and why. After a freeze everything is compared at once: what was
+        found in it is brought by that, or was written by somebody who had not stopped."""
+        run, hint = self._run, problem.hint
+        self._failed = isinstance(problem, WriterAtWork | Findings)
+        last = run.state.latest_verification(run.script_id)
+        if isinstance(problem, WriterAtWork):
+            hint = asks_again(run, Phase.CUTOVER)
+        elif isinstance(problem, Findings) and last is not None:
+            hint = str(after_findings(run.script_id, run.source.name, last.report, following=True))
         self._refusal = tuple(problem.reasons if isinstance(problem, GateClosed) else [problem.what])
         self._keep()
-        said = f"{run.script_id}: {problem.what}. It is followed as before. Next: {problem.hint}"
+        said = f"{run.script_id}: {problem.what}. It is followed as before. Next: {hint}"
         run.progress.note(said, "cutover-refused", script_id=run.script_id, reasons=list(self._refusal))
 
 
@@ -201,17 +211,18 @@ async def _bring(run: Run, over: asyncio.Event) -> None:
             keep(run, replace(last, at=since, waiting=0))
 
 
-async def _compare(run: Run, over: asyncio.Event) -> None:
-    """Compare everything, again and again; one that was cut off goes on first."""
+async def _compare(run: Run, over: asyncio.Event, *, at_once: bool) -> None:
+    """Compare everything, again and again; one that was cut off goes on first. `at_once`: begin now."""
     config = run.config
     every_s = min(config.follow.compare_every_s, config.gates.verification_max_age_s / 2)
     while True:
         last = run.state.latest_verification(run.script_id)
-        if last is not None and run.state.sums(run.script_id) is None:
+        if last is not None and not at_once and run.state.sums(run.script_id) is None:
             since_s = (run.clock.ticks() - ticks_of(last.started_at)) / TICKS_PER_SECOND
             await first_of(over, run.clock.sleep(max(0.0, every_s - since_s)))
         if over.is_set():
             return
+        at_once = False
         report = (await follow(run, passes=False))[1] if run.is_delta else await verify_full(run)
         if report.findings:
             step = after_findings(run.script_id, run.source.name, report.as_json(), following=True)

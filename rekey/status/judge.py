@@ -510,7 +510,8 @@ def _followed(facts: Facts, closed: str, how: Following) -> Verdict:
     """Return the verdict while `apply --follow` is at work before the gate of cutover."""
     name, last = facts.script_id, facts.verification
     refused = f" Its last cutover was refused: {'; '.join(how.refused)}." if how.refused else ""
-    if last is not None and last.divergences:
+    written = bool(facts.runs) and facts.runs[-1].outcome == WriterAtWork.__name__
+    if last is not None and last.divergences and not written:
         step = after_findings(name, facts.source, last.report, following=True)
         return _told("divergent", facts, closed=closed, command=step.command, remark=step.remark)
     step = next_step("proceed-stopped" if facts.is_delta else "proceed", script=name)

@@ -346,6 +346,8 @@ def test_a_freeze_that_failed_is_not_tried_again_in_the_same_window(delta: Follo
         await asyncio.sleep(0)
 
     delta.ours.project.tables.gate = gate
+    path = delta.ours.project.folder / "rekey.toml"
+    path.write_text(path.read_text("utf-8").replace('"10m"', '"12h"'), "utf-8")
     stop = said(lambda: delta.stop.request())
     with pytest.raises(Interrupted):
         delta((50 * MINUTE, stop), options=Options(follow=True, writers_stopped=True))
@@ -354,6 +356,8 @@ def test_a_freeze_that_failed_is_not_tried_again_in_the_same_window(delta: Follo
     with State.open(delta.ours.project.config.state, read_only=True) as state:
         runs = [run for run in state.phase_runs(delta.ours.script_id) if run.phase == Phase.CUTOVER]
     assert [run.outcome for run in runs] == ["WriterAtWork"]
+    assert "`rekey proceed 0001_users --writers-stopped`" in refused
+    assert len(delta.verified) == 3 and not delta.verified[-1].divergences, "compared again at once"
 
 
 def test_a_stop_that_would_outlast_the_window_is_not_begun(delta: Following) -> None:
