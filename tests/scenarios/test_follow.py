@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -124,6 +125,35 @@ def test_intents_of_a_client_that_died_are_settled_while_it_is_followed(dual: Fo
     assert ours.phase is ControlPhase.CUTOVER
     ours.settle()
     ours.assert_in_step()
+
+
+def test_what_changes_next_to_passes_and_comparisons_is_not_lost(delta: Following) -> None:
+    """Comparisons take minutes, as slow as their share makes them: passes are made meanwhile, and rows are
+    inserted, changed and deleted all the time."""
+    path = delta.ours.project.folder / "rekey.toml"
+    slow = path.read_text("utf-8").replace("[follow]", "[follow]\nshare = 0.00005").replace('"10m"', '"1m"')
+    path.write_text(slow, "utf-8")
+    delta.ours.apply()
+    rng, source = random.Random(1), delta.ours.project.tables.table("Users")
+    keys = [key_of(row) for row in rows()]
+
+    async def write() -> None:
+        for number in range(250):
+            key = rng.choice(keys)
+            there = {key_of(row) for row in delta.ours.project.rows("Users")}
+            if key not in there:
+                await source.insert(user(key.row, key.partition, Age=number))
+            elif rng.random() < 0.4:
+                await source.delete(key)
+            else:
+                await source.merge({"PartitionKey": key.partition, "RowKey": key.row, "Nm": f"{number}"})
+            await delta.ours.project.clock.sleep(rng.choice((0.0, 1.0, 5.0)))
+        delta.proceed(writers_stopped=True)
+
+    delta((1, write))
+    assert len(delta.verified) > 3
+    assert delta.ours.phase is ControlPhase.CUTOVER
+    delta.ours.assert_in_step()
 
 
 @pytest.mark.parametrize("capture", ["delta", "dual"])
