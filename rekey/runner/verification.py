@@ -29,6 +29,7 @@ import tempfile
 from pathlib import Path
 
 from rekey.copy.delta import fresh_second
+from rekey.copy.throttle import NO_RATES
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.progress import Advance
 from rekey.errors import StateUnusable
@@ -97,8 +98,9 @@ def context(
         brings=brings,
         authority_is_target=from_target,
         concurrency=run.config.limits.concurrency,
-        scans=run.config.limits.scans,
-        take=run.copier.throttle.take,
+        scans=2 * run.config.limits.scans,  # what the account allows is all for reading
+        ahead=run.copier.throttle.rates == NO_RATES,
+        take=run.copier.throttle.arrived,
         clock=run.clock,
     )
 
