@@ -22,7 +22,7 @@ from typing import TypeAlias
 from rekey.core.clock import SystemClock, ticks_of
 from rekey.core.edm import BINARY, DATETIME, DOUBLE, GUID, INT64, canonical_content
 from rekey.core.limits import MAX_KEY_UNITS, MAX_NAME_CHARACTERS, MAX_PROPERTIES
-from rekey.doctor.live.stage import GONE, Scene, credential, opened, told
+from rekey.doctor.live.stage import GONE, Scene, credential, opened, sending, told
 from rekey.model import (
     ETAG,
     PARTITION_KEY,
@@ -40,7 +40,7 @@ from rekey.tables.base import MAX_BATCH_OPERATIONS, SIGNED_S, Operation, Verb
 from rekey.tables.credentials import SharedKey
 from rekey.tables.probe import ask
 from rekey.tables.sent import Kind
-from rekey.tables.transport import Request, Timeouts, Transport
+from rekey.tables.transport import Request
 from rekey.tables.wire import COMMON_HEADERS, Encoder, batch_body
 
 Seen: TypeAlias = Mapping[str, str]
@@ -452,9 +452,6 @@ async def transaction_limits(on: Scene) -> Seen:
     sends, are refused whole."""
     account = on.stage.account
     encoder = Encoder(account.endpoint, on.table.name)
-    transport = Transport(
-        account.endpoint, credential(account), timeouts=Timeouts(read=30.0), connections=2, agent="rekey"
-    )
 
     async def send(operations: Sequence[Operation]) -> None:
         mark = secrets.token_hex(16)
@@ -476,14 +473,12 @@ async def transaction_limits(on: Scene) -> Seen:
         "two_partitions": [*named("f", 1), Operation(Verb.INSERT, {**on.row("f1"), PARTITION_KEY: "other"})],
     }
     seen: dict[str, str] = {}
-    try:
+    async with sending(account) as transport:
         for name, operations in tried.items():
             try:
                 seen[name] = await told(send(operations))
             except ValueError:
                 seen[name] = "no answer to a transaction"
-    finally:
-        await transport.close()
     refused = [row[ROW_KEY][0] for row in await on.scan(select=[]) if row[ROW_KEY][0] not in "ac"]
     return {**seen, "of_refused": "nothing" if not refused else "rows"}
 

@@ -16,6 +16,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock, ticks_of
@@ -26,12 +27,15 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Table, TableService
 from rekey.tables.credentials import Credential, credential_of
 from rekey.tables.requests import RetryPolicy
+from rekey.tables.transport import Request, Timeouts, Transport
+from rekey.tables.wire import COMMON_HEADERS, loads, query_string
 
 PREFIX = "rekeylive"
 STALE_S = 3600
 """Seconds after which a run is surely over: it ends itself after less than half of that."""
 GONE = "gone"
 _NAME = re.compile(rf"{PREFIX}(\d{{10}})[0-9a-f]{{6}}[A-Za-z0-9]*")
+_READ_S = 20.0
 _RETRY = RetryPolicy(attempts=4, connect_attempts=2, max_wait=2.0)
 
 
@@ -46,9 +50,41 @@ def is_stale(name: str, now: str) -> bool:
     return found is not None and int(found[1]) < ticks_of(now) // TICKS_PER_SECOND - STALE_S
 
 
-def opened(account: Account, **options: Any) -> AzureTableService:
-    """Open an account's tables with few, short repetitions; `options` as of `AzureTableService.open`."""
-    return AzureTableService.open(account.endpoint, credential(account), **{"retry": _RETRY, **options})
+def opened(account: Account) -> AzureTableService:
+    """Open an account's tables, with few and short repetitions."""
+    return AzureTableService.open(
+        account.endpoint, credential(account), retry=_RETRY, timeouts=Timeouts(read=_READ_S)
+    )
+
+
+@asynccontextmanager
+async def sending(account: Account) -> AsyncIterator[Transport]:
+    """Open what sends requests to an account as they are, once."""
+    timeouts = Timeouts(read=_READ_S)
+    transport = Transport(
+        account.endpoint, credential(account), timeouts=timeouts, connections=2, agent="rekey"
+    )
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
+async def leftovers(account: Account, now: str) -> list[str]:
+    """Return the tables of earlier runs that are surely over; none where the list of tables is refused."""
+    wanted = [("$filter", f"TableName ge '{PREFIX}' and TableName lt '{PREFIX}~'")]
+    found: list[str] = []
+    after = ""
+    async with sending(account) as transport:
+        while True:
+            path = "Tables" + query_string(wanted + ([("NextTableName", after)] if after else []))
+            answer = await transport.send(Request("GET", path, "list tables", COMMON_HEADERS))
+            if answer.status != HTTPStatus.OK:
+                return found
+            found += [one["TableName"] for one in loads(answer.body)["value"]]
+            after = answer.headers.get("x-ms-continuation-NextTableName", "")
+            if not after:
+                return [name for name in found if is_stale(name, now)]
 
 
 def credential(account: Account) -> Credential:
@@ -103,15 +139,6 @@ class Stage:
                 await self.service.delete_table(name)
             except ServiceError:
                 self.left.append(name)
-
-
-@asynccontextmanager
-async def staged(stage: Stage) -> AsyncIterator[Stage]:
-    """Delete the stage's tables at the end, whatever happens."""
-    try:
-        yield stage
-    finally:
-        await stage.clear()
 
 
 @dataclass(frozen=True)
