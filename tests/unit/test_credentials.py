@@ -47,7 +47,7 @@ DATE = "Wed, 31 Jan 2024 12:00:00 GMT"
 
 @pytest.fixture
 def one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "formatdate", lambda usegmt: DATE)
+    monkeypatch.setattr(credentials, "formatdate", lambda _at, usegmt: DATE)
 
 
 @pytest.mark.usefixtures("one_moment")

@@ -25,6 +25,7 @@ from rekey.core.limits import MAX_KEY_UNITS, MAX_NAME_CHARACTERS, MAX_PROPERTIES
 from rekey.doctor.live.stage import GONE, Scene, credential, opened, sending, told
 from rekey.model import (
     ETAG,
+    LAST_ROW,
     PARTITION_KEY,
     ROW_KEY,
     TIMESTAMP,
@@ -40,7 +41,7 @@ from rekey.tables.base import MAX_BATCH_OPERATIONS, SIGNED_S, Operation, Verb
 from rekey.tables.credentials import SharedKey
 from rekey.tables.probe import ask
 from rekey.tables.sent import Kind
-from rekey.tables.transport import Request
+from rekey.tables.transport import NoAnswer, NotSent, Request
 from rekey.tables.wire import COMMON_HEADERS, Encoder, batch_body
 
 Seen: TypeAlias = Mapping[str, str]
@@ -209,9 +210,8 @@ async def odd_keys(on: Scene) -> Seen:
     """Keys stay as they are, and apart, in writes, addresses and filters."""
     await on.table.transact(_inserts(on.row(name, N=number) for number, name in enumerate(_ODD)))
     read = await asyncio.gather(*map(on.number, _ODD))
-    around = [
-        KeyRange(EntityKey(on.partition, low), EntityKey(on.partition, "b")) for low in ("A", "a", "''")
-    ]
+    bounds = (("A", "b"), ("a", "a."), ("b", LAST_ROW))
+    around = [KeyRange(EntityKey(on.partition, low), EntityKey(on.partition, high)) for low, high in bounds]
     wrong = 0
     for within in around:
         found = [row[ROW_KEY] async for page in on.table.scan(within) for row in page.rows]
@@ -477,8 +477,8 @@ async def transaction_limits(on: Scene) -> Seen:
         for name, operations in tried.items():
             try:
                 seen[name] = await told(send(operations))
-            except ValueError:
-                seen[name] = "no answer to a transaction"
+            except (ValueError, NotSent, NoAnswer):
+                seen[name] = "no answer"
     refused = [row[ROW_KEY][0] for row in await on.scan(select=[]) if row[ROW_KEY][0] not in "ac"]
     return {**seen, "of_refused": "nothing" if not refused else "rows"}
 

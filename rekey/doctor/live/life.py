@@ -34,7 +34,7 @@ from rekey.rehearse.project import Project
 from rekey.state.models import BACKFILL
 from rekey.tables.base import Accounts, Operation, Table, TableService, Verb
 
-ROWS = 60
+ROWS = 40
 _WINDOW_ROWS, _ENTITIES_PER_SECOND = 4, 40
 """So that a kill lands in the middle of copying, some seconds after it began."""
 _POLL_S, _COMMAND_S = 0.02, 180.0

@@ -83,11 +83,11 @@ async def live(config: Config, accounts: tuple[AccountSeen, AccountSeen]) -> dic
             told.append(
                 {"section": account.section, "service": str(account.kind), "removed": removed, "at": now}
             )
-        both = [] if config.tables.is_same_as(config.restricted) else [1]
-        for number in (0, *both):
-            section, azurite = accounts[number].section, accounts[number].kind is Kind.AZURITE
-            found = await checked(stages[number], {**ALIKE, **WIRE}, until)
-            seen += [(section, name, azurite, one) for name, one in found.items()]
+        tried = accounts[:1] if config.tables.is_same_as(config.restricted) else accounts
+        checking = (checked(stage, {**ALIKE, **WIRE}, until) for stage in stages[: len(tried)])
+        for account, found_there in zip(tried, await asyncio.gather(*checking), strict=True):
+            azurite = account.kind is Kind.AZURITE
+            seen += [(account.section, name, azurite, one) for name, one in found_there.items()]
         lives = await asyncio.gather(*(seen_of(life(one, config, *stages), until) for one in CAPTURES))
         seen += [("both", f"migration-{one}", False, each) for one, each in zip(CAPTURES, lives, strict=True)]
     left = [{**one, "left": stage.left} for one, stage in zip(told, stages, strict=True)]

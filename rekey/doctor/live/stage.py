@@ -14,9 +14,8 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock, ticks_of
@@ -27,7 +26,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Table, TableService
 from rekey.tables.credentials import Credential, credential_of
 from rekey.tables.requests import RetryPolicy
-from rekey.tables.transport import Request, Timeouts, Transport
+from rekey.tables.transport import NoAnswer, NotSent, Request, Timeouts, Transport
 from rekey.tables.wire import COMMON_HEADERS, loads, query_string
 
 PREFIX = "rekeylive"
@@ -71,20 +70,18 @@ async def sending(account: Account) -> AsyncIterator[Transport]:
 
 
 async def leftovers(account: Account, now: str) -> list[str]:
-    """Return the tables of earlier runs that are surely over; none where the list of tables is refused."""
+    """Return the tables of earlier runs that are surely over, as far as the list of tables is given."""
     wanted = [("$filter", f"TableName ge '{PREFIX}' and TableName lt '{PREFIX}~'")]
     found: list[str] = []
-    after = ""
-    async with sending(account) as transport:
-        while True:
-            path = "Tables" + query_string(wanted + ([("NextTableName", after)] if after else []))
-            answer = await transport.send(Request("GET", path, "list tables", COMMON_HEADERS))
-            if answer.status != HTTPStatus.OK:
-                return found
-            found += [one["TableName"] for one in loads(answer.body)["value"]]
-            after = answer.headers.get("x-ms-continuation-NextTableName", "")
-            if not after:
-                return [name for name in found if is_stale(name, now)]
+    after: str | None = ""
+    with suppress(NotSent, NoAnswer, ValueError, KeyError):
+        async with sending(account) as transport:
+            while after is not None:
+                path = "Tables" + query_string(wanted + [("NextTableName", after)] * bool(after))
+                answer = await transport.send(Request("GET", path, "list tables", COMMON_HEADERS))
+                found += [one["TableName"] for one in loads(answer.body)["value"]]
+                after = answer.headers.get("x-ms-continuation-NextTableName") or None
+    return [name for name in found if is_stale(name, now)]
 
 
 def credential(account: Account) -> Credential:
