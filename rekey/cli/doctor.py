@@ -37,10 +37,10 @@ def doctor(shell: Shell, strict: bool, read_only: bool, live: bool) -> ExitCode:
     Each finding says what was seen, why it matters and what to do. Writes one row to the restricted account
     and removes it. The exit code is 1 when there is an error.
 
-    With --live, which takes about two minutes and a thousand requests, the accounts are tried: keys, scans,
-    conditions, transactions, limits, Timestamps, lost answers, and a small migration of each capture with a
-    kill and a way back. Tables are made and removed, also after Ctrl-C; none of the application's is touched.
-    The report is signed and kept for evidence.
+    With --live the accounts are tried, in about two minutes and 1,600 requests: keys, scans, conditions,
+    transactions, limits, Timestamps, lost answers, and a small migration of each capture with a kill and a
+    way back. Tables are made and removed, also after Ctrl-C; none of the application's is touched. The report
+    is signed and kept for evidence.
     """
     if live and read_only:
         raise click.UsageError("--live makes tables: leave out --read-only")
@@ -54,7 +54,7 @@ def doctor(shell: Shell, strict: bool, read_only: bool, live: bool) -> ExitCode:
         told: list[Told] = [found("live-not-tried", "accounts")]
         if observed.tables.is_usable and observed.restricted.is_usable:
             requests = counted(run.REQUESTS, "request")
-            shell.note(f"about {requests} are sent, to throw-away tables `rekeylive…`, in some minutes")
+            shell.note(f"about {requests} are sent, to throw-away tables `rekeylive…`, in about two minutes")
             tried = shell.do(run.live(config, observed.accounts))
             run.keep(tried, config, signer)
             told = list(run.tell(tried))

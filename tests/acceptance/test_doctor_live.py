@@ -110,7 +110,7 @@ def behind(project: Project, deviate: Deviate | None) -> tuple[Ran, int]:
 def test_it_sends_about_as_many_requests_as_it_says(project: Project) -> None:
     ran, requests = behind(project, None)
     ran.ended(0)
-    assert REQUESTS / 2 < requests < REQUESTS
+    assert REQUESTS / 2 < requests < REQUESTS * 1.25
 
 
 @pytest.mark.soak

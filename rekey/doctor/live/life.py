@@ -34,8 +34,8 @@ from rekey.rehearse.project import Project
 from rekey.state.models import BACKFILL
 from rekey.tables.base import Accounts, Operation, Table, TableService, Verb
 
-ROWS = 40
-_WINDOW_ROWS, _ENTITIES_PER_SECOND = 4, 40
+ROWS = 16
+_WINDOW_ROWS, _ENTITIES_PER_SECOND = 4, 12
 """So that a kill lands in the middle of copying, some seconds after it began."""
 _POLL_S, _COMMAND_S = 0.02, 180.0
 _SCRIPT = '''\
@@ -54,7 +54,7 @@ migration = Migration(
 )
 '''
 _PROGRAM = "rekey.cli.live"
-_SETTINGS = LeaseSettings(poll_s=0.5)
+_SETTINGS = LeaseSettings(poll_s=1.0)
 Write: TypeAlias = Callable[[Operation], Awaitable[object]]
 
 
