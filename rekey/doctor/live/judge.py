@@ -20,6 +20,8 @@ CATALOGUE = Path(__file__).with_name("checks.toml")
 _READ = table(CATALOGUE)
 PROMISES: Mapping[str, str] = _READ["promises"]
 CHECKS: Mapping[str, Mapping[str, Any]] = _READ["checks"]
+VALUES: Mapping[str, Any] = _READ["values"]
+"""Properties with their annotations, as they are written."""
 ERROR = "error"
 """The word under which a check that could not be carried out says why."""
 
@@ -53,14 +55,14 @@ class Deviation:
         return str(CHECKS[self.check]["what"])
 
 
-def deviations(check: str, seen: Mapping[str, str], *, azurite: bool) -> list[Deviation]:
+def deviations(check: str, seen: Mapping[str, object], *, azurite: bool) -> list[Deviation]:
     """Return what deviates in the words of a check. `azurite`: the service says that it is Azurite."""
     if ERROR in seen:
-        return [Deviation(check, ERROR, "an answer to every request", seen[ERROR])]
+        return [Deviation(check, ERROR, "an answer to every request", str(seen[ERROR]))]
     holds, known = CHECKS[check]["holds"], CHECKS[check].get("azurite", {}) if azurite else {}
     found = []
     for word in dict.fromkeys([*holds, *seen]):
-        there, wanted = seen.get(word, "nothing"), holds.get(word, [])
+        there, wanted = str(seen.get(word, "nothing")), holds.get(word, [])
         patterns = [wanted] if isinstance(wanted, str) else wanted
         if not any(fnmatchcase(there, one) for one in patterns):
             is_known = word in known and fnmatchcase(there, known[word])

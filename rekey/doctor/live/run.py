@@ -101,7 +101,7 @@ async def live(config: Config, accounts: tuple[AccountSeen, AccountSeen]) -> dic
                 "check": name,
                 "account": section,
                 "what": CHECKS[name]["what"],
-                "seen": dict(one),
+                "seen": {word: str(there) for word, there in one.items()},
                 "deviations": [
                     {**plain(each), "promise": each.promise}
                     for each in deviations(name, one, azurite=azurite)
