@@ -194,11 +194,13 @@ class Project:
         # A proxy that is configured on this machine cannot reach the Azurite on its loopback address.
         unproxied = ",".join(filter(None, (os.environ.get("NO_PROXY"), _ON_LOOPBACK)))
         own = {"NO_PROXY": unproxied, "no_proxy": unproxied, "PYTHONUNBUFFERED": "1", "COLUMNS": "110"}
+        inherited = dict(os.environ)
+        inherited.pop("REKEY_CONFIG", None)  # it names another project, perhaps a real one
         with output.open("wb") as file:
             process = subprocess.Popen(  # noqa: S603 - this program itself, with words made here
                 [sys.executable, "-m", *self._program, *words],
                 cwd=self.folder,
-                env={**os.environ, **self._environment, **own},
+                env={**inherited, **self._environment, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

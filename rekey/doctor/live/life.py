@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -35,8 +35,7 @@ from rekey.state.models import BACKFILL
 from rekey.tables.base import Accounts, Operation, Table, TableService, Verb
 
 ROWS = 16
-_WINDOW_ROWS, _ENTITIES_PER_SECOND = 4, 12
-"""So that a kill lands in the middle of copying, some seconds after it began."""
+"""With small windows and a low rate, so that a kill lands in the middle of copying."""
 _POLL_S, _COMMAND_S = 0.02, 180.0
 _SCRIPT = '''\
 """A throw-away migration."""
@@ -96,12 +95,7 @@ async def life(capture: str, config: Config, tables: Stage, restricted: Stage) -
         script = folder / "scripts" / "0001_live.py"
         script.write_text(_SCRIPT.format(source=source, target=target, capture=capture), "utf-8")
         project = Project(folder, script, program=(_PROGRAM, prefix))
-        project.write(
-            config.tables,
-            config.restricted,
-            window_rows=_WINDOW_ROWS,
-            entities_per_second=_ENTITIES_PER_SECOND,
-        )
+        project.write(config.tables, config.restricted, window_rows=4, entities_per_second=12)
         stack.callback(project.stop)
         mapper = Mapper(project.declared.migration, project.secrets)
         await tables.service.create_table(source)
@@ -115,10 +109,7 @@ async def life(capture: str, config: Config, tables: Stage, restricted: Stage) -
             expected = [mapper.map(row)[0].row for row in found]
             if {row[ROW_KEY]: row["N"] for row in found} != holds:
                 return "the source is not what was written"
-            targets = await _rows(tables.service.table(target))
-            same = sorted(map(repr, map(_comparable, expected))) == sorted(
-                map(repr, map(_comparable, targets))
-            )
+            same = _contents(await _rows(tables.service.table(target))) == _contents(expected)
             return "equal" if same else "the target is not what the source gives"
 
         async def command(step: str, *words: str) -> None:
@@ -131,15 +122,12 @@ async def life(capture: str, config: Config, tables: Stage, restricted: Stage) -
             async def client(table: str) -> Write:
                 prepared = prepared_with(project.declared, project.secrets, project.wrapping_key)
                 plan = Plan(prepared, table, name="live", settings=_SETTINGS)
-                core = ClientCore(plan, lambda: apart(connect(one, other, _SETTINGS, {}), prefix))
+                core = ClientCore(plan, lambda: apart(connect(ends[0], ends[1], _SETTINGS, {}), prefix))
                 clients.push_async_callback(core.close)
                 await core.open()
                 return lambda operation: core.write([operation])
 
-            one, other = (
-                Endpoint(account.endpoint, credential(account))
-                for account in (config.tables, config.restricted)
-            )
+            ends = [Endpoint(one.endpoint, credential(one)) for one in (config.tables, config.restricted)]
             in_old = await client(source) if dual else old.write
             running = project.start("apply", "0001_live")
             copied = 0
@@ -164,8 +152,8 @@ def _row(name: str, number: int) -> Row:
     return {PARTITION_KEY: "p", ROW_KEY: name, "N": number}
 
 
-def _comparable(row: Row) -> list[tuple[str, Any]]:
-    return sorted(content_of(row).items())
+def _contents(rows: Iterable[Row]) -> list[str]:
+    return sorted(repr(sorted(content_of(row).items())) for row in rows)
 
 
 async def _rows(table: Table) -> list[Row]:

@@ -80,9 +80,7 @@ async def live(config: Config, accounts: tuple[AccountSeen, AccountSeen]) -> dic
             stack.push_async_callback(stages[-1].clear)
             stale = await leftovers(account.account, now)
             removed = [name for name in stale if await service.delete_table(name)]
-            told.append(
-                {"section": account.section, "service": str(account.kind), "removed": removed, "at": now}
-            )
+            told.append({"section": account.section, "service": str(account.kind), "removed": removed})
         tried = accounts[:1] if config.tables.is_same_as(config.restricted) else accounts
         checking = (checked(stage, {**ALIKE, **WIRE}, until) for stage in stages[: len(tried)])
         for account, found_there in zip(tried, await asyncio.gather(*checking), strict=True):
@@ -90,12 +88,13 @@ async def live(config: Config, accounts: tuple[AccountSeen, AccountSeen]) -> dic
             seen += [(account.section, name, azurite, one) for name, one in found_there.items()]
         lives = await asyncio.gather(*(seen_of(life(one, config, *stages), until) for one in CAPTURES))
         seen += [("both", f"migration-{one}", False, each) for one, each in zip(CAPTURES, lives, strict=True)]
-    left = [{**one, "left": stage.left} for one, stage in zip(told, stages, strict=True)]
+        now = await stages[0].service.server_time()
     return {
         "schema": SCHEMA,
         "rekey": installed_version(),
         "endpoints": config.endpoints,
-        "accounts": left,
+        "ended_at": now,
+        "accounts": [{**one, "left": stage.left} for one, stage in zip(told, stages, strict=True)],
         "checks": [
             {
                 "check": name,
