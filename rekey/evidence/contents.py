@@ -33,6 +33,7 @@ STATE = "state.json"
 VERSIONS = "versions.json"
 REPORT = "report.html"
 LIVE = "doctor-live.dsse.json"
+LIVE_SCHEMA = 1
 ALWAYS = (
     *(EVENTS, CHECKPOINT, EARLIER, PROOFS, DECLARATION, SCRIPT),
     *(GATES, RECONCILIATION, STATE, VERSIONS, REPORT),

@@ -241,11 +241,12 @@ def _live(config: Config, signer: Signer | None) -> dict[str, bytes]:
     try:
         data = contents.live_path(config.state).read_bytes()
         report = parsed(data)
-        about = report.statement(LIVE_TYPE).predicate.get("endpoints")
+        about = report.statement(LIVE_TYPE).predicate
     except (OSError, ValueError):
         return {}
     ours = not report.is_signed if signer is None else report.is_by(signer.public)
-    return {contents.LIVE: data} if ours and about == config.endpoints else {}
+    told = about.get("schema"), about.get("endpoints")
+    return {contents.LIVE: data} if ours and told == (contents.LIVE_SCHEMA, config.endpoints) else {}
 
 
 def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[str, Any]:

@@ -61,6 +61,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Made:
     assert run(["verify", "0001", "--mode", "sample", "--rows", "9", *config], around) == 0
     assert run(["apply", "0001", "--to", "cutover", "--writers-stopped", *config], around) == 0
     report = {"schema": 1, "endpoints": project.config.endpoints, "accounts": [], "checks": []}
+    report["ended_at"] = "2026-01-31T12:00:00.0000000Z"
     keep(report, project.config, signing.read_private(project.folder / "evidence.pem"))
     authority = Authority(folder / "authority")
     with authority.serving() as url:

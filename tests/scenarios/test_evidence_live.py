@@ -12,6 +12,7 @@ from rekey.doctor.live.run import keep
 from rekey.evidence import contents, signing, statement
 from rekey.evidence.keys import Ed25519Signer, PublicKey, Signer
 from tests.commands import Commands
+from tests.every import every
 from tests.evidence import checked, codes, exported, restated, rows, with_key
 from tests.projects import USERS_SCRIPT, Project
 
@@ -40,7 +41,16 @@ def key(rekey: Commands) -> PublicKey:
 def kept(rekey: Commands, signer: Signer | None, **said: Any) -> dict[str, Any]:
     """Keep a report as a run does, and return it."""
     config = rekey.project.config
-    report = {"schema": 1, "endpoints": config.endpoints, "accounts": [], "checks": [], **said}
+    known = {"check": "values", "word": "altered", "wanted": "nothing", "seen": "minus zero", "known": True}
+    checks = [{"check": "values", "account": "tables", "what": "every value stays", "deviations": [known]}]
+    accounts = [{"section": "tables", "service": "Azurite"}]
+    report = {
+        "schema": contents.LIVE_SCHEMA,
+        "endpoints": config.endpoints,
+        "accounts": accounts,
+        "checks": checks,
+    }
+    report |= {"ended_at": "2026-01-31T12:00:00.0000000Z", **said}
     keep(report, config, signer)
     return report
 
@@ -55,6 +65,10 @@ def test_a_bundle_holds_the_report_and_verify_checks_it(rekey: Commands, key: Pu
     envelope = statement.parsed((folder / LIVE).read_bytes())
     assert envelope.is_by(key)
     assert envelope.statement(statement.LIVE_TYPE).predicate == report
+    page = (folder / "data" / contents.REPORT).read_text("utf-8")
+    assert every(
+        one in page for one in ("What was tried", "every value stays", "minus zero", "[tables] is Azurite")
+    )
     verdict = checked(folder, key)
     assert verdict.is_right
     assert any("doctor --live" in one for one in verdict.checked)
@@ -67,9 +81,16 @@ def test_without_one_a_bundle_is_whole(rekey: Commands, key: PublicKey) -> None:
     assert checked(folder, key).is_right
 
 
-def test_a_report_by_another_key_or_of_other_accounts_is_left_out(rekey: Commands, key: PublicKey) -> None:
+def test_a_report_by_another_key_of_other_accounts_or_of_another_form_is_left_out(
+    rekey: Commands, key: PublicKey
+) -> None:
     for number, (signer, said) in enumerate(
-        [(STRANGER, {}), (None, {}), (signer_of(rekey), {"endpoints": "https://a https://b"})]
+        [
+            (STRANGER, {}),
+            (None, {}),
+            (signer_of(rekey), {"endpoints": "https://a https://b"}),
+            (signer_of(rekey), {"schema": 2}),
+        ]
     ):
         kept(rekey, signer, **said)
         folder = exported(rekey, f"bundle{number}")

@@ -23,7 +23,7 @@ from rekey.core.clock import TICKS_PER_SECOND, SystemClock, ticks_of
 from rekey.core.edm import BINARY, INT64, canonical_content
 from rekey.core.limits import MAX_KEY_UNITS, MAX_NAME_CHARACTERS, MAX_PROPERTIES
 from rekey.doctor.live.judge import VALUES
-from rekey.doctor.live.stage import GONE, Scene, credential, opened, sending, told
+from rekey.doctor.live.stage import GONE, Scene, opened, sending, told
 from rekey.model import (
     ETAG,
     LAST_ROW,
@@ -36,6 +36,7 @@ from rekey.model import (
     Row,
     key_of,
 )
+from rekey.project.config import account_key
 from rekey.protocol.registry import SAFETY_S
 from rekey.tables.answers import Answer, read_batch
 from rekey.tables.base import MAX_BATCH_OPERATIONS, SIGNED_S, Operation, Verb
@@ -456,7 +457,7 @@ async def lost_answers(on: Scene) -> Seen:
 async def credentials(on: Scene) -> Seen:
     """A request without a credential, with another key, or signed too long ago is refused."""
     account = on.stage.account
-    path, own = f"{on.table.name}()?$top=1", credential(account)
+    path, own = f"{on.table.name}()?$top=1", account_key(account)
     strange = SharedKey(account.name, secrets.token_bytes(64))
 
     async def asked(given: SharedKey | None) -> str:
@@ -464,8 +465,9 @@ async def credentials(on: Scene) -> Seen:
         return "taken" if heard.accepted else "refused" if 400 <= heard.status < 500 else "no answer"
 
     seen = {"none": await asked(None), "another": await asked(strange), "signed_long_ago": "refused"}
-    if isinstance(own, SharedKey):  # the life of a token cannot be tried
-        seen["signed_long_ago"] = await asked(replace(own, signed_s_ago=SIGNED_S + 120))
+    if own is not None:  # the life of a token cannot be tried
+        late = replace(SharedKey.of(account.name, own), signed_s_ago=SIGNED_S + 120)
+        seen["signed_long_ago"] = await asked(late)
     return seen
 
 

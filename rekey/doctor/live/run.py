@@ -27,13 +27,12 @@ from rekey.doctor.live.stage import Scene, Stage, leftovers, new_prefix, opened
 from rekey.doctor.observed import AccountSeen, Kind
 from rekey.doctor.report import Fact, Told, found, listed
 from rekey.errors import MachineFailed, RekeyError, reason_of
-from rekey.evidence.contents import live_path
+from rekey.evidence.contents import LIVE_SCHEMA, live_path
 from rekey.evidence.keys import Signer
 from rekey.evidence.statement import LIVE_TYPE, Statement, signed
 from rekey.project.config import Config
 from rekey.project.privatefiles import write_whole
 
-SCHEMA = 1
 RUN_S, CHECK_S = 1500.0, 120.0
 REQUESTS = 1600
 """About so many requests are sent: 250 by the checks of each account, the others by the small migrations."""
@@ -90,7 +89,7 @@ async def live(config: Config, accounts: tuple[AccountSeen, AccountSeen]) -> dic
         seen += [("both", f"migration-{one}", False, each) for one, each in zip(CAPTURES, lives, strict=True)]
         now = await stages[0].service.server_time()
     return {
-        "schema": SCHEMA,
+        "schema": LIVE_SCHEMA,
         "rekey": installed_version(),
         "endpoints": config.endpoints,
         "ended_at": now,
