@@ -9,10 +9,9 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rekey.core.texts import table
 
@@ -26,45 +25,22 @@ ERROR = "error"
 """The word under which a check that could not be carried out says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deviation:
-    """Something that was not as rekey takes it for granted.
-
-    Attributes:
-        check: the check's id.
-        word: which of its words.
-        wanted: what should have been seen.
-        seen: what was seen.
-        known: whether Azurite is known for it, and it is Azurite.
-    """
-
-    check: str
-    word: str
-    wanted: str
-    seen: str
-    known: bool = False
-
-    @property
-    def promise(self) -> str:
-        """The promise that rests on it, as docs/promises.md has it."""
-        return PROMISES[CHECKS[self.check]["promise"]]
-
-    @property
-    def what(self) -> str:
-        """What is taken for granted."""
-        return str(CHECKS[self.check]["what"])
+Deviation: TypeAlias = dict[str, Any]
+"""What was not as rekey takes it for granted, as a report has it: under `word`, `wanted` and `seen`, whether
+Azurite is `known` for it (and it is Azurite), and the `promise` that rests on it."""
 
 
 def deviations(check: str, seen: Mapping[str, object], *, azurite: bool) -> list[Deviation]:
     """Return what deviates in the words of a check. `azurite`: the service says that it is Azurite."""
-    if ERROR in seen:
-        return [Deviation(check, ERROR, "an answer to every request", str(seen[ERROR]))]
     holds, known = CHECKS[check]["holds"], CHECKS[check].get("azurite", {}) if azurite else {}
+    if ERROR in seen:
+        holds, seen = {ERROR: "none"}, {ERROR: seen[ERROR]}
     found = []
     for word in dict.fromkeys([*holds, *seen]):
-        there, wanted = str(seen.get(word, "nothing")), holds.get(word, [])
+        there, wanted = str(seen.get(word, "nothing")), holds.get(word, "nothing")
         patterns = [wanted] if isinstance(wanted, str) else wanted
-        if not any(fnmatchcase(there, one) for one in patterns):
+        if word not in holds or not any(fnmatchcase(there, one) for one in patterns):
             is_known = word in known and fnmatchcase(there, known[word])
-            found.append(Deviation(check, word, " or ".join(patterns) or "nothing", there, is_known))
+            told = {"word": word, "wanted": " or ".join(patterns), "seen": there, "known": is_known}
+            found.append({**told, "promise": PROMISES[CHECKS[check]["promise"]]})
     return found

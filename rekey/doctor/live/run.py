@@ -18,7 +18,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from rekey.core.distribution import installed_version
-from rekey.core.plain import plain
 from rekey.declaration.migration import CAPTURES
 from rekey.doctor.live.checks import ALIKE, WIRE, Check, Seen
 from rekey.doctor.live.judge import CATALOGUE, CHECKS, ERROR, deviations
@@ -100,10 +99,7 @@ async def live(config: Config, accounts: tuple[AccountSeen, AccountSeen]) -> dic
                 "account": section,
                 "what": CHECKS[name]["what"],
                 "seen": {word: str(there) for word, there in one.items()},
-                "deviations": [
-                    {**plain(each), "promise": each.promise}
-                    for each in deviations(name, one, azurite=azurite)
-                ],
+                "deviations": deviations(name, one, azurite=azurite),
             }
             for section, name, azurite, one in seen
         ],
@@ -113,13 +109,15 @@ async def live(config: Config, accounts: tuple[AccountSeen, AccountSeen]) -> dic
 def tell(report: Mapping[str, Any]) -> Iterator[Told]:
     """Yield the findings and facts of a report."""
     checks = report["checks"]
-    deviating = [(one, each) for one in checks for each in one["deviations"]]
-    for one, each in deviating:
-        if not each["known"]:
-            said = {"what": one["what"], "there": each["seen"]}
-            said |= {name: each[name] for name in ("word", "wanted", "promise")}
-            yield found("live-deviates", f"{one['account']}, {one['check']}", **said)
-    known = dict.fromkeys(f"{each['check']} ({each['word']})" for _, each in deviating if each["known"])
+    known = dict[str, None]()
+    for one in checks:
+        for each in one["deviations"]:
+            if each["known"]:
+                known[f"{one['check']} ({each['word']})"] = None
+                continue
+            said = {name: each[name] for name in ("word", "wanted", "promise")}
+            about = f"{one['account']}, {one['check']}"
+            yield found("live-deviates", about, what=one["what"], there=each["seen"], **said)
     if known:
         yield found("live-known", "Azurite", known=listed(list(known)))
     held = sum(all(each["known"] for each in one["deviations"]) for one in checks)
