@@ -35,7 +35,7 @@ from rekey.state.models import BACKFILL
 from rekey.tables.base import Accounts, Operation, Table, TableService, Verb
 
 ROWS = 16
-"""With small windows and a low rate, so that a kill lands in the middle of copying."""
+"""With small windows and, until the kill, a low rate, so that it lands in the middle of copying."""
 _POLL_S, _COMMAND_S = 0.02, 180.0
 _SCRIPT = '''\
 """A throw-away migration."""
@@ -95,7 +95,7 @@ async def life(capture: str, config: Config, tables: Stage, restricted: Stage) -
         script = folder / "scripts" / "0001_live.py"
         script.write_text(_SCRIPT.format(source=source, target=target, capture=capture), "utf-8")
         project = Project(folder, script, program=(_PROGRAM, prefix))
-        project.write(config.tables, config.restricted, window_rows=4, entities_per_second=12)
+        project.write(config.tables, config.restricted, window_rows=4, entities_per_second=4)
         stack.callback(project.stop)
         mapper = Mapper(project.declared.migration, project.secrets)
         await tables.service.create_table(source)
@@ -137,6 +137,8 @@ async def life(capture: str, config: Config, tables: Stage, restricted: Stage) -
             ended = running.kill().code
             in_the_middle = ended < 0 and 0 < copied < ROWS
             seen["killed"] = "in the middle of copying" if in_the_middle else f"not: it ended with {ended}"
+            quicker = (folder / "rekey.toml").read_text("utf-8").replace("per_second = 4", "per_second = 500")
+            (folder / "rekey.toml").write_text(quicker, "utf-8")
             await _write(in_old, holds, "first", _row)
             await command("resumed", "apply", "0001_live")
             if dual:
