@@ -16,7 +16,7 @@ import click
 from rekey.cli.shell import Shell, command, flag
 from rekey.doctor.judge import examine
 from rekey.doctor.observe import observe
-from rekey.doctor.report import Told, found
+from rekey.doctor.report import Fact, Told, found
 from rekey.errors import ExitCode
 from rekey.evidence.contents import live_path
 from rekey.evidence.signing import open_signer
@@ -57,8 +57,9 @@ def doctor(shell: Shell, strict: bool, read_only: bool, live: bool) -> ExitCode:
             shell.note(f"about {requests} are sent, to throw-away tables `rekeylive…`, in about two minutes")
             tried = shell.do(run.live(config, observed.accounts))
             run.keep(tried, config, signer)
-            told = list(run.tell(tried))
-            document = {"live": tried, "kept": str(live_path(config.state))}
+            kept, signed = str(live_path(config.state)), "not signed" if signer is None else "signed"
+            told = [*run.tell(tried), Fact("report", f"{signed}, kept in {kept}")]
+            document = {"live": tried, "kept": kept}
         report = replace(report, families={**report.families, "live": told})
     code = ExitCode.FINDINGS if report.fails(strict=strict) else ExitCode.DONE
     return shell.emit({"strict": strict, **report.as_json(), **document}, report.as_text(), code)

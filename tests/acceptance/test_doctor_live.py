@@ -51,6 +51,10 @@ def test_it_passes_on_azurite_leaves_nothing_and_is_evidence(project: Project) -
     assert project.everything() == rows
     live = [one for one in ran.document["findings"] if one["family"] == "live"]
     assert [one["code"] for one in live] == ["live-known"]
+    kept = [
+        one["seen"] for one in ran.document["facts"] if (one["family"], one["about"]) == ("live", "report")
+    ]
+    assert kept == [f"signed, kept in {contents.live_path(project.state)}"]
     report = ran.document["live"]
     assert [(one["service"], one["removed"], one["left"]) for one in report["accounts"]] == [
         ("Azurite", [stale], []),

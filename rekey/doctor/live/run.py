@@ -120,8 +120,8 @@ def tell(report: Mapping[str, Any]) -> Iterator[Told]:
             yield found("live-deviates", about, what=one["what"], there=each["seen"], **said)
     if known:
         yield found("live-known", "Azurite", known=listed(list(known)))
-    held = sum(all(each["known"] for each in one["deviations"]) for one in checks)
-    yield Fact("checks", f"{held} of {len(checks)} saw what rekey takes for granted")
+    held = sum(not one["deviations"] for one in checks)
+    yield Fact("checks", f"{held} of {len(checks)} saw exactly what rekey takes for granted")
     for one in report["accounts"]:
         about = f"[{one['section']}]"
         if one["removed"]:
