@@ -36,10 +36,16 @@ SCOPE = "https://storage.azure.com/.default"
 
 @dataclass(frozen=True, slots=True)
 class SharedKey:
-    """A storage account's name and shared key."""
+    """A storage account's name and shared key.
+
+    Attributes:
+        signed_s_ago: how long ago requests say that they were signed; for `rekey doctor --live`, which tries
+            whether the service refuses what is late.
+    """
 
     account: str
     key: bytes = field(repr=False)
+    signed_s_ago: float = 0.0
 
     @classmethod
     def of(cls, account: str, key: str) -> SharedKey:
@@ -140,7 +146,7 @@ def signed_headers(credential: SharedKey, url: str) -> dict[str, str]:
 
     No request of rekey has a `comp` parameter, the only one that would be signed.
     """
-    date = _date(int(time.time()))
+    date = _date(int(time.time() - credential.signed_s_ago))
     text = f"{date}\n/{credential.account}{urlsplit(url).path}"
     signature = base64.b64encode(hmac.digest(credential.key, text.encode(), "sha256")).decode("ascii")
     return {"x-ms-date": date, "Authorization": f"SharedKeyLite {credential.account}:{signature}"}

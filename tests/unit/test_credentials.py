@@ -64,6 +64,14 @@ def test_a_signature_is_over_date_account_and_the_address_as_it_goes_out() -> No
     assert signed_headers(credential, url.partition("?")[0]) == expected
 
 
+def test_a_request_can_say_that_it_was_signed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rekey doctor --live` tries whether the service refuses it; Azurite does not look."""
+    noon = 1706702400
+    monkeypatch.setattr(credentials.time, "time", lambda: noon + 1020.0)
+    late = SharedKey("tables", b"key", signed_s_ago=1020.0)
+    assert signed_headers(late, "http://127.0.0.1:10002/tables/T()")["x-ms-date"] == DATE
+
+
 @pytest.mark.usefixtures("one_moment")
 async def test_a_key_that_its_owner_renews_signs_the_next_request() -> None:
     """An application's own credential object, which it may update at any time."""
