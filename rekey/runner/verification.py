@@ -30,6 +30,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from pathlib import Path
 
 from rekey.copy.delta import fresh_second
+from rekey.copy.throttle import NO_RATES
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.limits import ACCOUNT_TARGET
 from rekey.core.progress import Advance
@@ -101,8 +102,9 @@ def context(
         brings=brings,
         authority_is_target=from_target,
         concurrency=run.config.limits.concurrency,
-        scans=run.config.limits.scans,
-        take=run.copier.throttle.take if run.share == 1 else _within_share(run),
+        scans=2 * run.config.limits.scans,  # what the account allows is all for reading
+        ahead=run.share == 1 and run.copier.throttle.rates == NO_RATES,
+        take=run.copier.throttle.arrived if run.share == 1 else _within_share(run),
         clock=run.clock,
     )
 
@@ -120,7 +122,7 @@ def _within_share(run: Run) -> Callable[[int, Hashable | None], Awaitable[None]]
         while (left := own - run.clock.rising()) > 0:
             run.check()
             await run.clock.sleep(min(left, _LOOK_S))
-        await throttle.take(rows, partition)
+        await throttle.arrived(rows, partition)
 
     return take
 
