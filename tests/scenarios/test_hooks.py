@@ -28,7 +28,9 @@ class Hooked(Commands):
         folder = self.project.folder
         (folder / "told").mkdir()
         hook = folder / "hook.sh"
-        hook.write_text(f'#!/bin/sh\ncat > "$(mktemp told/XXXXXXXX)"\n{text}\n', "utf-8")
+        hook.write_text(
+            f'#!/bin/sh\ntold=$(mktemp XXXXXXXX)\ncat > "$told" && mv "$told" told\n{text}\n', "utf-8"
+        )
         hook.chmod(stat.S_IRWXU)
         config = folder / "rekey.toml"
         lines = [config.read_text("utf-8"), "[hooks]", 'command = ["./hook.sh"]', *more]
