@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
+from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, TABLE_NAME
 from rekey.errors import ConfigurationError, SecretMissing, reason_of
 from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
@@ -178,6 +178,43 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
+class ProxyLimits:
+    """Where a proxy listens, and how much it takes.
+
+    Attributes:
+        listen: HOST:PORT for applications.
+        admin: HOST:PORT for health and metrics; further processes take the ports after it.
+        name: what its clients are called in `rekey status`.
+        body: the largest body of a request.
+        line: the longest request line, and the longest header.
+        connections: of applications, for each process.
+        upstream: connections to the account that pass requests on, for each process.
+        request_s: how long a request may take.
+        idle_s: how long a connection may be idle, or take to send its first request.
+        drain_s: for how long requests are still taken after SIGTERM.
+    """
+
+    listen: str = "127.0.0.1:10102"
+    admin: str = "127.0.0.1:9461"
+    name: str = "proxy"
+    body: Bytes = 4 * 1024**2
+    line: Bytes = 32 * 1024
+    connections: int = 2000
+    upstream: int = 256
+    request_s: Seconds = 60
+    idle_s: Seconds = 75
+    drain_s: Seconds = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """The proxy: its limits; and `[proxy.views]`, the table that an application's name means."""
+
+    limits: ProxyLimits = field(default_factory=ProxyLimits)
+    views: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole configuration, a field for each section. All paths are absolute."""
 
@@ -195,6 +232,7 @@ class Config:
     executor: Executor = field(default_factory=Executor)
     prices: Prices = field(default_factory=Prices)
     serve: Serve = field(default_factory=Serve)
+    proxy: Proxy = field(default_factory=Proxy)
 
     @property
     def endpoints(self) -> str:
@@ -269,6 +307,7 @@ def load_config(path: Path) -> Config:
         executor=read_executor(document.section("executor")),
         prices=_prices(document.section("prices")),
         serve=_serve(document.section("serve")),
+        proxy=_proxy(document.section("proxy")),
     )
 
 
@@ -459,6 +498,16 @@ def _serve(section: Section) -> Serve:
         _where(token, vault_holds="secret") if token.content else None,
         *(None if file is None else _absolute(section, file) for file in files),
     )
+
+
+def _proxy(section: Section) -> Proxy:
+    views = section.section("views")
+    for alias in views.content:
+        for name in (alias, views.text(alias) or ""):
+            if not TABLE_NAME.fullmatch(name):
+                views.fail(alias, "is not the name of a table", 'write for example Users = "UsersV2"')
+    section.content = {name: value for name, value in section.content.items() if name != "views"}
+    return Proxy(section.read(ProxyLimits), dict(views.content))
 
 
 def _where(section: Section, *, vault_holds: str) -> SecretSource:
