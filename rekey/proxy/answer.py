@@ -91,14 +91,12 @@ def reply_to_write(
         )
         for one, operation, etag in zip(requests, write.operations, etags, strict=True)
     ]
-    return reply_of(
-        asked, told[0] if batch is None else Answer(HTTPStatus.ACCEPTED, parts=tuple(told)), batch
-    )
+    answer = told[0] if batch is None else Answer(HTTPStatus.ACCEPTED, parts=tuple(told))
+    return reply_of(asked.headers, answer, batch)
 
 
-def reply_of(asked: Incoming | None, answer: Answer, batch: Batch | None = None) -> Reply:
-    """Return an answer as it goes out: one of the writer, or a refusal. `asked`: None if it was not read."""
-    headers = {} if asked is None else asked.headers
+def reply_of(headers: Mapping[str, str], answer: Answer, batch: Batch | None = None) -> Reply:
+    """Return an answer as it goes out: one of the writer, or a refusal. `headers`: of the request."""
     request_id = str(uuid4())
     common = {
         "Server": "rekey",

@@ -71,8 +71,8 @@ def read_batch(asked: Incoming, account: str) -> Batch:
     if not is_query:
         inner = [_head(part) for part in _parts(content, headers.get("content-type", ""))]
     if len(inner) > MAX_BATCH_OPERATIONS:
-        said = "99:The batch request operation exceeds the maximum 100 changes per change set."
-        raise rejected("InvalidInput", said)
+        said = "The batch request operation exceeds the maximum 100 changes per change set."
+        raise rejected("InvalidInput", said, MAX_BATCH_OPERATIONS - 1)  # as the service counts
     found = [_request(headers, content, account) for headers, content in inner]
     for one in found:
         if one.is_read is not is_query:

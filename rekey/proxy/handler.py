@@ -17,25 +17,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
 from azure.core.exceptions import AzureError, ServiceRequestError
 
 from rekey.client.sdk.answers import Answer, error_answer
-from rekey.client.sdk.calls import Read, Write, call_in
+from rekey.client.sdk.calls import Read, Write, call_in, row_of
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
 from rekey.errors import RekeyError
+from rekey.model import EntityKey, key_of
+from rekey.proxy.access import Access, Asked, Granted, judge, needs
 from rekey.proxy.answer import Renaming, Reply, is_atom, reply_of, reply_to_write
 from rekey.proxy.batch import Batch, read_batch, write_batch
 from rekey.proxy.forward import Upstream, passed_back, passed_on
 from rekey.proxy.meter import Meter
 from rekey.proxy.parse import Incoming, Kind, parse, unsigned
 from rekey.proxy.route import RESTRICTED, Route, Routes
+from rekey.proxy.sas import confined
 from rekey.tables.base import rejected
 from rekey.tables.wire import entity_path, loads
 
@@ -55,17 +59,6 @@ class Account:
     holds_restricted: bool
 
 
-class Judge(Protocol):
-    """Judges whether a request may be carried out."""
-
-    def __call__(self, request: web.BaseRequest, asked: Incoming, batch: Batch | None) -> str:
-        """Return the caller's own authorisation if it is to be used upstream, else "".
-
-        Raises:
-            RekeyError: the request is refused.
-        """
-
-
 class Handler:
     """Answers requests."""
 
@@ -74,7 +67,7 @@ class Handler:
         account: Account,
         upstream: Upstream,
         routes: Routes,
-        judge: Judge,
+        access: Access,
         meter: Meter,
         *,
         body_bytes: int,
@@ -83,12 +76,13 @@ class Handler:
         """Take the parts.
 
         Args:
-            account, upstream, routes, judge, meter: the parts.
+            account, upstream, routes, meter: the parts.
+            access: whom requests are granted to.
             body_bytes: the largest body.
             request_s: how long a request may take.
         """
         self._account, self._upstream, self._routes = account, upstream, routes
-        self._judge, self._meter = judge, meter
+        self._access, self._meter = access, meter
         self._body_bytes, self._request_s = body_bytes, request_s
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -115,9 +109,8 @@ class Handler:
 
     def _refused(self, one: _One, error: BaseException | None) -> web.StreamResponse:
         """Return the answer to a request that failed; None: by a fault of rekey."""
-        if (
-            one.streaming is not None and one.streaming.prepared
-        ):  # half an answer must not look like a whole one
+        if one.streaming is not None and one.streaming.prepared:
+            # Half an answer must not look like a whole one.
             if one.request.transport is not None:
                 one.request.transport.abort()
             return one.streaming
@@ -125,15 +118,18 @@ class Handler:
         is_read = one.asked is not None and one.asked.is_read
         answer = error_answer(500, "InternalError", "The server encountered an internal error. Please retry.")
         if error is not None:
-            answer = answer_to(error, table, reads=is_read, batch=one.batch is not None)
-        return response_of(reply_of(one.asked, answer, one.batch), close=one.asked is None)
+            indexed = getattr(error, "index", None) is not None
+            answer = answer_to(error, table, reads=is_read, batch=one.batch is not None or indexed)
+        said = {"accept": one.request.headers.get("Accept", "")} if one.asked is None else one.asked.headers
+        return response_of(reply_of(said, answer, one.batch), close=one.asked is None)
 
     async def _answered(self, one: _One) -> web.StreamResponse:
         request = one.request
         one.asked = asked = parse(
             request.method, request.raw_path, list(request.headers.items()), self._account.name
         )
-        one.token = self._judge(request, asked, None)
+        inserts = asked.kind is Kind.ROWS and asked.method == "POST"
+        granted = self._judged(one, asked, () if inserts or asked.kind is Kind.BATCH else (asked,))
         self._check_length(asked)
         if asked.headers.get("expect"):
             if asked.headers["expect"].lower() != "100-continue":
@@ -142,6 +138,11 @@ class Handler:
                 request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if asked.kind is Kind.BATCH:
             return await self._batch(one, asked)
+        if inserts:
+            if granted.within is not None:
+                one.asked = asked = replace(asked, content=await self._body(request))
+            self._judged(one, asked, (asked,))
+        asked = _confined(asked, granted)
         if asked.kind is Kind.TABLES and asked.method == "POST":
             return await self._create(one, asked)
         if not asked.table:
@@ -151,11 +152,42 @@ class Handler:
         if core is None or asked.comp == "acl" or asked.kind is Kind.TABLE:
             if core is not None and asked.kind is Kind.TABLE and asked.method == "DELETE":
                 await core.deleting_table()
-            return await self._pass(one, asked, route)
+            return await self._pass(one, asked, route, asked.content or None)
         if asked.is_read:
             return response_of(await self._read(one, asked, route, core))
-        one.asked = asked = replace(asked, content=await self._body(request))
+        one.asked = asked = replace(asked, content=asked.content or await self._body(request))
         return response_of(await self._write(one, asked, core, None))
+
+    def _judged(self, one: _One, asked: Incoming, operations: Sequence[Incoming]) -> Granted:
+        """Return to whom a request is granted. Raises RequestRejected.
+
+        Args:
+            one: what is known of it.
+            asked: the request.
+            operations: what it does, itself or the parts of a batch; none while that is not known.
+        """
+        resource, rights, keys = "o", set[str](), list[EntityKey | None]()
+        for each in operations:
+            conditional = "if-match" in each.headers
+            resource, needed = needs(each.kind, each.method, each.comp, conditional=conditional)
+            rights |= needed
+            keys.append(each.key or _inserted(each))
+        known = [key for key in keys if key is not None]
+        headers, request = list(one.request.headers.items()), one.request
+        named = operations[0].table if operations else asked.table
+        one.granted = judge(
+            Asked(
+                *(request.method, asked.path, asked.query, headers, request.remote or "", request.secure),
+                named or None,
+                resource,
+                frozenset(rights),
+                keys=known if len(known) == len(keys) and keys else None,
+                confines=True,
+            ),
+            self._access,
+            time.time(),
+        )
+        return one.granted
 
     def _route(self, table: str) -> Route:
         """Return the route of a name. Raises RequestRejected for a table of the restricted store."""
@@ -258,12 +290,15 @@ class Handler:
             ) as response,
         ):
             reply = await _whole(response, route)
-        if isinstance(call, Read) and reply.status in _JUDGED and core.shadows():
+        if isinstance(call, Read) and not one.token and reply.status in _JUDGED and core.shadows():
             core.shadow(call, reply.status, reply.body)
         return reply
 
     async def _write(self, one: _One, asked: Incoming, core: ClientCore, batch: Batch | None) -> Reply:
         requests = (asked,) if batch is None else batch.parts
+        if one.token:
+            said = "This proxy takes no bearer token for writes that it carries: it cannot verify one."
+            raise rejected("AuthorizationFailure", said, status=403)
         for each in requests:
             if is_atom(each):
                 raise rejected("AtomFormatNotSupported", "Atom format is not supported.", status=415)
@@ -283,7 +318,8 @@ class Handler:
     async def _batch(self, one: _One, asked: Incoming) -> web.StreamResponse:
         one.asked = asked = replace(asked, content=await self._body(one.request))
         batch = read_batch(asked, self._account.name)
-        one.token = self._judge(one.request, asked, batch)
+        granted = self._judged(one, asked, batch.parts)
+        batch = replace(batch, parts=tuple(_confined(part, granted) for part in batch.parts))
         one.route = route = self._route(batch.table) if batch.table else Route("")
         if route.core is not None and not batch.is_query:
             one.batch = batch
@@ -305,7 +341,12 @@ class _One:
         self.route: Route | None = None
         self.batch: Batch | None = None
         self.streaming: web.StreamResponse | None = None
-        self.token = ""
+        self.granted: Granted | None = None
+
+    @property
+    def token(self) -> str:
+        """What authorises the request upstream in place of the proxy's credential; "" for nothing."""
+        return "" if self.granted is None else self.granted.token
 
 
 def answer_to(error: BaseException, table: str, *, reads: bool, batch: bool = False) -> Answer:
@@ -329,6 +370,22 @@ def answer_to(error: BaseException, table: str, *, reads: bool, batch: bool = Fa
     if reads:
         return error_answer(503, "TimedOut", "nothing was answered in time")
     return error_answer(500, _OPEN, _OPEN_SAID)
+
+
+def _inserted(asked: Incoming) -> EntityKey | None:
+    """Return the key in the body of an insert, None while it was not read, or where there is none."""
+    try:
+        key = key_of(row_of(asked.content))
+    except (RekeyError, KeyError):
+        return None
+    return key if isinstance(key.partition, str) and isinstance(key.row, str) else None
+
+
+def _confined(asked: Incoming, granted: Granted) -> Incoming:
+    """Return a query that finds no row beyond what its caller may read; any other request as it is."""
+    if granted.within is None or asked.kind is not Kind.ROWS or not asked.is_read:
+        return asked
+    return replace(asked, query=confined(asked.query, granted.within))
 
 
 async def _whole(response: Any, route: Route) -> Reply:

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from rekey.client.sdk.calls import key_in
 from rekey.model import EntityKey
+from rekey.proxy.sas import NAMES
 from rekey.tables.base import rejected
 
 METHODS = frozenset({"GET", "POST", "PUT", "MERGE", "PATCH", "DELETE"})
@@ -34,13 +35,6 @@ _BROKEN = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _HIDDEN = re.compile(r"%(?:2[Ff]|5[Cc]|[01][0-9A-Fa-f]|7[Ff])|\\")
 _TABLE = re.compile(r"[A-Za-z][A-Za-z0-9]{2,62}")
 _ONE_TABLE = re.compile(r"Tables\('(?P<table>[A-Za-z][A-Za-z0-9]{2,62})'\)")
-SAS = frozenset(
-    (
-        *("sv", "ss", "srt", "sp", "st", "se", "sip", "spr", "sig", "si", "tn", "spk", "srk", "epk", "erk"),
-        *("skoid", "sktid", "skt", "ske", "sks", "skv", "saoid", "suoid", "scid"),
-    )
-)
-"""Parameters of a shared access signature."""
 
 
 class Kind(StrEnum):
@@ -176,7 +170,7 @@ def parameters(query: str) -> dict[str, str]:
 
 def unsigned(query: str) -> str:
     """Return a query, as sent, without the parameters of a shared access signature."""
-    parts = [part for part in query.split("&") if unquote(part.partition("=")[0]).lower() not in SAS]
+    parts = [part for part in query.split("&") if unquote(part.partition("=")[0]).lower() not in NAMES]
     return "&".join(parts)
 
 

@@ -24,8 +24,9 @@ from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
 from rekey.migration.opening import Prepared
 from rekey.project.config import Config, account_key
+from rekey.proxy.access import Access
 from rekey.proxy.forward import Upstream
-from rekey.proxy.handler import Account, Handler, Judge
+from rekey.proxy.handler import Account, Handler
 from rekey.proxy.meter import Meter
 from rekey.proxy.route import Routes, cores_of
 from rekey.proxy.server import Health, listening
@@ -49,7 +50,7 @@ class Listening:
 async def proxying(
     config: Config,
     declared: Sequence[Declared],
-    judge: Judge,
+    access: Access,
     address: Address,
     admin: Address | None,
     *,
@@ -62,7 +63,7 @@ async def proxying(
     Args:
         config: the project.
         declared: the migrations to follow.
-        judge: who may do what.
+        access: whom requests are granted to.
         address, admin, tls, shared: as for `listening`.
         settings: the lease's times.
 
@@ -87,7 +88,7 @@ async def proxying(
         Account(account.name, account.is_same_as(config.restricted)),
         upstream,
         routes,
-        judge,
+        access,
         meter,
         body_bytes=limits.body,
         request_s=limits.request_s,
@@ -104,16 +105,41 @@ async def proxying(
         await upstream.close()
 
 
-async def until_told(
-    context: AbstractAsyncContextManager[Listening], started: Callable[[Listening], None], drain_s: float
+def run(
+    context: AbstractAsyncContextManager[Listening],
+    started: Callable[[Listening], None],
+    drain_s: float,
+    *,
+    ends_with_input: bool = False,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; a second one ends the process.
+    """Serve until SIGTERM or SIGINT; a second one ends the process. On uvloop, where it is installed.
 
     Args:
         context: what `proxying` returned.
         started: called when it listens.
         drain_s: for how long requests are still taken afterwards.
+        ends_with_input: end when standard input does, too.
     """
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_until_told(context, started, drain_s, ends_with_input=ends_with_input))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    made: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return made
+
+
+async def _until_told(
+    context: AbstractAsyncContextManager[Listening],
+    started: Callable[[Listening], None],
+    drain_s: float,
+    *,
+    ends_with_input: bool,
+) -> None:
     loop, told = asyncio.get_running_loop(), asyncio.Event()
 
     def end() -> None:
@@ -121,9 +147,16 @@ async def until_told(
             os._exit(ExitCode.INTERRUPTED)
         told.set()
 
+    def look() -> None:
+        if not os.read(0, 1):
+            loop.remove_reader(0)
+            end()
+
     async with context as found:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end)
+        if ends_with_input:
+            loop.add_reader(0, look)
         started(found)
         await told.wait()
         found.health.ready = False

@@ -78,7 +78,7 @@ class _Connection(RequestHandler):
         code = "InvalidInput" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "InternalError"
         self._sockets.meter.count("unread", status, 0.0, carried=False)
         answer = error_answer(status, code, "The request could not be read.")
-        return response_of(reply_of(None, answer), close=True)
+        return response_of(reply_of({}, answer), close=True)
 
 
 class _Sockets(web.Server):
