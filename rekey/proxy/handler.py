@@ -253,7 +253,7 @@ class Handler:
             resource = f"Tables('{route.table}')"
         elif route.alias and asked.key is not None:
             resource = entity_path(route.table, asked.key)
-        elif route.alias:
+        elif route.alias and asked.kind is Kind.ROWS:
             resource = route.table + ("()" if unquote(resource).endswith("()") else "")
         return f"{resource}?{query}" if query else resource
 

@@ -11,18 +11,27 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
+from azure.core.credentials import AzureNamedKeyCredential
+from azure.data.tables import AccountSasPermissions, ResourceTypes, generate_account_sas
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rekey.project.config import Config, load_config
+from rekey.project.config import AZURITE_ACCOUNT, AZURITE_KEY, Config, load_config
 from rekey.proxy.running import Listening
-from tests.proxying import proxied
+from rekey.rehearse.azurite import AzuriteAccount
+from tests.proxying import Wired, proxied, wired
 
+SIGNED = generate_account_sas(
+    AzureNamedKeyCredential(AZURITE_ACCOUNT, AZURITE_KEY),
+    ResourceTypes(service=True, container=True, object=True),
+    AccountSasPermissions(read=True, write=True, delete=True, list=True, add=True, update=True, create=True),
+    datetime(2200, 1, 1, tzinfo=UTC),
+)
 HEAD = "GET /devstoreaccount1/Plain() HTTP/1.1\r\nHost: x\r\nAccept: application/json\r\n"
 
 
@@ -42,6 +51,13 @@ def config_in(folder: Path, more: str = "", port: int | None = None) -> Config:
         "utf-8",
     )
     return load_config(folder / "rekey.toml")
+
+
+@asynccontextmanager
+async def asking(found: Listening) -> AsyncIterator[Wired]:
+    """Open a way to a proxy, with the account's key."""
+    async with wired(found.url, AzuriteAccount(AZURITE_ACCOUNT, found.url, AZURITE_KEY)) as wire:
+        yield wire
 
 
 async def exchange(found: Listening, sent: bytes, quiet_s: float = 20.0) -> bytes:
@@ -147,7 +163,7 @@ def check_whatever(found: Listening, sent: bytes, loop: asyncio.AbstractEventLoo
     assert b"Traceback" not in answer
     assert b".py" not in answer
     for status in re.findall(rb"HTTP/1\.[01] (\d+) ", answer):
-        assert int(status) in (100, 400, 403, 405, 413, 414, 415, 417, 431, 503), answer
+        assert int(status) in (100, 400, 403, 405, 413, 414, 415, 417, 431, 500, 503), answer
 
 
 def whatever(folder: Path, examples: int) -> None:
@@ -173,17 +189,23 @@ def test_whatever_many_bytes_come(tmp_path: Path) -> None:
 
 
 async def test_an_account_that_cannot_be_reached_is_503_with_retry_after(listening: Listening) -> None:
-    async with aiohttp.ClientSession() as session:
-        row = {"PartitionKey": "p", "RowKey": "r"}
+    async with asking(listening) as wire:
         for request in (
-            session.get(listening.url + "Plain()"),
-            session.post(listening.url + "Plain", json=row),
-            session.get(listening.url + "?comp=properties&restype=service"),
+            wire.ask("GET", "Plain()"),
+            wire.ask("POST", "Plain", {"PartitionKey": "p", "RowKey": "r"}),
+            wire.ask("GET", "?restype=service&comp=properties"),
         ):
-            async with request as answer:
-                assert answer.status == 503
-                assert answer.headers["Retry-After"]
-                assert (await answer.json())["odata.error"]["code"] == "ServerBusy"
+            answer = await request
+            assert (answer.status, answer.code) == (503, "ServerBusy")
+            assert answer.headers["retry-after"]
+
+
+async def test_nothing_is_carried_out_without_a_credential(listening: Listening) -> None:
+    async with aiohttp.ClientSession() as session:
+        for method, path in (("GET", "Plain()"), ("POST", "$batch"), ("POST", "Tables"), ("GET", "Tables")):
+            async with session.request(method, listening.url + path) as answer:
+                assert answer.status == 403
+                assert (await answer.json())["odata.error"]["code"] == "AuthenticationFailed"
 
 
 async def test_errors_are_xml_for_who_asks_for_it(listening: Listening) -> None:
@@ -205,11 +227,9 @@ async def test_a_body_beyond_the_limit_is_413_also_when_its_length_is_not_said(t
 
     async with proxied(config_in(tmp_path, 'body = "16KiB"')) as found, aiohttp.ClientSession() as session:
         for data in (b"x" * 20_000, chunks()):
-            async with session.post(found.url + "Plain", data=data) as answer:
-                assert (answer.status, (await answer.json())["odata.error"]["code"]) == (
-                    413,
-                    "RequestBodyTooLarge",
-                )
+            async with session.post(f"{found.url}Plain?{SIGNED}", data=data) as answer:
+                status, code = answer.status, (await answer.json())["odata.error"]["code"]
+                assert (status, code) == (413, "RequestBodyTooLarge")
 
 
 async def test_connections_beyond_the_limit_are_turned_away_and_idle_ones_closed(tmp_path: Path) -> None:
@@ -220,7 +240,8 @@ async def test_connections_beyond_the_limit_are_turned_away_and_idle_ones_closed
         assert [await reader.read() for reader, _ in held] == [b"", b""]  # neither sent anything
         for _, writer in held:
             writer.close()
-        assert said(await exchange(found, (HEAD + "Connection: close\r\n\r\n").encode()))[1] == "ServerBusy"
+        code = said(await exchange(found, (HEAD + "Connection: close\r\n\r\n").encode()))[1]
+        assert code == "AuthenticationFailed", "it is answered again"
 
 
 @asynccontextmanager
@@ -239,24 +260,18 @@ async def account(answer: bytes) -> AsyncIterator[int]:
 
 async def test_a_write_that_was_sent_and_not_answered_is_told_as_open(tmp_path: Path) -> None:
     """As the service says it: 500 OperationTimedOut, not 503, which means that nothing was done."""
-    async with account(b"") as port, proxied(config_in(tmp_path, port=port)) as found:
-        async with aiohttp.ClientSession() as session:
-            async with session.post(found.url + "Plain", json={"PartitionKey": "p", "RowKey": "r"}) as answer:
-                assert (answer.status, (await answer.json())["odata.error"]["code"]) == (
-                    500,
-                    "OperationTimedOut",
-                )
-            async with session.get(found.url + "Plain()") as answer:
-                assert answer.status == 503
+    async with account(b"") as port, proxied(config_in(tmp_path, port=port)) as found, asking(found) as wire:
+        answer = await wire.ask("POST", "Plain", {"PartitionKey": "p", "RowKey": "r"})
+        assert (answer.status, answer.code) == (500, "OperationTimedOut")
+        answer = await wire.ask("GET", "Plain()")
+        assert (answer.status, answer.code) == (503, "ServerBusy")
 
 
 async def test_half_an_answer_does_not_look_like_a_whole_one(tmp_path: Path) -> None:
     half = b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"val\r\n'
-    async with account(half) as port, proxied(config_in(tmp_path, port=port)) as found:
-        async with aiohttp.ClientSession() as session:
-            with pytest.raises(aiohttp.ClientError):
-                async with session.get(found.url + "Plain()") as answer:
-                    await answer.read()
+    async with account(half) as port, proxied(config_in(tmp_path, port=port)) as found, asking(found) as wire:
+        with pytest.raises(aiohttp.ClientError):
+            await wire.ask("GET", "Plain()")
 
 
 async def test_readiness_ends_before_requests_do(listening: Listening) -> None:
@@ -269,8 +284,8 @@ async def test_readiness_ends_before_requests_do(listening: Listening) -> None:
         assert [await status("health/liveness"), await status("health/readiness")] == [200, 200]
         listening.health.ready = False
         assert [await status("health/liveness"), await status("health/readiness")] == [200, 503]
-        async with session.get(listening.url + "Plain()") as answer:
-            assert answer.status == 503
+        async with asking(listening) as wire:
+            assert (await wire.ask("GET", "Plain()")).status == 503
         async with session.get(listening.admin + "metrics") as answer:
             text = await answer.text()
         assert 'rekey_proxy_requests_total{how="passed",resource="rows",status="503"} 1.0' in text
@@ -279,21 +294,19 @@ async def test_readiness_ends_before_requests_do(listening: Listening) -> None:
 
 async def test_tables_of_the_restricted_store_are_reached_by_nobody(listening: Listening) -> None:
     """They are in the same account here."""
-    batch: Any = "\r\n".join(
+    batch = "\r\n".join(
         (
             *("--b", "Content-Type: application/http", "", "GET /RekeyMap() HTTP/1.1", "Accept: */*", "", ""),
             *("--b--", ""),
         )
     )
-    async with aiohttp.ClientSession() as session:
+    async with asking(listening) as wire:
         for method, path, data, kind in (
             ("GET", "rekeymap()", None, ""),
             ("GET", "devstoreaccount1/ReKeyControl(PartitionKey='a',RowKey='b')", None, ""),
             ("DELETE", "Tables('rekeyjournal')", None, ""),
-            ("POST", "Tables", '{"TableName":"rekeymap"}', "application/json"),
-            ("POST", "$batch", batch, "multipart/mixed; boundary=b"),
+            ("POST", "Tables", b'{"TableName":"rekeymap"}', "application/json"),
+            ("POST", "$batch", batch.encode(), "multipart/mixed; boundary=b"),
         ):
-            headers = {"Content-Type": kind} if kind else {}
-            async with session.request(method, listening.url + path, data=data, headers=headers) as answer:
-                assert answer.status == 403, path
-                assert (await answer.json())["odata.error"]["code"] == "AuthorizationFailure"
+            answer = await wire.ask(method, path, data, {"Content-Type": kind} if kind else {})
+            assert (answer.status, answer.code) == (403, "AuthorizationFailure"), path

@@ -57,7 +57,7 @@ def test_a_resource_is_told_by_the_last_segment(method: str, target: str, kind: 
     ],
 )
 def test_a_key_is_what_the_address_says(spelled: str, key: EntityKey) -> None:
-    """Doubled quotes are one; percent-encoding is taken off once; a comma or a quote in a key ends nothing."""
+    """Doubled quotes are one; percent-encoding is taken off once; no comma or quote in a key ends it."""
     found = asked("GET", f"/acct/Users({spelled})")
     assert (found.kind, found.key) == (Kind.ROW, key)
 
