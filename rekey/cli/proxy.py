@@ -9,6 +9,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ from rekey.proxy.running import Listening, proxying, run
 from rekey.serve.server import Address
 
 _LOOK_S, _AGAIN_S = 0.2, 1.0
+_NUMBER = "REKEY_PROXY_NUMBER"
+"""Environment variable by which a child knows which one it is."""
 
 
 @command("proxy", example="rekey proxy\nrekey proxy 0001 --listen 127.0.0.1:10102 --processes 2")
@@ -38,14 +41,12 @@ _LOOK_S, _AGAIN_S = 0.2, 1.0
     show_default=True,
     help="Processes that share the port.",
 )
-@click.option("--process", type=int, hidden=True, help="The number of this child.")
 def proxy(
     shell: Shell,
     scripts: tuple[str, ...],
     listen: str | None,
     admin: str | None,
     processes: int,
-    process: int | None,
 ) -> ExitCode:
     """Serve tables to applications in any language while keys change.
 
@@ -56,13 +57,14 @@ def proxy(
     limits = project.config.proxy.limits
     address, aside = Address.of(listen or limits.listen), Address.of(admin or limits.admin)
     judge, tls = judging(project.config, address)
-    if processes > 1 and process is None:
+    number = os.environ.get(_NUMBER)
+    if processes > 1 and number is None:
         if not address.port:
             raise ConfigurationError("several processes need a port that is given", hint="write HOST:PORT")
         return _supervised(shell, processes)
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
-    if process and aside.port:
-        aside = Address(aside.host, aside.port + process)
+    if number and aside.port:
+        aside = Address(aside.host, aside.port + int(number))
 
     def started(found: Listening) -> None:
         url = found.url
@@ -71,7 +73,7 @@ def proxy(
         )
 
     context = proxying(project.config, chosen, judge, address, aside, tls=tls, shared=processes > 1)
-    run(context, started, limits.drain_s, ends_with_input=process is not None)
+    run(context, started, limits.drain_s, ends_with_input=number is not None)
     return ExitCode.DONE
 
 
@@ -102,8 +104,12 @@ def _supervised(shell: Shell, processes: int) -> ExitCode:
 
 def _child(number: int) -> subprocess.Popen[bytes]:
     """Start a child; it ends when its standard input does."""
-    words = [sys.executable, "-m", "rekey", *sys.argv[1:], "--process", str(number)]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, process_group=0)  # noqa: S603 - this program
+    return subprocess.Popen(
+        [sys.executable, "-m", "rekey", *sys.argv[1:]],  # noqa: S603 - this program
+        stdin=subprocess.PIPE,
+        process_group=0,
+        env={**os.environ, _NUMBER: str(number)},
+    )
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -45,6 +45,7 @@ _PASTED_CHARACTERS = 24
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _CURRENCY_CHARACTERS = 12
 _LEAST_SLICE_S = 1.0
+_LEAST_LEASE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,7 @@ class ProxyLimits:
         request_s: how long a request may take.
         idle_s: how long a connection may be idle, or take to send its first request.
         drain_s: for how long requests are still taken after SIGTERM.
+        lease_s, longest_operation_s, freeze_wait_s: of its clients, as `rekey.client.reading.LeaseSettings`.
     """
 
     listen: str = "127.0.0.1:10102"
@@ -204,6 +206,9 @@ class ProxyLimits:
     request_s: Seconds = 60
     idle_s: Seconds = 75
     drain_s: Seconds = 5
+    lease_s: Seconds = 15
+    longest_operation_s: Seconds = 30
+    freeze_wait_s: Seconds = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,7 +512,12 @@ def _proxy(section: Section) -> Proxy:
             if not TABLE_NAME.fullmatch(name):
                 views.fail(alias, "is not the name of a table", 'write for example Users = "UsersV2"')
     section.content = {name: value for name, value in section.content.items() if name != "views"}
-    return Proxy(section.read(ProxyLimits), dict(views.content))
+    limits = section.read(ProxyLimits)
+    if limits.lease_s < _LEAST_LEASE_S or limits.longest_operation_s < _LEAST_LEASE_S:
+        section.fail("lease", "or longest_operation is too short to be kept", 'write at least "2s"')
+    if limits.request_s < limits.longest_operation_s + limits.freeze_wait_s:
+        section.fail("request", "is shorter than a write may take", "give it longest_operation and freeze_wait")
+    return Proxy(limits, dict(views.content))
 
 
 def _where(section: Section, *, vault_holds: str) -> SecretSource:

@@ -65,15 +65,20 @@ async def proxying(
         declared: the migrations to follow.
         access: whom requests are granted to.
         address, admin, tls, shared: as for `listening`.
-        settings: the lease's times.
+        settings: the lease's times; None: as configured.
 
     Raises:
         ConfigurationError, SecretMissing: something is configured wrong, or an address cannot be listened on.
     """
     limits, account = config.proxy.limits, config.tables
+    times = settings or LeaseSettings(
+        lease_s=limits.lease_s,
+        longest_operation_s=limits.longest_operation_s,
+        freeze_wait_s=limits.freeze_wait_s,
+    )
 
     def plan(prepared: Prepared, table: str) -> Plan:
-        return Plan(prepared, table, name=limits.name, settings=settings)
+        return Plan(prepared, table, name=limits.name, settings=times)
 
     routes = Routes(cores_of(config, declared, plan), config.proxy.views)
     upstream = Upstream(
