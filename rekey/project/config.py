@@ -178,6 +178,27 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
+class ProxyAccess(Serve):
+    """Who may use a proxy, see `rekey.proxy.access.Access`; and its certificate.
+
+    Attributes:
+        keys: where the keys are that applications sign with, by the names they have here.
+        bearer_tokens: whether bearer tokens are passed on to the account.
+        token: where the token is for which new keys are told at the admin address; None: they are not told.
+    """
+
+    keys: Mapping[str, SecretSource] = field(default_factory=dict)
+    bearer_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """The proxy: who may use it."""
+
+    access: ProxyAccess = field(default_factory=ProxyAccess)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole configuration, a field for each section. All paths are absolute."""
 
@@ -195,6 +216,7 @@ class Config:
     executor: Executor = field(default_factory=Executor)
     prices: Prices = field(default_factory=Prices)
     serve: Serve = field(default_factory=Serve)
+    proxy: Proxy = field(default_factory=Proxy)
 
     @property
     def endpoints(self) -> str:
@@ -211,6 +233,7 @@ class Config:
     def warnings(self) -> list[str]:
         """Return warnings about settings that are allowed but doubtful, as text for people."""
         sources = [(f"secret `{name}`", source) for name, source in sorted(self.secrets.items())]
+        sources += [(f"key `{name}`", source) for name, source in sorted(self.proxy.access.keys.items())]
         if self.evidence.key_file is not None:
             key_file = SecretSource(SecretKind.FILE, str(self.evidence.key_file))
             sources.append(("the evidence key", key_file))
@@ -269,6 +292,7 @@ def load_config(path: Path) -> Config:
         executor=read_executor(document.section("executor")),
         prices=_prices(document.section("prices")),
         serve=_serve(document.section("serve")),
+        proxy=_proxy(document.section("proxy")),
     )
 
 
@@ -448,8 +472,8 @@ def _sealing(section: Section) -> Sealing:
     )
 
 
-def _serve(section: Section) -> Serve:
-    section.allow("token", "certificate", "key")
+def _serve(section: Section, *others: str) -> Serve:
+    section.allow("token", "certificate", "key", *others)
     files = [section.text(name) for name in ("certificate", "key")]
     if files.count(None) == 1:
         section.fail("", "has one of certificate and key", "name both PEM files")
@@ -458,6 +482,27 @@ def _serve(section: Section) -> Serve:
     return Serve(
         _where(token, vault_holds="secret") if token.content else None,
         *(None if file is None else _absolute(section, file) for file in files),
+    )
+
+
+def _proxy(section: Section) -> Proxy:
+    section.allow("access")
+    return Proxy(_proxy_access(section.section("access")))
+
+
+def _proxy_access(section: Section) -> ProxyAccess:
+    named = section.section("keys")
+    for name in named.content:
+        if not _SECRET_NAME.fullmatch(name):
+            named.fail(name, "is not a name", "use letters, digits, `_` and `-`")
+        named.section(name).allow("env", "file")
+    served = _serve(section, "keys", "bearer_tokens")
+    return ProxyAccess(
+        served.token,
+        served.certificate,
+        served.key,
+        {name: _where(named.section(name), vault_holds="secret") for name in named.content},
+        section.flag("bearer_tokens"),
     )
 
 
