@@ -95,6 +95,8 @@ PURE = {
     "project.sections",
     "proxy.batch",
     "proxy.parse",
+    "proxy.access",
+    "proxy.sas",
     "stress.judge",
     "stress.mix",
     "stress.page",

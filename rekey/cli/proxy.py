@@ -21,8 +21,9 @@ import click
 from rekey.cli.project import open_project
 from rekey.cli.shell import Shell, command
 from rekey.errors import ConfigurationError, ExitCode
-from rekey.proxy.judging import judging
+from rekey.proxy.credentials import access_of
 from rekey.proxy.running import Listening, proxying, run
+from rekey.proxy.tls import certificate_for
 from rekey.serve.server import Address
 
 _LOOK_S, _AGAIN_S = 0.2, 1.0
@@ -56,7 +57,9 @@ def proxy(
     project = open_project(shell)
     limits = project.config.proxy.limits
     address, aside = Address.of(listen or limits.listen), Address.of(admin or limits.admin)
-    judge, tls = judging(project.config, address)
+    access = access_of(project.config)
+    said = project.config.proxy.access
+    certificate = certificate_for(address, said.certificate, said.key)
     number = os.environ.get(_NUMBER)
     if processes > 1 and number is None:
         if not address.port:
@@ -72,7 +75,8 @@ def proxy(
             f"serving {url} until SIGTERM; health at {found.admin}", "serving", url=url, admin=found.admin
         )
 
-    context = proxying(project.config, chosen, judge, address, aside, tls=tls, shared=processes > 1)
+    tls = None if certificate is None else certificate.context
+    context = proxying(project.config, chosen, access, address, aside, tls=tls, shared=processes > 1)
     run(context, started, limits.drain_s, ends_with_input=number is not None)
     return ExitCode.DONE
 
@@ -104,8 +108,8 @@ def _supervised(shell: Shell, processes: int) -> ExitCode:
 
 def _child(number: int) -> subprocess.Popen[bytes]:
     """Start a child; it ends when its standard input does."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "rekey", *sys.argv[1:]],  # noqa: S603 - this program
+    return subprocess.Popen(  # noqa: S603 - this program
+        [sys.executable, "-m", "rekey", *sys.argv[1:]],
         stdin=subprocess.PIPE,
         process_group=0,
         env={**os.environ, _NUMBER: str(number)},

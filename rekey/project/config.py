@@ -212,11 +212,26 @@ class ProxyLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ProxyAccess(Serve):
+    """Who may use a proxy, see `rekey.proxy.access.Access`; and its certificate.
+
+    Attributes:
+        keys: where the keys are that applications sign with, by the names they have here.
+        bearer_tokens: whether bearer tokens are passed on to the account.
+        token: where the token is for which new keys are told at the admin address; None: they are not told.
+    """
+
+    keys: Mapping[str, SecretSource] = field(default_factory=dict)
+    bearer_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Proxy:
-    """The proxy: its limits; and `[proxy.views]`, the table that an application's name means."""
+    """The proxy: its limits, who may use it; `[proxy.views]`, the table that a name means."""
 
     limits: ProxyLimits = field(default_factory=ProxyLimits)
     views: Mapping[str, str] = field(default_factory=dict)
+    access: ProxyAccess = field(default_factory=ProxyAccess)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +269,7 @@ class Config:
     def warnings(self) -> list[str]:
         """Return warnings about settings that are allowed but doubtful, as text for people."""
         sources = [(f"secret `{name}`", source) for name, source in sorted(self.secrets.items())]
+        sources += [(f"key `{name}`", source) for name, source in sorted(self.proxy.access.keys.items())]
         if self.evidence.key_file is not None:
             key_file = SecretSource(SecretKind.FILE, str(self.evidence.key_file))
             sources.append(("the evidence key", key_file))
@@ -492,8 +508,8 @@ def _sealing(section: Section) -> Sealing:
     )
 
 
-def _serve(section: Section) -> Serve:
-    section.allow("token", "certificate", "key")
+def _serve(section: Section, *others: str) -> Serve:
+    section.allow("token", "certificate", "key", *others)
     files = [section.text(name) for name in ("certificate", "key")]
     if files.count(None) == 1:
         section.fail("", "has one of certificate and key", "name both PEM files")
@@ -511,13 +527,33 @@ def _proxy(section: Section) -> Proxy:
         for name in (alias, views.text(alias) or ""):
             if not TABLE_NAME.fullmatch(name):
                 views.fail(alias, "is not the name of a table", 'write for example Users = "UsersV2"')
-    section.content = {name: value for name, value in section.content.items() if name != "views"}
+    access = _proxy_access(section.section("access"))
+    others = {name: value for name, value in section.content.items() if name not in ("views", "access")}
+    section.content = others
     limits = section.read(ProxyLimits)
     if limits.lease_s < _LEAST_LEASE_S or limits.longest_operation_s < _LEAST_LEASE_S:
         section.fail("lease", "or longest_operation is too short to be kept", 'write at least "2s"')
     if limits.request_s < limits.longest_operation_s + limits.freeze_wait_s:
-        section.fail("request", "is shorter than a write may take", "give it longest_operation and freeze_wait")
-    return Proxy(limits, dict(views.content))
+        section.fail(
+            "request", "is shorter than a write may take", "give it longest_operation and freeze_wait"
+        )
+    return Proxy(limits, dict(views.content), access)
+
+
+def _proxy_access(section: Section) -> ProxyAccess:
+    named = section.section("keys")
+    for name in named.content:
+        if not _SECRET_NAME.fullmatch(name):
+            named.fail(name, "is not a name", "use letters, digits, `_` and `-`")
+        named.section(name).allow("env", "file")
+    served = _serve(section, "keys", "bearer_tokens")
+    return ProxyAccess(
+        served.token,
+        served.certificate,
+        served.key,
+        {name: _where(named.section(name), vault_holds="secret") for name in named.content},
+        section.flag("bearer_tokens"),
+    )
 
 
 def _where(section: Section, *, vault_holds: str) -> SecretSource:

@@ -119,6 +119,13 @@ class Section:
             self.fail(key, "is not a text", f'write {key} = "..."')
         return value
 
+    def flag(self, key: str) -> bool:
+        """Read `true` or `false`; false when absent."""
+        value = self.content.get(key, False)
+        if not isinstance(value, bool):
+            self.fail(key, "is neither true nor false", f"write {key} = true")
+        return value
+
     def count(self, key: str) -> int:
         """Read a whole number of at least 1."""
         value = self.content[key]

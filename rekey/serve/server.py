@@ -119,11 +119,11 @@ class Access:
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
-            context.load_cert_chain(self.certificate, self.key)
+            context.load_cert_chain(self.certificate, self.key, password="")  # never ask at the terminal
         except (OSError, ssl.SSLError) as error:
             raise ConfigurationError(
                 f"the certificate {self.certificate} cannot be used ({type(error).__name__})",
-                hint="[serve] certificate and key name PEM files that belong together",
+                hint="certificate and key name PEM files that belong together, the key without a password",
             ) from None
         return context
 
