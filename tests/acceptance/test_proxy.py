@@ -103,6 +103,12 @@ def proxies_of(project: Project, *proxies: Proxy) -> Iterator[tuple[Proxy, ...]]
                 proxy.running.kill()
 
 
+def followed(stage: Stage) -> bool:
+    """Tell whether all clients have acknowledged what the control row says."""
+    epoch = int(stage.control()["Epoch"])
+    return all(int(client["epoch"]) >= epoch for client in stage.clients())
+
+
 @pytest.mark.timeout(600)
 def test_unmodified_clients_lose_nothing_through_a_whole_migration(tmp_path: Path, azurite: Azurite) -> None:
     """Through two proxies, of which one is killed in the backfill and before the way back: apply, cutover,
@@ -123,7 +129,7 @@ def test_unmodified_clients_lose_nothing_through_a_whole_migration(tmp_path: Pat
         life.join("new-b", "new", sync=True)
         fleet.until_writing("old-a", "old-b")
         running = stage.project.start("apply")
-        running.until(lambda: stage.phase() == "dual_write")
+        running.until(lambda: stage.phase() == "dual_write" and followed(stage))
         assert other.end(signal.SIGKILL) == -signal.SIGKILL
         other.start()
         running.wait().ended(0)
