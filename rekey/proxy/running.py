@@ -22,11 +22,14 @@ from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.plan import Plan
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
-from rekey.migration.opening import Prepared
+from rekey.migration.opening import Prepared, connect
+from rekey.model import EntityKey, Row
 from rekey.project.config import Config, account_key
+from rekey.project.secrets_source import read_local
 from rekey.proxy.access import Access
 from rekey.proxy.forward import Upstream
 from rekey.proxy.handler import Account, Handler
+from rekey.proxy.keys import Keys
 from rekey.proxy.meter import Meter
 from rekey.proxy.route import Routes, cores_of
 from rekey.proxy.server import Health, listening
@@ -80,7 +83,16 @@ async def proxying(
     def plan(prepared: Prepared, table: str) -> Plan:
         return Plan(prepared, table, name=limits.name, settings=times)
 
-    routes = Routes(cores_of(config, declared, plan), config.proxy.views)
+    followed = [Prepared.of(config, one) for one in declared]
+    routes = Routes(cores_of(config, followed, plan), config.proxy.views)
+    said = config.proxy.access.token
+    token = None if said is None else read_local("the token for new keys", "[proxy.access.token]", said)
+    mappers = {one.declared.migration.source: one.mapper for one in followed} if token else {}
+    accounts = connect(config)
+
+    async def read(table: str, key: EntityKey) -> Row | None:
+        return await accounts.tables.table(table).get(key)
+
     upstream = Upstream(
         account.endpoint,
         Signer(account.name, account_key(account)),
@@ -98,7 +110,7 @@ async def proxying(
         body_bytes=limits.body,
         request_s=limits.request_s,
     )
-    health = Health(meter)
+    health = Health(meter, Keys(token, mappers, read))
     try:
         async with listening(handler, health, meter, limits, address, admin, tls=tls, shared=shared) as (
             url,
@@ -108,6 +120,7 @@ async def proxying(
     finally:
         await routes.close()
         await upstream.close()
+        await accounts.close()
 
 
 def run(

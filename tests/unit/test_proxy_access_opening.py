@@ -51,7 +51,7 @@ def test_a_key_that_is_absent_or_no_key_is_refused_and_not_echoed(
     monkeypatch.delenv("ORDERS_KEY", raising=False)
     with pytest.raises(SecretMissing, match="ORDERS_KEY"):
         access_of(config)
-    for wrong in ("not in base 64, but long enough", base64.b64encode(b"too short").decode() + "    "):
+    for wrong in ("not in base 64, but long enough", base64.b64encode(b"only 12bytes").decode()):
         monkeypatch.setenv("ORDERS_KEY", wrong)
         with pytest.raises(ConfigurationError, match=r"no account key") as caught:
             access_of(config)
