@@ -114,8 +114,8 @@ def followed(stage: Stage) -> bool:
 def test_unmodified_clients_lose_nothing_through_a_migration(
     tmp_path: Path, azurite: Azurite, whole: bool
 ) -> None:
-    """Through two proxies, of which one is killed in the backfill: apply, cutover, rollback. Every acknowledged
-    write is in the tables, and replicas are alike. The whole one has another kill, cutover and the end."""
+    """Through two proxies, one of which is killed in the backfill: apply, cutover, rollback. All acknowledged
+    writes are in the tables, and replicas are alike. The whole one has another kill, cutover and the end."""
     with ExitStack() as stack:
         weather = stack.enter_context(ProxyProcess(azurite.tables.endpoint, Weather()))
         stage = Stage(Project(tmp_path / "project", azurite), "posts", weather)
