@@ -1,4 +1,4 @@
-"""Microsoft's SDK for Node.js, unmodified, through a proxy: each call gives what it gives on Azurite itself."""
+"""Microsoft's SDK for Node.js, unmodified, through a proxy: each call gives what it gives on Azurite."""
 
 from __future__ import annotations
 
