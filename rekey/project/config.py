@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
+from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, TABLE_NAME
 from rekey.errors import ConfigurationError, SecretMissing, reason_of
 from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
@@ -45,6 +45,7 @@ _PASTED_CHARACTERS = 24
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _CURRENCY_CHARACTERS = 12
 _LEAST_SLICE_S = 1.0
+_LEAST_LEASE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,39 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
+class ProxyLimits:
+    """Where a proxy listens, and how much it takes.
+
+    Attributes:
+        listen: HOST:PORT for applications.
+        admin: HOST:PORT for health and metrics; further processes take the ports after it.
+        name: what its clients are called in `rekey status`.
+        body: the largest body of a request.
+        line: the longest request line, and the longest header.
+        connections: of applications, for each process.
+        upstream: connections to the account that pass requests on, for each process.
+        request_s: how long a request may take.
+        idle_s: how long a connection may be idle, or take to send its first request.
+        drain_s: for how long requests are still taken after SIGTERM.
+        lease_s, longest_operation_s, freeze_wait_s: of its clients, as `rekey.client.reading.LeaseSettings`.
+    """
+
+    listen: str = "127.0.0.1:10102"
+    admin: str = "127.0.0.1:9461"
+    name: str = "proxy"
+    body: Bytes = 4 * 1024**2
+    line: Bytes = 32 * 1024
+    connections: int = 2000
+    upstream: int = 256
+    request_s: Seconds = 60
+    idle_s: Seconds = 75
+    drain_s: Seconds = 5
+    lease_s: Seconds = 15
+    longest_operation_s: Seconds = 30
+    freeze_wait_s: Seconds = 10
+
+
+@dataclass(frozen=True, slots=True)
 class ProxyAccess(Serve):
     """Who may use a proxy, see `rekey.proxy.access.Access`; and its certificate.
 
@@ -193,8 +227,10 @@ class ProxyAccess(Serve):
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """The proxy: who may use it."""
+    """The proxy: its limits, who may use it; `[proxy.views]`, the table that a name means."""
 
+    limits: ProxyLimits = field(default_factory=ProxyLimits)
+    views: Mapping[str, str] = field(default_factory=dict)
     access: ProxyAccess = field(default_factory=ProxyAccess)
 
 
@@ -486,8 +522,22 @@ def _serve(section: Section, *others: str) -> Serve:
 
 
 def _proxy(section: Section) -> Proxy:
-    section.allow("access")
-    return Proxy(_proxy_access(section.section("access")))
+    views = section.section("views")
+    for alias in views.content:
+        for name in (alias, views.text(alias) or ""):
+            if not TABLE_NAME.fullmatch(name):
+                views.fail(alias, "is not the name of a table", 'write for example Users = "UsersV2"')
+    access = _proxy_access(section.section("access"))
+    others = {name: value for name, value in section.content.items() if name not in ("views", "access")}
+    section.content = others
+    limits = section.read(ProxyLimits)
+    if limits.lease_s < _LEAST_LEASE_S or limits.longest_operation_s < _LEAST_LEASE_S:
+        section.fail("lease", "or longest_operation is too short to be kept", 'write at least "2s"')
+    if limits.request_s < limits.longest_operation_s + limits.freeze_wait_s:
+        section.fail(
+            "request", "is shorter than a write may take", "give it longest_operation and freeze_wait"
+        )
+    return Proxy(limits, dict(views.content), access)
 
 
 def _proxy_access(section: Section) -> ProxyAccess:

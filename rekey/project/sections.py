@@ -180,5 +180,6 @@ _READERS: dict[Any, Callable[[Section, str], Any]] = {
     int | None: Section.count,
     Rate: Section.rate,
     float | None: Section.amount,
+    str: Section.text,
     str | None: Section.text,
 }

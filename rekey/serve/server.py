@@ -22,6 +22,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
@@ -31,7 +32,7 @@ from aiohttp import web
 
 from rekey.core.concurrency import cancel
 from rekey.errors import ConfigurationError, reason_of
-from rekey.serve.metrics import exposition
+from rekey.serve.metrics import exposed, families
 from rekey.serve.watch import Watch
 
 HEADERS = {
@@ -212,7 +213,7 @@ class Server:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         try:
-            body, content_type = exposition(self.watch, request.headers.get("Accept", ""))
+            body, content_type = exposed(partial(families, self.watch), request.headers.get("Accept", ""))
         except ConfigurationError as error:
             return _said(HTTPStatus.NOT_IMPLEMENTED, f"{error.what}\nNext: {error.hint}")
         return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})

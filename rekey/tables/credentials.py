@@ -16,9 +16,9 @@ import time
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
-from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 from azure.core.credentials_async import AsyncTokenCredential
 from azure.core.pipeline import PipelineRequest, PipelineResponse, policies
 from azure.core.pipeline.transport import AsyncHttpResponse, HttpRequest
@@ -29,6 +29,8 @@ from rekey.tables.base import SIGNED_S
 _LONGEST_TOKEN_S = 24 * 3600.0
 """Managed identities are given tokens for up to a day."""
 SCOPE = "https://storage.azure.com/.default"
+_RENEWED_S = 300.0
+"""A token is renewed so long before it expires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +123,32 @@ def accepted_s(credential: Credential, policy: AuthPolicy | None) -> float:
 
 
 def signed_headers(credential: SharedKey, url: str) -> dict[str, str]:
-    """Return date and signature (Shared Key Lite) of a request to a table service that is sent now.
-
-    No request of rekey has a `comp` parameter, the only one that would be signed.
-    """
-    date = formatdate(usegmt=True)
-    text = f"{date}\n/{credential.account}{urlsplit(url).path}"
+    """Return date and signature (Shared Key Lite) of a request to a table service that is sent now."""
+    date, parts = formatdate(usegmt=True), urlsplit(url)
+    comp = parse_qs(parts.query).get("comp")  # the only parameter that is signed
+    text = f"{date}\n/{credential.account}{parts.path}{f'?comp={comp[0]}' if comp else ''}"
     signature = base64.b64encode(hmac.digest(credential.key, text.encode(), "sha256")).decode("ascii")
     return {"x-ms-date": date, "Authorization": f"SharedKeyLite {credential.account}:{signature}"}
+
+
+class Signer:
+    """Signs requests that pass no pipeline, with an account's key or an identity's token."""
+
+    def __init__(self, account: str, key: str | None) -> None:
+        """Take an account's name and key, as `credential_of`."""
+        credential: Any = credential_of(account, key)
+        self._credential: SharedKey | AsyncTokenCredential = credential
+        self._token: AccessToken | None = None
+
+    async def headers(self, url: str) -> dict[str, str]:
+        """Return what authorises a request that is sent now. Raises ClientAuthenticationError."""
+        if isinstance(self._credential, SharedKey):
+            return signed_headers(self._credential, url)
+        if self._token is None or self._token.expires_on - time.time() < _RENEWED_S:
+            self._token = await self._credential.get_token(SCOPE)
+        return {"x-ms-date": formatdate(usegmt=True), "Authorization": f"Bearer {self._token.token}"}
+
+    async def close(self) -> None:
+        """Close a token credential."""
+        if not isinstance(self._credential, SharedKey):
+            await self._credential.close()

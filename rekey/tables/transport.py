@@ -113,7 +113,7 @@ class NoAnswer(_Failed):
 
 
 @dataclass(eq=False, slots=True)
-class _Sending:
+class Sending:
     """An attempt: whether it writes, and whether its first bytes went out."""
 
     writes: bool
@@ -163,7 +163,7 @@ class Transport:
         self.admit: Callable[[Kind], Awaitable[None]] | None = None
         """Awaited before each attempt."""
         self.sent = Sent()
-        self._sendings: set[_Sending] = set()
+        self._sendings: set[Sending] = set()
 
     async def send(self, request: Request) -> Answer:
         """Send once. Raises NotSent, NoAnswer, CredentialRefused (no token)."""
@@ -171,7 +171,7 @@ class Transport:
         if self.admit is not None:
             await self.admit(kind)
         pipeline = self._open()
-        sending = _Sending(request.method != "GET")
+        sending = Sending(request.method != "GET")
         self._sendings.add(sending)
         address = self.timeouts.address(self._endpoint, request.path, request.service_s)
         headers = {**request.headers, "User-Agent": self._agent, "x-ms-client-request-id": str(uuid4())}
@@ -237,12 +237,7 @@ class Transport:
         if self._closed:
             raise RuntimeError("the table service is closed")
         if self._pipeline is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=_IDLE_SECONDS),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                trace_configs=[_before_sending()],
-            )
+            self._session = open_session(self._connections)
             transport = _ExactAddressTransport(
                 session=self._session,
                 session_owner=False,
@@ -277,6 +272,21 @@ def environment_proxy(endpoint: str) -> str | None:
 
 class ConnectionDropped(aiohttp.ClientError):
     """A kept connection turned out to be closed, and aiohttp was about to repeat the request by itself."""
+
+
+def open_session(connections: int) -> aiohttp.ClientSession:
+    """Return a session that changes no answer and repeats no write; its requests have a `Sending` as their
+    `trace_request_ctx`.
+
+    Args:
+        connections: at most this many at a time.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=_IDLE_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trace_configs=[_before_sending()],
+    )
 
 
 def _before_sending() -> aiohttp.TraceConfig:
