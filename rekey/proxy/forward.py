@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -19,8 +20,10 @@ from azure.core.exceptions import ClientAuthenticationError
 from yarl import URL
 
 from rekey.errors import Ambiguous, CredentialRefused, Unavailable
+from rekey.model import EntityKey, Row
 from rekey.tables.credentials import Signer
 from rekey.tables.transport import Sending, environment_proxy, open_session
+from rekey.tables.wire import COMMON_HEADERS, entity_path, loads
 
 _HOP_BY_HOP = frozenset(
     (
@@ -34,9 +37,7 @@ _OURS = frozenset({"host", "authorization", "date", "x-ms-date", "content-length
 
 def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers of a request that go upstream."""
-    named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
-    skipped = _HOP_BY_HOP | _OURS | named
-    return {name: value for name, value in headers.items() if name not in skipped}
+    return {name: value for name, value in headers.items() if name not in _HOP_BY_HOP | _OURS}
 
 
 def passed_back(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -111,6 +112,17 @@ class Upstream:
                     f"nothing was done: the account did not answer ({name})", code=name
                 ) from None
             raise Ambiguous(f"the account was asked and did not answer ({name})", code=name) from None
+
+    async def row(self, table: str, key: EntityKey) -> Row | None:
+        """Return a row, None where there is none. Raises Unavailable, CredentialRefused."""
+        async with self.send("GET", entity_path(table, key), COMMON_HEADERS, None, reads=True) as response:
+            body = await response.read()
+        if response.status == HTTPStatus.NOT_FOUND:
+            return None
+        if response.status != HTTPStatus.OK:
+            raise Unavailable("the account did not give the row", code=str(response.status))
+        found: Row = loads(body)
+        return found
 
     async def close(self) -> None:
         """Close connections and the credential."""

@@ -24,9 +24,11 @@ from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
 from rekey.migration.opening import Prepared
 from rekey.project.config import Config, account_key
+from rekey.project.secrets_source import read_local
 from rekey.proxy.access import Access
 from rekey.proxy.forward import Upstream
 from rekey.proxy.handler import Account, Handler
+from rekey.proxy.keys import Keys
 from rekey.proxy.meter import Meter
 from rekey.proxy.route import Routes, cores_of
 from rekey.proxy.server import Health, listening
@@ -98,7 +100,7 @@ async def proxying(
         body_bytes=limits.body,
         request_s=limits.request_s,
     )
-    health = Health(meter)
+    health = Health(meter, _keys(config, declared, upstream))
     try:
         async with listening(handler, health, meter, limits, address, admin, tls=tls, shared=shared) as (
             url,
@@ -108,6 +110,20 @@ async def proxying(
     finally:
         await routes.close()
         await upstream.close()
+
+
+def _keys(config: Config, declared: Sequence[Declared], upstream: Upstream) -> Keys:
+    """Return what tells new keys. Raises SecretMissing."""
+    said = config.proxy.access.token
+    if said is None:
+        return Keys(None, {}, upstream.row)
+    mappers = {
+        one.migration.source: Prepared.of(config, one).mapper
+        for one in declared
+        if one.migration.capture == "dual-write"
+    }
+    token = read_local("the token for new keys", "`[proxy.access.token]`", said)
+    return Keys(token, mappers, upstream.row)
 
 
 def run(

@@ -27,6 +27,7 @@ from rekey.errors import ConfigurationError, reason_of
 from rekey.project.config import ProxyLimits
 from rekey.proxy.answer import reply_of
 from rekey.proxy.handler import response_of
+from rekey.proxy.keys import Keys
 from rekey.proxy.meter import Meter
 from rekey.serve.metrics import exposed
 from rekey.serve.server import HEADERS, Address
@@ -103,8 +104,8 @@ class _Sockets(web.Server):
 class Health:
     """Whether the proxy takes requests."""
 
-    def __init__(self, meter: Meter) -> None:
-        self.ready, self._meter = True, meter
+    def __init__(self, meter: Meter, keys: Keys) -> None:
+        self.ready, self._meter, self._keys = True, meter, keys
 
     def application(self) -> web.Application:
         """Return what answers at the admin address."""
@@ -112,6 +113,7 @@ class Health:
         made.router.add_get("/health/liveness", self._liveness)
         made.router.add_get("/health/readiness", self._readiness)
         made.router.add_get("/metrics", self._metrics)
+        self._keys.mount(made)
         return made
 
     async def _liveness(self, _request: web.Request) -> web.Response:
