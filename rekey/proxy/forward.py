@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -20,10 +19,8 @@ from azure.core.exceptions import ClientAuthenticationError
 from yarl import URL
 
 from rekey.errors import Ambiguous, CredentialRefused, Unavailable
-from rekey.model import EntityKey, Row
 from rekey.tables.credentials import Signer
 from rekey.tables.transport import Sending, environment_proxy, open_session
-from rekey.tables.wire import COMMON_HEADERS, entity_path, loads
 
 _HOP_BY_HOP = frozenset(
     (
@@ -112,17 +109,6 @@ class Upstream:
                     f"nothing was done: the account did not answer ({name})", code=name
                 ) from None
             raise Ambiguous(f"the account was asked and did not answer ({name})", code=name) from None
-
-    async def row(self, table: str, key: EntityKey) -> Row | None:
-        """Return a row, None where there is none. Raises Unavailable, CredentialRefused."""
-        async with self.send("GET", entity_path(table, key), COMMON_HEADERS, None, reads=True) as response:
-            body = await response.read()
-        if response.status == HTTPStatus.NOT_FOUND:
-            return None
-        if response.status != HTTPStatus.OK:
-            raise Unavailable("the account did not give the row", code=str(response.status))
-        found: Row = loads(body)
-        return found
 
     async def close(self) -> None:
         """Close connections and the credential."""

@@ -18,7 +18,6 @@ from functools import partial
 
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.plan import Endpoint, Plan, connect
-from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.migration.opening import Prepared
@@ -77,25 +76,25 @@ class Routes:
 
 def cores_of(
     config: Config,
-    declared: Sequence[Declared],
+    followed: Sequence[Prepared],
     plan: Callable[[Prepared, str], Plan],
 ) -> dict[str, ClientCore]:
     """Return the clients of all tables of some migrations; nothing is connected.
 
     Args:
         config: the project.
-        declared: the migrations; those with capture "delta" are passed over.
+        followed: the migrations; those with capture "delta" are passed over.
         plan: makes the arguments of a client.
 
     Raises:
         ConfigurationError, SecretMissing: a secret is missing, or two migrations name one table.
     """
     cores: dict[str, ClientCore] = {}
-    for one in declared:
-        if one.migration.capture != "dual-write":
+    for prepared in followed:
+        migration = prepared.declared.migration
+        if migration.capture != "dual-write":
             continue
-        prepared = Prepared.of(config, one)
-        for table in dict.fromkeys((one.migration.source, *one.migration.tables)):
+        for table in dict.fromkeys((migration.source, *migration.tables)):
             if table.lower() in map(str.lower, cores):
                 raise ConfigurationError(
                     f"two migrations name the table {table}",

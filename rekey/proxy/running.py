@@ -22,7 +22,8 @@ from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.plan import Plan
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
-from rekey.migration.opening import Prepared
+from rekey.migration.opening import Prepared, connect
+from rekey.model import EntityKey, Row
 from rekey.project.config import Config, account_key
 from rekey.project.secrets_source import read_local
 from rekey.proxy.access import Access
@@ -82,7 +83,16 @@ async def proxying(
     def plan(prepared: Prepared, table: str) -> Plan:
         return Plan(prepared, table, name=limits.name, settings=times)
 
-    routes = Routes(cores_of(config, declared, plan), config.proxy.views)
+    followed = [Prepared.of(config, one) for one in declared]
+    routes = Routes(cores_of(config, followed, plan), config.proxy.views)
+    said = config.proxy.access.token
+    token = None if said is None else read_local("the token for new keys", "[proxy.access.token]", said)
+    mappers = {one.declared.migration.source: one.mapper for one in followed} if token else {}
+    accounts = connect(config)
+
+    async def read(table: str, key: EntityKey) -> Row | None:
+        return await accounts.tables.table(table).get(key)
+
     upstream = Upstream(
         account.endpoint,
         Signer(account.name, account_key(account)),
@@ -100,7 +110,7 @@ async def proxying(
         body_bytes=limits.body,
         request_s=limits.request_s,
     )
-    health = Health(meter, _keys(config, declared, upstream))
+    health = Health(meter, Keys(token, mappers, read))
     try:
         async with listening(handler, health, meter, limits, address, admin, tls=tls, shared=shared) as (
             url,
@@ -110,20 +120,7 @@ async def proxying(
     finally:
         await routes.close()
         await upstream.close()
-
-
-def _keys(config: Config, declared: Sequence[Declared], upstream: Upstream) -> Keys:
-    """Return what tells new keys. Raises SecretMissing."""
-    said = config.proxy.access.token
-    if said is None:
-        return Keys(None, {}, upstream.row)
-    mappers = {
-        one.migration.source: Prepared.of(config, one).mapper
-        for one in declared
-        if one.migration.capture == "dual-write"
-    }
-    token = read_local("the token for new keys", "`[proxy.access.token]`", said)
-    return Keys(token, mappers, upstream.row)
+        await accounts.close()
 
 
 def run(

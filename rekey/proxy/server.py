@@ -7,7 +7,7 @@ Rules kept here:
   request and how long it may be idle, and (in the handler) the body and the time of a request.
 * `/health/readiness` says no from SIGTERM on; requests are still answered for `drain`, then listening ends,
   what is under way is finished, and every client returns its lease. Neither health depends on the account.
-* The admin address serves health and metrics alone, and is not for the application.
+* The admin address serves health, metrics and new keys (`rekey.proxy.keys`), and is not for the application.
 """
 
 from __future__ import annotations

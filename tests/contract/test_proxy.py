@@ -404,6 +404,35 @@ async def test_a_signature_of_a_key_range_reads_and_writes_nothing_beyond_it(
             assert [(one["RowKey"], one.get("B")) for one in rows] == [("a", 1), ("b", None), ("c", None)]
 
 
+async def test_new_keys_are_told_at_the_admin_address(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+) -> None:
+    """For their own token they are those under which the rows are; without it there are none."""
+    monkeypatch.setenv("PROXY_TOKEN", "a token of enough bytes")
+    config = config_of(tmp_path, azurite, monkeypatch, '[proxy.access.token]\nenv = "PROXY_TOKEN"')
+    declared = migration_of(table_name)
+    source, target = declared.migration.source, declared.migration.target.table
+    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    async with (
+        proxied(config, declared) as proxy,
+        wired(through(proxy, azurite), azurite.tables) as behind,
+        aiohttp.ClientSession() as session,
+    ):
+        assert (await behind.ask("POST", source, row("a"), NO_ECHO)).status == 204
+        url = f"{proxy.admin}_rekey/keys?table={source}&pk=eu&rk=a"
+        async with session.get(url) as refused:
+            assert refused.status == 401
+        async with session.get(url, headers={"Authorization": "Bearer a token of enough bytes"}) as answer:
+            [told] = (await answer.json())["keys"]
+        [made] = (await behind.ask("GET", f"{target}()")).json["value"]
+        assert told == {"table": target, "partition_key": made["PartitionKey"], "row_key": made["RowKey"]}
+
+
 async def test_what_is_not_about_rows_passes(
     config: Config, azurite: Azurite, table_name: Callable[[str], str], tables_service: AzureTableService
 ) -> None:
@@ -440,7 +469,7 @@ async def test_what_is_not_about_rows_passes(
         assert (await behind.ask("DELETE", f"Tables('{table}')")).status == 204
 
 
-async def test_new_keys_are_told_at_the_admin_address(
+async def test_new_keys_that_are_made_of_content_are_those_of_the_row_that_is_there(
     azurite: Azurite,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
