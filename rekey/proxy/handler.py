@@ -238,10 +238,14 @@ class Handler:
         ) as response:
             if route.alias:
                 return response_of(await _whole(response, route))
+            begun = await response.content.readany()
+            if response.content.at_eof():  # it goes out in one piece
+                return response_of(Reply(response.status, _ours(response), begun))
             one.streaming = streaming = web.StreamResponse(status=response.status, reason=response.reason)
             for name, value in passed_back(response.headers.items()):
                 streaming.headers.add(name, value)
             await streaming.prepare(request)
+            await streaming.write(begun)
             async for chunk in response.content.iter_any():
                 await streaming.write(chunk)
             await streaming.write_eof()
@@ -394,13 +398,17 @@ def _confined(asked: Incoming, granted: Granted) -> Incoming:
 
 async def _whole(response: Any, route: Route) -> Reply:
     """Return an answer of the account, read to its end; under an alias it names the application's table."""
-    body = await response.read()
-    headers = [one for one in passed_back(response.headers.items()) if one[0].lower() != "content-length"]
+    body, headers = await response.read(), _ours(response)
     if route.alias:
         renaming = Renaming(route.table, route.alias)
         headers = list(renaming.headers(dict(headers)).items())
         body = renaming.body(body, response.headers.get("Content-Type", ""))
     return Reply(response.status, headers, body)
+
+
+def _ours(response: Any) -> list[tuple[str, str]]:
+    """Return the headers of an answer that was read whole."""
+    return [one for one in passed_back(response.headers.items()) if one[0].lower() != "content-length"]
 
 
 def response_of(reply: Reply, *, close: bool = False) -> web.Response:

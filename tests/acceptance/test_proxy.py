@@ -114,8 +114,8 @@ def followed(stage: Stage) -> bool:
 def test_unmodified_clients_lose_nothing_through_a_migration(
     tmp_path: Path, azurite: Azurite, whole: bool
 ) -> None:
-    """Through two proxies, of which one is killed in the backfill: apply, cutover, rollback, cutover. Every
-    acknowledged write is in the tables, and replicas are alike. The whole one has another kill and the end."""
+    """Through two proxies, one of which is killed in the backfill: apply, cutover, rollback. All acknowledged
+    writes are in the tables, and replicas are alike. The whole one has another kill, cutover and the end."""
     with ExitStack() as stack:
         weather = stack.enter_context(ProxyProcess(azurite.tables.endpoint, Weather()))
         stage = Stage(Project(tmp_path / "project", azurite), "posts", weather)
@@ -147,13 +147,12 @@ def test_unmodified_clients_lose_nothing_through_a_migration(
         stage.project.run("rollback").ended(0)
         fleet.until_writing()
         life.compare("after rollback", "old")
+        if not whole:
+            fleet.stop()
+            return
         stage.project.run("verify", "--mode", "full").ended(0)
         stage.project.run("apply", "--to", "cutover").ended(0)
         fleet.until_writing()
-        if not whole:
-            life.compare("after the second cutover", "new")
-            fleet.stop()
-            return
         complete = ("apply", "--to", "complete", "--yes", stage.project.script_id)
         stage.project.run(*complete).ended(3, "clients still use the old view", "proxy")
         fleet.end("old-a", "old-b")
