@@ -34,9 +34,7 @@ _OURS = frozenset({"host", "authorization", "date", "x-ms-date", "content-length
 
 def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers of a request that go upstream."""
-    named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
-    skipped = _HOP_BY_HOP | _OURS | named
-    return {name: value for name, value in headers.items() if name not in skipped}
+    return {name: value for name, value in headers.items() if name not in _HOP_BY_HOP | _OURS}
 
 
 def passed_back(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

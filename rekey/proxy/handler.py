@@ -15,6 +15,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Sequence
@@ -171,7 +172,7 @@ class Handler:
             conditional = "if-match" in each.headers
             resource, needed = needs(each.kind, each.method, each.comp, conditional=conditional)
             rights |= needed
-            keys.append(each.key or _inserted(each))
+            keys.append(each.key or inserted_key(each))
         known = [key for key in keys if key is not None]
         headers, request = list(one.request.headers.items()), one.request
         named = operations[0].table if operations else asked.table
@@ -376,13 +377,16 @@ def answer_to(error: BaseException, table: str, *, reads: bool, batch: bool = Fa
     return error_answer(500, _OPEN, _OPEN_SAID)
 
 
-def _inserted(asked: Incoming) -> EntityKey | None:
-    """Return the key in the body of an insert, None while it was not read, or where there is none."""
+def inserted_key(asked: Incoming) -> EntityKey | None:
+    """Return the key in the body of an insert; None while it was not read, and for one with a name twice, of
+    which the account might take the other value."""
     try:
+        names = [name for name, _ in json.loads(asked.content, object_pairs_hook=list)]
         key = key_of(row_of(asked.content))
-    except (RekeyError, KeyError):
+    except (RekeyError, KeyError, ValueError, TypeError, RecursionError):
         return None
-    return key if isinstance(key.partition, str) and isinstance(key.row, str) else None
+    is_text = isinstance(key.partition, str) and isinstance(key.row, str)
+    return key if is_text and len(names) == len(set(names)) else None
 
 
 def _confined(asked: Incoming, granted: Granted) -> Incoming:

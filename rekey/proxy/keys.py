@@ -19,7 +19,7 @@ import orjson
 from aiohttp import web
 
 from rekey.declaration.mapper import Mapper
-from rekey.errors import RekeyError, RowRefused
+from rekey.errors import RekeyError, RowRefused, TableMissing
 from rekey.model import EntityKey, Row, key_of
 from rekey.serve.server import HEADERS, Access, is_loopback
 
@@ -83,11 +83,13 @@ class Keys:
         table, mapper = self._mappers.get(request.query["table"].lower(), ("", None))
         if mapper is None:
             return _said(HTTPStatus.NOT_FOUND, "no migration of this proxy has this source")
-        key = EntityKey(request.query["pk"], request.query["rk"])
+        key, found = EntityKey(request.query["pk"], request.query["rk"]), None
         try:
             found = new_keys(mapper, key, None)
             if found is None and (row := await self._read(table, key)) is not None:
                 found = new_keys(mapper, key, row)
+        except TableMissing:
+            pass
         except RowRefused as refused:
             return _said(HTTPStatus.UNPROCESSABLE_ENTITY, f"the script refuses this row ({refused.code})")
         except (RekeyError, TimeoutError):

@@ -28,11 +28,15 @@ METHODS = frozenset({"GET", "POST", "PUT", "MERGE", "PATCH", "DELETE"})
 _TUNNELLED = frozenset({"PUT", "MERGE", "PATCH", "DELETE"})
 _LISTS = frozenset({"accept", "accept-charset", "accept-encoding", "accept-language", "cache-control", "via"})
 """Headers that may be there several times: lists, of which nothing depends."""
+_CONNECTION = frozenset({"", "close", "keep-alive", "te", "upgrade", "http2-settings"})
+"""What Connection may name. Another header would be left out on the way, after a request was judged by it."""
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TEXT = re.compile(r"[\t\x20-\x7e]*")
 _TARGET = re.compile(r"/[\x21\x22\x24-\x7e]*")
 _BROKEN = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _HIDDEN = re.compile(r"%(?:2[Ff]|5[Cc]|[01][0-9A-Fa-f]|7[Ff])|\\")
+_EXACT = NAMES | {"comp", "restype", "$filter", "$select", "$top", "$format"}
+"""Parameters that decide what is asked. In other letters, the account might take them for the same."""
 _TABLE = re.compile(r"[A-Za-z][A-Za-z0-9]{2,62}")
 _ONE_TABLE = re.compile(r"Tables\('(?P<table>[A-Za-z][A-Za-z0-9]{2,62})'\)")
 
@@ -110,6 +114,8 @@ def parse(method: str, target: str, headers: Iterable[tuple[str, str]], account:
         raise rejected("InvalidHeaderValue", "Content-Length and Transfer-Encoding exclude each other")
     if said.get("transfer-encoding", "chunked").lower() != "chunked":
         raise rejected("InvalidHeaderValue", "the transfer encoding is not chunked")
+    if not {one.strip().lower() for one in said.get("connection", "").split(",")} <= _CONNECTION:
+        raise rejected("InvalidHeaderValue", "Connection names a header")
     if not said.get("content-length", "0").isdigit():
         raise rejected("InvalidHeaderValue", "Content-Length is no number")
     if not _TARGET.fullmatch(target) or _BROKEN.search(target):
@@ -154,15 +160,17 @@ def read_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def parameters(query: str) -> dict[str, str]:
-    """Return the parameters of a query, decoded. Raises RequestRejected for one that is there twice."""
+    """Return the parameters of a query, decoded. Raises RequestRejected for a doubtful one."""
     found: dict[str, str] = {}
     try:
         for part in query.split("&") if query else ():
-            name, _, value = part.partition("=")
-            name = unquote(name.replace("+", " "), errors="strict")
+            name, _, value = part.replace("+", " ").partition("=")
+            name = unquote(name, errors="strict")
             if name.lower() in map(str.lower, found):
                 raise rejected("InvalidQueryParameterValue", "a parameter is there twice")
-            found[name] = unquote(value.replace("+", " "), errors="strict")
+            if (known := name.strip().lower()) in _EXACT and name != known:
+                raise rejected("InvalidQueryParameterValue", "a parameter is not spelled as it must be")
+            found[name] = unquote(value, errors="strict")
     except UnicodeDecodeError:
         raise rejected("InvalidQueryParameterValue", "a parameter is no UTF-8") from None
     return found

@@ -36,6 +36,8 @@ NAMES = _ACCOUNT | _TABLE | _COMMON | _DELEGATED
 """Parameters that are for whoever judges a request, and for nobody behind it."""
 _LETTERS = {"ss": "bqtf", "srt": "sco", "account": "rwdxylacuptfi", "table": "raud"}
 _VERSION = re.compile(r"20[0-9]{2}-[01][0-9]-[0-3][0-9]", re.ASCII)
+_BOUND, _SCOPED = "2015-04-05", "2020-12-06"
+"""Versions from which on address and protocol are signed, and an account's encryption scope."""
 _OLDEST = {"account": "2015-04-05", "table": "2012-02-12"}
 _TIME = re.compile(r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d(?:\.\d{1,7})?)?(?:Z|[+-]\d\d:\d\d)?)?", re.ASCII)
 _PROTOCOLS = {"": (True, False), "https,http": (True, False), "https": (True,)}
@@ -103,11 +105,11 @@ class Signed:
         said, version = self.said, self.said["sv"]
         if self.of_account:
             names = ["sp", "ss", "srt", "st", "se", "sip", "spr", "sv"]
-            names += ["ses"] if version >= "2020-12-06" else []
+            names += ["ses"] if version >= _SCOPED else []
             return "\n".join([account, *(said.get(name, "") for name in names), ""])
         resource = f"/{account}/{said['tn'].lower()}"
         resource = f"/table{resource}" if version >= "2015-02-21" else resource
-        names = ["si", "sip", "spr", "sv"] if version >= "2015-04-05" else ["si", "sv"]
+        names = ["si", "sip", "spr", "sv"] if version >= _BOUND else ["si", "sv"]
         return "\n".join(
             [
                 *(said.get(name, "") for name in ("sp", "st", "se")),
@@ -173,6 +175,10 @@ def read(parameters: Mapping[str, str]) -> Signed:
     version, begins, ends = said["sv"], said.get("st", ""), said["se"]
     if not _VERSION.fullmatch(version) or version < _OLDEST[form]:
         raise unauthenticated("The signature is of an unknown version.")
+    unsigned = set() if of_account and version >= _SCOPED else {"ses"}
+    unsigned |= {"sip", "spr"} if version < _BOUND else set()
+    if unsigned & said.keys():
+        raise unauthenticated("The signature does not cover a parameter.")
     if not (begins == "" or _TIME.fullmatch(begins)) or not _TIME.fullmatch(ends):
         raise unauthenticated("A time of the signature is malformed.")
     letters = {"sp": _LETTERS[form], **{name: _LETTERS[name] for name in _ACCOUNT if of_account}}

@@ -395,7 +395,7 @@ async def test_a_signature_of_a_key_range_reads_and_writes_nothing_beyond_it(
                 assert (await ask(method, path, body, headers))[0] == expected, (method, path)
             inside = changeset(owner.endpoint, [("MERGE", table + place("a"), {"B": 1}, {})])
             assert (await ask("POST", "$batch", *inside))[0] == 202
-            beyond = [
+            beyond: list[Any] = [
                 ("MERGE", table + place("a"), {"B": 2}, {}),
                 ("MERGE", table + place("c"), {"B": 2}, {}),
             ]
@@ -467,3 +467,45 @@ async def test_what_is_not_about_rows_passes(
             assert (one.status, one.body) == (other.status, other.body), path
             assert one.status == 200, path
         assert (await behind.ask("DELETE", f"Tables('{table}')")).status == 204
+
+
+async def test_new_keys_that_are_made_of_content_are_those_of_the_row_that_is_there(
+    azurite: Azurite,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+) -> None:
+    """Those of a row that is there, made of its content, and for the token alone."""
+    token = "a token for new keys"
+    monkeypatch.setenv("PROXY_TOKEN", token)
+    config = config_of(tmp_path, azurite, monkeypatch, "[proxy.access.token]\nenv = 'PROXY_TOKEN'")
+    source, target = table_name("Src"), table_name("Dst")
+    declared = declared_as(
+        f"s{source}",
+        Migration(
+            source=source,
+            target=Target(target, partition_key=keys.prop("Team"), row_key=keys.lower("RowKey")),
+            capture="dual-write",
+            reverse=False,
+        ),
+    )
+    await tables_service.create_table(source)
+    async with (
+        proxied(config, declared) as proxy,
+        aiohttp.ClientSession() as session,
+        wired(azurite.tables.endpoint, azurite.tables) as direct,
+    ):
+        there = {"PartitionKey": "eu", "RowKey": "A'b", "Team": "red"}
+        assert (await direct.ask("POST", source, there, NO_ECHO)).status == 204
+        for name, said, status in (("A'b", token, 200), ("none", token, 404), ("A'b", "other", 401)):
+            answer = await session.get(
+                f"{proxy.admin}_rekey/keys",
+                params={"table": source, "pk": "eu", "rk": name},
+                headers={"Authorization": f"Bearer {said}"},
+            )
+            assert answer.status == status
+            if status == 200:
+                assert await answer.json() == {
+                    "keys": [{"table": target, "partition_key": "red", "row_key": "a'b"}]
+                }

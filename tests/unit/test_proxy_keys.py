@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rekey import Index, Migration, Target, keys
 from rekey.declaration.mapper import Mapper
-from rekey.errors import Unavailable
+from rekey.errors import TableMissing, Unavailable
 from rekey.model import EntityKey, Row, key_of
 from rekey.proxy.keys import Keys, new_keys
 
@@ -45,6 +45,8 @@ BEARER = {"Authorization": f"Bearer {TOKEN.decode()}"}
 async def read(table: str, key: EntityKey) -> Row | None:
     """Read a post; the row "down" cannot be read."""
     assert table == "Posts", "keys of Users come from the old key alone"
+    if key.row == "gone":
+        raise TableMissing("hidden: the table is deleted")
     if key.row == "down":
         raise Unavailable("hidden: the account is down")
     return {key_of(row): row for row in (POST, BROKEN)}.get(key)
@@ -94,6 +96,7 @@ def test_a_row_is_needed_where_keys_depend_on_more_than_the_old_key() -> None:
     ("query", "status"),
     [
         ("table=Posts&pk=eu&rk=9", 404),
+        ("table=Posts&pk=hidden&rk=gone", 404),
         ("table=Other&pk=eu&rk=hidden", 404),
         ("table=Posts&pk=eu&rk=2", 422),
         ("table=Posts&pk=hidden&rk=down", 503),
