@@ -1,6 +1,6 @@
-"""The systemd units, the Kubernetes Job and the proxy's Deployment: what they start exists, what they retry is what a retry can mend,
-and they run without rights and on a read-only file system. The Containerfile's steps are run in
-tests/acceptance/test_installed.py."""
+"""The systemd units, the Kubernetes Job and the proxy's Deployment: what they start exists, what they retry
+is what a retry can mend, and they run without rights and on a read-only file system. The Containerfile's
+steps are run in tests/acceptance/test_installed.py."""
 
 from __future__ import annotations
 

@@ -4,10 +4,11 @@ another way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rekey.errors import RequestRejected
@@ -298,11 +299,14 @@ TARGETS = st.one_of(
 )
 
 
-@given(
+REQUESTS = (
     st.sampled_from(["GET", "POST", "PUT", "MERGE", "DELETE", "OPTIONS", ""]),
     TARGETS,
     st.lists(st.tuples(st.sampled_from(["If-Match", "Host", "Content-Length", "X-HTTP-Method"]), st.text())),
 )
+
+
+@given(*REQUESTS)
 def test_whatever_comes_is_read_or_refused(method: str, target: str, headers: list[tuple[str, str]]) -> None:
     try:
         found = parse(method, target, headers, "acct")
@@ -336,3 +340,12 @@ def test_whatever_a_batch_holds_it_is_read_or_refused(pieces: list[bytes]) -> No
         assert 400 <= refused.status < 500
         return
     write_batch(batch, lambda part: part.url)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "tried", [test_whatever_comes_is_read_or_refused, test_whatever_a_batch_holds_it_is_read_or_refused]
+)
+def test_whatever_comes_for_long(tried: Callable[[], None]) -> None:
+    limits = settings(max_examples=300_000, suppress_health_check=list(HealthCheck), database=None)
+    limits(tried)()
