@@ -62,8 +62,11 @@ def proxy(
     certificate = certificate_for(address, said.certificate, said.key)
     number = os.environ.get(_NUMBER)
     if processes > 1 and number is None:
-        if not address.port:
-            raise ConfigurationError("several processes need a port that is given", hint="write HOST:PORT")
+        if not address.port or address.port in range(aside.port, aside.port + processes):
+            raise ConfigurationError(
+                "several processes need a port that is given, and that is no admin port of one of them",
+                hint=f"give --listen another port; admin ports are {aside.port} and those after it",
+            )
         return _supervised(shell, processes)
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
     if number and aside.port:

@@ -28,10 +28,11 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 import orjson
 
-from rekey.client.sdk.answers import Answer, answer_of
+from rekey.client.sdk.answers import Answer, done_answer
 from rekey.client.sdk.calls import Write
 from rekey.core.edm import DATETIME
-from rekey.model import ETAG, TIMESTAMP, TYPE_SUFFIX, Row
+from rekey.errors import RequestRejected
+from rekey.model import ETAG, TIMESTAMP, TYPE_SUFFIX, Row, content_of
 from rekey.proxy.batch import Batch, write_answers
 from rekey.proxy.parse import Incoming
 from rekey.tables.base import Operation, Verb
@@ -85,7 +86,7 @@ def reply_to_write(
         _told(
             one,
             operation,
-            answer_of(Write((operation,), prefer=one.headers.get("prefer", "")), [etag]),
+            done_answer(operation, etag, _preference(one)),
             base,
             account,
         )
@@ -147,6 +148,11 @@ def _worded(answer: Answer, request_id: str, accept: str) -> Answer:
     return replace(answer, headers=headers, body=orjson.dumps(body))
 
 
+def _preference(asked: Incoming) -> str:
+    said = asked.headers.get("prefer", "").lower()
+    return said if said in ("return-content", "return-no-content") else ""
+
+
 def _told(asked: Incoming, operation: Operation, answer: Answer, base: str, account: str) -> Answer:
     """Return the answer to one operation with what a client of the REST protocol reads in it."""
     if operation.verb is not Verb.INSERT:
@@ -163,7 +169,10 @@ def _told(asked: Incoming, operation: Operation, answer: Answer, base: str, acco
 
 def _row(row: Row, etag: str, level: str, base: str, account: str, table: str, path: str) -> dict[str, Any]:
     """Return a row as the service tells it right after the insert."""
-    kept = stored_form(row)
+    try:
+        kept = stored_form(row)
+    except RequestRejected:  # the service has taken it, whatever it looks like from here
+        kept = content_of(row)
     if level == _NONE:
         kept = {name: value for name, value in kept.items() if not name.endswith(TYPE_SUFFIX)}
     found = _TIME.fullmatch(etag)

@@ -229,7 +229,9 @@ def test_mistakes_are_told_before_anything_is_listened_to(tmp_path: Path, azurit
         project.run("proxy", "--listen", f"127.0.0.1:{taken.getsockname()[1]}").ended(
             2, "cannot be listened on"
         )
-    project.run("proxy", "--processes", "2", "--listen", "127.0.0.1:0").ended(2, "port that is given")
+    for taken_by_another in (("127.0.0.1:0", "127.0.0.1:1"), ("127.0.0.1:10102", "127.0.0.1:10101")):
+        words = ("--listen", taken_by_another[0], "--admin", taken_by_another[1])
+        project.run("proxy", "--processes", "2", *words).ended(2, "port that is given")
     project.script(SCRIPT.replace("TARGET", "TARGETToo"), f"{project.number + 1:04d}_again")
     project.run("proxy", *listen).ended(2, "two migrations name the table")
 

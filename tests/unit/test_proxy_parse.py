@@ -4,6 +4,7 @@ another way.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,13 +12,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rekey.errors import RequestRejected
+from rekey.client.sdk.calls import Write
+from rekey.errors import (
+    Ambiguous,
+    EndpointDown,
+    RequestRejected,
+    RowExists,
+    RowRefused,
+    WritesRefused,
+)
 from rekey.model import EntityKey
-from rekey.proxy.answer import Renaming
+from rekey.proxy.answer import Renaming, reply_of, reply_to_write
 from rekey.proxy.batch import read_batch, write_answers, write_batch
 from rekey.proxy.forward import passed_back, passed_on
-from rekey.proxy.handler import inserted_key
+from rekey.proxy.handler import answer_to, inserted_key
 from rekey.proxy.parse import Incoming, Kind, parse, unsigned
+from rekey.tables.base import Operation, Verb
 from tests.proxying import changeset
 
 HEADERS = [("Host", "127.0.0.1:10102"), ("Accept", "application/json")]
@@ -349,3 +359,57 @@ def test_whatever_a_batch_holds_it_is_read_or_refused(pieces: list[bytes]) -> No
 def test_whatever_comes_for_long(tried: Callable[[], None]) -> None:
     limits = settings(max_examples=300_000, suppress_health_check=list(HealthCheck), database=None)
     limits(tried)()
+
+
+# --- answers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prefer", "status", "applied"),
+    [
+        ("return-no-content", 204, True),
+        ("return-content", 201, True),
+        ("", 201, False),
+        ("respond-async", 201, False),
+    ],
+)
+def test_an_insert_that_was_done_is_told_as_done_whatever_its_row_looks_like(
+    prefer: str, status: int, applied: bool
+) -> None:
+    """Also one of which the service took what is refused here. A preference that nobody knows is none."""
+    found = asked("POST", "/acct/Users", *([("Prefer", prefer)] if prefer else []))
+    row = {"PartitionKey": "p", "RowKey": "o'b", "At": "no time", "At@odata.type": "Edm.DateTime"}
+    write = Write((Operation(Verb.INSERT, row),))
+    etag = "W/\"datetime'2024-02-29T12%3A00%3A00.1234567Z'\""
+    reply = reply_to_write(found, write, [etag], "http://h/acct", "acct", None)
+    headers = dict(reply.headers)
+    assert (reply.status, headers["ETag"], "Preference-Applied" in headers) == (status, etag, applied)
+    assert headers["Location"] == "http://h/acct/Users(PartitionKey='p',RowKey='o%27%27b')"
+    assert ("DataServiceId" in headers) is (status == 204)
+    if status == 201:
+        told = json.loads(reply.body)
+        assert told["Timestamp"] == "2024-02-29T12:00:00.1234567Z"
+        assert {name: told[name] for name in row} == row
+
+
+def test_an_error_of_the_writer_is_told_in_the_services_words() -> None:
+    """A row that can never be written is 400 with rekey's code; what may be tried again 503 with Retry-After;
+    what is open 500."""
+    for error, status, code in (
+        (
+            RowRefused("missing-property", "target.row_key", "is missing", cure="add it"),
+            400,
+            "missing-property",
+        ),
+        (WritesRefused("frozen", "a freeze", hint="wait", retryable=True), 503, "ServerBusy"),
+        (WritesRefused("old-view-over", "it is over", hint="deploy"), 403, "old-view-over"),
+        (EndpointDown("no connection", code="X"), 503, "ServerBusy"),
+        (Ambiguous("sent", code="X"), 500, "OperationTimedOut"),
+        (TimeoutError(), 500, "OperationTimedOut"),
+        (RowExists("there", code="EntityAlreadyExists", status=409), 409, "EntityAlreadyExists"),
+    ):
+        reply = reply_of({}, answer_to(error, "Users", reads=False))
+        told = json.loads(reply.body)["odata.error"]
+        assert (reply.status, told["code"]) == (status, code)
+        assert ("Retry-After" in dict(reply.headers)) is (status == 503)
+        assert "RequestId:" in told["message"]["value"]
