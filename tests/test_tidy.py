@@ -34,6 +34,7 @@ STREAMS = {
 }
 
 PURE = {
+    "client.sdk.calls",
     "plan.advice",
     "copy.aimd",
     "copy.pace",
@@ -93,6 +94,10 @@ PURE = {
     "copy.workers.tasks",
     "project.sections",
     "project.window",
+    "proxy.batch",
+    "proxy.parse",
+    "proxy.access",
+    "proxy.sas",
     "stress.judge",
     "stress.mix",
     "stress.page",
@@ -143,9 +148,10 @@ AZURE_SPEAKERS = (
 )
 AZURE_WITNESSES = ("rekey/rehearse/",)
 """A rehearsal's application and witness use the SDK on purpose: the copying does not vouch for itself."""
-AZURE_CLIENTS = ("rekey/client/sdk/", "rekey/serve/server.py")
+AZURE_CLIENTS = ("rekey/client/sdk/", "rekey/serve/server.py", "rekey/proxy/")
 """The clients of applications are the SDK's own, with writes taken out of their pipeline (ADR 0020). What
-serves progress speaks aiohttp to those who ask, and Azure to nobody."""
+serves progress speaks aiohttp to those who ask, and Azure to nobody. A proxy speaks the service's protocol to
+applications, and passes it on (ADR 0040)."""
 
 FLOORS: tuple[set[str], ...] = (
     {"errors", "model", "phases"},
@@ -156,7 +162,7 @@ FLOORS: tuple[set[str], ...] = (
     {"protocol", "verify", "inspect"},
     {"migration", "status", "serve"},
     {"copy", "client", "evidence", "stress"},
-    {"", "aio", "plan", "rehearse"},
+    {"", "aio", "plan", "rehearse", "proxy"},
     {"runner", "doctor"},
     {"cli"},
     {"__main__"},

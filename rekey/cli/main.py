@@ -56,6 +56,7 @@ _COMMANDS = {
     "restore-row": "Bring a row of a target back that a repair removed.",
     "status": "Show where migrations stand, if that is safe, what is next.",
     "serve": "Show progress on a live page, as JSON and as metrics.",
+    "proxy": "Serve tables to applications in any language while keys change.",
     "history": "List the migrations that were begun, with phases and times.",
     "show": "Show one migration that was begun, or its script.",
     "pause": "Pause copying, from any terminal.",

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET
+from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, TABLE_NAME
 from rekey.errors import ConfigurationError, SecretMissing, reason_of
 from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
@@ -46,6 +46,7 @@ _PASTED_CHARACTERS = 24
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _CURRENCY_CHARACTERS = 12
 _LEAST_SLICE_S = 1.0
+_LEAST_LEASE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,62 @@ class Hooks:
 
 
 @dataclass(frozen=True, slots=True)
+class ProxyLimits:
+    """Where a proxy listens, and how much it takes.
+
+    Attributes:
+        listen: HOST:PORT for applications.
+        admin: HOST:PORT for health and metrics; further processes take the ports after it.
+        name: what its clients are called in `rekey status`.
+        body: the largest body of a request.
+        line: the longest request line, and the longest header.
+        connections: of applications, for each process.
+        upstream: connections to the account that pass requests on, for each process.
+        request_s: how long a request may take.
+        idle_s: how long a connection may be idle, or take to send its first request.
+        drain_s: for how long requests are still taken after SIGTERM.
+        lease_s, longest_operation_s, freeze_wait_s: of its clients, as `rekey.client.reading.LeaseSettings`.
+    """
+
+    listen: str = "127.0.0.1:10102"
+    admin: str = "127.0.0.1:9461"
+    name: str = "proxy"
+    body: Bytes = 4 * 1024**2
+    line: Bytes = 32 * 1024
+    connections: int = 2000
+    upstream: int = 256
+    request_s: Seconds = 60
+    idle_s: Seconds = 75
+    drain_s: Seconds = 5
+    lease_s: Seconds = 15
+    longest_operation_s: Seconds = 30
+    freeze_wait_s: Seconds = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyAccess(Serve):
+    """Who may use a proxy, see `rekey.proxy.access.Access`; and its certificate.
+
+    Attributes:
+        keys: where the keys are that applications sign with, by the names they have here.
+        bearer_tokens: whether bearer tokens are passed on to the account.
+        token: where the token is for which new keys are told at the admin address; None: they are not told.
+    """
+
+    keys: Mapping[str, SecretSource] = field(default_factory=dict)
+    bearer_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """The proxy: its limits, who may use it; `[proxy.views]`, the table that a name means."""
+
+    limits: ProxyLimits = field(default_factory=ProxyLimits)
+    views: Mapping[str, str] = field(default_factory=dict)
+    access: ProxyAccess = field(default_factory=ProxyAccess)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole configuration, a field for each section. All paths are absolute."""
 
@@ -230,6 +287,7 @@ class Config:
     serve: Serve = field(default_factory=Serve)
     follow: Follow = field(default_factory=Follow)
     hooks: Hooks = field(default_factory=Hooks)
+    proxy: Proxy = field(default_factory=Proxy)
 
     @property
     def endpoints(self) -> str:
@@ -246,6 +304,7 @@ class Config:
     def warnings(self) -> list[str]:
         """Return warnings about settings that are allowed but doubtful, as text for people."""
         sources = [(f"secret `{name}`", source) for name, source in sorted(self.secrets.items())]
+        sources += [(f"key `{name}`", source) for name, source in sorted(self.proxy.access.keys.items())]
         if self.evidence.key_file is not None:
             key_file = SecretSource(SecretKind.FILE, str(self.evidence.key_file))
             sources.append(("the evidence key", key_file))
@@ -306,6 +365,7 @@ def load_config(path: Path) -> Config:
         serve=_serve(document.section("serve")),
         follow=_follow(document.section("follow")),
         hooks=_hooks(document.section("hooks")),
+        proxy=_proxy(document.section("proxy")),
     )
 
 
@@ -485,8 +545,8 @@ def _sealing(section: Section) -> Sealing:
     )
 
 
-def _serve(section: Section) -> Serve:
-    section.allow("token", "certificate", "key")
+def _serve(section: Section, *others: str) -> Serve:
+    section.allow("token", "certificate", "key", *others)
     files = [section.text(name) for name in ("certificate", "key")]
     if files.count(None) == 1:
         section.fail("", "has one of certificate and key", "name both PEM files")
@@ -514,6 +574,41 @@ def _hooks(section: Section) -> Hooks:
         key = "stalled_after" if hooks.timeout_s else "timeout"
         section.fail(key, "is no time", f'write for example {key} = "10m"')
     return hooks
+
+
+def _proxy(section: Section) -> Proxy:
+    views = section.section("views")
+    for alias in views.content:
+        for name in (alias, views.text(alias) or ""):
+            if not TABLE_NAME.fullmatch(name):
+                views.fail(alias, "is not the name of a table", 'write for example Users = "UsersV2"')
+    access = _proxy_access(section.section("access"))
+    others = {name: value for name, value in section.content.items() if name not in ("views", "access")}
+    section.content = others
+    limits = section.read(ProxyLimits)
+    if limits.lease_s < _LEAST_LEASE_S or limits.longest_operation_s < _LEAST_LEASE_S:
+        section.fail("lease", "or longest_operation is too short to be kept", 'write at least "2s"')
+    if limits.request_s < limits.longest_operation_s + limits.freeze_wait_s:
+        section.fail(
+            "request", "is shorter than a write may take", "give it longest_operation and freeze_wait"
+        )
+    return Proxy(limits, dict(views.content), access)
+
+
+def _proxy_access(section: Section) -> ProxyAccess:
+    named = section.section("keys")
+    for name in named.content:
+        if not _SECRET_NAME.fullmatch(name):
+            named.fail(name, "is not a name", "use letters, digits, `_` and `-`")
+        named.section(name).allow("env", "file")
+    served = _serve(section, "keys", "bearer_tokens")
+    return ProxyAccess(
+        served.token,
+        served.certificate,
+        served.key,
+        {name: _where(named.section(name), vault_holds="secret") for name in named.content},
+        section.flag("bearer_tokens"),
+    )
 
 
 def _where(section: Section, *, vault_holds: str) -> SecretSource:

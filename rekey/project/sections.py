@@ -120,6 +120,13 @@ class Section:
             self.fail(key, "is not a text", f'write {key} = "..."')
         return value
 
+    def flag(self, key: str) -> bool:
+        """Read `true` or `false`; false when absent."""
+        value = self.content.get(key, False)
+        if not isinstance(value, bool):
+            self.fail(key, "is neither true nor false", f"write {key} = true")
+        return value
+
     def count(self, key: str) -> int:
         """Read a whole number of at least 1."""
         value = self.content[key]
@@ -191,6 +198,7 @@ _READERS: dict[Any, Callable[[Section, str], Any]] = {
     int | None: Section.count,
     Rate: Section.rate,
     float | None: Section.amount,
+    str: Section.text,
     str | None: Section.text,
     float: Section.amount,
     tuple[str, ...]: Section.words,

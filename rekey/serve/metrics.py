@@ -11,7 +11,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,11 @@ HELD_BACK = ("pause", "account", "partition", "refusals", "lease", "wait")
 STANDINGS = ("live", "silent", "over")
 
 
-def exposition(watch: Watch, accept: str) -> tuple[bytes, str]:
-    """Return the metrics and their content type.
+def exposed(families: Callable[[], Iterator[Metric]], accept: str) -> tuple[bytes, str]:
+    """Return metrics as text, and their content type.
 
     Args:
-        watch: what was seen.
+        families: makes the metrics.
         accept: the request's Accept header.
 
     Raises:
@@ -49,7 +49,7 @@ def exposition(watch: Watch, accept: str) -> tuple[bytes, str]:
 
     class Seen(Collector):
         def collect(self) -> Iterator[Metric]:
-            return families(watch)
+            return families()
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Seen())

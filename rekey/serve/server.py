@@ -22,6 +22,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
@@ -31,7 +32,7 @@ from aiohttp import web
 
 from rekey.core.concurrency import cancel
 from rekey.errors import ConfigurationError, reason_of
-from rekey.serve.metrics import exposition
+from rekey.serve.metrics import exposed, families
 from rekey.serve.watch import Watch
 
 HEADERS = {
@@ -118,11 +119,11 @@ class Access:
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
-            context.load_cert_chain(self.certificate, self.key)
+            context.load_cert_chain(self.certificate, self.key, password="")  # never ask at the terminal
         except (OSError, ssl.SSLError) as error:
             raise ConfigurationError(
                 f"the certificate {self.certificate} cannot be used ({type(error).__name__})",
-                hint="[serve] certificate and key name PEM files that belong together",
+                hint="certificate and key name PEM files that belong together, the key without a password",
             ) from None
         return context
 
@@ -212,7 +213,7 @@ class Server:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         try:
-            body, content_type = exposition(self.watch, request.headers.get("Accept", ""))
+            body, content_type = exposed(partial(families, self.watch), request.headers.get("Accept", ""))
         except ConfigurationError as error:
             return _said(HTTPStatus.NOT_IMPLEMENTED, f"{error.what}\nNext: {error.hint}")
         return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})

@@ -17,8 +17,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import lru_cache
-from typing import Any, TypeAlias, cast
-from urllib.parse import urlsplit
+from types import SimpleNamespace
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from urllib.parse import parse_qs, urlsplit
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.credentials_async import AsyncTokenCredential
@@ -26,7 +27,6 @@ from azure.core.pipeline import PipelineContext, PipelineRequest, PipelineRespon
 from azure.core.pipeline.transport import HttpRequest
 
 from rekey.errors import ConfigurationError
-from rekey.tables.answers import Answer
 from rekey.tables.base import SIGNED_S
 
 _LONGEST_TOKEN_S = 24 * 3600.0
@@ -61,8 +61,16 @@ class SharedKey:
 
 Credential: TypeAlias = SharedKey | AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
 """What signs requests: a configuration names a key or an identity; an application may use any of these."""
-Exchange: TypeAlias = Callable[[str, Mapping[str, str]], Awaitable[Answer]]
-"""Carries out an attempt, given its address and headers as signed."""
+
+
+class _Answer(Protocol):
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> Any: ...
+
+
+A = TypeVar("A", bound=_Answer)
 
 
 def credential_of(account: str, key: str | None) -> Credential:
@@ -98,7 +106,8 @@ class _Exchanging(policies.AsyncHTTPPolicy[HttpRequest, Any]):
     async def send(self, request: PipelineRequest[HttpRequest]) -> PipelineResponse[HttpRequest, Any]:
         message = request.http_request
         answer = await request.context.options["exchange"](message.url, message.headers)
-        return PipelineResponse(message, answer, request.context)
+        shown = SimpleNamespace(status_code=answer.status, headers=answer.headers, answer=answer)
+        return PipelineResponse(message, shown, request.context)
 
 
 class Signer:
@@ -109,14 +118,21 @@ class Signer:
         kinds = (SharedKey, AzureNamedKeyCredential, AzureSasCredential)
         self._token = None if isinstance(credential, kinds) else _BearerToken(credential)
 
-    async def send(self, method: str, address: str, headers: dict[str, str], exchange: Exchange) -> Answer:
-        """Sign an attempt, and let `exchange` carry it out. Raises AzureError when there is no token."""
+    async def send(
+        self,
+        method: str,
+        address: str,
+        headers: dict[str, str],
+        exchange: Callable[[str, Mapping[str, str]], Awaitable[A]],
+    ) -> A:
+        """Sign an attempt, and let `exchange` carry it out, given its address and headers as signed. Raises
+        AzureError when there is no token."""
         credential = self._credential
         if self._token is not None:
             context = PipelineContext(None, exchange=exchange)
-            message = HttpRequest(method, address, headers)
+            message = HttpRequest(method, address, headers | {"x-ms-date": _date(int(time.time()))})
             ran = await self._token.send(PipelineRequest(message, context))
-            return cast(Answer, ran.http_response)
+            return cast(A, ran.http_response.answer)
         if isinstance(credential, AzureSasCredential):  # its owner may renew it at any time, or a key
             return await exchange(
                 f"{address}{'&' if '?' in address else '?'}{credential.signature.lstrip('?')}", headers
@@ -142,12 +158,10 @@ class Signer:
 
 
 def signed_headers(credential: SharedKey, url: str) -> dict[str, str]:
-    """Return date and signature (Shared Key Lite) of a request to a table service that is sent now.
-
-    No request of rekey has a `comp` parameter, the only one that would be signed.
-    """
-    date = _date(int(time.time() - credential.signed_s_ago))
-    text = f"{date}\n/{credential.account}{urlsplit(url).path}"
+    """Return date and signature (Shared Key Lite) of a request to a table service that is sent now."""
+    date, parts = _date(int(time.time() - credential.signed_s_ago)), urlsplit(url)
+    comp = parse_qs(parts.query).get("comp") if parts.query else None  # the only parameter that is signed
+    text = f"{date}\n/{credential.account}{parts.path}{f'?comp={comp[0]}' if comp else ''}"
     signature = base64.b64encode(hmac.digest(credential.key, text.encode(), "sha256")).decode("ascii")
     return {"x-ms-date": date, "Authorization": f"SharedKeyLite {credential.account}:{signature}"}
 

@@ -111,7 +111,7 @@ class NoAnswer(_Failed):
 
 
 @dataclass(eq=False, slots=True)
-class _Sending:
+class Sending:
     """An attempt: whether it writes, and whether its first bytes went out."""
 
     writes: bool
@@ -163,17 +163,22 @@ class Transport:
         self.admit: Callable[[Kind], Awaitable[None]] | None = None
         """Awaited before each attempt."""
         self.sent = Sent()
-        self._sendings: set[_Sending] = set()
+        self._sendings: set[Sending] = set()
 
     async def send(self, request: Request) -> Answer:
         """Send once. Raises NotSent, NoAnswer, CredentialRefused (no token)."""
         kind = kind_of(request.method, request.path)
         if self.admit is not None:
             await self.admit(kind)
-        session, sending = self._open(), _Sending(request.method != "GET")
+        session, sending = self._open(), Sending(request.method != "GET")
         self._sendings.add(sending)
         address = self.timeouts.address(self._endpoint, request.path, request.service_s)
-        headers = {**request.headers, "User-Agent": self._agent, "x-ms-client-request-id": str(uuid4())}
+        headers = {
+            **request.headers,
+            "Accept-Encoding": "identity",
+            "User-Agent": self._agent,
+            "x-ms-client-request-id": str(uuid4()),
+        }
         body: Any = request.body
         if body is not None and len(body) > _STREAMED_BYTES:
             body = io.BytesIO(body)  # aiohttp warns of larger bodies in one piece
@@ -241,11 +246,7 @@ class Transport:
         if self._closed:
             raise RuntimeError("the table service is closed")
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=_IDLE_SECONDS),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trace_configs=[_before_sending()],
-            )
+            self._session = open_session(self._connections)
         return self._session
 
 
@@ -259,6 +260,21 @@ def environment_proxy(endpoint: str) -> str | None:
 
 class ConnectionDropped(aiohttp.ClientError):
     """A kept connection turned out to be closed, and aiohttp was about to repeat the request by itself."""
+
+
+def open_session(connections: int) -> aiohttp.ClientSession:
+    """Return a session that changes no answer and repeats no write; its requests have a `Sending` as their
+    `trace_request_ctx`.
+
+    Args:
+        connections: at most this many at a time.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=_IDLE_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trace_configs=[_before_sending()],
+    )
 
 
 def _before_sending() -> aiohttp.TraceConfig:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from azure.core.credentials import AzureNamedKeyCredential
+from azure.data.tables import TableClient
+from azure.data.tables.aio import TableClient as AsyncTableClient
 
 from rekey import DualWriteTableClient, aio
 from rekey.client.lease import LeaseSettings
@@ -19,7 +24,8 @@ from rekey.rehearse.azurite import AzuriteAccount
 
 @dataclass(frozen=True)
 class Where:
-    """What a client is given: accounts (behind the proxy), the script, the secret, settings of its lease."""
+    """What a client is given: accounts (behind the fault proxy), script, secret, settings of its lease;
+    and endpoints of `rekey proxy`, one of which it uses with the SDK's own client, if there are any."""
 
     tables: AzuriteAccount
     restricted: AzuriteAccount
@@ -30,6 +36,7 @@ class Where:
     config: Path
     environment: dict[str, str] = field(repr=False)
     settings: dict[str, float] = field(default_factory=dict)
+    proxies: tuple[str, ...] = ()
 
 
 def mapper_of(where: Where) -> Callable[[Row], tuple[str, str]]:
@@ -47,6 +54,10 @@ def mapper_of(where: Where) -> Callable[[Row], tuple[str, str]]:
 async def open_client(where: Where, view: str, *, sync: bool, name: str) -> AsyncIterator[Any]:
     """Open a client of one view as an application does; one without async looks as if it had it."""
     os.environ.update(where.environment)
+    if where.proxies:
+        async with _plain(where, view, sync=sync, name=name) as client:
+            yield client
+        return
     settings = LeaseSettings(**where.settings)
     path, script_id = where.config, where.script.stem
     if sync:
@@ -58,6 +69,20 @@ async def open_client(where: Where, view: str, *, sync: bool, name: str) -> Asyn
     async with aio.DualWriteTableClient.from_config(
         path, script_id, view=view, name=name, settings=settings
     ) as client:
+        yield client
+
+
+@asynccontextmanager
+async def _plain(where: Where, view: str, *, sync: bool, name: str) -> AsyncIterator[Any]:
+    """Open the SDK's own client at a proxy. It does not try again by itself: the ledger has every attempt."""
+    endpoint = where.proxies[zlib.crc32(name.encode()) % len(where.proxies)]
+    table = where.source if view == "old" else where.target
+    credential = AzureNamedKeyCredential(where.tables.name, where.tables.key)
+    if sync:
+        with TableClient(endpoint, table, credential=credential, retry_total=0) as client:
+            yield _Awaitable(client)
+        return
+    async with AsyncTableClient(endpoint, table, credential=credential, retry_total=0) as client:
         yield client
 
 

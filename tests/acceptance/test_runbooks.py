@@ -197,6 +197,11 @@ def complete(project: Project) -> None:
     project.do("evidence", "keygen", str(project.folder / "evidence.pem"))
 
 
+def with_a_proxy(project: Project) -> None:
+    """The configuration names a key for an application."""
+    project.configure(gates='[proxy.access.keys.orders]\nfile = "orders.key"')
+
+
 def not_begun(_project: Project) -> None:
     """Nothing is presumed."""
 
@@ -212,6 +217,7 @@ PRESUMED: dict[str, Callable[[Project], None]] = {
     "id-secret": ended,
     "lookup": at_the_gate,
     "plan": not_begun,
+    "proxy": with_a_proxy,
     "resume": Project.killed_while_copying,
     "retire": complete,
     "rollback": cut_over,

@@ -1,4 +1,4 @@
-"""Answers to the SDK: HTTP responses of azure-core, made from what the writer returned or raised.
+"""Answers to requests, made from what the writer returned or raised; for the SDK as responses of azure-core.
 
 Rules kept here:
 
@@ -25,8 +25,8 @@ from azure.core.utils import case_insensitive_dict
 
 from rekey.client.sdk.calls import Write
 from rekey.errors import RekeyError
-from rekey.model import ETAG, Row
-from rekey.tables.base import Verb
+from rekey.model import ETAG
+from rekey.tables.base import Operation, Verb
 
 _JSON = "application/json;odata=minimalmetadata;streaming=true;charset=utf-8"
 _RETURN_CONTENT = "return-content"
@@ -49,7 +49,7 @@ class Answer:
 def answer_of(write: Write, etags: Sequence[str | None]) -> Answer:
     """Return the answer to a write that was done, with the new ETags in the operations' order."""
     parts = [
-        _done(operation.verb, operation.row, etag, write.prefer)
+        done_answer(operation, etag, write.prefer)
         for operation, etag in zip(write.operations, etags, strict=True)
     ]
     return answer_in_parts(parts) if write.batch else parts[0]
@@ -77,15 +77,22 @@ def error_answer(
     return Answer(status, headers, json.dumps(body).encode("ascii"), refusal=refusal, index=index)
 
 
-def _done(verb: Verb, row: Row, etag: str | None, prefer: str) -> Answer:
+def done_answer(operation: Operation, etag: str | None, prefer: str) -> Answer:
+    """Return the answer to one operation that was done.
+
+    Args:
+        operation: what was done.
+        etag: the row's new ETag, None after a delete.
+        prefer: the `Prefer` header.
+    """
     headers = {} if etag is None else {"ETag": etag}
-    if verb is not Verb.INSERT:
+    if operation.verb is not Verb.INSERT:
         return Answer(HTTPStatus.NO_CONTENT, headers)
     if prefer:
         headers["Preference-Applied"] = prefer
     if prefer == _RETURN_NO_CONTENT:
         return Answer(HTTPStatus.NO_CONTENT, headers)
-    body = json.dumps({**row, ETAG: etag}).encode("ascii") if prefer == _RETURN_CONTENT else b""
+    body = json.dumps({**operation.row, ETAG: etag}).encode("ascii") if prefer == _RETURN_CONTENT else b""
     return Answer(HTTPStatus.CREATED, {**headers, "Content-Type": _JSON}, body)
 
 

@@ -1,9 +1,10 @@
-"""What a request of the SDK asks for: a write, a read, or something about the table itself. Pure.
+"""What a request asks for: a write, a read, or something about the table itself. Pure.
 
 Rules kept here:
 
 * The request is read, never the caller's arguments: the SDK's treatment of types, None, conditions and modes
-  applies. The keys are those of the address, as for the service.
+  applies. The keys are those of the address, as for the service. The SDK's own request is one form of it
+  (`call_of`), one that came over a socket is another (`call_in`, for the proxy).
 * A row is the JSON that would have been sent, without the annotations that only repeat the type of the JSON
   value (`Edm.String` of a string) and without nulls, which the service does not keep.
 * A request that is not understood is an error; it is never sent on as if it were a read.
@@ -13,22 +14,26 @@ Rules kept here:
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
-
-from azure.core.rest import HttpRequest
 
 from rekey.core.edm import STRING
 from rekey.errors import RequestRejected
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, Row, content_of
 from rekey.tables.base import MAX_BATCH_BYTES, Operation, Verb, rejected
+from rekey.tables.wire import loads
 
-_ENTITY = re.compile(r"(?P<table>[^(]+)\(PartitionKey='(?P<partition>[^']*)',RowKey='(?P<row>[^']*)'\)")
+if TYPE_CHECKING:
+    from azure.core.rest import HttpRequest
+
+_LITERAL = "'(?P<{}>(?:[^']|'')*)'"
+_ENTITY = re.compile(
+    rf"(?P<table>[^('?]+)\(PartitionKey={_LITERAL.format('partition')}, ?RowKey={_LITERAL.format('row')}\)"
+)
 _ETAG = re.compile(r'\*|[wW]/"[^"]*"')
 _TABLE = re.compile(r"Tables\('[^']*'\)")
 _UPDATES = {
@@ -37,6 +42,26 @@ _UPDATES = {
     "MERGE": (Verb.MERGE, Verb.INSERT_OR_MERGE),
 }
 """Method to verb: with a condition, and without."""
+
+
+class Message(Protocol):
+    """A request: that of the SDK, or one that a proxy has read."""
+
+    @property
+    def method(self) -> str:
+        """The method of HTTP."""
+
+    @property
+    def url(self) -> str:
+        """The address; the resource is the last segment of its path."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers; they are asked for in lower case."""
+
+    @property
+    def content(self) -> Any:
+        """The body: text, bytes, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +99,26 @@ Call: TypeAlias = Write | Read | Table
 
 
 def call_of(request: HttpRequest, table: str) -> Call:
+    """Return what a request of the SDK asks for; as `call_in`."""
+    parts = getattr(request, "multipart_mixed_info", None)
+    is_batch = urlsplit(request.url).path.endswith("/$batch")
+    return call_in(request, table, _changes(parts) if parts and is_batch else None)
+
+
+def call_in(request: Message, table: str, changes: Sequence[Message] | None = None) -> Call:
     """Return what a request asks for.
 
     Args:
-        request: as the SDK made it.
+        request: the request.
         table: the table of the client.
+        changes: of a transaction, the requests in it.
 
     Raises:
         RequestRejected: the service would refuse the request (a row without a key).
         ValueError: the request is for another table, or of a kind no `TableClient` makes.
     """
-    address = urlsplit(request.url)
-    resource = address.path.rpartition("/")[2]
+    address, resource = urlsplit(request.url), _resource(request)
     query = parse_qs(address.query)
-    parts = getattr(request, "multipart_mixed_info", None)
-    changes = _changes(parts) if resource == "$batch" and parts else None
     if sum(len(one.content or "") for one in ([request] if changes is None else changes)) > MAX_BATCH_BYTES:
         raise rejected("RequestBodyTooLarge", "the request has more than 4 MiB", status=413)
     if changes is not None:
@@ -97,18 +127,27 @@ def call_of(request: HttpRequest, table: str) -> Call:
         return Table.POLICY
     if resource == "Tables" and request.method == "POST":
         return Table.CREATE
-    if _TABLE.fullmatch(unquote(resource)) and request.method == "DELETE":
+    if _TABLE.fullmatch(resource) and request.method == "DELETE":
         return Table.DELETE
     if request.method in ("GET", "HEAD"):
         found = _ENTITY.fullmatch(resource)
         _check_table(found["table"] if found else resource.removesuffix("()"), table)
         return Read(_key(found) if found else None, partial="$select" in query)
-    return Write((_operation(request, table),), prefer=request.headers.get("Prefer", ""))
+    return Write((_operation(request, table),), prefer=request.headers.get("prefer", ""))
+
+
+def key_in(resource: str) -> tuple[str, EntityKey] | None:
+    """Return table and key of a decoded resource that names one row, None for any other."""
+    found = _ENTITY.fullmatch(resource)
+    return None if found is None else (found["table"], _key(found))
 
 
 def row_of(body: Any) -> Row:
     """Return the wire row of a request's body."""
-    sent: Row = content_of(json.loads(body))
+    try:
+        sent: Row = content_of(loads(body))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        raise rejected("InvalidInput", "the body is no JSON object") from None
     row = {name: value for name, value in sent.items() if value is not None}
     for annotation in [name for name in row if name.endswith(TYPE_SUFFIX)]:
         value = sent.get(annotation.removesuffix(TYPE_SUFFIX))
@@ -126,7 +165,7 @@ def _changes(parts: Sequence[Any]) -> Sequence[HttpRequest]:
     return [] if len(requests) == 1 and not requests[0].url else requests
 
 
-def _operations(changes: Sequence[HttpRequest], table: str) -> Iterator[Operation]:
+def _operations(changes: Sequence[Message], table: str) -> Iterator[Operation]:
     for index, one in enumerate(changes):
         try:
             yield _operation(one, table)
@@ -135,15 +174,14 @@ def _operations(changes: Sequence[HttpRequest], table: str) -> Iterator[Operatio
             raise
 
 
-def _operation(request: HttpRequest, table: str) -> Operation:
-    resource = urlsplit(request.url).path.rpartition("/")[2]
-    headers: Mapping[str, str] = request.headers
-    method = headers.get("X-HTTP-Method", request.method).upper()
+def _operation(request: Message, table: str) -> Operation:
+    resource, headers = _resource(request), request.headers
+    method = headers.get("x-http-method", request.method).upper()
     found = _ENTITY.fullmatch(resource)
     if found is None:
         if method != "POST":
             raise ValueError(f"a {method} request that no TableClient makes")
-        _check_table(resource, table)
+        _check_table(resource.removesuffix("()"), table)
         row = row_of(request.content)
         for name in (PARTITION_KEY, ROW_KEY):
             if name not in row:
@@ -153,7 +191,7 @@ def _operation(request: HttpRequest, table: str) -> Operation:
         return Operation(Verb.INSERT, row)
     _check_table(found["table"], table)
     key = _key(found)
-    etag = headers.get("If-Match")
+    etag = headers.get("if-match")
     if etag is not None and not _ETAG.fullmatch(etag):
         raise rejected("InvalidInput", "If-Match is no ETag")
     place: Row = {PARTITION_KEY: key.partition, ROW_KEY: key.row}
@@ -166,10 +204,14 @@ def _operation(request: HttpRequest, table: str) -> Operation:
     return Operation(unconditional, row) if etag is None else Operation(conditional, row, etag)
 
 
+def _resource(request: Message) -> str:
+    return unquote(urlsplit(request.url).path.rpartition("/")[2])
+
+
 def _key(found: re.Match[str]) -> EntityKey:
-    return EntityKey(*(unquote(found[name]).replace("''", "'") for name in ("partition", "row")))
+    return EntityKey(*(found[name].replace("''", "'") for name in ("partition", "row")))
 
 
 def _check_table(asked: str, table: str) -> None:
-    if unquote(asked).lower() != table.lower():
+    if asked.lower() != table.lower():
         raise ValueError(f"this client writes to and reads from {table} alone")

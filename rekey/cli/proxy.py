@@ -1,0 +1,132 @@
+"""`rekey proxy`: the dual-write client with a socket in front, in one process or several on one port.
+
+Rules kept here:
+
+* Several processes are children of this one: one that ends by itself is started again, and all of them end in
+  order when this one is told to, or is gone.
+* A child that cannot work as it is configured ends everything, with its exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import click
+
+from rekey.cli.project import open_project
+from rekey.cli.shell import Shell, command
+from rekey.errors import ConfigurationError, ExitCode
+from rekey.proxy.credentials import access_of
+from rekey.proxy.running import Listening, proxying, run
+from rekey.proxy.tls import certificate_for
+from rekey.serve.server import Address
+
+_LOOK_S, _AGAIN_S = 0.2, 1.0
+_NUMBER = "REKEY_PROXY_NUMBER"
+"""Environment variable by which a child knows which one it is."""
+
+
+@command("proxy", example="rekey proxy\nrekey proxy 0001 --listen 127.0.0.1:10102 --processes 2")
+@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+@click.option("--listen", metavar="HOST:PORT", help="Where applications connect to; [proxy] listen.")
+@click.option("--admin", metavar="HOST:PORT", help="Where health and metrics are; [proxy] admin.")
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Processes that share the port.",
+)
+def proxy(
+    shell: Shell,
+    scripts: tuple[str, ...],
+    listen: str | None,
+    admin: str | None,
+    processes: int,
+) -> ExitCode:
+    """Serve tables to applications in any language while keys change.
+
+    Speaks the Table service's protocol: an application changes its endpoint and nothing else. SCRIPT: the
+    migrations to follow, without it all with capture "dual-write". SIGTERM ends it in order.
+    """
+    project = open_project(shell)
+    limits = project.config.proxy.limits
+    address, aside = Address.of(listen or limits.listen), Address.of(admin or limits.admin)
+    access = access_of(project.config)
+    said = project.config.proxy.access
+    certificate = certificate_for(address, said.certificate, said.key)
+    number = os.environ.get(_NUMBER)
+    if processes > 1 and number is None:
+        if not address.port or address.port in range(aside.port, aside.port + processes):
+            raise ConfigurationError(
+                "several processes need a port that is given, and that is no admin port of one of them",
+                hint=f"give --listen another port; admin ports are {aside.port} and those after it",
+            )
+        return _supervised(shell, processes)
+    chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
+    if number and aside.port:
+        aside = Address(aside.host, aside.port + int(number))
+
+    def started(found: Listening) -> None:
+        url = found.url
+        shell.note(
+            f"serving {url} until SIGTERM; health at {found.admin}", "serving", url=url, admin=found.admin
+        )
+
+    tls = None if certificate is None else certificate.context
+    context = proxying(project.config, chosen, access, address, aside, tls=tls, shared=processes > 1)
+    run(context, started, limits.drain_s, ends_with_input=number is not None)
+    return ExitCode.DONE
+
+
+def _supervised(shell: Shell, processes: int) -> ExitCode:
+    """Keep children at work until a signal; return how the first that could not work ended, if one did."""
+    children: dict[int, subprocess.Popen[bytes]] = {}
+    again: dict[int, float] = dict.fromkeys(range(processes), 0.0)
+    code = ExitCode.DONE
+    with suppress(KeyboardInterrupt):  # SIGINT, SIGTERM
+        while code is ExitCode.DONE:
+            for number, at in list(again.items()):
+                if time.monotonic() >= at:
+                    children[number] = _child(number)
+                    del again[number]
+            time.sleep(_LOOK_S)
+            for number, child in list(children.items()):
+                if child.poll() is None:
+                    continue
+                del children[number]
+                if child.returncode == ExitCode.USAGE:
+                    code = ExitCode.USAGE
+                    break
+                shell.note(f"process {number} ended ({child.returncode}) and is started again", "warning")
+                again[number] = time.monotonic() + _AGAIN_S
+    _end(list(children.values()))
+    return code
+
+
+def _child(number: int) -> subprocess.Popen[bytes]:
+    """Start a child; it ends when its standard input does."""
+    return subprocess.Popen(  # noqa: S603 - this program
+        [sys.executable, "-m", "rekey", *sys.argv[1:]],
+        stdin=subprocess.PIPE,
+        process_group=0,
+        env={**os.environ, _NUMBER: str(number)},
+    )
+
+
+def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End children in order; a further signal ends them at once."""
+    try:
+        for child in children:
+            if child.stdin is not None:
+                child.stdin.close()
+        for child in children:
+            child.wait()
+    except KeyboardInterrupt:
+        for child in children:
+            child.kill()

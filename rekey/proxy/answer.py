@@ -1,0 +1,233 @@
+"""Answers as the Table service words them: headers, rows in the metadata asked for, errors in JSON or XML.
+
+Rules kept here:
+
+* Every answer has request id, version and date, and repeats the client's own request id.
+* A row that was inserted is told in the form in which the service keeps it; its Timestamp is the one in the
+  ETag, where that has the service's form, else it is left out.
+* An error says code and message, never an address, a key or a stack.
+* 503 is `ServerBusy` with Retry-After, whatever made rekey ask for another attempt: that is what retries of
+  SDKs look for. What it was is in the message.
+* Under an alias the application reads its own name for the table: in metadata, links and headers, never in
+  keys and values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import unquote
+from uuid import uuid4
+from xml.etree.ElementTree import Element, SubElement, tostring
+
+import orjson
+
+from rekey.client.sdk.answers import Answer, done_answer
+from rekey.client.sdk.calls import Write
+from rekey.core.edm import DATETIME
+from rekey.errors import RequestRejected
+from rekey.model import ETAG, TIMESTAMP, TYPE_SUFFIX, Row, content_of
+from rekey.proxy.batch import Batch, write_answers
+from rekey.proxy.parse import Incoming
+from rekey.tables.base import Operation, Verb
+from rekey.tables.rules import stored_form
+from rekey.tables.wire import API_VERSION, entity_path, loads
+
+_FULL, _NONE = "fullmetadata", "nometadata"
+_MINIMAL = "minimalmetadata"
+_TIME = re.compile(r"W/\"datetime'(?P<time>[0-9TZ%A.:-]+)'\"")
+_LEVEL = re.compile(r"odata=(nometadata|minimalmetadata|fullmetadata)", re.IGNORECASE)
+_TOLD = ("odata.metadata", "odata.id", "odata.type", "odata.editLink", "odata.nextLink", "TableName")
+_SCHEMA = "http://schemas.microsoft.com/ado/2007/08/dataservices/metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer as it goes out."""
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: bytes = field(default=b"", repr=False)
+
+
+def metadata_of(accept: str) -> str:
+    """Return how much metadata an Accept header asks for."""
+    found = _LEVEL.search(accept)
+    return found[1].lower() if found else _MINIMAL
+
+
+def is_atom(asked: Incoming) -> bool:
+    """Tell whether a write is in Atom, or asks for it, which the service has ended."""
+    formats = (asked.headers.get("content-type", ""), asked.headers.get("accept", ""))
+    return any("atom+xml" in one.lower() and "json" not in one.lower() for one in formats)
+
+
+def reply_to_write(
+    asked: Incoming, write: Write, etags: Sequence[str | None], base: str, account: str, batch: Batch | None
+) -> Reply:
+    """Return the answer to a write that was done.
+
+    Args:
+        asked: the request.
+        write: what it asked for.
+        etags: the new ETags, in the operations' order.
+        base: the address below which the client names tables.
+        account: the account's name.
+        batch: the transaction, None for a single write.
+    """
+    requests = (asked,) if batch is None else batch.parts
+    told = [
+        _told(
+            one,
+            operation,
+            done_answer(operation, etag, _preference(one)),
+            base,
+            account,
+        )
+        for one, operation, etag in zip(requests, write.operations, etags, strict=True)
+    ]
+    answer = told[0] if batch is None else Answer(HTTPStatus.ACCEPTED, parts=tuple(told))
+    return reply_of(asked.headers, answer, batch)
+
+
+def reply_of(headers: Mapping[str, str], answer: Answer, batch: Batch | None = None) -> Reply:
+    """Return an answer as it goes out: one of the writer, or a refusal. `headers`: of the request."""
+    request_id = str(uuid4())
+    common = {
+        "Server": "rekey",
+        "Date": formatdate(usegmt=True),
+        "x-ms-request-id": request_id,
+        "x-ms-version": headers.get("x-ms-version", API_VERSION),
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-cache",
+    }
+    if "x-ms-client-request-id" in headers:
+        common["x-ms-client-request-id"] = headers["x-ms-client-request-id"]
+    if answer.status == HTTPStatus.ACCEPTED:
+        ids = batch.ids if batch is not None else ()
+        parts = []
+        for number, part in enumerate(answer.parts):
+            done = _worded(part, request_id, "")
+            # A failed one stands for the whole changeset: it is told by its index alone.
+            own = {"Content-ID": ids[number]} if len(ids) == len(answer.parts) and ids[number] else {}
+            fixed = {
+                "X-Content-Type-Options": "nosniff",
+                "Cache-Control": "no-cache",
+                "DataServiceVersion": "3.0;",
+            }
+            parts.append((done.status, list({**own, **fixed, **done.headers}.items()), done.body))
+        content_type, body = write_answers(parts)
+        return Reply(answer.status, list({**common, "Content-Type": content_type}.items()), body)
+    done = _worded(answer, request_id, headers.get("accept", "application/json"))
+    return Reply(done.status, list({**common, **done.headers}.items()), done.body)
+
+
+def _worded(answer: Answer, request_id: str, accept: str) -> Answer:
+    """Return an error in the words and the format of the service; any other answer as it is."""
+    if answer.status < HTTPStatus.BAD_REQUEST:
+        return answer
+    error = orjson.loads(answer.body)["odata.error"]
+    code, text = error["code"], error["message"]["value"]
+    if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        text, code = f"The server is busy. {code}: {text}", "ServerBusy"
+    text = f"{text}\nRequestId:{request_id}\nTime:{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+    headers = {**answer.headers, "x-ms-error-code": code}
+    if "xml" in accept and "json" not in accept:
+        headers["Content-Type"] = "application/xml;charset=utf-8"
+        document = Element("error", xmlns=_SCHEMA)
+        SubElement(document, "code").text = code
+        SubElement(document, "message", {"xml:lang": "en-US"}).text = text
+        return replace(answer, headers=headers, body=tostring(document, "utf-8", xml_declaration=True))
+    body = {"odata.error": {"code": code, "message": {"lang": "en-US", "value": text}}}
+    return replace(answer, headers=headers, body=orjson.dumps(body))
+
+
+def _preference(asked: Incoming) -> str:
+    said = asked.headers.get("prefer", "").lower()
+    return said if said in ("return-content", "return-no-content") else ""
+
+
+def _told(asked: Incoming, operation: Operation, answer: Answer, base: str, account: str) -> Answer:
+    """Return the answer to one operation with what a client of the REST protocol reads in it."""
+    if operation.verb is not Verb.INSERT:
+        return answer
+    path = entity_path(asked.table, operation.key)
+    headers = {**answer.headers, "Location": f"{base}/{path}"}
+    if answer.status == HTTPStatus.NO_CONTENT:
+        return replace(answer, headers={**headers, "DataServiceId": f"{base}/{path}"})
+    level = metadata_of(asked.headers.get("accept", ""))
+    headers["Content-Type"] = f"application/json;odata={level};streaming=true;charset=utf-8"
+    row = _row(operation.row, answer.headers.get("ETag", ""), level, base, account, asked.table, path)
+    return replace(answer, headers=headers, body=json.dumps(row).encode("ascii"))
+
+
+def _row(row: Row, etag: str, level: str, base: str, account: str, table: str, path: str) -> dict[str, Any]:
+    """Return a row as the service tells it right after the insert."""
+    try:
+        kept = stored_form(row)
+    except RequestRejected:  # the service has taken it, whatever it looks like from here
+        kept = content_of(row)
+    if level == _NONE:
+        kept = {name: value for name, value in kept.items() if not name.endswith(TYPE_SUFFIX)}
+    found = _TIME.fullmatch(etag)
+    if found:
+        kept |= {TIMESTAMP + TYPE_SUFFIX: DATETIME} if level == _FULL else {}
+        kept[TIMESTAMP] = unquote(found["time"])
+    if level == _NONE:
+        return kept
+    told = {"odata.metadata": f"{base}/$metadata#{table}/@Element", ETAG: etag}
+    if level == _FULL:
+        told |= {"odata.type": f"{account}.{table}", "odata.id": f"{base}/{path}", "odata.editLink": path}
+    return {**told, **kept}
+
+
+# --- aliases -------------------------------------------------------------------------------------------
+
+
+class Renaming:
+    """Tells an answer under the application's name for a table."""
+
+    def __init__(self, table: str, alias: str) -> None:
+        """Take the table's name and the application's."""
+        self._name = re.compile(rf"(^|[/#.]|Tables\('){re.escape(table)}(?=$|[/(@']|%28)", re.IGNORECASE)
+        self._line = re.compile(rb"(?im)^(?:Location|DataServiceId): [^\r\n]+")
+        self._metadata = re.compile(rb'"odata\.metadata":"[^"]+"')
+        self._alias = alias
+
+    def text(self, value: str) -> str:
+        """Return one value that names the table."""
+        return self._name.sub(lambda found: found[1] + self._alias, value, count=1)
+
+    def headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return headers of an answer."""
+        places = ("location", "dataserviceid", "content-location")
+        return {
+            name: self.text(value) if name.lower() in places else value for name, value in headers.items()
+        }
+
+    def body(self, body: bytes, content_type: str) -> bytes:
+        """Return the body of an answer."""
+        if content_type.startswith("multipart/"):
+
+            def within(found: re.Match[bytes]) -> bytes:
+                return self._name.sub(lambda one: one[1] + self._alias, found[0].decode(), count=1).encode()
+
+            return self._metadata.sub(within, self._line.sub(within, body))
+        if "json" not in content_type or _NONE in content_type:
+            return body
+        try:
+            document = loads(body)
+        except ValueError:
+            return body
+        rows = document.get("value", ()) if isinstance(document, dict) else ()
+        for one in (document, *rows):
+            for name in _TOLD:
+                if isinstance(one, dict) and isinstance(one.get(name), str):
+                    one[name] = self.text(one[name])
+        return json.dumps(document, separators=(",", ":")).encode("ascii")

@@ -1,0 +1,187 @@
+"""Bodies of `$batch`: read strictly, and written anew. Pure.
+
+Rules kept here:
+
+* A batch is one changeset, or one query. Its parts are told apart by whole boundary lines, ended by CRLF or,
+  as some clients write them, LF. What is before the first and after the last counts for nothing.
+* What goes upstream is written anew from what was read, so that both read the same: with boundaries of its
+  own, and addresses of the upstream. An operation's own headers and body are kept.
+* Operations are answered in their order, each with its Content-ID.
+* Source: "Performing entity group transactions" in the Azure documentation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from uuid import uuid4
+
+from rekey.errors import RequestRejected
+from rekey.proxy.parse import Incoming, Kind, inner_target, parse, read_headers
+from rekey.tables.base import MAX_BATCH_OPERATIONS, rejected
+
+_BOUNDARY = re.compile(
+    r'multipart/mixed\s*;(?:.*;)?\s*boundary=(?:"([^"]{1,100})"|([^\s;"]{1,100}))\s*(?:;.*)?', re.IGNORECASE
+)
+_BLANK = re.compile(rb"\r?\n\r?\n|\A\r?\n")
+_LINE = re.compile(rb"\r?\n")
+_REQUEST = re.compile(r"([A-Z]+) (\S+) HTTP/1\.[01]")
+_CONTENT_ID = "content-id"
+_WITHIN = (Kind.ROWS, Kind.ROW)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch.
+
+    Attributes:
+        parts: the operations of its changeset; or the one query.
+        is_query: whether it is a query.
+        ids: the parts' Content-IDs, "" where there is none.
+    """
+
+    parts: tuple[Incoming, ...]
+    is_query: bool
+    ids: tuple[str, ...]
+
+    @property
+    def table(self) -> str:
+        """The table that all parts name, as the first spells it; "" for a batch without parts."""
+        return self.parts[0].table if self.parts else ""
+
+
+def read_batch(asked: Incoming, account: str) -> Batch:
+    """Return what is in the body of a `$batch` request.
+
+    Args:
+        asked: the request, with its body.
+        account: as for `parse`.
+
+    Raises:
+        RequestRejected: the body is no batch, or one that the service would refuse.
+    """
+    parts = _parts(asked.content, asked.headers.get("content-type", ""))
+    if len(parts) != 1:
+        raise _invalid("a batch has one changeset, or one query")
+    headers, content = _head(parts[0])
+    is_query = not headers.get("content-type", "").lower().startswith("multipart/")
+    inner = [(headers, content)]
+    if not is_query:
+        inner = [_head(part) for part in _parts(content, headers.get("content-type", ""))]
+    if len(inner) > MAX_BATCH_OPERATIONS:
+        said = "The batch request operation exceeds the maximum 100 changes per change set."
+        raise rejected("InvalidInput", said, MAX_BATCH_OPERATIONS - 1)  # as the service counts
+    found = [_request(headers, content, account) for headers, content in inner]
+    for one in found:
+        if one.is_read is not is_query:
+            raise _invalid("a changeset has writes alone, and a query stands alone")
+        if one.table.lower() != found[0].table.lower():
+            raise rejected("CommandsInBatchActOnDifferentPartitions", "all commands must name one table")
+    ids = tuple(
+        part.get(_CONTENT_ID) or one.headers.get(_CONTENT_ID, "")
+        for one, (part, _) in zip(found, inner, strict=True)
+    )
+    return Batch(tuple(found), is_query, ids)
+
+
+def write_batch(batch: Batch, address: Callable[[Incoming], str]) -> tuple[str, bytes]:
+    """Return Content-Type and body of a batch that is sent on.
+
+    Args:
+        batch: the batch.
+        address: returns a part's address upstream.
+    """
+    lines: list[bytes] = []
+    mark = uuid4().hex
+    outer = inner = f"batch_{mark}"
+    if not batch.is_query:
+        inner = f"changeset_{mark}"
+        lines += [f"--{outer}".encode(), f"Content-Type: multipart/mixed; boundary={inner}".encode(), b""]
+    for one, content_id in zip(batch.parts, batch.ids, strict=True):
+        lines += [
+            f"--{inner}".encode(),
+            b"Content-Type: application/http",
+            b"Content-Transfer-Encoding: binary",
+        ]
+        lines += [f"Content-ID: {content_id}".encode()] if content_id else []
+        lines += [b"", f"{one.sent_method} {address(one)} HTTP/1.1".encode()]
+        kept = {name: value for name, value in one.headers.items() if name != _CONTENT_ID}
+        if one.content:
+            kept["content-length"] = str(len(one.content))
+        lines += [f"{name}: {value}".encode() for name, value in kept.items()]
+        lines += [b"", one.content]
+    lines += [] if batch.is_query else [f"--{inner}--".encode()]
+    return f"multipart/mixed; boundary={outer}", b"\r\n".join([*lines, f"--{outer}--".encode(), b""])
+
+
+def write_answers(answers: Iterable[tuple[int, Sequence[tuple[str, str]], bytes]]) -> tuple[str, bytes]:
+    """Return Content-Type and body of the answer to a changeset. `answers`: status, headers and body."""
+    mark = uuid4()
+    outer, inner = f"batchresponse_{mark}", f"changesetresponse_{mark}"
+    lines = [f"--{outer}".encode(), f"Content-Type: multipart/mixed; boundary={inner}".encode(), b""]
+    for status, headers, body in answers:
+        lines += [
+            f"--{inner}".encode(),
+            b"Content-Type: application/http",
+            b"Content-Transfer-Encoding: binary",
+        ]
+        lines += [b"", f"HTTP/1.1 {int(status)} {HTTPStatus(status).phrase}".encode()]
+        lines += [f"{name}: {value}".encode() for name, value in headers]
+        lines += [b"", body]
+    return (
+        f"multipart/mixed; boundary={outer}",
+        b"\r\n".join([*lines, f"--{inner}--".encode(), f"--{outer}--".encode(), b""]),
+    )
+
+
+def _parts(body: bytes, content_type: str) -> list[bytes]:
+    """Return the parts of a multipart body."""
+    found = _BOUNDARY.fullmatch(content_type.strip())
+    if found is None:
+        raise _invalid("the content type names no boundary")
+    mark = re.escape((found[1] or found[2]).encode())
+    pieces = re.split(rb"(?:\A|\r?\n)--" + mark + rb"(--)?[ \t]*(?=\r?\n|\Z)", body)
+    # What is before the first boundary; then in turn whether one is the last, and what follows it.
+    closed, parts = [end is not None for end in pieces[1::2]], pieces[2::2]
+    if sum(closed) != 1 or not closed[-1]:
+        raise _invalid("the parts are not closed by their boundary")
+    return [_LINE.sub(b"", part, count=1) for part in parts[:-1]]
+
+
+def _head(part: bytes) -> tuple[dict[str, str], bytes]:
+    """Return the headers of a part, and what follows them."""
+    found = _BLANK.search(part)
+    if found is None:
+        raise _invalid("a part has no end of its headers")
+    return _headers(part[: found.start()]), part[found.end() :]
+
+
+def _headers(lines: bytes) -> dict[str, str]:
+    pairs = []
+    for line in _LINE.split(lines) if lines else ():
+        name, colon, value = line.decode("latin-1").partition(":")
+        if not colon:
+            raise _invalid("a header has no colon")
+        pairs.append((name, value))
+    return read_headers(pairs)
+
+
+def _request(part: dict[str, str], content: bytes, account: str) -> Incoming:
+    """Return the request that is the content of a part."""
+    if not part.get("content-type", "").lower().startswith("application/http"):
+        raise _invalid("a part is no application/http")
+    line, _, rest = content.partition(b"\n")
+    found = _REQUEST.fullmatch(line.rstrip(b"\r").decode("latin-1"))
+    if found is None:
+        raise _invalid("a part begins with no request line")
+    headers, body = _head(rest) if _BLANK.search(rest) else (_headers(rest.strip()), b"")
+    asked = parse(found[1], inner_target(found[2]), headers.items(), account)
+    if asked.kind not in _WITHIN:
+        raise _invalid("a batch has operations on rows alone")
+    return replace(asked, content=body.strip())
+
+
+def _invalid(what: str) -> RequestRejected:
+    return rejected("InvalidInput", what)

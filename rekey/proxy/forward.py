@@ -1,0 +1,125 @@
+"""Requests sent on to the account, signed anew, and their answers.
+
+Rules kept here:
+
+* What goes upstream is the request as it came, but for what belongs to one connection (RFC 9110, 7.6.1) and
+  what authorised it. The caller's own bearer token may take the place of the proxy's credential.
+* No write is sent twice: a connection that turns out to be closed ends the request (`open_session`).
+* A failure says whether anything can have been done: a write that was sent and not answered is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from azure.core.exceptions import ClientAuthenticationError
+from yarl import URL
+
+from rekey.errors import Ambiguous, CredentialRefused, Unavailable
+from rekey.tables.credentials import Signer
+from rekey.tables.transport import Sending, environment_proxy, open_session
+
+_HOP_BY_HOP = frozenset(
+    (
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te"),
+        *("trailer", "transfer-encoding", "upgrade", "expect"),
+    )
+)
+_OURS = frozenset({"host", "authorization", "date", "x-ms-date", "content-length"})
+"""Of a request: made anew."""
+
+
+def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of a request that go upstream."""
+    return {name: value for name, value in headers.items() if name not in _HOP_BY_HOP | _OURS}
+
+
+def passed_back(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the headers of an answer that go to the client."""
+    return [(name, value) for name, value in headers if name.lower() not in _HOP_BY_HOP]
+
+
+class Upstream:
+    """The account's table service."""
+
+    def __init__(
+        self, endpoint: str, signer: Signer, *, connections: int, connect_s: float, read_s: float
+    ) -> None:
+        """Take the endpoint, without a trailing slash; nothing is connected.
+
+        Args:
+            endpoint: the account's.
+            signer: signs requests; closed with this.
+            connections: at most this many at a time.
+            connect_s: for how long to connect.
+            read_s: for how long to wait for more of an answer.
+        """
+        self.endpoint = endpoint
+        self._signer, self._connections = signer, connections
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=read_s)
+        self._proxy = environment_proxy(endpoint)
+        self._session: aiohttp.ClientSession | None = None
+
+    @asynccontextmanager
+    async def send(
+        self, method: str, path: str, headers: Mapping[str, str], body: Any, *, reads: bool, token: str = ""
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request and yield its answer, whose body is not read yet.
+
+        Args:
+            method: the method.
+            path: resource and query, below the endpoint.
+            headers: `passed_on`.
+            body: bytes, or something that yields them; None for none.
+            reads: whether it changes nothing.
+            token: the caller's own authorisation, used in place of the proxy's credential.
+
+        Raises:
+            Unavailable: nothing was done.
+            Ambiguous: it was sent and not answered.
+            CredentialRefused: the proxy has no token.
+        """
+        if self._session is None:
+            self._session = open_session(self._connections)
+        url = f"{self.endpoint}/{path}"
+        sending = Sending(writes=not reads)
+        session = self._session
+
+        async def exchange(signed: str, with_headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+            return await session.request(
+                method,
+                URL(signed, encoded=True),
+                headers=with_headers,
+                skip_auto_headers=("User-Agent", "Content-Type", "Accept", "Accept-Encoding"),
+                data=body,
+                allow_redirects=False,
+                timeout=self._timeout,
+                proxy=self._proxy,
+                trace_request_ctx=sending,
+            )
+
+        try:
+            if token:
+                response = await exchange(url, {**headers, "Authorization": token})
+            else:
+                response = await self._signer.send(method, url, dict(headers), exchange)
+            async with response:
+                yield response
+        except ClientAuthenticationError:
+            raise CredentialRefused("the proxy could get no token for its identity", code="NoToken") from None
+        except (aiohttp.ClientError, OSError, TimeoutError) as failed:
+            name = type(failed).__name__
+            if reads or not sending.begun:
+                raise Unavailable(
+                    f"nothing was done: the account did not answer ({name})", code=name
+                ) from None
+            raise Ambiguous(f"the account was asked and did not answer ({name})", code=name) from None
+
+    async def close(self) -> None:
+        """Close connections and the credential."""
+        if self._session is not None:
+            await self._session.close()
+        await self._signer.close()

@@ -1,0 +1,428 @@
+"""What is done with one request: judged, routed, carried by a client or passed on, and answered.
+
+Rules kept here:
+
+* A request is judged before anything is done for it, and a batch once more when its operations are known.
+  What cannot be judged is refused.
+* Of a table that a migration works with, reads go on under a permit of its client and are read whole before
+  it is given back, so that no slow reader holds a freeze up. Writes are the client's. Nothing else passes.
+* Everything else passes, streaming.
+* A write whose outcome is open is answered as the service answers one, 500 `OperationTimedOut`; what was not
+  done and may be repeated, 503 `ServerBusy` (ADR 0040).
+* No exception reaches an answer: of one that is not foreseen the type is logged, and nothing is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import unquote
+
+from aiohttp import web
+from azure.core.exceptions import AzureError, ServiceRequestError
+
+from rekey.client.sdk.answers import Answer, error_answer
+from rekey.client.sdk.calls import Read, Write, call_in, row_of
+from rekey.client.sdk.core import ClientCore
+from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
+from rekey.errors import RekeyError
+from rekey.model import EntityKey, key_of
+from rekey.proxy.access import Access, Asked, Granted, judge, needs
+from rekey.proxy.answer import Renaming, Reply, is_atom, reply_of, reply_to_write
+from rekey.proxy.batch import Batch, read_batch, write_batch
+from rekey.proxy.forward import Upstream, passed_back, passed_on
+from rekey.proxy.meter import Meter
+from rekey.proxy.parse import Incoming, Kind, parse, unsigned
+from rekey.proxy.route import RESTRICTED, Route, Routes
+from rekey.proxy.sas import confined
+from rekey.tables.base import rejected
+from rekey.tables.wire import entity_path, loads
+
+_LOG = logging.getLogger("rekey.proxy")
+_JUDGED = (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
+_BUFFERED_BYTES = 64 * 1024
+"""A body up to this size is read before it is sent on."""
+_OPEN = "OperationTimedOut"
+_OPEN_SAID = "The operation could not be completed within the permitted time; it may have been applied."
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The account upstream: its name, and whether the restricted store is in it as well."""
+
+    name: str
+    holds_restricted: bool
+
+
+class Handler:
+    """Answers requests."""
+
+    def __init__(
+        self,
+        account: Account,
+        upstream: Upstream,
+        routes: Routes,
+        access: Access,
+        meter: Meter,
+        *,
+        body_bytes: int,
+        request_s: float,
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            account, upstream, routes, meter: the parts.
+            access: whom requests are granted to.
+            body_bytes: the largest body.
+            request_s: how long a request may take.
+        """
+        self._account, self._upstream, self._routes = account, upstream, routes
+        self._access, self._meter = access, meter
+        self._body_bytes, self._request_s = body_bytes, request_s
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request."""
+        began, one = time.monotonic(), _One(request)
+        try:
+            async with asyncio.timeout(self._request_s):
+                answered = await self._answered(one)
+        except (RekeyError, TimeoutError) as error:
+            answered = self._refused(one, error)
+        except ConnectionError:
+            raise  # the client is gone
+        except Exception as fault:  # noqa: BLE001 - whatever it is, no answer shows it
+            _LOG.error("a request failed in rekey (%s)", type(fault).__name__, extra={"event": "error"})
+            answered = self._refused(one, None)
+        kind = "unread" if one.asked is None else one.asked.kind
+        carried = one.route is not None and one.route.core is not None
+        seconds = time.monotonic() - began
+        self._meter.count(kind, answered.status, seconds, carried=carried)
+        figures = {"status": answered.status, "ms": round(1000 * seconds), "carried": carried}
+        said = "GET" if one.asked is None else one.asked.method
+        _LOG.info("%s %s -> %d", said, kind, answered.status, extra={"event": "proxied", "figures": figures})
+        return answered
+
+    def _refused(self, one: _One, error: BaseException | None) -> web.StreamResponse:
+        """Return the answer to a request that failed; None: by a fault of rekey."""
+        if one.streaming is not None and one.streaming.prepared:
+            # Half an answer must not look like a whole one.
+            if one.request.transport is not None:
+                one.request.transport.abort()
+            return one.streaming
+        table = one.route.table if one.route is not None else ""
+        is_read = one.asked is not None and one.asked.is_read
+        answer = error_answer(500, "InternalError", "The server encountered an internal error. Please retry.")
+        if error is not None:
+            indexed = getattr(error, "index", None) is not None
+            answer = answer_to(error, table, reads=is_read, batch=one.batch is not None or indexed)
+        said = {"accept": one.request.headers.get("Accept", "")} if one.asked is None else one.asked.headers
+        return response_of(reply_of(said, answer, one.batch), close=one.asked is None)
+
+    async def _answered(self, one: _One) -> web.StreamResponse:
+        request = one.request
+        one.asked = asked = parse(
+            request.method, request.raw_path, list(request.headers.items()), self._account.name
+        )
+        inserts = asked.kind is Kind.ROWS and asked.method == "POST"
+        granted = self._judged(one, asked, () if inserts or asked.kind is Kind.BATCH else (asked,))
+        self._check_length(asked)
+        if asked.headers.get("expect"):
+            if asked.headers["expect"].lower() != "100-continue":
+                raise rejected("InvalidHeaderValue", "this expectation is not met", status=417)
+            if request.transport is not None:
+                request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if asked.kind is Kind.BATCH:
+            return await self._batch(one, asked)
+        if inserts:
+            if granted.within is not None:
+                one.asked = asked = replace(asked, content=await self._body(request))
+            self._judged(one, asked, (asked,))
+        asked = _confined(asked, granted)
+        if asked.kind is Kind.TABLES and asked.method == "POST":
+            return await self._create(one, asked)
+        if not asked.table:
+            return await self._pass(one, asked, Route(""))
+        one.route = route = self._route(asked.table)
+        core = route.core
+        if core is None or asked.comp == "acl" or asked.kind is Kind.TABLE:
+            if core is not None and asked.kind is Kind.TABLE and asked.method == "DELETE":
+                await core.deleting_table()
+            return await self._pass(one, asked, route, asked.content or None)
+        if asked.is_read:
+            return response_of(await self._read(one, asked, route, core))
+        one.asked = asked = replace(asked, content=asked.content or await self._body(request))
+        return response_of(await self._write(one, asked, core, None))
+
+    def _judged(self, one: _One, asked: Incoming, operations: Sequence[Incoming]) -> Granted:
+        """Return to whom a request is granted. Raises RequestRejected.
+
+        Args:
+            one: what is known of it.
+            asked: the request.
+            operations: what it does, itself or the parts of a batch; none while that is not known.
+        """
+        resource, rights, keys = "o", set[str](), list[EntityKey | None]()
+        for each in operations:
+            conditional = "if-match" in each.headers
+            resource, needed = needs(each.kind, each.method, each.comp, conditional=conditional)
+            rights |= needed
+            keys.append(each.key or inserted_key(each))
+        known = [key for key in keys if key is not None]
+        headers, request = list(one.request.headers.items()), one.request
+        named = operations[0].table if operations else asked.table
+        one.granted = judge(
+            Asked(
+                *(request.method, asked.path, asked.query, headers, request.remote or "", request.secure),
+                named or None,
+                resource,
+                frozenset(rights),
+                keys=known if len(known) == len(keys) and keys else None,
+                confines=True,
+            ),
+            self._access,
+            time.time(),
+        )
+        return one.granted
+
+    def _route(self, table: str) -> Route:
+        """Return the route of a name. Raises RequestRejected for a table of the restricted store."""
+        route = self._routes.of(table)
+        if self._account.holds_restricted and route.table.lower() in RESTRICTED:
+            said = "This request is not authorized to perform this operation."
+            raise rejected("AuthorizationFailure", said, status=403)
+        return route
+
+    # --- bodies -------------------------------------------------------------------------------------------
+
+    def _check_length(self, asked: Incoming) -> None:
+        if int(asked.headers.get("content-length", "0")) > self._body_bytes:
+            raise rejected("RequestBodyTooLarge", "the request is too large", status=413)
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        """Read a body whole. Raises RequestRejected for one that is too large."""
+        if "content-encoding" in request.headers:
+            raise rejected("InvalidHeaderValue", "a body must not be encoded", status=415)
+        body = bytearray()
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > self._body_bytes:
+                raise rejected("RequestBodyTooLarge", "the request is too large", status=413)
+        return bytes(body)
+
+    # --- what passes --------------------------------------------------------------------------------------
+
+    async def _pass(
+        self, one: _One, asked: Incoming, route: Route, body: bytes | None = None
+    ) -> web.StreamResponse:
+        """Send a request on, and its answer back."""
+        request, headers = one.request, passed_on(asked.headers)
+        data: Any = body or None
+        if body is None and request.body_exists:
+            length = asked.headers.get("content-length")
+            if length is not None and int(length) > _BUFFERED_BYTES:
+                data, headers["Content-Length"] = request.content, length
+            else:
+                data = await self._body(request)
+        if body is None and data is None and not asked.is_read:
+            headers["Content-Length"] = "0"
+        if route.alias:
+            headers.pop("accept-encoding", None)
+        async with self._upstream.send(
+            asked.sent_method, self._path(asked, route), headers, data, reads=asked.is_read, token=one.token
+        ) as response:
+            if route.alias:
+                return response_of(await _whole(response, route))
+            begun = await response.content.readany()
+            if response.content.at_eof():  # it goes out in one piece
+                return response_of(Reply(response.status, _ours(response), begun))
+            one.streaming = streaming = web.StreamResponse(status=response.status, reason=response.reason)
+            for name, value in passed_back(response.headers.items()):
+                streaming.headers.add(name, value)
+            await streaming.prepare(request)
+            await streaming.write(begun)
+            async for chunk in response.content.iter_any():
+                await streaming.write(chunk)
+            await streaming.write_eof()
+            return streaming
+
+    def _path(self, asked: Incoming, route: Route) -> str:
+        """Return resource and query upstream."""
+        resource, query = asked.resource, unsigned(asked.query)
+        if route.alias and asked.kind is Kind.TABLE:
+            resource = f"Tables('{route.table}')"
+        elif route.alias and asked.key is not None:
+            resource = entity_path(route.table, asked.key)
+        elif route.alias and asked.kind is Kind.ROWS:
+            resource = route.table + ("()" if unquote(resource).endswith("()") else "")
+        return f"{resource}?{query}" if query else resource
+
+    async def _create(self, one: _One, asked: Incoming) -> web.StreamResponse:
+        """Create a table: it passes, under its own name."""
+        body = await self._body(one.request)
+        try:
+            document = loads(body)
+            one.route = route = self._route(str(document["TableName"]))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise rejected("InvalidInput", "the body names no table") from None
+        if route.alias:
+            body = b'{"TableName":"%b"}' % route.table.encode()
+        return await self._pass(one, asked, route, body)
+
+    # --- what a client carries ----------------------------------------------------------------------------
+
+    async def _read(
+        self, one: _One, asked: Incoming, route: Route, core: ClientCore, body: bytes | None = None
+    ) -> Reply:
+        """Read under a permit; `body`: of a query in a batch."""
+        call = None if body is not None else call_in(asked, asked.table)
+        headers = passed_on(asked.headers)
+        headers.pop("accept-encoding", None)
+        async with (
+            core.reading(),
+            self._upstream.send(
+                asked.sent_method,
+                "$batch" if body is not None else self._path(asked, route),
+                headers,
+                body,
+                reads=True,
+                token=one.token,
+            ) as response,
+        ):
+            reply = await _whole(response, route)
+        if isinstance(call, Read) and not one.token and reply.status in _JUDGED and core.shadows():
+            core.shadow(call, reply.status, reply.body)
+        return reply
+
+    async def _write(self, one: _One, asked: Incoming, core: ClientCore, batch: Batch | None) -> Reply:
+        requests = (asked,) if batch is None else batch.parts
+        if one.token:
+            said = "This proxy takes no bearer token for writes that it carries: it cannot verify one."
+            raise rejected("AuthorizationFailure", said, status=403)
+        for each in requests:
+            if is_atom(each):
+                raise rejected("AtomFormatNotSupported", "Atom format is not supported.", status=415)
+            if each.method == "DELETE" and "if-match" not in each.headers:
+                raise rejected("MissingRequiredHeader", "DELETE needs the header If-Match")
+        table = requests[0].table
+        try:
+            call = call_in(asked, table, None if batch is None else batch.parts)
+        except ValueError:
+            raise rejected("NotImplemented", "the operation is not implemented", status=501) from None
+        if not isinstance(call, Write):
+            raise rejected("NotImplemented", "the operation is not implemented", status=501)
+        etags = await core.write(call.operations)
+        base = _base(one.request, asked, self._account.name)
+        return reply_to_write(asked, call, etags, base, self._account.name, batch)
+
+    async def _batch(self, one: _One, asked: Incoming) -> web.StreamResponse:
+        one.asked = asked = replace(asked, content=await self._body(one.request))
+        batch = read_batch(asked, self._account.name)
+        granted = self._judged(one, asked, batch.parts)
+        batch = replace(batch, parts=tuple(_confined(part, granted) for part in batch.parts))
+        one.route = route = self._route(batch.table) if batch.table else Route("")
+        if route.core is not None and not batch.is_query:
+            one.batch = batch
+            return response_of(await self._write(one, asked, route.core, batch))
+        endpoint = self._upstream.endpoint
+        content_type, body = write_batch(batch, lambda part: f"{endpoint}/{self._path(part, route)}")
+        sent = replace(asked, headers={**asked.headers, "content-type": content_type})
+        if route.core is None:
+            return await self._pass(one, sent, route, body)
+        return response_of(await self._read(one, sent, route, route.core, body))
+
+
+class _One:
+    """What is known of one request so far."""
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        self.request = request
+        self.asked: Incoming | None = None
+        self.route: Route | None = None
+        self.batch: Batch | None = None
+        self.streaming: web.StreamResponse | None = None
+        self.granted: Granted | None = None
+
+    @property
+    def token(self) -> str:
+        """What authorises the request upstream in place of the proxy's credential; "" for nothing."""
+        return "" if self.granted is None else self.granted.token
+
+
+def answer_to(error: BaseException, table: str, *, reads: bool, batch: bool = False) -> Answer:
+    """Return the answer to a request that failed.
+
+    Args:
+        error: what the client of the table, or the account, raised.
+        table: the table it is about.
+        reads: whether the request changes nothing.
+        batch: whether it is a transaction.
+    """
+    try:
+        if isinstance(error, RekeyError):
+            return answer_to_error(error, table, batch=batch)
+    except OutcomeOpen:
+        pass
+    except ServiceRequestError as unsent:
+        return error_answer(503, "NotConnected", str(unsent))
+    except AzureError:
+        return error_answer(503, "NoCredential", "the proxy's own credential is refused")
+    if reads:
+        return error_answer(503, "TimedOut", "nothing was answered in time")
+    return error_answer(500, _OPEN, _OPEN_SAID)
+
+
+def inserted_key(asked: Incoming) -> EntityKey | None:
+    """Return the key in the body of an insert; None while it was not read, and for one with a name twice, of
+    which the account might take the other value."""
+    try:
+        names = [name for name, _ in json.loads(asked.content, object_pairs_hook=list)]
+        key = key_of(row_of(asked.content))
+    except (RekeyError, KeyError, ValueError, TypeError, RecursionError):
+        return None
+    is_text = isinstance(key.partition, str) and isinstance(key.row, str)
+    return key if is_text and len(names) == len(set(names)) else None
+
+
+def _confined(asked: Incoming, granted: Granted) -> Incoming:
+    """Return a query that finds no row beyond what its caller may read; any other request as it is."""
+    if granted.within is None or asked.kind is not Kind.ROWS or not asked.is_read:
+        return asked
+    return replace(asked, query=confined(asked.query, granted.within))
+
+
+async def _whole(response: Any, route: Route) -> Reply:
+    """Return an answer of the account, read to its end; under an alias it names the application's table."""
+    body, headers = await response.read(), _ours(response)
+    if route.alias:
+        renaming = Renaming(route.table, route.alias)
+        headers = list(renaming.headers(dict(headers)).items())
+        body = renaming.body(body, response.headers.get("Content-Type", ""))
+    return Reply(response.status, headers, body)
+
+
+def _ours(response: Any) -> list[tuple[str, str]]:
+    """Return the headers of an answer that was read whole."""
+    return [one for one in passed_back(response.headers.items()) if one[0].lower() != "content-length"]
+
+
+def response_of(reply: Reply, *, close: bool = False) -> web.Response:
+    """Return a reply for aiohttp. `close`: the connection, as what comes next on it may not be a request."""
+    made = web.Response(status=reply.status, body=reply.body)
+    made.headers.clear()
+    for name, value in reply.headers:
+        made.headers.add(name, value)
+    if close:
+        made.force_close()
+    return made
+
+
+def _base(request: web.BaseRequest, asked: Incoming, account: str) -> str:
+    """Return the address below which the client names tables."""
+    prefix = f"/{account}" if asked.path.startswith(f"/{account}/") else ""
+    return f"{request.scheme}://{asked.headers.get('host', '')}{prefix}"

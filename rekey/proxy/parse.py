@@ -1,0 +1,228 @@
+"""A request of the Table service's REST protocol, read strictly. Pure.
+
+Rules kept here:
+
+* What two readers could read in two ways is refused, not mended: Content-Length next to Transfer-Encoding, a
+  singular header or a parameter that is there twice, bytes that are no ASCII, a broken percent-encoding, an
+  encoded slash, backslash or control character in a path.
+* A resource is one segment of the path, after the account's name where the endpoint has it there: the service
+  itself, the list of tables, a table, its rows, one row, a batch. Anything else is refused.
+* `X-HTTP-Method` counts for POST alone; the method that it names is the method from then on.
+* A refusal is a `RequestRejected` with the service's code and status. It repeats nothing of the request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from urllib.parse import unquote, urlsplit
+
+from rekey.client.sdk.calls import key_in
+from rekey.model import EntityKey
+from rekey.proxy.sas import NAMES
+from rekey.tables.base import rejected
+
+METHODS = frozenset({"GET", "POST", "PUT", "MERGE", "PATCH", "DELETE"})
+_TUNNELLED = frozenset({"PUT", "MERGE", "PATCH", "DELETE"})
+_LISTS = frozenset({"accept", "accept-charset", "accept-encoding", "accept-language", "cache-control", "via"})
+"""Headers that may be there several times: lists, of which nothing depends."""
+_CONNECTION = frozenset({"", "close", "keep-alive", "te", "upgrade", "http2-settings"})
+"""What Connection may name. Another header would be left out on the way, after a request was judged by it."""
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TEXT = re.compile(r"[\t\x20-\x7e]*")
+_TARGET = re.compile(r"/[\x21\x22\x24-\x7e]*")
+_BROKEN = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_HIDDEN = re.compile(r"%(?:2[Ff]|5[Cc]|[01][0-9A-Fa-f]|7[Ff])|\\")
+_EXACT = NAMES | {"comp", "restype", "$filter", "$select", "$top", "$format"}
+"""Parameters that decide what is asked. In other letters, the account might take them for the same."""
+_TABLE = re.compile(r"[A-Za-z][A-Za-z0-9]{2,62}")
+_ONE_TABLE = re.compile(r"Tables\('(?P<table>[A-Za-z][A-Za-z0-9]{2,62})'\)")
+
+
+class Kind(StrEnum):
+    """What kind of resource a request names."""
+
+    SERVICE = "service"
+    TABLES = "tables"
+    TABLE = "table"
+    ROWS = "rows"
+    ROW = "row"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A request, read; it is a `Message` of `rekey.client.sdk.calls`.
+
+    Attributes:
+        method: the method, after `X-HTTP-Method`.
+        path, query: as sent; the query without its question mark.
+        headers: by their names in lower case.
+        kind: what kind of resource it names.
+        resource: the last segment of the path, as sent; "" for the service itself.
+        table: the name in the resource, "" where there is none.
+        key: of a request about one row.
+        content: the body, once it was read.
+    """
+
+    method: str
+    path: str = field(repr=False)
+    query: str = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    kind: Kind
+    resource: str = field(repr=False)
+    table: str = ""
+    key: EntityKey | None = field(default=None, repr=False)
+    content: bytes = field(default=b"", repr=False)
+
+    @property
+    def url(self) -> str:
+        """The address below any endpoint."""
+        return f"/{self.resource}?{self.query}"
+
+    @property
+    def sent_method(self) -> str:
+        """The method as it was sent."""
+        return "POST" if "x-http-method" in self.headers else self.method
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it changes nothing."""
+        return self.method == "GET"
+
+    @property
+    def comp(self) -> str:
+        """The part of the resource that is meant: `acl`, `properties`, `stats`, or "" for itself."""
+        return parameters(self.query).get("comp", "")
+
+
+def parse(method: str, target: str, headers: Iterable[tuple[str, str]], account: str) -> Incoming:
+    """Return a request without its body.
+
+    Args:
+        method, target: of the request line.
+        headers: as sent, in order.
+        account: name of the upstream's account, which may be the first segment of the path.
+
+    Raises:
+        RequestRejected: it cannot be read in one way only.
+    """
+    said = read_headers(headers)
+    if "content-length" in said and "transfer-encoding" in said:
+        raise rejected("InvalidHeaderValue", "Content-Length and Transfer-Encoding exclude each other")
+    if said.get("transfer-encoding", "chunked").lower() != "chunked":
+        raise rejected("InvalidHeaderValue", "the transfer encoding is not chunked")
+    if not {one.strip().lower() for one in said.get("connection", "").split(",")} <= _CONNECTION:
+        raise rejected("InvalidHeaderValue", "Connection names a header")
+    if not said.get("content-length", "0").isdigit():
+        raise rejected("InvalidHeaderValue", "Content-Length is no number")
+    if not _TARGET.fullmatch(target) or _BROKEN.search(target):
+        raise rejected("InvalidUri", "the address is not encoded as it must be")
+    path, _, query = target.partition("?")
+    if _HIDDEN.search(path):
+        raise rejected("InvalidUri", "the path holds an encoded slash, backslash or control character")
+    found = parameters(query)
+    tunnelled = said.get("x-http-method", "").upper()
+    if method not in METHODS or (tunnelled and (method != "POST" or tunnelled not in _TUNNELLED)):
+        raise rejected("UnsupportedHttpVerb", "the resource does not support this HTTP verb", status=405)
+    segments = path.strip("/").split("/") if path.strip("/") else []
+    if path.count("/") > 3 or "" in segments:
+        raise rejected("InvalidUri", "the path has empty segments")
+    named = segments[:1] == [account]
+    if named and (len(segments) == 2 or "restype" in found or found.get("comp") in ("properties", "stats")):
+        segments = segments[1:]
+    if len(segments) > 1:
+        raise rejected("InvalidUri", "the path names no resource of this account")
+    resource = segments[0] if segments else ""
+    try:
+        decoded = unquote(resource, errors="strict")
+    except UnicodeDecodeError:
+        raise rejected("InvalidUri", "the path is no UTF-8") from None
+    kind, table, key = _named(decoded)
+    asked = Incoming(tunnelled or method, path, query, said, kind, resource, table, key)
+    _check_verb(asked, found)
+    return asked
+
+
+def read_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return headers by their names in lower case. Raises RequestRejected for one that is there twice."""
+    said: dict[str, str] = {}
+    for name, value in headers:
+        lower = name.lower()
+        if not _NAME.fullmatch(name) or not _TEXT.fullmatch(value):
+            raise rejected("InvalidHeaderValue", "a header is not written in ASCII")
+        if lower in said and lower not in _LISTS:
+            raise rejected("InvalidHeaderValue", "a header is there twice")
+        said[lower] = f"{said[lower]}, {value}" if lower in said else value.strip()
+    return said
+
+
+def parameters(query: str) -> dict[str, str]:
+    """Return the parameters of a query, decoded. Raises RequestRejected for a doubtful one."""
+    found: dict[str, str] = {}
+    try:
+        for part in query.split("&") if query else ():
+            name, _, value = part.replace("+", " ").partition("=")
+            name = unquote(name, errors="strict")
+            if name.lower() in map(str.lower, found):
+                raise rejected("InvalidQueryParameterValue", "a parameter is there twice")
+            if (known := name.strip().lower()) in _EXACT and name != known:
+                raise rejected("InvalidQueryParameterValue", "a parameter is not spelled as it must be")
+            found[name] = unquote(value, errors="strict")
+    except UnicodeDecodeError:
+        raise rejected("InvalidQueryParameterValue", "a parameter is no UTF-8") from None
+    return found
+
+
+def unsigned(query: str) -> str:
+    """Return a query, as sent, without the parameters of a shared access signature."""
+    parts = [part for part in query.split("&") if unquote(part.partition("=")[0]).lower() not in NAMES]
+    return "&".join(parts)
+
+
+def inner_target(url: str) -> str:
+    """Return path and query of an address inside a batch: absolute, from the root, or relative."""
+    if url.lower().startswith(("http://", "https://")):
+        parts = urlsplit(url)
+        return f"{parts.path}?{parts.query}" if parts.query else parts.path
+    return url if url.startswith("/") else f"/{url}"
+
+
+def _named(resource: str) -> tuple[Kind, str, EntityKey | None]:
+    """Return kind, table and key of a decoded resource. Raises RequestRejected."""
+    if not resource:
+        return Kind.SERVICE, "", None
+    if resource == "$batch":
+        return Kind.BATCH, "", None
+    if resource in ("Tables", "Tables()"):
+        return Kind.TABLES, "", None
+    if found := _ONE_TABLE.fullmatch(resource):
+        return Kind.TABLE, found["table"], None
+    row = key_in(resource)
+    name = resource.removesuffix("()") if row is None else row[0]
+    if not _TABLE.fullmatch(name) or name.lower() == "tables":
+        raise rejected("InvalidUri", "the path names no resource of a table service")
+    return (Kind.ROWS, name, None) if row is None else (Kind.ROW, name, row[1])
+
+
+_VERBS = {
+    Kind.SERVICE: {"GET", "PUT"},
+    Kind.TABLES: {"GET", "POST"},
+    Kind.TABLE: {"GET", "DELETE"},
+    Kind.ROWS: {"GET", "POST"},
+    Kind.ROW: {"GET", "PUT", "MERGE", "PATCH", "DELETE"},
+    Kind.BATCH: {"POST"},
+}
+
+
+def _check_verb(asked: Incoming, found: Mapping[str, str]) -> None:
+    """Raise RequestRejected for a verb or a part that the resource does not have."""
+    verbs, comp = _VERBS[asked.kind], found.get("comp")
+    if asked.kind is Kind.ROWS and comp == "acl":
+        verbs = {"GET", "PUT"}
+    elif comp is not None and asked.kind is not Kind.SERVICE:
+        raise rejected("InvalidQueryParameterValue", "the parameter comp does not apply to this resource")
+    if asked.method not in verbs:
+        raise rejected("UnsupportedHttpVerb", "the resource does not support this HTTP verb", status=405)

@@ -1,0 +1,112 @@
+"""Which table a name of the application means, and the dual-write client that carries it.
+
+Rules kept here:
+
+* A table of a migration with capture "dual-write" has a client of its own, with its own lease, from its first
+  request on: a proxy that nobody asks for the old view is no client of it, and `complete` need not wait.
+* An alias gives an application's name to another table of such a migration. Under it nothing else is reached.
+* Tables of the restricted store are reached by nobody, also where they are in the same account.
+* A name that two migrations claim is an error: the operator says which migrations this proxy follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from rekey.client.sdk.core import ClientCore
+from rekey.client.sdk.plan import Endpoint, Plan, connect
+from rekey.errors import ConfigurationError
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
+from rekey.migration.opening import Prepared
+from rekey.project.config import Account, Config, account_key
+from rekey.tables.base import Accounts
+from rekey.tables.credentials import credential_of
+
+RESTRICTED = frozenset(name.lower() for name in (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE))
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where requests for one name go.
+
+    Attributes:
+        table: the table upstream.
+        core: the client that carries them; None: they pass.
+        alias: the application's name for the table, "" where it is the table's own.
+    """
+
+    table: str
+    core: ClientCore | None = None
+    alias: str = ""
+
+
+class Routes:
+    """The routes of a proxy, by the application's names."""
+
+    def __init__(self, cores: Mapping[str, ClientCore], views: Mapping[str, str]) -> None:
+        """Take the clients, by their tables, and the aliases: a table by the application's name for it.
+
+        Raises:
+            ConfigurationError: an alias is of no table of these migrations.
+        """
+        self.cores = cores
+        spelled = {name.lower(): name for name in cores}
+        self._routes = {name.lower(): Route(name, core) for name, core in cores.items()}
+        for alias, table in views.items():
+            name = spelled.get(table.lower())
+            if name is None:
+                raise ConfigurationError(
+                    f"[proxy.views] {alias}: {table} is no table of a migration that this proxy follows",
+                    hint='name the target of a migration with capture "dual-write"',
+                )
+            if alias.lower() != name.lower():
+                self._routes[alias.lower()] = Route(name, cores[name], alias)
+
+    def of(self, table: str) -> Route:
+        """Return the route of a name."""
+        return self._routes.get(table.lower()) or Route(table)
+
+    async def close(self) -> None:
+        """Close all clients, side by side; each settles what it has begun."""
+        await asyncio.gather(*(core.close() for core in self.cores.values()), return_exceptions=True)
+
+
+def cores_of(
+    config: Config,
+    followed: Sequence[Prepared],
+    plan: Callable[[Prepared, str], Plan],
+) -> dict[str, ClientCore]:
+    """Return the clients of all tables of some migrations; nothing is connected.
+
+    Args:
+        config: the project.
+        followed: the migrations; those with capture "delta" are passed over.
+        plan: makes the arguments of a client.
+
+    Raises:
+        ConfigurationError, SecretMissing: a secret is missing, or two migrations name one table.
+    """
+    cores: dict[str, ClientCore] = {}
+    for prepared in followed:
+        migration = prepared.declared.migration
+        if migration.capture != "dual-write":
+            continue
+        for table in dict.fromkeys((migration.source, *migration.tables)):
+            if table.lower() in map(str.lower, cores):
+                raise ConfigurationError(
+                    f"two migrations name the table {table}",
+                    hint="name the migrations that this proxy follows: `rekey proxy SCRIPT`",
+                )
+            made = plan(prepared, table)
+            cores[table] = ClientCore(made, partial(_connected, config, made))
+    return cores
+
+
+def _connected(config: Config, plan: Plan) -> Accounts:
+    def endpoint(account: Account) -> Endpoint:
+        return Endpoint(account.endpoint, credential_of(account.name, account_key(account)))
+
+    return connect(endpoint(config.tables), endpoint(config.restricted), plan.settings, {})

@@ -1,0 +1,258 @@
+"""Shared access signatures of an account and of a table: read, verified, and what they allow. Pure.
+
+Rules kept here:
+
+* Everything that a signature covers is verified, and everything that it says is enforced: services, resource
+  types, permissions, times, addresses, protocol, table, key range.
+* What is not understood is refused: a parameter in an unexpected form, a signature that mixes both forms, one
+  that rests on something unread (a stored access policy, a user delegation key).
+* No value holds a control character, so that none can look like two fields of what is signed.
+* A query is confined to a key range by a filter; one that could end the parentheses around it is refused.
+* Sources: "Create an account SAS", "Create a service SAS" in the Azure documentation, azure-data-tables
+  (Python, JavaScript), and recorded answers of the service for codes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import TypeAlias
+from urllib.parse import unquote
+
+from rekey.errors import RequestRejected
+from rekey.model import EntityKey
+from rekey.tables.base import rejected
+from rekey.tables.wire import escape, quoted
+
+NEVER = "!"
+"""The right that no signature gives: to read or change a table's stored access policies, say."""
+_ACCOUNT, _TABLE = frozenset({"ss", "srt"}), frozenset({"tn", "spk", "srk", "epk", "erk", "si"})
+_COMMON = frozenset({"sv", "sig", "sp", "st", "se", "sip", "spr", "ses"})
+_DELEGATED = frozenset({"skoid", "sktid", "skt", "ske", "sks", "skv", "saoid", "suoid", "scid", "sduoid"})
+NAMES = _ACCOUNT | _TABLE | _COMMON | _DELEGATED
+"""Parameters that are for whoever judges a request, and for nobody behind it."""
+_LETTERS = {"ss": "bqtf", "srt": "sco", "account": "rwdxylacuptfi", "table": "raud"}
+_VERSION = re.compile(r"20[0-9]{2}-[01][0-9]-[0-3][0-9]", re.ASCII)
+_BOUND, _SCOPED = "2015-04-05", "2020-12-06"
+"""Versions from which on address and protocol are signed, and an account's encryption scope."""
+_OLDEST = {"account": "2015-04-05", "table": "2012-02-12"}
+_TIME = re.compile(r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d(?:\.\d{1,7})?)?(?:Z|[+-]\d\d:\d\d)?)?", re.ASCII)
+_PROTOCOLS = {"": (True, False), "https,http": (True, False), "https": (True,)}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_TOKEN = re.compile(r"'(?:[^']|'')*'|[()']")
+Address: TypeAlias = IPv4Address | IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The rows that a table's signature is for, both ends included; None: no bound.
+
+    Attributes:
+        first, last: partition and row; a row of None is any row of the partition.
+    """
+
+    first: tuple[str, str | None] | None
+    last: tuple[str, str | None] | None
+
+    def holds(self, key: EntityKey) -> bool:
+        """Tell whether a key is in the range, in the service's order."""
+        if self.first is not None and key.order < EntityKey(self.first[0], self.first[1] or "").order:
+            return False
+        if self.last is None:
+            return True
+        partition, row = self.last
+        return key.order <= EntityKey(partition, key.row if row is None else row).order
+
+    def filter(self) -> str:
+        """Return the filter that holds for the rows in the range."""
+        return " and ".join(
+            _beyond(partition, row, *words)
+            for (partition, row), words in (
+                (self.first or ("", None), ("gt", "ge")),
+                (self.last or ("", None), ("lt", "le")),
+            )
+            if (self.first if words[0] == "gt" else self.last) is not None
+        )
+
+
+def _beyond(partition: str, row: str | None, beyond: str, upto: str) -> str:
+    if row is None:
+        return f"(PartitionKey {upto} {quoted(partition)})"
+    within = f"(PartitionKey eq {quoted(partition)} and RowKey {upto} {quoted(row)})"
+    return f"(PartitionKey {beyond} {quoted(partition)} or {within})"
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A shared access signature, read.
+
+    Attributes:
+        of_account: whether it is an account's; else a table's.
+        said: its parameters.
+        begins, ends: seconds since 1970; `begins` None: at once.
+    """
+
+    of_account: bool
+    said: Mapping[str, str]
+    begins: float | None
+    ends: float
+
+    def text(self, account: str) -> str:
+        """Return what is signed, for an account."""
+        said, version = self.said, self.said["sv"]
+        if self.of_account:
+            names = ["sp", "ss", "srt", "st", "se", "sip", "spr", "sv"]
+            names += ["ses"] if version >= _SCOPED else []
+            return "\n".join([account, *(said.get(name, "") for name in names), ""])
+        resource = f"/{account}/{said['tn'].lower()}"
+        resource = f"/table{resource}" if version >= "2015-02-21" else resource
+        names = ["si", "sip", "spr", "sv"] if version >= _BOUND else ["si", "sv"]
+        return "\n".join(
+            [
+                *(said.get(name, "") for name in ("sp", "st", "se")),
+                resource,
+                *(said.get(name, "") for name in (*names, "spk", "srk", "epk", "erk")),
+            ]
+        )
+
+    @property
+    def within(self) -> Within | None:
+        """The key range; None: all rows."""
+        first, last = (
+            (self.said[partition], self.said.get(row)) if partition in self.said else None
+            for partition, row in (("spk", "srk"), ("epk", "erk"))
+        )
+        return None if first is None and last is None else Within(first, last)
+
+    def check(
+        self, now: float, peer: str, table: str | None, resource: str, rights: frozenset[str], *, secure: bool
+    ) -> None:
+        """Raise RequestRejected for what a verified signature does not allow. Arguments: as of `Asked`."""
+        if now >= self.ends or (self.begins is not None and now < self.begins):
+            raise unauthenticated("The signature is not valid at this time.")
+        if secure not in _PROTOCOLS[self.said.get("spr", "")]:
+            raise refused("AuthorizationProtocolMismatch", "using this protocol")
+        if not _is_from(peer, self.said.get("sip", "")):
+            raise refused("AuthorizationSourceIPMismatch", "using this source IP")
+        if self.of_account and "t" not in self.said["ss"]:
+            raise refused("AuthorizationServiceMismatch", "using this service")
+        if resource not in (self.said["srt"] if self.of_account else "o"):
+            raise refused("AuthorizationResourceTypeMismatch", "using this resource type")
+        if not self.of_account and table is not None and table.lower() != self.said["tn"].lower():
+            raise refused()
+        allowed = set(self.said["sp"])
+        if self.of_account and "w" in allowed:
+            allowed.add("c")  # who may write may create
+        if not rights <= allowed:
+            raise refused("AuthorizationPermissionMismatch", "using this permission")
+
+
+def read(parameters: Mapping[str, str]) -> Signed:
+    """Return the signature in a request's parameters.
+
+    Args:
+        parameters: all parameters of the query, decoded, by their names as sent.
+
+    Raises:
+        RequestRejected: it is not understood.
+    """
+    # What is empty is signed as what is absent, so it has to mean the same.
+    said = {name: value for name, value in parameters.items() if value and name in NAMES}
+    of_account = bool(_ACCOUNT & said.keys())
+    form = "account" if of_account else "table"
+    if _DELEGATED & said.keys():
+        raise unauthenticated("A signature by a user delegation key is not judged here.")
+    if "si" in said:
+        raise unauthenticated("A signature that names a stored access policy is not judged here.")
+    if of_account and _TABLE & said.keys():
+        raise unauthenticated("The signature is of an account and of a table at once.")
+    needed = {"sv", "sp", "se", "sig", *(_ACCOUNT if of_account else {"tn"})}
+    if not needed <= said.keys() or any(map(_CONTROL.search, said.values())):
+        raise unauthenticated("The signature is not whole.")
+    version, begins, ends = said["sv"], said.get("st", ""), said["se"]
+    if not _VERSION.fullmatch(version) or version < _OLDEST[form]:
+        raise unauthenticated("The signature is of an unknown version.")
+    unsigned = set() if of_account and version >= _SCOPED else {"ses"}
+    unsigned |= {"sip", "spr"} if version < _BOUND else set()
+    if unsigned & said.keys():
+        raise unauthenticated("The signature does not cover a parameter.")
+    if not (begins == "" or _TIME.fullmatch(begins)) or not _TIME.fullmatch(ends):
+        raise unauthenticated("A time of the signature is malformed.")
+    letters = {"sp": _LETTERS[form], **{name: _LETTERS[name] for name in _ACCOUNT if of_account}}
+    if not all(set(said[name]) <= set(known) for name, known in letters.items()):
+        raise unauthenticated("The signature names unknown rights.")
+    if said.get("spr", "") not in _PROTOCOLS:
+        raise unauthenticated("The signature names an unknown protocol.")
+    if ("srk" in said and "spk" not in said) or ("erk" in said and "epk" not in said):
+        raise unauthenticated("The signature bounds rows without their partition.")
+    try:
+        return Signed(of_account, said, _seconds(begins) if begins else None, _seconds(ends))
+    except ValueError:
+        raise unauthenticated("A time of the signature is malformed.") from None
+
+
+def confined(query: str, within: Within) -> str:
+    """Return a query of rows, as sent, so that it finds rows within a range alone.
+
+    Raises:
+        RequestRejected: its filter is not whole.
+    """
+    rest, found = [], ""
+    for part in query.split("&") if query else ():
+        name, _, value = part.replace("+", " ").partition("=")
+        if unquote(name) == "$filter":
+            found = unquote(value)
+        else:
+            rest.append(part)
+    depth = 0
+    for token in _TOKEN.findall(found):
+        depth += {"(": 1, ")": -1}.get(token, 0)
+        if depth < 0 or token == "'":  # noqa: S105 - a quotation mark
+            break
+    else:
+        if depth == 0:
+            both = f"({within.filter()}) and ({found})" if found.strip() else within.filter()
+            return "&".join([*rest, f"$filter={escape(both)}"])
+    raise rejected("InvalidInput", "the filter is not whole")
+
+
+def unauthenticated(why: str) -> RequestRejected:
+    """Return the refusal of a credential. `why`: a sentence without a value of the request."""
+    return rejected("AuthenticationFailed", f"Server failed to authenticate the request. {why}", status=403)
+
+
+def refused(code: str = "AuthorizationFailure", using: str = "") -> RequestRejected:
+    """Return the refusal of what a credential does not allow.
+
+    Args:
+        code: the service's code.
+        using: what it is not allowed with, in the service's words.
+    """
+    what = "This request is not authorized to perform this operation"
+    return rejected(code, f"{what} {using}.".replace(" .", "."), status=403)
+
+
+def _seconds(text: str) -> float:
+    """Return a time as seconds since 1970; one without an offset is in UTC. Raises ValueError."""
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _is_from(peer: str, allowed: str) -> bool:
+    """Tell whether an address is the one allowed, or in the range allowed; "" allows all."""
+    if not allowed:
+        return True
+    try:
+        first, _, last = allowed.partition("-")
+        here, low, high = _address(peer), _address(first), _address(last or first)
+    except ValueError:
+        return False
+    return here.version == low.version == high.version and int(low) <= int(here) <= int(high)
+
+
+def _address(text: str) -> Address:
+    found = ip_address(text.strip())
+    return getattr(found, "ipv4_mapped", None) or found

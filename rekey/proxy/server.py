@@ -1,0 +1,188 @@
+"""The sockets of a proxy: who is listened to, how much is taken of whom, health and metrics, and the end.
+
+Rules kept here:
+
+* What is no HTTP is refused in the service's form; nothing of it is repeated, and the connection is closed.
+* Bounds: connections, the size of a request line and of a header, how long a connection may take to begin a
+  request and how long it may be idle, and (in the handler) the body and the time of a request.
+* `/health/readiness` says no from SIGTERM on; requests are still answered for `drain`, then listening ends,
+  what is under way is finished, and every client returns its lease. Neither health depends on the account.
+* The admin address serves health, metrics and new keys (`rekey.proxy.keys`), and is not for the application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from rekey.client.sdk.answers import error_answer
+from rekey.errors import ConfigurationError, reason_of
+from rekey.project.config import ProxyLimits
+from rekey.proxy.answer import reply_of
+from rekey.proxy.handler import response_of
+from rekey.proxy.keys import Keys
+from rekey.proxy.meter import Meter
+from rekey.serve.metrics import exposed
+from rekey.serve.server import HEADERS, Address
+
+Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+)
+
+
+class _Connection(RequestHandler):
+    """One connection of an application."""
+
+    def __init__(self, sockets: _Sockets, **options: Any) -> None:
+        super().__init__(sockets, loop=asyncio.get_running_loop(), **options)
+        self._sockets = sockets
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take it, unless there are too many; one that sends no request in time is closed."""
+        super().connection_made(transport)
+        meter, limits = self._sockets.meter, self._sockets.limits
+        meter.connections += 1
+        if meter.connections > limits.connections and isinstance(transport, asyncio.Transport):
+            meter.turned_away += 1
+            transport.write(_FULL)
+            self.force_close()
+            return
+        asyncio.get_running_loop().call_later(limits.idle_s, self._close_unused)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Count it out."""
+        self._sockets.meter.connections -= 1
+        super().connection_lost(exc)
+
+    def _close_unused(self) -> None:
+        if self._request_count == 0:
+            self.force_close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,  # noqa: ARG002 - may hold what was sent
+        message: str | None = None,  # noqa: ARG002 - the same
+    ) -> web.StreamResponse:
+        """Return the answer to what was no request. It was told to nobody what it held."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun")
+        code = "InvalidInput" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "InternalError"
+        self._sockets.meter.count("unread", status, 0.0, carried=False)
+        answer = error_answer(status, code, "The request could not be read.")
+        return response_of(reply_of({}, answer), close=True)
+
+
+class _Sockets(web.Server):
+    """Makes connections."""
+
+    def __init__(self, handle: Handle, meter: Meter, limits: ProxyLimits) -> None:
+        super().__init__(handle)
+        self.meter, self.limits = meter, limits
+
+    def __call__(self) -> RequestHandler:
+        """Return what serves a new connection."""
+        return _Connection(
+            self,
+            keepalive_timeout=self.limits.idle_s,
+            max_line_size=self.limits.line,
+            max_field_size=self.limits.line,
+            auto_decompress=False,
+            access_log=None,
+        )
+
+
+class Health:
+    """Whether the proxy takes requests."""
+
+    def __init__(self, meter: Meter, keys: Keys) -> None:
+        self.ready, self._meter, self._keys = True, meter, keys
+
+    def application(self) -> web.Application:
+        """Return what answers at the admin address."""
+        made = web.Application()
+        made.router.add_get("/health/liveness", self._liveness)
+        made.router.add_get("/health/readiness", self._readiness)
+        made.router.add_get("/metrics", self._metrics)
+        self._keys.mount(made)
+        return made
+
+    async def _liveness(self, _request: web.Request) -> web.Response:
+        return web.Response(text="alive\n", headers=HEADERS)
+
+    async def _readiness(self, _request: web.Request) -> web.Response:
+        if not self.ready:
+            return web.Response(status=503, text="ending\n", headers=HEADERS)
+        return web.Response(text="ready\n", headers=HEADERS)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        try:
+            body, kind = exposed(self._meter.families, request.headers.get("Accept", ""))
+        except ConfigurationError as error:
+            return web.Response(status=501, text=f"{error.what}\nNext: {error.hint}\n", headers=HEADERS)
+        return web.Response(body=body, headers={**HEADERS, "Content-Type": kind})
+
+
+@asynccontextmanager
+async def listening(
+    handle: Handle,
+    health: Health,
+    meter: Meter,
+    limits: ProxyLimits,
+    address: Address,
+    admin: Address | None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    shared: bool = False,
+) -> AsyncIterator[tuple[str, str]]:
+    """Listen while the context lasts; yield both addresses as URLs. On leaving, requests are finished.
+
+    Args:
+        handle: answers a request.
+        health: told at the admin address.
+        meter: counts connections.
+        limits: bounds.
+        address: where applications connect to.
+        admin: the admin address; None: nowhere.
+        tls: None: http.
+        shared: whether several processes listen on the address.
+
+    Raises:
+        ConfigurationError: an address cannot be listened on.
+    """
+    runner = web.ServerRunner(_Sockets(handle, meter, limits), shutdown_timeout=limits.request_s)
+    aside = web.AppRunner(health.application(), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    await aside.setup()
+    try:
+        told = await _listen(runner, address, tls, shared=shared)
+        yield told, "" if admin is None else await _listen(aside, admin, None, shared=False)
+    finally:
+        await runner.cleanup()
+        await aside.cleanup()
+
+
+async def _listen(
+    runner: web.BaseRunner, address: Address, tls: ssl.SSLContext | None, *, shared: bool
+) -> str:
+    site = web.TCPSite(
+        runner, address.host, address.port, ssl_context=tls, reuse_port=shared or None, backlog=1024
+    )
+    try:
+        await site.start()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{address.host}:{address.port} cannot be listened on ({reason_of(error)})",
+            hint="give another address with a free port",
+        ) from None
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"{'http' if tls is None else 'https'}://{host}:{runner.addresses[0][1]}/"

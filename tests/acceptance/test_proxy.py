@@ -1,0 +1,256 @@
+"""The installed `rekey proxy` with the SDK's own, unmodified clients: a whole migration while they write, old
+and new versions at once, through kills; and the command itself: processes, health, mistakes, the end.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import random
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rekey.rehearse.azurite import Azurite
+from tests.acceptance.dualwriting import Fleet, Stage, waited_for
+from tests.acceptance.dualwriting_proxy import ProxyProcess, Weather
+from tests.acceptance.support import Project, Running
+from tests.acceptance.test_dualwrite import ROWS, SHARED, Life
+
+pytestmark = pytest.mark.azurite
+PROXY = """
+[proxy]
+drain = "0s"
+lease = "2s"
+longest_operation = "2s"
+request = "30s"
+[proxy.access.keys.application]
+env = "ACCEPTANCE_TABLES_KEY"
+"""
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on, nor on the one after it."""
+    while True:
+        with socket.socket() as one, socket.socket() as next_one:
+            one.bind(("127.0.0.1", 0))
+            port = int(one.getsockname()[1])
+            try:
+                next_one.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+@dataclass
+class Proxy:
+    """One `rekey proxy`, which may be killed and started again at the same address."""
+
+    project: Project
+    words: tuple[str, ...] = ()
+    port: int = field(default_factory=free_port)
+    admin: int = field(default_factory=free_port)
+    running: Running | None = None
+
+    def start(self) -> Proxy:
+        """Start it and wait until it is ready."""
+        listen, admin = f"127.0.0.1:{self.port}", f"127.0.0.1:{self.admin}"
+        self.running = self.project.start("proxy", "--listen", listen, "--admin", admin, *self.words)
+        assert self.running.until(lambda: self.ask("/health/readiness") == 200), self.running.wait()
+        return self
+
+    def ask(self, path: str, port: int = 0) -> int:
+        """Return the status of an answer at the admin address, 0 for none."""
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.admin, timeout=5)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        except OSError:
+            return 0
+        finally:
+            connection.close()
+
+    @property
+    def endpoint(self) -> str:
+        """What an application is given."""
+        return f"http://127.0.0.1:{self.port}/{self.project.azurite.tables.name}"
+
+    def end(self, number: int) -> int:
+        """End it by a signal; return its exit code."""
+        assert self.running is not None
+        ran = self.running.signal(number)
+        assert "Traceback" not in ran.err
+        self.running = None
+        return ran.code
+
+
+@contextmanager
+def proxies_of(project: Project, *proxies: Proxy) -> Iterator[tuple[Proxy, ...]]:
+    """Configure and start proxies of a project; whatever still runs is killed at the end."""
+    path = project.folder / "rekey.toml"
+    path.write_text(path.read_text("utf-8") + PROXY, "utf-8")
+    try:
+        yield tuple(proxy.start() for proxy in proxies)
+    finally:
+        for proxy in proxies:
+            if proxy.running is not None:
+                proxy.running.kill()
+
+
+def followed(stage: Stage) -> bool:
+    """Tell whether all clients have acknowledged what the control row says."""
+    epoch = int(stage.control()["Epoch"])
+    return all(int(client["epoch"]) >= epoch for client in stage.clients())
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_unmodified_clients_lose_nothing_through_a_migration(
+    tmp_path: Path, azurite: Azurite, whole: bool
+) -> None:
+    """Through two proxies, one of which is killed in the backfill: apply, cutover, rollback. All acknowledged
+    writes are in the tables, and replicas are alike. The whole one has another kill, cutover and the end."""
+    with ExitStack() as stack:
+        weather = stack.enter_context(ProxyProcess(azurite.tables.endpoint, Weather()))
+        stage = Stage(Project(tmp_path / "project", azurite), "posts", weather)
+        stage.load([f"r{number}" for number in range(ROWS)], SHARED)
+        one, other = stack.enter_context(
+            proxies_of(stage.project, Proxy(stage.project), Proxy(stage.project))
+        )
+        stage.where = replace(stage.where, proxies=(one.endpoint, other.endpoint))
+        fleet = stack.enter_context(Fleet(tmp_path / "clients", stage.where, "posts"))
+        life = Life(stage, fleet, random.SystemRandom().randrange(2**32), kills=0, pause=0.02)
+        life.join("old-a", "old")
+        life.join("old-b", "old", sync=True)
+        life.join("new-a", "new")
+        life.join("new-b", "new", sync=True)
+        fleet.until_writing("old-a", "old-b")
+        running = stage.project.start("apply")
+        running.until(lambda: stage.phase() == "dual_write" and followed(stage))
+        assert other.end(signal.SIGKILL) == -signal.SIGKILL
+        other.start()
+        running.wait().ended(0)
+        fleet.until_writing()
+        assert {client["name"] for client in stage.clients()} == {"proxy"}
+        stage.project.run("apply", "--to", "cutover").ended(0)
+        fleet.until_writing()
+        life.compare("after cutover", "new")
+        if whole:
+            other.end(signal.SIGKILL)
+            other.start()
+        stage.project.run("rollback").ended(0)
+        fleet.until_writing()
+        life.compare("after rollback", "old")
+        if not whole:
+            fleet.stop()
+            return
+        stage.project.run("verify", "--mode", "full").ended(0)
+        stage.project.run("apply", "--to", "cutover").ended(0)
+        fleet.until_writing()
+        complete = ("apply", "--to", "complete", "--yes", stage.project.script_id)
+        stage.project.run(*complete).ended(3, "clients still use the old view", "proxy")
+        fleet.end("old-a", "old-b")
+        for proxy in (one, other):  # which nobody asks for the old view any more
+            assert proxy.end(signal.SIGTERM) == 0
+            proxy.start()
+        waited_for("the end of the old view", lambda: not stage.living("old"))
+        stage.project.run(*complete).ended(0)
+        fleet.until_writing()
+        fleet.pause()
+        verdict = stage.judged(fleet, "new")
+        assert not verdict.wrong, verdict
+        fleet.resume()
+        fleet.stop()
+        print(f"seed {life.seed}: {verdict}")
+
+
+def test_processes_share_a_port_and_one_that_ends_is_started_again(tmp_path: Path, azurite: Azurite) -> None:
+    """The installed command: all of its processes end with it, in order, and also when it is killed."""
+    project = Project(tmp_path / "project", azurite, from_nothing=True)
+    project.script(SCRIPT)
+    with proxies_of(project, Proxy(project, ("--processes", "2"))) as (proxy,):
+        assert proxy.running is not None
+        parent = psutil.Process(proxy.running.process.pid)
+        waited_for("the second process", lambda: proxy.ask("/health/readiness", proxy.admin + 1) == 200)
+        first, second = parent.children()
+        os.kill(second.pid, signal.SIGKILL)
+        waited_for("another one", lambda: {first.pid} < {one.pid for one in parent.children()})
+        waited_for("its health", lambda: proxy.ask("/health/readiness", proxy.admin + 1) == 200)
+        children = parent.children()
+        assert proxy.end(signal.SIGTERM) == 0
+        assert not any(one.is_running() for one in children)
+        proxy.start()
+        assert proxy.running is not None
+        children = psutil.Process(proxy.running.process.pid).children()
+        assert proxy.end(signal.SIGKILL) == -signal.SIGKILL
+        waited_for("the end of the children", lambda: not psutil.wait_procs(children, 0.1)[1])
+
+
+SCRIPT = '''\
+"""Users by id."""
+from rekey import Migration, Target, keys, props
+
+migration = Migration(
+    source="SOURCE",
+    target=Target(
+        "TARGET",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.opaque(keys.prop("RowKey"), domain="user", secret="users"),
+        properties=[props.copy("RowKey", to="Mail")],
+    ),
+    capture="dual-write",
+)
+'''
+
+
+def test_mistakes_are_told_before_anything_is_listened_to(tmp_path: Path, azurite: Azurite) -> None:
+    """Nobody may use it; an alias of no table; two migrations of one table; an address that others reach
+    without a certificate; one that is taken; no secret."""
+    project = Project(tmp_path / "project", azurite)
+    project.script(SCRIPT)
+    path = project.folder / "rekey.toml"
+    plain = path.read_text("utf-8")
+    listen = ("--listen", f"127.0.0.1:{free_port()}", "--admin", "127.0.0.1:0")
+    project.run("proxy", *listen).ended(2, "nobody may use the proxy")
+    path.write_text(plain + PROXY + '[proxy.views]\nUsers = "Nothing"\n', "utf-8")
+    project.run("proxy", *listen).ended(2, "Nothing is no table of a migration")
+    path.write_text(plain + PROXY, "utf-8")
+    project.run("proxy", "--listen", "0.0.0.0:0").ended(2, "certificate is missing")
+    project.run("proxy", *listen, ACCEPTANCE_SECRET=None).ended(2, "secret `users`")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        project.run("proxy", "--listen", f"127.0.0.1:{taken.getsockname()[1]}").ended(
+            2, "cannot be listened on"
+        )
+    for taken_by_another in (("127.0.0.1:0", "127.0.0.1:1"), ("127.0.0.1:10102", "127.0.0.1:10101")):
+        words = ("--listen", taken_by_another[0], "--admin", taken_by_another[1])
+        project.run("proxy", "--processes", "2", *words).ended(2, "port that is given")
+    project.script(SCRIPT.replace("TARGET", "TARGETToo"), f"{project.number + 1:04d}_again")
+    project.run("proxy", *listen).ended(2, "two migrations name the table")
+
+
+def test_the_end_is_told_before_it_comes(tmp_path: Path, azurite: Azurite) -> None:
+    """From SIGTERM on readiness says no, while requests are still answered."""
+    project = Project(tmp_path / "project", azurite)
+    project.script(SCRIPT)
+    with proxies_of(project, Proxy(project)) as (proxy,):
+        assert proxy.running is not None
+        assert proxy.end(signal.SIGTERM) == 0
+        path = project.folder / "rekey.toml"
+        path.write_text(path.read_text("utf-8").replace('drain = "0s"', 'drain = "3s"'), "utf-8")
+        proxy.start()
+        assert proxy.running is not None
+        process = proxy.running.process
+        process.send_signal(signal.SIGTERM)
+        waited_for("no more readiness", lambda: proxy.ask("/health/readiness") == 503)
+        assert proxy.ask("/health/liveness") == 200
+        assert proxy.ask("/", proxy.port) == 403, "it answers: who asks shows no credential"
+        assert proxy.running.wait().code == 0
+        proxy.running = None

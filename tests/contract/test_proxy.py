@@ -1,0 +1,511 @@
+"""What a proxy answers, next to what the account itself answers to the same requests: equal, apart from
+times, ETags and ids. For a table that no migration names, for the old view in each phase, and for the new
+table under the application's old name. And what it does besides: replicas, a freeze, key ranges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from azure.core.credentials import AzureNamedKeyCredential
+from azure.data.tables import TableSasPermissions, generate_table_sas
+
+from rekey import Migration, Target, keys, props
+from rekey.declaration.migration import Declared
+from rekey.phases import ControlPhase
+from rekey.project.config import Config
+from rekey.protocol.registry import Registry
+from rekey.rehearse.azurite import Azurite
+from rekey.tables.azure import AzureTableService
+from tests.begun import Begun, declared_as
+from tests.proxying import Answered, Wired, changeset, comparable, config_of, proxied, through, wired
+
+pytestmark = [pytest.mark.azurite]
+STATES: dict[str, tuple[ControlPhase, ...]] = {
+    "plain": (),
+    "before": (),
+    "source": (ControlPhase.SOURCE,),
+    "dual_write": (ControlPhase.DUAL_WRITE,),
+    "cutover": (ControlPhase.DUAL_WRITE, ControlPhase.FREEZE, ControlPhase.CUTOVER),
+}
+COMPLETE = (*STATES["cutover"], ControlPhase.COMPLETE)
+IF_ANY = {"If-Match": "*"}
+NO_ECHO = {"Prefer": "return-no-content"}
+ECHO = {"Prefer": "return-content"}
+EVERY_TYPE = {
+    "Text": "käse 'q' ",
+    "Named": "x",
+    "Named@odata.type": "Edm.String",
+    "Small": 7,
+    "Big": "9007199254740993",
+    "Big@odata.type": "Edm.Int64",
+    "Whole": 3.0,
+    "Whole@odata.type": "Edm.Double",
+    "Half": 2.5,
+    "Nan": "NaN",
+    "Nan@odata.type": "Edm.Double",
+    "Yes": True,
+    "Guid": "c9da6455-213d-42c9-9a79-3e9149a57833",
+    "Guid@odata.type": "Edm.Guid",
+    "Bytes": "AP8=",
+    "Bytes@odata.type": "Edm.Binary",
+    "At": "2024-02-29T12:00:00.1234567Z",
+    "At@odata.type": "Edm.DateTime",
+    "Nothing": None,
+}
+
+
+def row(key: str, **more: Any) -> dict[str, Any]:
+    """Return an entity as it is sent."""
+    return {"PartitionKey": "eu", "RowKey": key, "Nm": "A", **more}
+
+
+def place(key: str) -> str:
+    """Return the address of a row, below its table's name."""
+    return f"(PartitionKey='eu',RowKey='{key}')"
+
+
+Ask = Callable[..., Any]
+
+
+async def singles(ask: Ask, table: str, _endpoint: str) -> None:
+    await ask("POST", table, row("a"))
+    await ask("POST", table, row("a"))
+    await ask("POST", f"{table}()", row("b"), NO_ECHO)
+    await ask("POST", table, row("b"), NO_ECHO)
+    for level in ("nometadata", "minimalmetadata", "fullmetadata"):
+        accept = {"Accept": f"application/json;odata={level}"}
+        await ask("POST", table, row(level, **EVERY_TYPE), {**ECHO, **accept})
+        await ask("GET", table + place(level), None, accept)
+    await ask("GET", table + place("a") + "?$select=Nm,Other", None)
+    await ask("GET", table + place("none"), None)
+    await ask("PUT", table + place("a"), {"A": 1}, IF_ANY)
+    await ask("GET", table + place("a"))
+    for method in ("MERGE", "PATCH"):
+        await ask(method, table + place("a"), {"B": method}, IF_ANY)
+        await ask(method, table + place(method), {"B": 1})
+        await ask(method, table + place("none"), {"B": 1}, IF_ANY)
+    await ask("POST", table + place("a"), {"C": 1}, {**IF_ANY, "X-HTTP-Method": "MERGE"})
+    await ask("PUT", table + place("new"), {"PartitionKey": "eu", "RowKey": "new", "D": 1})
+    await ask("PUT", table + place("new"), {"E": 1})
+    await ask("PUT", table + place("new"), {"E": 1}, {"If-Match": "W/\"datetime'2020-01-01T00%3A00%3A00Z'\""})
+    await ask("GET", f"{table}()")
+    await ask("GET", f"{table}?$top=2")
+    await ask("GET", f"{table}()?$filter=RowKey%20ge%20'b'&$select=RowKey&$top=3")
+    await ask("GET", f"{table}()?$filter=nonsense")
+    await ask("DELETE", table + place("a"), None, IF_ANY)
+    await ask("DELETE", table + place("a"), None, IF_ANY)
+    await ask("DELETE", table + place("b"), None, {"If-Match": "W/\"datetime'2020-01-01T00%3A00%3A00Z'\""})
+
+
+async def with_its_own_etag(ask: Ask, table: str, _endpoint: str) -> None:
+    made: Answered = await ask("POST", table, row("a"), NO_ECHO)
+    moved: Answered = await ask("PUT", table + place("a"), row("a", A=1), {"If-Match": made.headers["etag"]})
+    await ask("PUT", table + place("a"), row("a", A=2), {"If-Match": made.headers["etag"]})
+    read: Answered = await ask("GET", table + place("a"))
+    assert read.headers["etag"] == moved.headers["etag"]
+    await ask("DELETE", table + place("a"), None, {"If-Match": read.json["odata.etag"]})
+
+
+async def odd_keys(ask: Ask, table: str, _endpoint: str) -> None:
+    for key, spelled in (
+        ("o'brien", "o''brien"),
+        ("o'brien 2", "o%27%27brien%202"),
+        ("a b+c", "a%20b+c"),
+        ("\u00fcni \U0001f600", "%C3%BCni%20%F0%9F%98%80"),
+        ("()=&,", "()=&,"),
+    ):
+        await ask("POST", table, row(key), ECHO)
+        await ask("MERGE", table + place(spelled), {"A": 1}, IF_ANY)
+        await ask("GET", table + place(spelled))
+        await ask("DELETE", table + place(spelled), None, IF_ANY)
+
+
+async def transactions(ask: Ask, table: str, endpoint: str) -> None:
+    for end in ("\r\n", "\n"):
+        mark = str(len(end))
+        await ask(
+            *("POST", "$batch"),
+            *changeset(
+                endpoint,
+                [
+                    ("POST", table, row("a" + mark), NO_ECHO),
+                    ("PUT", table + place("b" + mark), row("b" + mark), {}),
+                    ("MERGE", table + place("c" + mark), row("c" + mark), {}),
+                ],
+                end,
+            ),
+        )
+    await ask(
+        *("POST", "$batch"),
+        *changeset(
+            endpoint,
+            [
+                ("DELETE", table + place("a2"), None, IF_ANY),
+                ("PATCH", table + place("b2"), {"N": 1}, IF_ANY),
+                ("POST", table, row("d"), NO_ECHO),
+            ],
+        ),
+    )
+    await ask("GET", f"{table}()")
+    for failing in (
+        [("POST", table, row("new"), NO_ECHO), ("POST", table, row("d"), NO_ECHO)],
+        [("PUT", table + place("c2"), row("c2"), {}), ("DELETE", table + place("none"), None, IF_ANY)],
+    ):
+        await ask("POST", "$batch", *changeset(endpoint, failing))
+    await ask("GET", f"{table}()")
+
+
+SCENARIOS = (singles, with_its_own_etag, odd_keys, transactions)
+
+
+def migration_of(table_name: Callable[[str], str]) -> Declared:
+    """Return a migration of these tests' own tables."""
+    name = table_name("Users")
+    return declared_as(
+        f"s{name}",
+        Migration(
+            source=name,
+            target=Target(
+                f"{name}V2",
+                partition_key=keys.prop("PartitionKey"),
+                row_key=keys.opaque(keys.prop("RowKey"), domain="user", secret="users"),
+                properties=[props.copy("RowKey", to="Mail")],
+            ),
+            capture="dual-write",
+        ),
+    )
+
+
+async def begun_in(
+    phases: Sequence[ControlPhase],
+    declared: Declared,
+    tables: AzureTableService,
+    restricted: AzureTableService,
+) -> Begun:
+    """Bring a migration through phases; without any it has no control row."""
+    begun = await Begun(declared, tables, restricted).create_tables()
+    if phases:
+        await begun.begin()
+    for phase in phases:
+        if phase is not ControlPhase.SOURCE:
+            await begun.move(phase, copied=phase is ControlPhase.DUAL_WRITE)
+    return begun
+
+
+async def answers(wire: Wired, table: str, scenario: Callable[..., Any]) -> list[tuple[Any, ...]]:
+    """Return what can be compared of the answers to a scenario, each with what was asked."""
+    found: list[tuple[Any, ...]] = []
+
+    async def ask(method: str, path: str, body: Any = None, headers: Any = None) -> Answered:
+        answer = await wire.ask(method, path, body, headers)
+        found.append((method, path.replace(table, "TABLE"), *comparable(answer, table)))
+        return answer
+
+    await scenario(ask, table, wire.endpoint)
+    return found
+
+
+@pytest.fixture
+def config(tmp_path: Path, azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """The configuration of a proxy in front of this Azurite."""
+    return config_of(tmp_path, azurite, monkeypatch)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("state", STATES)
+async def test_a_proxy_answers_as_the_account_does(
+    state: str,
+    scenario: Callable[..., Any],
+    config: Config,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+) -> None:
+    declared, plain = migration_of(table_name), table_name("Plain")
+    await begun_in(STATES[state], declared, tables_service, restricted_service)
+    table = table_name("Alone") if state == "plain" else declared.migration.source
+    await tables_service.create_table(table)
+    await tables_service.create_table(plain)
+    async with (
+        proxied(config, declared) as proxy,
+        wired(azurite.tables.endpoint, azurite.tables) as direct,
+        wired(through(proxy, azurite), azurite.tables) as behind,
+    ):
+        expected = await answers(direct, plain, scenario)
+        found = await answers(behind, table, scenario)
+    for one, other in zip(found, expected, strict=True):
+        assert one == other
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_under_an_alias_the_new_table_answers_by_the_old_name(
+    scenario: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+) -> None:
+    """The target's own name is in no answer, whatever metadata is asked for."""
+    declared, plain = migration_of(table_name), table_name("Plain")
+    source, target = declared.migration.source, declared.migration.target.table
+    await begun_in(COMPLETE, declared, tables_service, restricted_service)
+    await tables_service.create_table(plain)
+    config = config_of(tmp_path, azurite, monkeypatch, f'[proxy.views]\n{source} = "{target}"')
+    async with (
+        proxied(config, declared) as proxy,
+        wired(azurite.tables.endpoint, azurite.tables) as direct,
+        wired(through(proxy, azurite), azurite.tables) as behind,
+    ):
+        expected = await answers(direct, plain, scenario)
+        found = await answers(behind, source, scenario)
+        assert found == expected
+        assert target.encode() not in (await behind.ask("GET", f"Tables('{source}')")).body
+        again = await behind.ask("POST", "Tables", {"TableName": source})
+        assert (again.status, again.code) == (409, "TableAlreadyExists"), again
+        kept = (await direct.ask("GET", f"{target}()")).json["value"]
+        assert kept == (await behind.ask("GET", f"{source}()")).json["value"]
+        assert (await direct.ask("GET", f"{source}()")).json["value"] == []
+
+
+async def test_what_is_written_through_a_proxy_is_in_the_new_table_too(
+    config: Config,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+) -> None:
+    """Old view and new view at once, before and after cutover."""
+    declared = migration_of(table_name)
+    source, target = declared.migration.source, declared.migration.target.table
+    begun = await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    async with (
+        proxied(config, declared) as proxy,
+        wired(azurite.tables.endpoint, azurite.tables) as direct,
+        wired(through(proxy, azurite), azurite.tables) as behind,
+    ):
+
+        async def both() -> tuple[list[Any], list[Any]]:
+            found = [(await direct.ask("GET", f"{table}()")).json["value"] for table in (source, target)]
+            return sorted((one["RowKey"], one["A"]) for one in found[0]), sorted(
+                (one["Mail"], one["A"]) for one in found[1]
+            )
+
+        assert (await behind.ask("POST", source, row("a", A=1), NO_ECHO)).status == 204
+        assert (await behind.ask("POST", source, row("b", A=1), NO_ECHO)).status == 204
+        [moved] = [
+            one["RowKey"]
+            for one in (await behind.ask("GET", f"{target}()")).json["value"]
+            if one["Mail"] == "a"
+        ]
+        assert (await behind.ask("MERGE", target + place(moved), {"A": 2}, IF_ANY)).status == 204
+        assert await both() == ([("a", 2), ("b", 1)],) * 2
+        await begun.move(ControlPhase.FREEZE)
+        await followed(begun)
+        frozen = await behind.ask("POST", source, row("c", A=1), NO_ECHO)
+        assert (frozen.status, frozen.code) == (503, "ServerBusy")
+        assert frozen.headers["retry-after"] == "1"
+        assert (await behind.ask("GET", source + place("a"))).json["A"] == 2
+        await begun.move(ControlPhase.CUTOVER)
+        await followed(begun)
+        assert (await behind.ask("DELETE", source + place("b"), None, IF_ANY)).status == 204
+        assert (await behind.ask("MERGE", target + place(moved), {"A": 3}, IF_ANY)).status == 204
+        assert await both() == ([("a", 3)],) * 2
+        for table in (source, target):
+            kept = await behind.ask("DELETE", f"Tables('{table}')")
+            assert (kept.status, kept.code) == (403, "table-in-use")
+        assert {client.name for client in await clients_of(begun)} == {"proxy"}
+        assert {client.view for client in await clients_of(begun)} == {"old", "new"}
+    assert not await clients_of(begun), "leases are returned at the end"
+
+
+async def followed(begun: Begun) -> None:
+    """Wait until all clients have acknowledged the epoch of the control row, as the runner does."""
+    now = await begun.store.read()
+    async with asyncio.timeout(20):
+        while now is None or any(client.epoch != now.epoch for client in await clients_of(begun)):
+            await asyncio.sleep(0.02)
+
+
+async def clients_of(begun: Begun) -> list[Any]:
+    """Return the clients of a migration that are registered."""
+    return list(await Registry(begun.restricted, begun.declared.script_id).list())
+
+
+async def test_a_signature_of_a_key_range_reads_and_writes_nothing_beyond_it(
+    config: Config,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+) -> None:
+    """Which Azurite ignores. In both a migrated table and one that passes."""
+    declared, plain = migration_of(table_name), table_name("Plain")
+    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    await tables_service.create_table(plain)
+    key = AzureNamedKeyCredential(azurite.tables.name, azurite.tables.key)
+    may = TableSasPermissions(read=True, add=True, update=True, delete=True)
+    ends = datetime(2200, 1, 1, tzinfo=UTC)
+    async with (
+        proxied(config, declared) as proxy,
+        wired(through(proxy, azurite), azurite.tables) as owner,
+    ):
+        for table in (plain, declared.migration.source):
+            for name in "abc":
+                assert (await owner.ask("POST", table, row(name), NO_ECHO)).status == 204
+            signed = generate_table_sas(
+                key,
+                table,
+                permission=may,
+                expiry=ends,
+                start_pk="eu",
+                start_rk="a",
+                end_pk="eu",
+                end_rk="b",
+            )
+
+            async def ask(method: str, path: str, *more: Any, signed: str = signed) -> tuple[int, Any]:
+                mark = "&" if "?" in path else "?"
+                answer = await owner.ask(method, f"{path}{mark}{signed}", *more, signs=False)
+                return answer.status, answer
+
+            status, found = await ask("GET", f"{table}()?$filter=PartitionKey%20eq%20'eu'%20or%20true")
+            assert (status, [one["RowKey"] for one in found.json["value"]]) == (200, ["a", "b"])
+            for method, path, body, headers, expected in (
+                ("GET", table + place("a"), None, {}, 200),
+                ("GET", table + place("c"), None, {}, 403),
+                ("PUT", table + place("b"), {"A": 1}, {}, 204),
+                ("PUT", table + place("d"), {"A": 1}, {}, 403),
+                ("POST", table, row("aa"), NO_ECHO, 204),
+                ("POST", table, row("d"), NO_ECHO, 403),
+                ("DELETE", table + place("c"), None, IF_ANY, 403),
+                ("DELETE", table + place("aa"), None, IF_ANY, 204),
+                ("GET", "Tables", None, {}, 403),
+                ("GET", f"{table}?comp=acl", None, {}, 403),
+            ):
+                assert (await ask(method, path, body, headers))[0] == expected, (method, path)
+            inside = changeset(owner.endpoint, [("MERGE", table + place("a"), {"B": 1}, {})])
+            assert (await ask("POST", "$batch", *inside))[0] == 202
+            beyond: list[Any] = [
+                ("MERGE", table + place("a"), {"B": 2}, {}),
+                ("MERGE", table + place("c"), {"B": 2}, {}),
+            ]
+            assert (await ask("POST", "$batch", *changeset(owner.endpoint, beyond)))[0] == 403
+            rows = (await owner.ask("GET", f"{table}()")).json["value"]
+            assert [(one["RowKey"], one.get("B")) for one in rows] == [("a", 1), ("b", None), ("c", None)]
+
+
+async def test_new_keys_are_told_at_the_admin_address(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+) -> None:
+    """For their own token they are those under which the rows are; without it there are none."""
+    monkeypatch.setenv("PROXY_TOKEN", "a token of enough bytes")
+    config = config_of(tmp_path, azurite, monkeypatch, '[proxy.access.token]\nenv = "PROXY_TOKEN"')
+    declared = migration_of(table_name)
+    source, target = declared.migration.source, declared.migration.target.table
+    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    async with (
+        proxied(config, declared) as proxy,
+        wired(through(proxy, azurite), azurite.tables) as behind,
+        aiohttp.ClientSession() as session,
+    ):
+        assert (await behind.ask("POST", source, row("a"), NO_ECHO)).status == 204
+        url = f"{proxy.admin}_rekey/keys?table={source}&pk=eu&rk=a"
+        async with session.get(url) as refused:
+            assert refused.status == 401
+        async with session.get(url, headers={"Authorization": "Bearer a token of enough bytes"}) as answer:
+            [told] = (await answer.json())["keys"]
+        [made] = (await behind.ask("GET", f"{target}()")).json["value"]
+        assert told == {"table": target, "partition_key": made["PartitionKey"], "row_key": made["RowKey"]}
+
+
+async def test_what_is_not_about_rows_passes(
+    config: Config, azurite: Azurite, table_name: Callable[[str], str], tables_service: AzureTableService
+) -> None:
+    """Service properties, the list of tables, stored access policies, and a large body."""
+    table = table_name("Plain")
+    async with (
+        proxied(config) as proxy,
+        wired(azurite.tables.endpoint, azurite.tables) as direct,
+        wired(through(proxy, azurite), azurite.tables) as behind,
+    ):
+        assert (await behind.ask("POST", "Tables", {"TableName": table})).status == 201
+        large = {"PartitionKey": "p", "RowKey": "r", **{f"P{number}": "x" * 30_000 for number in range(20)}}
+        assert (await behind.ask("POST", table, large, NO_ECHO)).status == 204
+        policy = (
+            b'<?xml version="1.0"?><SignedIdentifiers><SignedIdentifier><Id>one</Id><AccessPolicy>'
+            b"<Start>2024-01-01T00:00:00Z</Start><Expiry>2200-01-01T00:00:00Z</Expiry><Permission>r</Permission>"
+            b"</AccessPolicy></SignedIdentifier></SignedIdentifiers>"
+        )
+        xml = {"Content-Type": "application/xml", "Accept": "application/xml"}
+        assert (await behind.ask("PUT", f"{table}?comp=acl", policy, xml)).status == 204
+        for path in (
+            "?restype=service&comp=properties",
+            f"{table}?comp=acl",
+            f"{table}(PartitionKey='p',RowKey='r')",
+            f"Tables?$filter=TableName%20eq%20'{table}'",
+        ):
+            headers = xml if "comp" in path else {}
+            one, other = (
+                await direct.ask("GET", path, None, headers),
+                await behind.ask("GET", path, None, headers),
+            )
+            assert (one.status, one.body) == (other.status, other.body), path
+            assert one.status == 200, path
+        assert (await behind.ask("DELETE", f"Tables('{table}')")).status == 204
+
+
+async def test_new_keys_that_are_made_of_content_are_those_of_the_row_that_is_there(
+    azurite: Azurite,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+) -> None:
+    """Those of a row that is there, made of its content, and for the token alone."""
+    token = "a token for new keys"
+    monkeypatch.setenv("PROXY_TOKEN", token)
+    config = config_of(tmp_path, azurite, monkeypatch, "[proxy.access.token]\nenv = 'PROXY_TOKEN'")
+    source, target = table_name("Src"), table_name("Dst")
+    declared = declared_as(
+        f"s{source}",
+        Migration(
+            source=source,
+            target=Target(target, partition_key=keys.prop("Team"), row_key=keys.lower("RowKey")),
+            capture="dual-write",
+            reverse=False,
+        ),
+    )
+    await tables_service.create_table(source)
+    async with (
+        proxied(config, declared) as proxy,
+        aiohttp.ClientSession() as session,
+        wired(azurite.tables.endpoint, azurite.tables) as direct,
+    ):
+        there = {"PartitionKey": "eu", "RowKey": "A'b", "Team": "red"}
+        assert (await direct.ask("POST", source, there, NO_ECHO)).status == 204
+        for name, said, status in (("A'b", token, 200), ("none", token, 404), ("A'b", "other", 401)):
+            answer = await session.get(
+                f"{proxy.admin}_rekey/keys",
+                params={"table": source, "pk": "eu", "rk": name},
+                headers={"Authorization": f"Bearer {said}"},
+            )
+            assert answer.status == status
+            if status == 200:
+                assert await answer.json() == {
+                    "keys": [{"table": target, "partition_key": "red", "row_key": "a'b"}]
+                }
