@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import asked, dualwrite, machine, peers, project, pure, rates, stubbed
+from benchmarks import asked, dualwrite, freezes, machine, peers, project, pure, rates, stubbed
 from benchmarks.measure import Measured, run
 from rekey.rehearse.azurite import Azurite
 
@@ -96,6 +96,7 @@ class Sizes:
     side_by_side: int = 20_000
     stub: int = 100_000
     limits: int = 100_000
+    freeze: int = 200_000
     throttled: int = 500_000
     requests: int = 100_000
     sizes: tuple[int, ...] = (10_000, 100_000, 300_000)
@@ -109,9 +110,11 @@ class Sizes:
     rates: float = 1.0
 
 
-FULL = replace(Sizes(), limits=1_000_000, sizes=(10_000, 1_000_000, 3_000_000), row_check=1_000_000)
+FULL = replace(
+    Sizes(), limits=1_000_000, freeze=1_000_000, sizes=(10_000, 1_000_000, 3_000_000), row_check=1_000_000
+)
 QUICK = Sizes(
-    (400,), 400, 2_000, 2_000, 2_000, 2_000, (1_000, 2_000), 1_000, 2_000, 2, 1, 1, 2_000, 400, 0.02
+    (400,), 400, 2_000, 2_000, 2_000, 2_000, 2_000, (1_000, 2_000), 1_000, 2_000, 2, 1, 1, 2_000, 400, 0.02
 )
 
 
@@ -134,6 +137,7 @@ PARTS: dict[str, Callable[[Sizes], dict[str, Any]]] = {
     "on_the_stub": lambda sizes: {"on_the_stub": stubbed.measure(sizes.stub, say)},
     "limits": lambda sizes: {"limits": asked.limits(sizes.limits, say)},
     "throttled": lambda sizes: {"throttled": asked.throttled(sizes.throttled, say)},
+    "freeze": lambda sizes: {"freeze": freezes.measure(sizes.freeze, say)},
     "rates": lambda sizes: {"rates": rates.measure(sizes.rates, say)},
     "requests": lambda sizes: {"requests": asked.requests(sizes.requests, say)},
     "sizes": lambda sizes: {"sizes": asked.sizes(sizes.sizes, sizes.base, say)},

@@ -142,23 +142,27 @@ async def copy(service: AzureTableService, limits: Limits, migration: Migration,
     return copied.rows
 
 
-async def _verify(service: AzureTableService) -> int:
+def comparison_of(service: AzureTableService, folder: Path, **options: Any) -> ReconcileContext:
+    """Return the context of a comparison of source and target, which are equal."""
     migration = _migration(service)
 
     async def unasked(*_: object) -> EntityKey | None:
         raise AssertionError("the two sides are equal")
 
-    report = await full(
-        ReconcileContext(
-            source=migration.source,
-            targets=migration.targets,
-            mapper=migration.mapper,
-            ids=migration.mapping.rows.ids,
-            owner=unasked,
-            propagate=unasked,
-            folder=Path.cwd(),
-        )
+    return ReconcileContext(
+        source=migration.source,
+        targets=migration.targets,
+        mapper=migration.mapper,
+        ids=migration.mapping.rows.ids,
+        owner=unasked,
+        propagate=unasked,
+        folder=folder,
+        **options,
     )
+
+
+async def _verify(service: AzureTableService) -> int:
+    report = await full(comparison_of(service, Path.cwd()))
     assert not report.findings
     return report.source_rows + sum(table.actual_rows for table in report.tables)
 

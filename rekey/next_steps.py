@@ -52,13 +52,16 @@ def apply_to(script: str, phase: Phase) -> str:
     return f"apply {script} --to {phase}" + (f" --yes {script}" if phase is Phase.COMPLETE else "")
 
 
-def after_findings(script: str, source: str, report: Mapping[str, Any]) -> NextStep:
+def after_findings(
+    script: str, source: str, report: Mapping[str, Any], *, following: bool = False
+) -> NextStep:
     """Return the step after a full verification that found something.
 
     Args:
         script: the migration's id.
         source: the source table's name.
         report: the verification's report as JSON; {} where a version before 0.2 stored none.
+        following: `apply --follow` is at work, which holds the locks and compares again by itself.
     """
     kinds, repair = set(report.get("by_kind", ())), report.get("repair")
     if repair is not None:
@@ -67,4 +70,6 @@ def after_findings(script: str, source: str, report: Mapping[str, Any]) -> NextS
         code = "mend" if kinds - _UP_TO_PEOPLE else "collision"
     else:
         code = "settle" if report.get("unsettled") else "mend"
+    if following and code != "collision":
+        code = "mend-followed" if code == "mend" else "followed"
     return next_step(code, script=script, source=source)

@@ -7,6 +7,7 @@ Requests are read and answers written by hand, so that a connection can be cut a
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -178,8 +179,10 @@ class FaultProxy:
         assert self._session is not None
         url = URL(self._upstream + asked.target, encoded=True)
         headers = {name: value for name, value in asked.headers.items() if name != "Host"}
+        # aiohttp warns of larger bodies in one piece.
+        body = io.BytesIO(asked.body) if len(asked.body) > 1 << 20 else asked.body or None
         async with self._session.request(
-            asked.method, url, headers=headers, data=asked.body or None, skip_auto_headers=["Content-Type"]
+            asked.method, url, headers=headers, data=body, skip_auto_headers=["Content-Type"]
         ) as response:
             kept = {
                 name: value

@@ -27,6 +27,7 @@ def migration(**more: Any) -> dict[str, Any]:
         "work": {"label": "backfill", "began_at": AS_OF, "rows": 4000, "estimated_rows": 10000,
                  "rows_per_second": 66.5, "eta": eta},
         "checkpoint": {"at": AS_OF, "age_s": 3.0}, "held_back": [], "divergences": None, "lag_s": 1.5,
+        "following": None,
         "journal": {"depth": 2, "oldest_at": "2026-03-01T11:59:50.000000Z", "kept": 0},
         "clients": [client()],
         "counted": {"writes": 12, "replica_failures": 0, "matched": 3, "mismatched": 0, "ignored": 0},

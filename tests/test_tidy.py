@@ -93,6 +93,7 @@ PURE = {
     "state.models",
     "copy.workers.tasks",
     "project.sections",
+    "project.window",
     "proxy.batch",
     "proxy.parse",
     "proxy.access",

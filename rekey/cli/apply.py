@@ -118,13 +118,19 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     "apply",
     example="rekey apply 0001\nrekey apply 0001 --to cutover --writers-stopped\n"
     "rekey apply 0001 --to complete --yes 0001_users\n"
-    "rekey apply 0001 --executor rekey.executors:processes",
+    "rekey apply 0001 --executor rekey.executors:processes\n"
+    "rekey apply 0001 --follow",
 )
 @click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
 @click.option(
     "--to",
     type=click.Choice([str(phase) for phase in _GOALS]),
     help="Continue through gates, up to this phase. By default `apply` stops before cutover.",
+)
+@flag(
+    "--follow",
+    help="Stay before the gate of cutover, keep the targets up to date and compare them, and cut over when"
+    " `rekey proceed` says so, or in the window of [follow].",
 )
 @flag(
     "--writers-stopped",
@@ -160,6 +166,7 @@ def apply(
     shell: Shell,
     scripts: tuple[str, ...],
     to: str | None,
+    follow: bool,
     writers_stopped: bool,
     stop_at_most: float | None,
     yes: tuple[str, ...],
@@ -171,8 +178,8 @@ def apply(
     """Run migrations up to the next gate.
 
     Prepares, copies, and compares everything, then stops before `cutover` and says what that asks for. Run
-    again, it continues where it stopped; at the gate it brings the targets up to date. Ctrl-C stops at a
-    checkpoint (exit code 130).
+    again, it continues where it stopped; at the gate it brings the targets up to date. With --follow it stays
+    there and keeps them so until it is told to cut over. Ctrl-C stops at a checkpoint (exit code 130).
     """
     goal = Phase(to) if to else None
     project = open_project(shell)
@@ -180,9 +187,13 @@ def apply(
     if goal in GATED and not scripts and len(chosen) > 1:
         listed = ", ".join(one.script_id for one in chosen)
         raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
+    if follow:
+        _check_follow(project, chosen, goal, writers_stopped=writers_stopped)
     _confirm(shell, project, chosen if goal is Phase.COMPLETE else (), yes)
     results: list[_Result] = []
-    options = Options(writers_stopped=writers_stopped, stop_at_most_s=stop_at_most, executor=executor or "")
+    options = Options(
+        writers_stopped=writers_stopped, stop_at_most_s=stop_at_most, executor=executor or "", follow=follow
+    )
     with _served(shell, project, chosen, serve), open_session(shell, project, options) as session:
         if plan_path is not None:
             _hold_to_plan(session, chosen, plan_path)
@@ -224,6 +235,24 @@ def _confirm(shell: Shell, project: Project, completed: Sequence[Declared], yes:
         question = f"`complete` ends the way back of {name} for good. Type its name"
         if click.prompt(question, err=True) != name:
             raise click.UsageError("the migration's name was typed differently")
+
+
+def _check_follow(
+    project: Project, chosen: Sequence[Declared], goal: Phase | None, *, writers_stopped: bool
+) -> None:
+    """Refuse what contradicts --follow. Raises click.UsageError."""
+    if goal is not None:
+        raise click.UsageError(
+            f"--follow cuts over when it is told to, --to {goal} at once: give one of them"
+        )
+    if len(chosen) != 1:
+        listed = ", ".join(one.script_id for one in chosen) or "none is left to apply"
+        raise click.UsageError(f"--follow follows one migration: say which script; {listed}")
+    if writers_stopped and project.config.follow.window is None:
+        raise click.UsageError(
+            "--follow follows writers that are at work: `rekey proceed --writers-stopped` confirms that they"
+            " are stopped, when they are; here it is for the window of [follow], and there is none"
+        )
 
 
 def _served(

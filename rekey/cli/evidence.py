@@ -122,6 +122,7 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
         f"{declared.script_id}: {done.files} files in {folder}, {done.events:,} events of the audit log",
         f"  signed by   {done.key_id}" if done.key_id else "  not signed  no key is configured ([evidence])",
         *(["  stamped by  the time stamp authority"] if done.stamped else []),
+        *(["  with        the report of `rekey doctor --live`"] if done.live else []),
         f"  statement   sha256 {done.statement_sha256}",
         f"  next        {shell.command(f'evidence verify {folder}')}",
     ]

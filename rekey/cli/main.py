@@ -62,6 +62,7 @@ _COMMANDS = {
     "pause": "Pause copying, from any terminal.",
     "resume": "Continue copying after `rekey pause`.",
     "throttle": "Change how fast copying may be, while it runs.",
+    "proceed": "Let `rekey apply --follow` cut over now.",
     "rollback": "Take a migration back.",
     "retire": "Delete the source table of a completed migration.",
     "lookup": "Show which old key became which new keys, and back.",
@@ -76,7 +77,7 @@ _COMMANDS = {
 """What each command does, in the order in which a migration needs them: the first words of its own help."""
 
 
-_MODULES = {"pause": "steer", "resume": "steer", "throttle": "steer", "show": "history"}
+_MODULES = {"pause": "steer", "resume": "steer", "throttle": "steer", "proceed": "steer", "show": "history"}
 """The modules of commands that have none of their own name."""
 
 

@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,24 +21,19 @@ import click
 from rekey.cli import signals
 from rekey.declaration.scripts import load_script, load_scripts
 from rekey.errors import ConfigurationError, DeclarationError, Refused, StateUnusable
-from rekey.migration.opening import Prepared, open_migration, secrets_refused
 from rekey.phases import Phase
 from rekey.project.config import load_config
 from rekey.state.ledger import applied_phases
 from rekey.state.store import State
-from rekey.status.facts import look_at
-from rekey.status.judge import judge
 
 if TYPE_CHECKING:
     from rekey.cli.shell import Shell
-    from rekey.core.clock import Clock
     from rekey.declaration.migration import Declared
     from rekey.project.config import Config
     from rekey.runner.run import Options
     from rekey.runner.session import Session
     from rekey.state.models import MigrationRecord
     from rekey.status.judge import Status
-    from rekey.tables.base import Accounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,21 +200,8 @@ def open_session(shell: Shell, project: Project, options: Options | None = None)
 
 
 def status_of(session: Session, declared: Declared) -> Status:
-    """Return the status of a migration, read in an open session."""
-    project = Project(session.config, dict(session.scripts))
-    return session.do(look(project, declared, session.state, session.accounts, session.clock))
+    """Return the status of a migration as it will be when an open session has ended."""
+    from rekey.runner.look import look
 
-
-async def look(
-    project: Project, declared: Declared, state: State, accounts: Accounts, clock: Clock
-) -> Status:
-    """Return the status of a migration. Raises StateUnusable as `look_at`."""
-    from rekey.runner.steering import is_paused
-
-    config = project.config
-    migration = open_migration(Prepared.of(config, declared), accounts)
-    refused, paused = partial(secrets_refused, migration), is_paused(config.state)
-    read = look_at(
-        declared, project.scripts, config, state, accounts.restricted, clock, refused, paused=paused
-    )
-    return judge(await read)
+    parts = session.config, session.scripts, declared, session.state, session.accounts, session.clock
+    return session.do(look(*parts, at_end=True))

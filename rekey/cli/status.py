@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from rekey.cli.project import Project, look, open_project
+from rekey.cli.project import Project, open_project
 from rekey.cli.shell import Shell, command, flag
 from rekey.core.clock import Clock, format_ticks
 from rekey.core.plain import plain
@@ -25,6 +25,7 @@ from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
 from rekey.present.text import moment
 from rekey.runner import steering
+from rekey.runner.look import look
 from rekey.state.store import State
 from rekey.status.judge import Status
 from rekey.status.tell import document as progress_document
@@ -128,6 +129,7 @@ async def look_at_all(project: Project, chosen: Sequence[Declared], accounts: Ac
     """Look once at some migrations of a project. Raises StateUnusable; what the service does not say, the
     statuses say."""
     with State.open(project.config.state, read_only=True) as state:
-        statuses = [await look(project, declared, state, accounts, clock) for declared in chosen]
+        config, scripts = project.config, project.scripts
+        statuses = [await look(config, scripts, one, state, accounts, clock) for one in chosen]
     said = steering.read(project.config.state) or steering.Steering()
     return Seen(statuses, said, [one.script_id for one in project.lost], clock.ticks())

@@ -1,9 +1,10 @@
-"""`rekey pause`, `rekey resume`, `rekey throttle`: steer the runner that works with this state file.
+"""`rekey pause`, `resume`, `throttle` and `proceed`: steer the runner that works with this state file.
 
 Rules kept here:
 
 * They use neither the service nor the state file, take no lock, and work while another process applies.
 * A setting takes effect within a second, for all copying with this state file, and stays in force.
+* Only a run that follows can be told to proceed, and only it: what nobody hears now is refused, not kept.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dataclasses import asdict, replace
 import click
 
 from rekey.cli.shell import Shell, command, flag
-from rekey.errors import ConfigurationError, ExitCode
+from rekey.errors import ConfigurationError, ExitCode, Refused
 from rekey.project.config import load_config
 from rekey.runner import steering
 from rekey.runner.steering import Steering
+from rekey.status import pulse
 
 
 @command("pause", example="rekey pause")
@@ -59,6 +61,31 @@ def throttle(shell: Shell, rate: int | None, partition: int | None, off: bool) -
         )
 
     return _say(shell, change, only_show=not off and rate is None and partition is None)
+
+
+@command("proceed", example="rekey proceed\nrekey proceed 0001 --writers-stopped")
+@click.argument("script", required=False, metavar="[SCRIPT]")
+@flag("--writers-stopped", help="You confirm that no application writes; as of `rekey apply`.")
+def proceed(shell: Shell, script: str | None, writers_stopped: bool) -> ExitCode:
+    """Let `rekey apply --follow` cut over now.
+
+    The gate of cutover is asked; where it refuses, the migration is followed as before. It counts once.
+    """
+    config = load_config(shell.config_path)
+    runner = pulse.read(config.state, shell.clock.ticks())
+    if runner is None or not runner.following:
+        raise Refused(
+            "no `rekey apply --follow` is at work with this state file: nobody would hear it",
+            kept="everything; nothing was said",
+            hint="`rekey apply --follow` follows until it is told; `rekey status` says what is next",
+        )
+    if script is not None and not runner.script_id.startswith(script):
+        raise click.UsageError(f"{script} is not followed, {runner.script_id} is")
+    said = steering.proceed(config.state, runner.script_id, writers_stopped=writers_stopped)
+    then = "it was told to cut over if its gate is open; `rekey status` says what came of it"
+    if steering.is_paused(config.state):
+        then = "it cuts over after `rekey resume`: it is paused"
+    return shell.emit({"proceed": asdict(said)}, f"{runner.script_id}: {then}")
 
 
 def _say(shell: Shell, change: Callable[[Steering], Steering], *, only_show: bool = False) -> ExitCode:

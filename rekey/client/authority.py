@@ -71,7 +71,7 @@ _REMEMBERED = 10_000
 """Most keys in each memory of mapping rows that a client has seen."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Flow(ABC):
     """One call, an operation or a transaction, with all that its steps need.
 
@@ -99,9 +99,18 @@ class Flow(ABC):
     def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:
         """Tell whether the authority refused only a condition that this client added."""
 
+    async def begin(self) -> None:
+        """Note what the call writes, and wait until nothing that was left of it is being settled."""
+        keys = [(self.client.view.side, work.key) for work in self.works]
+        for key in keys:
+            self.client.begins(self, *key)
+        await self.client.let_settle(keys)
+
     def end(self) -> None:
         """Note that the call's writes are no longer under way."""
-        self.client.ends(intent for work in self.works for intent in work.intents)
+        given = [(self.client.view.side, work.key) for work in self.works]
+        announced = [(one.side, one.key) for work in self.works for one in work.intents]
+        self.client.ends(self, given + announced)
 
     def etags(self) -> list[str | None]:
         """Return the caller's ETags, None for deletes."""

@@ -10,7 +10,8 @@ Rules kept here (ADR 0017):
   is running.
 * A key is tried again with growing pauses. While a request for it may yet take effect (an open outcome) its
   intent stays; where that request is one to the authority, the key is not tried before that time is over.
-* Replicas of a key that this client is writing are left alone (`ClientParts.is_writing`).
+* Replicas of a key that this client is writing are left alone (`ClientParts.is_writing`), and a write waits
+  while those of its keys are being settled (`let_settle`).
 * What a client has left that is gone is settled by one of those that live, as its own leftovers are: so the
   other view catches up although no command runs.
 * A leftover never outlives its epoch: `settle` tries each once more before the next epoch is acknowledged, as
@@ -323,7 +324,11 @@ class Finisher:
         left.trying = True
         left.attempts += 1
         try:
-            with self.client.permits.hold(now), while_allowed(partial(self.client.permits.check, now)):
+            with (
+                self.client.permits.hold(now),
+                while_allowed(partial(self.client.permits.check, now)),
+                self.client.settles(left.intent.side, left.intent.key),
+            ):
                 async with asyncio.timeout(self.client.longest_operation_s):
                     intent = left.intent
                     etag = await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
@@ -357,6 +362,7 @@ async def _last_look(flow: Flow, work: Work) -> None:
         elif flow.client.is_writing(work.intents):
             work.state = State.LEFT
         else:
-            await propagate(flow, work)
+            with flow.client.settles(flow.client.view.side, work.key):
+                await propagate(flow, work)
     except Exception as error:  # noqa: BLE001 - the caller has its answer
         leave(flow, work, error)

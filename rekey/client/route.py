@@ -158,6 +158,7 @@ class Writer:
         client = self.client
         try:
             async with asyncio.timeout_at(flow.deadline):
+                await flow.begin()
                 for _ in range(MAX_TRIES):
                     if await prepare(flow) and await send(flow):
                         break

@@ -10,8 +10,8 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, StrEnum
 from itertools import count
@@ -88,7 +88,8 @@ class ClientParts:
         decided: intents of writes of this client that the authority has answered and whose replicas follow,
             with the moment of that answer.
         moments: counts moments.
-        writing: what is being written now, from its intent to the answer: sides and keys, counted.
+        writing: the calls that write a key now, from their beginning to the answer, by side and key.
+        settling: what earlier writes left, and is being settled now: side and key, by what ends with it.
         acknowledge: when the caller of a write has its answer.
         longest_operation_s: after how many seconds an operation ends, successful or not.
         late_s: for how many seconds a request that was not answered may take effect after that is known.
@@ -105,7 +106,8 @@ class ClientParts:
     counters: Counters
     decided: dict[EntityKey, int] = field(default_factory=dict)
     moments: Iterator[int] = field(default_factory=count)
-    writing: Counter[tuple[Side, EntityKey]] = field(default_factory=Counter)
+    writing: dict[tuple[Side, EntityKey], set[object]] = field(default_factory=dict)
+    settling: dict[asyncio.Future[None], tuple[Side, EntityKey]] = field(default_factory=dict)
     acknowledge: Acknowledge = Acknowledge.BOTH
     longest_operation_s: float = LONGEST_OPERATION_S
     late_s: float = LATE_S
@@ -120,21 +122,38 @@ class ClientParts:
         """Wait until nothing that was sent so far, and not answered, can take effect any more."""
         await self.sleep(self.late_s)
 
-    def begins(self, side: Side, key: EntityKey) -> None:
-        """Note that a write of a key is under way."""
-        self.writing[side, key] += 1
+    def begins(self, call: object, side: Side, key: EntityKey) -> None:
+        """Note that a call writes a key."""
+        self.writing.setdefault((side, key), set()).add(call)
 
-    def ends(self, intents: Iterable[IntentRef]) -> None:
-        """Note that a write is no longer under way. `intents`: all that it began."""
-        for one in intents:
-            self.writing[one.side, one.key] -= 1
-            if not self.writing[one.side, one.key]:
-                del self.writing[one.side, one.key]
+    def ends(self, call: object, keys: Iterable[tuple[Side, EntityKey]]) -> None:
+        """Note that a call no longer writes anything. `keys`: all that it wrote."""
+        for one in set(keys):
+            self.writing[one].discard(call)
+            if not self.writing[one]:
+                del self.writing[one]
+
+    @contextmanager
+    def settles(self, side: Side, key: EntityKey) -> Iterator[None]:
+        """Note that the replicas of a key are being settled after an earlier write."""
+        over = asyncio.get_running_loop().create_future()
+        self.settling[over] = (side, key)
+        try:
+            yield
+        finally:
+            del self.settling[over]
+            over.set_result(None)
+
+    async def let_settle(self, keys: Container[tuple[Side, EntityKey]]) -> None:
+        """Wait until the replicas of no key are being settled: a write tells by them whether it was applied
+        if its answer is lost, and settling them would take over what it has just written."""
+        while running := [over for over, key in self.settling.items() if key in keys]:
+            await asyncio.wait(running)
 
     def is_writing(self, intents: Iterable[IntentRef]) -> bool:
         """Tell whether one other write of a key is under way: then its replicas are left to that write, which
         tells by them whether it was applied if its answer is lost. Many tell nothing by them anyway."""
-        return any(self.writing[intent.side, intent.key] == 1 for intent in intents)
+        return any(len(self.writing.get((one.side, one.key), ())) == 1 for one in intents)
 
     def current(self) -> Permit | None:
         """Return what `ClientLease.current` does, None also for a permit of another run."""

@@ -174,6 +174,15 @@ class Throttle:
             if wait > 0:
                 await self.clock.sleep(wait / TICKS_PER_SECOND)
 
+    async def arrived(self, entities: int, partition: Hashable | None) -> None:
+        """Count a page that has arrived (`partition`: None of several), and wait until the next one may be
+        asked for."""
+        if partition is not None:
+            self.count(entities, partition)
+        await self.take(entities)
+        if partition is not None:
+            await self.made_up(partition)
+
     async def take(
         self,
         entities: int,

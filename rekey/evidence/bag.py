@@ -40,8 +40,8 @@ ALWAYS = frozenset(
         *(_PAYLOAD + name for name in contents.ALWAYS),
     }
 )
-KNOWN = ALWAYS | {_PAYLOAD + contents.PLAN}
-"""Files that the statement may name. It must name those of `ALWAYS`; the plan is there when it is known."""
+KNOWN = ALWAYS | {_PAYLOAD + contents.PLAN, _PAYLOAD + contents.LIVE}
+"""Files that the statement may name. It must name those of `ALWAYS`."""
 
 _ignoring_old_calls = partial(warnings.catch_warnings, action="ignore", category=DeprecationWarning)
 """Python 3.13 deprecates calls in bagit; its results are the same."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import rfc8785
@@ -31,11 +32,20 @@ RECONCILIATION = "reconciliation.json"
 STATE = "state.json"
 VERSIONS = "versions.json"
 REPORT = "report.html"
+LIVE = "doctor-live.dsse.json"
+LIVE_SCHEMA = 1
 ALWAYS = (
     *(EVENTS, CHECKPOINT, EARLIER, PROOFS, DECLARATION, SCRIPT),
     *(GATES, RECONCILIATION, STATE, VERSIONS, REPORT),
 )
-"""Files that every bundle holds; the plan is there when it is known."""
+"""Files that every bundle holds; the plan is there when it is known, the report of `rekey doctor --live` when
+there is one by the same key."""
+
+
+def live_path(state: Path) -> Path:
+    """Return where the report of `rekey doctor --live` is kept, by the path of the state file."""
+    return state.with_name(f"{state.name}.live")
+
 
 Event = Mapping[str, Any]
 """An event as parsed from its line."""

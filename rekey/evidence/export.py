@@ -3,6 +3,7 @@
 Rules kept here:
 
 * No service is asked, and no table is read: everything exported was recorded when it happened.
+* A report of `rekey doctor --live` is exported if it is about the same accounts and signed by the same key.
 * The audit log is checked first; one that is broken or contradicts its checkpoints is not exported.
 * The export is an event, too, before the checkpoint is made. Another event, after the bundle is written, has
   the hash of its statement; the bundle does not hold that one.
@@ -37,6 +38,7 @@ from rekey.evidence import bag, contents, note
 from rekey.evidence.keys import Signer
 from rekey.evidence.log import problems_of, signed_over
 from rekey.evidence.report import render
+from rekey.evidence.statement import LIVE_TYPE, parsed
 from rekey.evidence.verify import Verdict
 from rekey.migration.opening import read_wrapping
 from rekey.phases import ORDER, ledger_id
@@ -65,6 +67,7 @@ class Exported:
         statement_sha256: SHA-256 of the statement's file.
         key_id: id of the key that signed, "" when it is not signed.
         stamped: whether an authority stamped the statement.
+        live: whether it holds a report of `rekey doctor --live`.
     """
 
     script_id: str
@@ -73,6 +76,7 @@ class Exported:
     statement_sha256: str
     key_id: str
     stamped: bool
+    live: bool
 
 
 def export(
@@ -107,7 +111,8 @@ def export(
     state.audit(EXPORTING, script_id, {"signed": signer is not None, "key_id": key_id})
     events = state.audit_events()
     checkpoint = signed_over(events, signer)
-    files = _files(declared, state, events, checkpoint)
+    live = _live(config, signer)
+    files = _files(declared, state, events, checkpoint, live)
     state.add_checkpoint(len(events), checkpoint.text, f"{script_id}: evidence exported")
     _refuse_secrets(config, files)
     known = json.loads(files[contents.STATE])
@@ -132,6 +137,7 @@ def export(
         statement_sha256=hashlib.sha256(made.data).hexdigest(),
         key_id=key_id,
         stamped=authority is not None,
+        live=bool(live),
     )
     # The bundle cannot hold this event, which has the hash of its statement.
     details = {name: getattr(done, name) for name in ("statement_sha256", "key_id", "events", "stamped")}
@@ -191,9 +197,13 @@ def _require_known(state: State, declared: Declared) -> None:
 
 
 def _files(
-    declared: Declared, state: State, events: Sequence[AuditEvent], checkpoint: note.Note
+    declared: Declared,
+    state: State,
+    events: Sequence[AuditEvent],
+    checkpoint: note.Note,
+    live: Mapping[str, bytes],
 ) -> dict[str, bytes]:
-    """Return the files of a bundle, by path below `data/`."""
+    """Return the files of a bundle, by path below `data/`. `live`: what `_live` returned."""
     script_id = declared.script_id
     lines = [event.line() for event in events]
     read = [json.loads(line) for line in lines]
@@ -218,10 +228,25 @@ def _files(
         contents.RECONCILIATION: contents.as_json(contents.told(read, script_id, "verification")),
         contents.STATE: contents.as_json(_snapshot(state, script_id, facts)),
         contents.VERSIONS: contents.as_json(versions(state.schema_version)),
+        **live,
     }
     if plan is not None:
         files[contents.PLAN] = plan.encode()
     return {**files, contents.REPORT: render(files).encode()}
+
+
+def _live(config: Config, signer: Signer | None) -> dict[str, bytes]:
+    """Return the report of `rekey doctor --live` on this project's accounts, by its path; {} when there is
+    none, or none by the key that signs this bundle."""
+    try:
+        data = contents.live_path(config.state).read_bytes()
+        report = parsed(data)
+        about = report.statement(LIVE_TYPE).predicate
+    except (OSError, ValueError):
+        return {}
+    ours = not report.is_signed if signer is None else report.is_by(signer.public)
+    told = about.get("schema"), about.get("endpoints")
+    return {contents.LIVE: data} if ours and told == (contents.LIVE_SCHEMA, config.endpoints) else {}
 
 
 def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[str, Any]:

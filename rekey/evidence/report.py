@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from rekey.evidence import contents, note
+from rekey.evidence.statement import LIVE_TYPE, parsed
 from rekey.present.page import page
 from rekey.present.plots import Pair, Span, pairs, timeline
 from rekey.present.text import moment
@@ -60,6 +61,7 @@ def render(files: Mapping[str, bytes]) -> str:
         for one in compared
     ]
     names = ("rows that the source gives", "rows that are there")
+    live = files.get(contents.LIVE)
     return page(
         "evidence.html",
         exported=events[-1],
@@ -79,6 +81,7 @@ def render(files: Mapping[str, bytes]) -> str:
         events=[event for event in events if event["script_id"] in (script_id, None)],
         others=sum(event["script_id"] not in (script_id, None) for event in events),
         names=contents,
+        live=None if live is None else parsed(live).statement(LIVE_TYPE).predicate,
         files=sorted(files),
     )
 

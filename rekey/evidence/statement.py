@@ -24,6 +24,8 @@ from rekey.evidence.keys import PublicKey, Signer
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:rekey:evidence:v1"
+LIVE_TYPE = "urn:rekey:doctor-live:v1"
+"""The type of the report of `rekey doctor --live`."""
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
@@ -34,10 +36,12 @@ class Statement:
     Attributes:
         digests: SHA-256 of the files, hex, by path within the bundle.
         predicate: what the bundle is about.
+        kind: the type of the predicate.
     """
 
     digests: Mapping[str, str]
     predicate: Mapping[str, Any]
+    kind: str = PREDICATE_TYPE
 
     @property
     def body(self) -> bytes:
@@ -49,7 +53,7 @@ class Statement:
             {
                 "_type": STATEMENT_TYPE,
                 "subject": subjects,
-                "predicateType": PREDICATE_TYPE,
+                "predicateType": self.kind,
                 "predicate": dict(self.predicate),
             }
         )
@@ -80,12 +84,13 @@ class Envelope:
         """Tell whether the holder of this key signed the envelope."""
         return self.key_id == key.key_id and key.verifies(self.signature, encoded(self.body))
 
-    def statement(self) -> Statement:
-        """Return the statement. Raises ValueError when the body is not exactly in the form written here."""
+    def statement(self, kind: str = PREDICATE_TYPE) -> Statement:
+        """Return the statement, of a type of predicate. Raises ValueError when the body is not exactly in the
+        form written here."""
         try:
             content = json.loads(self.body)
             digests = {one["name"]: one["digest"]["sha256"] for one in content["subject"]}
-            found = Statement(digests, dict(content["predicate"]))
+            found = Statement(digests, dict(content["predicate"]), kind)
             same = found.body == self.body
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError("the statement lacks parts") from None

@@ -105,6 +105,7 @@ def verify(folder: Path, trusted: Trusted) -> Verdict:
         _consistent(files, verdict)
     except RecursionError:  # JSON may be nested so deep that it can be read but not be written again
         verdict.wrong("log-unreadable", "the audit log cannot be read: it is nested too deep")
+    _live(files, trusted, verdict)
     _stamp(folder, trusted, verdict)
     return verdict
 
@@ -198,6 +199,22 @@ def _consistent(files: dict[str, bytes], verdict: Verdict) -> None:
         verdict.wrong("not-as-stated", "the statement is about another audit log than the one that is here")
     if len(verdict.findings) == before:
         verdict.checked.append("declaration, plan, gates and verifications are those of the audit log")
+
+
+def _live(files: dict[str, bytes], trusted: Trusted, verdict: Verdict) -> None:
+    """Check the report of `rekey doctor --live`, where there is one: form, type and signature."""
+    if contents.LIVE not in files:
+        return
+    try:
+        report = statement.parsed(files[contents.LIVE])
+        report.statement(statement.LIVE_TYPE)
+    except ValueError as error:
+        verdict.wrong("live", f"{contents.LIVE}: {error}")
+        return
+    if verdict.signed and not any(report.is_by(key) for key in trusted.keys):
+        verdict.wrong("live", f"{contents.LIVE} is not signed by a key that was given")
+    else:
+        verdict.checked.append(f"{contents.LIVE} is a report of `rekey doctor --live`")
 
 
 def _stamp(folder: Path, trusted: Trusted, verdict: Verdict) -> None:

@@ -32,6 +32,7 @@ from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
 from rekey.project.secrets_source import SecretKind, SecretSource, read_secret
 from rekey.project.sections import AUTO, Bytes, Rate, Seconds, Section
+from rekey.project.window import Window
 
 AZURITE_ACCOUNT = "devstoreaccount1"
 # Published in the documentation of Azurite; every installation has it, so it protects nothing.
@@ -179,6 +180,38 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
+class Follow:
+    """How `apply --follow` keeps targets up to date.
+
+    Attributes:
+        share: the part of the rates in force within which everything is compared.
+        every_s: seconds between two passes over what has changed.
+        compare_every_s: seconds from the beginning of one comparison of everything to that of the next.
+        window: when it cuts over by itself; None: when told to.
+    """
+
+    share: float = 0.1
+    every_s: Seconds = 60
+    compare_every_s: Seconds = 3600
+    window: Window | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What is run when something happens to a migration.
+
+    Attributes:
+        command: program and arguments; () for none.
+        timeout_s: seconds after which it is ended, and has failed.
+        stalled_after_s: seconds without progress of a pass after which it has stalled.
+    """
+
+    command: tuple[str, ...] = ()
+    timeout_s: Seconds = 30
+    stalled_after_s: Seconds = 600
+
+
+@dataclass(frozen=True, slots=True)
 class ProxyLimits:
     """Where a proxy listens, and how much it takes.
 
@@ -252,6 +285,8 @@ class Config:
     executor: Executor = field(default_factory=Executor)
     prices: Prices = field(default_factory=Prices)
     serve: Serve = field(default_factory=Serve)
+    follow: Follow = field(default_factory=Follow)
+    hooks: Hooks = field(default_factory=Hooks)
     proxy: Proxy = field(default_factory=Proxy)
 
     @property
@@ -328,6 +363,8 @@ def load_config(path: Path) -> Config:
         executor=read_executor(document.section("executor")),
         prices=_prices(document.section("prices")),
         serve=_serve(document.section("serve")),
+        follow=_follow(document.section("follow")),
+        hooks=_hooks(document.section("hooks")),
         proxy=_proxy(document.section("proxy")),
     )
 
@@ -519,6 +556,24 @@ def _serve(section: Section, *others: str) -> Serve:
         _where(token, vault_holds="secret") if token.content else None,
         *(None if file is None else _absolute(section, file) for file in files),
     )
+
+
+def _follow(section: Section) -> Follow:
+    follow = section.read(Follow)
+    if not 0 < follow.share <= 1:
+        section.fail("share", "is not a part of the whole", "write for example share = 0.1")
+    if not (follow.every_s and follow.compare_every_s):
+        key = "compare_every" if follow.every_s else "every"
+        section.fail(key, "is no time", f'write for example {key} = "5m"')
+    return follow
+
+
+def _hooks(section: Section) -> Hooks:
+    hooks = section.read(Hooks)
+    if not (hooks.timeout_s and hooks.stalled_after_s):
+        key = "stalled_after" if hooks.timeout_s else "timeout"
+        section.fail(key, "is no time", f'write for example {key} = "10m"')
+    return hooks
 
 
 def _proxy(section: Section) -> Proxy:

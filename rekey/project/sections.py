@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias, TypeVar, get_type_hints
 
 from rekey.errors import ConfigurationError
+from rekey.project.window import Window
 
 T = TypeVar("T")
 Seconds: TypeAlias = Annotated[float, "a duration"]
@@ -99,7 +100,7 @@ class Section:
         """Read all keys of this section as the fields of a dataclass; one that is absent keeps its default.
 
         The type of a field says how its key is written: `Seconds`, `Bytes`, `int` (at least 1), `float` (an
-        amount) or `str`; the last three also with None.
+        amount) or `str`, the last three also with None; a list of words, or a window.
 
         Raises:
             ConfigurationError: a key is unknown, or its value is not written in that way.
@@ -153,6 +154,23 @@ class Section:
             self.fail(key, "is not a number of at least 0", f"write for example {key} = 0.05")
         return float(value)
 
+    def words(self, key: str) -> tuple[str, ...]:
+        """Read a list of texts that begins with one that is not empty: a program and its arguments."""
+        value = self.content[key]
+        if not isinstance(value, list) or not value or not value[0]:
+            value = [None]
+        if any(not isinstance(one, str) or "\0" in one for one in value):
+            cure = f'write {key} = ["program", "argument"]; no shell reads it'
+            self.fail(key, "is not a program with its arguments, as a list of texts", cure)
+        return tuple(value)
+
+    def window(self, key: str) -> Window:
+        """Read a weekly window."""
+        try:
+            return Window.of(self.text(key) or "")
+        except ValueError as error:
+            self.fail(key, str(error), f'write for example {key} = "Sat 02:00-04:00 Europe/Berlin"')
+
     def duration(self, key: str) -> float:
         """Read `"90s"`, `"15m"`, `"24h"`, `"30d"` as seconds; `"0s"` is allowed, and is 0."""
         return self._with_unit(key, _DURATION, _SECONDS, '"90s", "15m", "24h" or "30d"')
@@ -182,4 +200,7 @@ _READERS: dict[Any, Callable[[Section, str], Any]] = {
     float | None: Section.amount,
     str: Section.text,
     str | None: Section.text,
+    float: Section.amount,
+    tuple[str, ...]: Section.words,
+    Window | None: Section.window,
 }

@@ -34,7 +34,7 @@ from rekey.proxy.meter import Meter
 from rekey.proxy.route import Routes, cores_of
 from rekey.proxy.server import Health, listening
 from rekey.serve.server import Address
-from rekey.tables.credentials import Signer
+from rekey.tables.credentials import Signer, credential_of
 
 _LOG = logging.getLogger("rekey.proxy")
 _CONNECT_S, _READ_S = 5.0, 35.0
@@ -95,7 +95,7 @@ async def proxying(
 
     upstream = Upstream(
         account.endpoint,
-        Signer(account.name, account_key(account)),
+        Signer(credential_of(account.name, account_key(account))),
         connections=limits.upstream,
         connect_s=_CONNECT_S,
         read_s=_READ_S,

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from rekey.declaration.migration import Declared, required_secrets
 from rekey.declaration.scripts import load_script, load_scripts
 from rekey.errors import ConfigurationError, MachineFailed, reason_of
 from rekey.evidence.signing import make_key
+from rekey.project.config import Account
 from rekey.rehearse.azurite import Azurite
 from rekey.state.models import KeyTexts, Segment
 from rekey.state.store import State
@@ -101,13 +103,18 @@ class Running:
 class Project:
     """The folder of one rehearsal: configuration, scripts, state file, and the output of the commands."""
 
-    def __init__(self, folder: Path, script: Path) -> None:
+    def __init__(self, folder: Path, script: Path, program: Sequence[str] = ("rekey",)) -> None:
         """Create it in a new, empty folder, and load the script with all scripts that it depends on.
+
+        Args:
+            folder: the folder.
+            script: the script.
+            program: the module that is run for each command, and the words before the command's own.
 
         Raises:
             DeclarationError: a script is wrong.
         """
-        self.folder = folder
+        self.folder, self._program = folder, program
         self.state_path = folder / ".rekey" / "state.sqlite"
         self.scripts = _needed_scripts(script)
         names = sorted({name for one in self.scripts for name in required_secrets(one.migration)})
@@ -121,10 +128,17 @@ class Project:
         """The migration that is rehearsed."""
         return self.scripts[-1]
 
-    def write(self, azurite: Azurite, *, window_rows: int, entities_per_second: int) -> None:
+    def write_for(self, azurite: Azurite, **limits: int) -> None:
+        """Write the project for an Azurite, whose keys are in the environment of the commands alone."""
+        accounts = {"REHEARSAL_TABLES_KEY": azurite.tables, "REHEARSAL_RESTRICTED_KEY": azurite.restricted}
+        self._environment |= {variable: account.key for variable, account in accounts.items()}
+        tables, restricted = (Account(account.endpoint, name) for name, account in accounts.items())
+        self.write(tables, restricted, **limits)
+
+    def write(
+        self, tables: Account, restricted: Account, *, window_rows: int, entities_per_second: int
+    ) -> None:
         """Write configuration, evidence key and scripts. Raises ConfigurationError."""
-        self._environment["REHEARSAL_TABLES_KEY"] = azurite.tables.key
-        self._environment["REHEARSAL_RESTRICTED_KEY"] = azurite.restricted.key
         self.folder.chmod(0o700)
         make_key(self.folder / EVIDENCE_KEY)
         (self.folder / "output").mkdir()
@@ -133,8 +147,8 @@ class Project:
         )
         template = Path(__file__).with_name("configuration.txt").read_text("utf-8")
         configuration = template.format(
-            tables=azurite.tables.endpoint,
-            restricted=azurite.restricted.endpoint,
+            tables=_section(tables),
+            restricted=_section(restricted),
             secrets=secrets_of_scripts,
             wrapping_key=_WRAPPING_KEY,
             window_rows=window_rows,
@@ -180,11 +194,13 @@ class Project:
         # A proxy that is configured on this machine cannot reach the Azurite on its loopback address.
         unproxied = ",".join(filter(None, (os.environ.get("NO_PROXY"), _ON_LOOPBACK)))
         own = {"NO_PROXY": unproxied, "no_proxy": unproxied, "PYTHONUNBUFFERED": "1", "COLUMNS": "110"}
+        inherited = dict(os.environ)
+        inherited.pop("REKEY_CONFIG", None)  # it names another project, perhaps a real one
         with output.open("wb") as file:
             process = subprocess.Popen(  # noqa: S603 - this program itself, with words made here
-                [sys.executable, "-m", "rekey", *words],
+                [sys.executable, "-m", *self._program, *words],
                 cwd=self.folder,
-                env={**os.environ, **self._environment, **own},
+                env={**inherited, **self._environment, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -212,6 +228,11 @@ class Project:
             if keys is not None:
                 state.use_keys(script_id, keys)
             return state.segments(script_id, purpose, keys=keys is not None)
+
+
+def _section(account: Account) -> str:
+    key = "" if account.key_env is None else f'\nkey_env = "{account.key_env}"'
+    return f'endpoint = "{account.endpoint}"{key}'
 
 
 def _needed_scripts(script: Path) -> tuple[Declared, ...]:

@@ -124,7 +124,7 @@ def _on_stage(
     stack: ExitStack,
 ) -> Life:
     """Write the project for this Azurite, and return the life with all its parts; `stack` closes clients."""
-    project.write(
+    project.write_for(
         azurite,
         window_rows=max(1, min(stock.count // _WINDOWS, _MOST_ROWS_A_WINDOW)),
         entities_per_second=max(10, stock.count * (1 + len(mapper.tables)) // _COPY_SECONDS),

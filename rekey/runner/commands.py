@@ -29,6 +29,9 @@ from rekey.errors import (
     ConfigurationError,
     Findings,
     GateClosed,
+    Interrupted,
+    Locked,
+    Moved,
     Refused,
     RekeyError,
     RowRefused,
@@ -43,14 +46,16 @@ from rekey.present.text import counted
 from rekey.protocol.rules import SOURCE, authority
 from rekey.runner.clients import until_quiet, wait_for_present, while_sweeping
 from rekey.runner.erase.expiry import expire_removed
+from rekey.runner.following import Follower
+from rekey.runner.hooks import HookEvent
 from rekey.runner.phases import PHASES
-from rekey.runner.run import Run
+from rekey.runner.run import Run, asks_again
 from rekey.runner.session import Session
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import context, rows_to_read, verify_full
 from rekey.state.audit import expressible
 from rekey.state.models import ON_TOP, PLAN_FACT
-from rekey.status.facts import ESTIMATED_ROWS
+from rekey.status.facts import ESTIMATED_ROWS, FOLLOWING
 from rekey.tables.sent import OnTop
 from rekey.verify.context import Keys
 from rekey.verify.count import count
@@ -117,13 +122,23 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
     if planned is not None:
         _keep_plan(run, planned, check_rows=check_rows)
     before = session.ledger.applied(script_id)
+    if session.options.follow and Phase.CUTOVER in before:
+        raise Refused(
+            f"{script_id} has cut over: there is nothing to follow",
+            kept="everything; nothing was changed",
+            hint=f"`rekey status {script_id}` shows where it is",
+        )
+    if not session.options.follow:
+        run.state.set_fact(script_id, FOLLOWING, None)
     last = to or (Phase.RECONCILE if len(before) < ORDER.index(Phase.CUTOVER) else before[-1])
     for phase in ORDER[len(before) : ORDER.index(last) + 1]:
         reasons = session.do(PHASES[phase].gate(run))
         if reasons or phase in GATED:
-            session.do(_pass_gate(run, phase, reasons, _once_mended(run, phase)))
+            session.do(_pass_gate(run, phase, reasons, asks_again(run, phase)))
         with _naming_rows(session, run):
-            session.ledger.apply(script_id, phase)
+            session.carry_out(script_id, phase)
+    if session.options.follow:
+        _follow_to_cutover(session, run)
     after = session.ledger.applied(script_id)
     with _naming_rows(session, run):
         caught_up = session.do(PHASES[after[-1]].again(run)) if before == after else 0
@@ -131,17 +146,48 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
     asks = session.do(PHASES[upcoming].gate(run)) if upcoming in GATED and upcoming else []
     if before == after:
         session.add_on_top(script_id, OnTop.REPEATS)
+    session.do(run.tell(HookEvent.DONE))
     stop_s = expected_stop_s(run) if run.is_delta and upcoming is Phase.CUTOVER else None
     return Applied(script_id, tuple(after[len(before) :]), caught_up, upcoming, tuple(asks), stop_s)
 
 
-def _once_mended(run: Run, phase: Phase) -> str:
-    """Return the hint of a closed gate: the command that asks it again."""
-    stopped = run.is_delta or run.options.writers_stopped
-    asking = {Phase.CUTOVER: "cut-over-stopped" if stopped else "cut-over", Phase.COMPLETE: "complete"}
-    if phase not in asking:
-        return f"when that is mended: `rekey apply {run.script_id}`"
-    return f"when that is mended: {next_step(asking[phase], script=run.script_id)}"
+def _follow_to_cutover(session: Session, run: Run) -> None:
+    """Follow a migration, and cut over when that is told or its window opens; what refuses is told, and the
+    following goes on.
+
+    Raises:
+        Interrupted: on request, between two requests of the following.
+        RekeyError: what its passes, comparisons and the cutover raise, except refusals and findings.
+    """
+    follower, own, script_id = Follower(run), run.options, run.script_id
+    session.following = follower.since
+    session.beat()
+    while True:
+        try:
+            with _naming_rows(session, run):
+                call = session.do(follower.until_called())
+        except Interrupted as stopped:
+            follower.ended()
+            stopped.hint = str(next_step("follow", script=script_id))
+            raise
+        finally:
+            session.add_on_top(script_id, OnTop.REPEATS)
+        run.options = follower.options(call)
+        try:
+            reasons = session.do(PHASES[Phase.CUTOVER].gate(run)) + follower.outlasts(call)
+            session.do(_pass_gate(run, Phase.CUTOVER, reasons, asks_again(run, Phase.CUTOVER)))
+            follower.enters(call)
+            with _naming_rows(session, run):
+                session.carry_out(script_id, Phase.CUTOVER)
+            break
+        except (Refused, Findings) as problem:
+            if isinstance(problem, Locked | Moved):
+                raise
+            follower.refused(problem)
+        finally:
+            run.options = own
+    follower.ended()
+    session.following = ""
 
 
 @contextmanager
@@ -197,6 +243,7 @@ async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) 
     details = {"phase": str(phase), "open": not reasons, "reasons": list(reasons), "saw": saw}
     run.state.audit("gate", run.script_id, details)
     if reasons:
+        await run.tell(HookEvent.GATE_REFUSED, phase=str(phase), reasons=list(reasons))
         raise GateClosed(phase, list(reasons), hint=hint)
 
 
@@ -332,6 +379,7 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
     # the ledger, and `resume` removes it.
     before = session.ledger.applied(script_id)
     run = session.resume(script_id)
+    run.state.set_fact(script_id, FOLLOWING, None)
     applied = session.ledger.applied(script_id)
     goal = to
     if goal is None:
@@ -376,5 +424,5 @@ def retire(session: Session, script_id: str) -> None:
         reasons = [f"{script_id} is not complete"]
     hint = f"`rekey status {script_id}` shows what is missing"
     session.do(_pass_gate(run, Phase.RETIRE, reasons, hint))
-    session.ledger.apply(script_id, Phase.RETIRE)
+    session.carry_out(script_id, Phase.RETIRE)
     session.do(expire_removed(run))

@@ -24,6 +24,7 @@ from rekey.errors import Interrupted
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
+from rekey.next_steps import next_step
 from rekey.phases import Phase
 from rekey.project.config import Config
 from rekey.protocol.control import ControlStore
@@ -53,6 +54,8 @@ class Options:
         drop_targets: on rollback to `source`: drop the target tables (True) or keep them (False).
         typed_table: the source's name as typed for `retire`.
         executor: `module:callable`, in place of the one in [executor]; "": use that one.
+        freeze_by: do not make writers wait after this time, in ticks; None: at any time.
+        follow: keep targets up to date before the gate of cutover, and go through it when told to.
     """
 
     writers_stopped: bool = False
@@ -60,6 +63,8 @@ class Options:
     drop_targets: bool = False
     typed_table: str = ""
     executor: str = ""
+    follow: bool = False
+    freeze_by: int | None = None
 
 
 class StopFlag:
@@ -84,6 +89,11 @@ class StopFlag:
                 kept="all checkpoints; nothing is half done",
                 hint="run the same command again to go on from here",
             )
+
+
+async def tell_nobody(_event: str, *, before: Phase | None = None, **_more: object) -> None:
+    """Return at once: there is no hook. Arguments as of `Run.tell`."""
+    del before
 
 
 @dataclass(slots=True)
@@ -112,6 +122,11 @@ class Run:
     """Stores how many requests were sent so far: the count stays if the run is killed."""
     by_workers: Counter[str] = field(default_factory=Counter)
     """Requests that workers sent for this run, by kind; results of tasks are added to it."""
+    share: float = 1.0
+    """The part of the rates in force within which everything is compared."""
+    tell: Callable[..., Coroutine[Any, Any, None]] = tell_nobody
+    """Runs the operator's hook for an event, which more is told of. `before` is the phase that may not begin
+    if the hook fails: then GateClosed is raised; None: a hook that fails is only told."""
 
     @property
     def script_id(self) -> str:
@@ -178,6 +193,16 @@ class Run:
         """Raise Interrupted or Locked when the work must not go on."""
         self.still_alone()
         self.stop.check()
+
+
+def asks_again(run: Run, phase: Phase) -> str:
+    """Return the hint of a closed gate: the command that asks it again."""
+    step = {Phase.CUTOVER: "proceed" if run.options.follow else "cut-over", Phase.COMPLETE: "complete"}
+    if phase not in step:
+        return f"when that is mended: `rekey apply {run.script_id}`"
+    stopped = phase is Phase.CUTOVER and (run.is_delta or run.options.writers_stopped)
+    again = next_step(step[phase] + ("-stopped" if stopped else ""), script=run.script_id)
+    return f"when that is mended: {again}"
 
 
 # --- phases ------------------------------------------------------------------------------------------------

@@ -18,16 +18,20 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, TypeVar
+
+import orjson
 
 from rekey.copy.throttle import Throttle, listen, restricted_throttle
 from rekey.copy.workers.driver import load_factory
 from rekey.copy.write import Copier
 from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
+from rekey.core.concurrency import first_of
 from rekey.core.limits import ACCOUNT_TARGET
 from rekey.core.progress import Progress, ticking
 from rekey.declaration.migration import Declared
-from rekey.errors import Moved, Refused, StateUnusable
+from rekey.errors import GateClosed, Moved, Refused, RekeyError, StateUnusable
 from rekey.evidence.log import make_checkpoint
 from rekey.evidence.signing import open_signer
 from rekey.mapping.ids import new_key
@@ -48,9 +52,11 @@ from rekey.protocol.control import ControlRow
 from rekey.protocol.lease import RunnerLease
 from rekey.protocol.term import Term
 from rekey.runner.clients import announcing, hand_over, until_quiet, wait_for_present
+from rekey.runner.hooks import HookEvent, Stalls, run_hook
+from rekey.runner.look import look, told
 from rekey.runner.phases import PHASES
-from rekey.runner.run import Counters, Options, Run, StopFlag
-from rekey.runner.steering import Steering, follow
+from rekey.runner.run import Counters, Options, Run, StopFlag, asks_again
+from rekey.runner.steering import Steering, follow, is_paused
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger, aligned
 from rekey.state.models import ON_TOP, MigrationRecord, PhaseRun
@@ -60,10 +66,11 @@ from rekey.status.facts import begun_as
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts
 from rekey.tables.kinds import by_number
-from rekey.tables.sent import OnTop, requests_in, since
+from rekey.tables.sent import OnTop, on_top, requests_in, since
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+_LOOK_S = 1.0
 _STEERED = "steered"
 """Event: the operator's setting when a runner first worked with it."""
 
@@ -82,6 +89,7 @@ class Session:
         clock: measures time and waits.
         loop: runs the work, and is not closed by the session; None: the session makes one.
         runs: the migrations that were opened, by id.
+        following: since when the runner follows (`apply --follow`); "" while it does not.
         taken_back: figures of the phases that were taken back, where there are any.
         phase_ended: called with each run of a phase when it has ended, done or not.
     """
@@ -96,6 +104,7 @@ class Session:
     loop: asyncio.Runner | None = None
     phase_ended: Callable[[PhaseRun], None] = lambda _run: None
     runs: dict[str, Run] = field(default_factory=dict, init=False)
+    following: str = field(default="", init=False)
     taken_back: dict[Phase, Counters] = field(default_factory=dict, init=False)
     _leases: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
@@ -111,6 +120,7 @@ class Session:
         """
         config = self.config
         self.signer = open_signer(config)
+        self._stalls = Stalls(config.hooks.stalled_after_s)
         executor = self.options.executor or config.executor.factory
         self.factory = load_factory(executor, config.path.parent) if executor else None
         with ExitStack() as stack:
@@ -150,13 +160,76 @@ class Session:
     def tick(self) -> None:
         """Show the progress of the moment, and tell the pulse of this runner."""
         self.progress.tick()
+        self.beat()
+
+    def beat(self) -> None:
+        """Tell the pulse of this runner."""
         held = () if self._throttled is None else tuple(self._throttled.held())
-        pulse.write(self.config.state, pulse.pulse_of(self.progress, self._at_work, held))
+        pulse.write(self.config.state, pulse.pulse_of(self.progress, self._at_work, held, self.following))
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end on the session's loop and return its result."""
         every_s = self.progress.ticks_every_s
+        if self.config.hooks.command:
+            work = self._looked_after(work)
         return self._runner.run(work if every_s is None else ticking(work, self.tick, every_s))
+
+    # --- hooks -------------------------------------------------------------------------------------------
+
+    async def _looked_after(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await work; a pass of it that stalls is told to the hook."""
+        over = asyncio.Event()
+
+        async def look_after() -> None:
+            while not over.is_set():
+                paused = is_paused(self.config.state)
+                if self._stalls.stalled(self.progress.work, self.clock.rising(), paused=paused):
+                    await self.tell(self._at_work, HookEvent.STALLED)
+                await first_of(over, self.clock.sleep(_LOOK_S))
+
+        looking = asyncio.ensure_future(look_after())
+        try:
+            return await work
+        finally:
+            over.set()
+            await looking
+
+    async def tell(self, script_id: str, event: str, *, before: Phase | None = None, **more: object) -> None:
+        """Run the hook for an event of a migration, if there is one (`Run.tell`).
+
+        Args:
+            script_id: the migration.
+            event: a `HookEvent`.
+            before: the phase that may not begin if the hook fails; None: a hook that fails is only told.
+            more: what else the document says about the event.
+
+        Raises:
+            GateClosed: the hook failed, and `before` is `cutover`.
+        """
+        if not self.config.hooks.command:
+            return
+        self.beat()
+        happened = {
+            "name": str(event),
+            "script_id": script_id,
+            "at": format_ticks(self.clock.ticks()),
+            **more,
+        }
+        try:
+            with on_top(OnTop.REPEATS):
+                parts = self.config, self.scripts, self.scripts[script_id], self.state, self.accounts
+                status = await look(*parts, self.clock)
+            document = {**told(self.config, status, self.clock), "event": happened}
+            failed = await run_hook(self.config.hooks, self.config.path.parent, orjson.dumps(document))
+        except RekeyError as error:
+            failed = f"was not run: {error.what}"
+        if not failed:
+            return
+        said = f"[hooks] command {failed}, at `{event}`"
+        if before is Phase.CUTOVER:
+            hint = f"mend what it runs, or take it out; {asks_again(self.runs[script_id], before)}"
+            raise GateClosed(before, [said], hint=hint)
+        self.progress.note(f"{script_id}: {said}; the work goes on", "hook-failed", script_id=script_id)
 
     # --- opening a migration ---------------------------------------------------------------------------
 
@@ -287,6 +360,7 @@ class Session:
             lease_id=lease.lease_id,
             factory=self.factory,
             by_workers=self.accounts.by_workers,
+            tell=partial(self.tell, script_id),
         )
         if not run.is_delta:
             propagator.announce = announcing(run.journal, run.clock)
@@ -378,6 +452,17 @@ class Session:
 
     # --- phases, as yoyo calls them ----------------------------------------------------------------------
 
+    def carry_out(self, script_id: str, phase: Phase) -> None:
+        """Carry out the next phase of a migration, and tell the hook how it ended. Raises what the ledger
+        raises."""
+        ended = partial(self.tell, script_id, HookEvent.PHASE_ENDED, phase=str(phase))
+        try:
+            self.ledger.apply(script_id, phase)
+        except Exception as error:
+            self.do(ended(error=type(error).__name__))
+            raise
+        self.do(ended())
+
     def _run_phase(self, script_id: str, phase: Phase) -> None:
         run = self.runs[script_id]
         number = self.state.start_phase(script_id, phase)
@@ -385,7 +470,7 @@ class Session:
         run.keep_count = lambda: self.state.count_phase(number, self.sent())
         self.state.audit("phase-begun", script_id, {"phase": phase, "digest": run.declared.digest})
         try:
-            counters = self.do(self._with_clients(run, PHASES[phase].run))
+            counters = self.do(self._told(run, phase))
         except Exception as error:
             self.state.finish_phase(number, type(error).__name__, {}, self.sent())
             self.count_anew()
@@ -399,6 +484,11 @@ class Session:
         _tell("done", "phase-done", script_id, phase, counters=counters)
         self.phase_ended(self.state.phase_runs(script_id)[-1])
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` done", self.progress)
+
+    async def _told(self, run: Run, phase: Phase) -> Counters:
+        """Tell the hook that a phase begins, then carry it out."""
+        await run.tell(HookEvent.PHASE_BEGUN, before=phase, phase=str(phase))
+        return await self._with_clients(run, PHASES[phase].run)
 
     def _undo_phase(self, script_id: str, phase: Phase) -> None:
         run = self.runs[script_id]

@@ -1,4 +1,5 @@
-"""Steering a runner at work, from any terminal: pause, resume, other rates.
+"""Steering a runner at work, from any terminal: pause, resume, other rates; and telling one that follows to
+proceed.
 
 Rules kept here:
 
@@ -10,6 +11,8 @@ Rules kept here:
   no keys.
 * A file that cannot be read changes nothing: the setting that was read last stays in force.
 * A setting stays in force, also for the next run, until it is taken back; `status` shows it.
+* Telling to proceed is no setting: it counts once, for the run that follows while it is told. What it
+  confirms (that writers are stopped) may not be true later.
 """
 
 from __future__ import annotations
@@ -28,6 +31,17 @@ _SUFFIX = ".steering.json"
 
 
 @dataclass(frozen=True, slots=True)
+class Proceed:
+    """What `rekey proceed` said: which migration is to cut over, whether the operator confirmed that no
+    application writes, when, and which user."""
+
+    script_id: str
+    writers_stopped: bool
+    said_at: str
+    said_by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Steering:
     """The operator's last setting.
 
@@ -37,6 +51,7 @@ class Steering:
             configured one.
         said_at, said_by: when it was set, and by which user; "" when nothing was set. The same pause and
             rates, set again, are the same setting.
+        proceed: what `rekey proceed` said last.
     """
 
     paused: bool = False
@@ -44,6 +59,7 @@ class Steering:
     partition_entities_per_second: int | None = None
     said_at: str = field(default="", compare=False)
     said_by: str = field(default="", compare=False)
+    proceed: Proceed | None = field(default=None, compare=False)
 
     @property
     def is_usual(self) -> bool:
@@ -88,7 +104,14 @@ def read(state: Path) -> Steering | None:
         rates = said["entities_per_second"], said["partition_entities_per_second"]
         if any(rate is not None and (type(rate) is not int or rate < 1) for rate in rates):
             return None
-        return Steering(said["paused"] is True, *rates, str(said["said_at"]), str(said["said_by"]))
+        proceed = said.get("proceed")
+        return Steering(
+            said["paused"] is True,
+            *rates,
+            str(said["said_at"]),
+            str(said["said_by"]),
+            None if proceed is None else Proceed(**proceed),
+        )
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -101,6 +124,18 @@ def is_paused(state: Path) -> bool:
 def say(state: Path, steering: Steering) -> Steering:
     """Write a setting, whole or not at all; return it with time and user. Raises MachineFailed."""
     said = replace(steering, said_at=utc_text(utc_now()), said_by=current_actor())
+    _write(state, said)
+    return said
+
+
+def proceed(state: Path, script_id: str, *, writers_stopped: bool) -> Proceed:
+    """Tell the run that follows a migration to cut over; the setting stays. Raises MachineFailed."""
+    said = Proceed(script_id, writers_stopped, utc_text(utc_now()), current_actor())
+    _write(state, replace(read(state) or Steering(), proceed=said))
+    return said
+
+
+def _write(state: Path, said: Steering) -> None:
     path = path_of(state)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -111,7 +146,6 @@ def say(state: Path, steering: Steering) -> Steering:
             kept="what was said before counts",
             hint="write to the folder of the state file, or stop the runner with Ctrl-C, which loses nothing",
         ) from None
-    return said
 
 
 def follow(

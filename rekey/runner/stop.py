@@ -40,6 +40,7 @@ class Measured:
         bring_s: seconds for bringing one row.
         waiting: rows that had changed since the last pass.
         changes_per_s: how many more rows change in a second.
+        rows: how many rows were read.
     """
 
     at: str
@@ -48,6 +49,7 @@ class Measured:
     bring_s: float
     waiting: int
     changes_per_s: float
+    rows: int = 0
 
     def changed(self, now: int) -> float:
         """Return how many rows will have to be brought at a time, in ticks."""
@@ -74,7 +76,13 @@ def keep(run: Run, measured: Measured) -> None:
     run.state.set_fact(run.script_id, MEASURED, json.dumps(asdict(measured)))
 
 
+def measured(run: Run) -> Measured | None:
+    """Return what was measured last, None when nothing was."""
+    kept = run.state.get_fact(run.script_id, MEASURED)
+    return None if kept is None else Measured(**json.loads(kept))
+
+
 def expected_stop_s(run: Run) -> float | None:
     """Return for how many seconds writers would have to stop now; None: nothing was measured."""
-    kept = run.state.get_fact(run.script_id, MEASURED)
-    return None if kept is None else Measured(**json.loads(kept)).stop_s(run.clock.ticks())
+    last = measured(run)
+    return None if last is None else last.stop_s(run.clock.ticks())

@@ -26,10 +26,13 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Awaitable, Callable, Hashable
 from pathlib import Path
 
 from rekey.copy.delta import fresh_second
+from rekey.copy.throttle import NO_RATES
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.core.limits import ACCOUNT_TARGET
 from rekey.core.progress import Advance
 from rekey.errors import StateUnusable
 from rekey.mapping.removed import RemovedRows
@@ -38,6 +41,7 @@ from rekey.next_steps import after_findings
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import SOURCE, TARGET, authority
 from rekey.runner.clients import InFlight, heard_of_until, look, while_sweeping
+from rekey.runner.hooks import HookEvent
 from rekey.runner.run import Run
 from rekey.runner.workers import Workers
 from rekey.state.models import PLAN_FACT, WATERMARK, StoredSums, Verification
@@ -47,6 +51,7 @@ from rekey.verify.full import TooMany, full
 from rekey.verify.report import FullReport
 from rekey.verify.sums import Partial
 
+_LOOK_S = 1.0
 COMPARING_SINCE = "comparing_since"
 """Fact: the service's time before the first row of the last comparison that brings was read."""
 
@@ -97,10 +102,29 @@ def context(
         brings=brings,
         authority_is_target=from_target,
         concurrency=run.config.limits.concurrency,
-        scans=run.config.limits.scans,
-        take=run.copier.throttle.take,
+        scans=2 * run.config.limits.scans,  # what the account allows is all for reading
+        ahead=run.share == 1 and run.copier.throttle.rates == NO_RATES,
+        take=run.copier.throttle.arrived if run.share == 1 else _within_share(run),
         clock=run.clock,
     )
+
+
+def _within_share(run: Run) -> Callable[[int, Hashable | None], Awaitable[None]]:
+    """Return a function that lets pages through at the run's share of the rate in force, or of the service's
+    target where none is in force."""
+    throttle, due = run.copier.throttle, run.clock.rising()
+
+    async def take(rows: int, partition: Hashable | None) -> None:
+        nonlocal due
+        rate = (throttle.look().account or ACCOUNT_TARGET) * run.share
+        due = max(due, run.clock.rising()) + rows / rate
+        own = due
+        while (left := own - run.clock.rising()) > 0:
+            run.check()
+            await run.clock.sleep(min(left, _LOOK_S))
+        await throttle.arrived(rows, partition)
+
+    return take
 
 
 async def verify_full(
@@ -157,13 +181,17 @@ async def verify_full(
             raise
     record(run, report)
     if since is not None:
-        run.state.set_fact(run.script_id, WATERMARK, since)
+        # A pass that was made meanwhile has brought what changed before it, too.
+        passed = run.state.get_fact(run.script_id, WATERMARK)
+        run.state.set_fact(run.script_id, WATERMARK, max(since, passed or since, key=ticks_of))
     # The fact of a version before 0.2 about a way back: that was before this verification, and the fact would
     # keep the gate closed for good.
     run.state.set_fact(run.script_id, RETURNED_AT, None)
     run.state.keep_sums(run.script_id, None)
     if not followed:
         run.state.set_fact(run.script_id, UNFOLLOWED, str(last_number(run)))
+    if wrong(report) and (row is None or row.phase is not ControlPhase.FREEZE):
+        await run.tell(HookEvent.DIVERGENCE, rows=wrong(report))  # else it is told when the freeze is left
     return report
 
 

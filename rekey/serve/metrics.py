@@ -99,6 +99,8 @@ def _gauges(one: dict[str, Any], as_of: str) -> Iterator[tuple[str, str, dict[st
     left = (work.get("eta") or {}).get("seconds")
     yield "pass_remaining_seconds", "How long the pass at work takes yet, estimated.", {}, left
     yield "lag_seconds", "By how much replicas are behind at most.", {}, one["lag_s"]
+    followed = one["following"] is not None and one["following"]["at_work"]
+    yield "following", "1 while it is kept up to date before the cutover.", {}, followed
     age = None if one["checkpoint"] is None else one["checkpoint"]["age_s"]
     yield "checkpoint_age_seconds", "Age of the last checkpoint.", {}, age
     yield "divergent_rows", "Rows that differed in the last full verification.", {}, one["divergences"]

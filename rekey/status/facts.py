@@ -54,6 +54,8 @@ UNFOLLOWED = "unfollowed"
 LATE_UNTIL = "late_until"
 """Fact: until when, by the service's clock, requests of clients that were given up when dual writes began may
 still take effect. They have no intent."""
+FOLLOWING = "following"
+"""Fact: since when `apply --follow` follows, and why its last cutover was refused, as JSON."""
 
 EVIDENCE_MISSING = (
     "no signed evidence was exported since `complete` and verified"
@@ -108,7 +110,7 @@ class Facts:
         declared: the script as it is now.
         applied: the ledger's phases, in order.
         control: the control row, None when there is none or it could not be read.
-        lease: the runner lease, None when it is free or this process holds it.
+        lease: the runner lease, None when it is free.
         runs: runs of phases, oldest first.
         segments: of the backfill.
         facts: small facts of the state file.
@@ -126,6 +128,8 @@ class Facts:
         events: the migration's audit log.
         paused: the operator has paused all copying with this state file.
         pulse: what the runner on this machine is at; None without one.
+        window: when the window in which `apply --follow` cuts over by itself opens and closes next, or
+            opened if it is open; ticks. None without one.
     """
 
     declared: Declared
@@ -149,6 +153,7 @@ class Facts:
     events: tuple[AuditEvent, ...] = ()
     paused: bool = False
     pulse: Pulse | None = None
+    window: tuple[int, int] | None = None
 
     @property
     def script_id(self) -> str:
@@ -331,6 +336,7 @@ async def look_at(
     refused: Callable[[ControlRow | None], Awaitable[RekeyError | None]] | None = None,
     *,
     paused: bool = False,
+    at_end: bool = False,
 ) -> Facts:
     """Collect the facts of one migration.
 
@@ -344,6 +350,7 @@ async def look_at(
         refused: returns why commands that map rows refuse the migration with this control row; None: that is
             not asked.
         paused: see `Facts`.
+        at_end: the runner of this process is about to end, and does not count.
 
     Raises:
         StateUnusable: the state file, the control row or a client's row cannot be read.
@@ -359,7 +366,7 @@ async def look_at(
         control = await ControlStore(restricted, script_id).read()
         server_time = await restricted.server_time()
         now = ticks_of(server_time)
-        lease = await _lease(restricted, script_id, server_time)
+        lease = await _lease(restricted, script_id, server_time, not_ours=at_end)
         if declared.migration.capture == "dual-write":
             registry = Registry(restricted, script_id)
             clients, ended = await registry.list(), await registry.ended()
@@ -373,7 +380,8 @@ async def look_at(
     except ServiceError as error:
         unreachable = f"the restricted store could not be asked: {error.what}"
     ids = state.ledger_ids()
-    pulse = read_pulse(config.state, clock.ticks())
+    pulse = None if at_end else read_pulse(config.state, clock.ticks())
+    window = config.follow.window
     is_ours = pulse is not None and pulse.script_id == script_id and (lease is None or lease.live)
     return Facts(
         declared=declared,
@@ -397,6 +405,7 @@ async def look_at(
         cohorts=cohorts,
         paused=paused,
         pulse=pulse if is_ours else None,
+        window=None if window is None else window.next(now),
     )
 
 
@@ -412,8 +421,10 @@ async def _intents(restricted: TableService, script_id: str) -> Intents:
     return Intents(len(unsettled), min(unsettled, default=None), len(made) - len(unsettled))
 
 
-async def _lease(restricted: TableService, script_id: str, server_time: str) -> Lease | None:
-    """Return the runner lease, None when there is none or this process holds it."""
+async def _lease(
+    restricted: TableService, script_id: str, server_time: str, *, not_ours: bool
+) -> Lease | None:
+    """Return the runner lease, None when there is none. `not_ours`: nor when this process holds it."""
     try:
         row = await restricted.table(CONTROL_TABLE).get(EntityKey(script_id, LEASE_ROW_KEY))
     except TableMissing:
@@ -421,7 +432,7 @@ async def _lease(restricted: TableService, script_id: str, server_time: str) -> 
     if row is None:
         return None
     holder, ours = holder_of(row), Holder.current(lock="")
-    if holder.process == ours.process:
+    if not_ours and holder.process == ours.process:
         return None
     here = bool(ours.boot) and (holder.boot, holder.namespace) == (ours.boot, ours.namespace)
     return Lease(

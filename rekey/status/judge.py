@@ -32,7 +32,7 @@ from rekey.core.plain import plain, told
 from rekey.core.texts import catalogue, filled
 from rekey.errors import Collision, RowRefused, WriterAtWork, in_words
 from rekey.next_steps import TEXTS as STEPS
-from rekey.next_steps import after_findings, apply_to, next_step
+from rekey.next_steps import NextStep, after_findings, apply_to, next_step
 from rekey.phases import FOLLOWED, ORDER, ControlPhase, Phase
 from rekey.present.text import moment
 from rekey.protocol.control import ControlRow
@@ -40,7 +40,7 @@ from rekey.protocol.registry import ClientRow, Standing, over_at, standing
 from rekey.state.audit import SUBJECTS
 from rekey.state.models import BACKFILL, ON_TOP, PLAN_FACT, WATERMARK, PhaseRun
 from rekey.status.facts import ESTIMATED_ROWS, Facts, verification_problem
-from rekey.status.progress import Progress, progress_of
+from rekey.status.progress import Following, Progress, following, progress_of
 from rekey.tables.sent import OPERATIONS, OnTop, apart, requests_in
 
 TEXTS = catalogue(Path(__file__).with_name("verdicts.toml"))
@@ -492,6 +492,9 @@ def _between_freezes(facts: Facts, phase: ControlPhase, closed: str) -> Verdict:
     if phase is ControlPhase.SOURCE:
         found = _told("source", facts)
     elif phase is ControlPhase.DUAL_WRITE:
+        followed = following(facts) if facts.at_work else None
+        if followed is not None:
+            return _followed(facts, closed, followed)
         found = _told("dual-write", facts) if facts.at_work else _in_dual_write(facts, closed)
     elif not facts.declared.migration.reverse:
         found = _told("no-way-back", facts)
@@ -501,6 +504,22 @@ def _between_freezes(facts: Facts, phase: ControlPhase, closed: str) -> Verdict:
         command = f"status {facts.script_id}"
         return replace(found, command=command, remark="a runner is at work; look again")
     return found
+
+
+def _followed(facts: Facts, closed: str, how: Following) -> Verdict:
+    """Return the verdict while `apply --follow` is at work before the gate of cutover."""
+    name, last = facts.script_id, facts.verification
+    refused = f" Its last cutover was refused: {'; '.join(how.refused)}." if how.refused else ""
+    written = bool(facts.runs) and facts.runs[-1].outcome == WriterAtWork.__name__
+    if last is not None and last.divergences and not written:
+        step = after_findings(name, facts.source, last.report, following=True)
+        return _told("divergent", facts, closed=closed, command=step.command, remark=step.remark)
+    step = next_step("proceed-stopped" if facts.is_delta else "proceed", script=name)
+    if closed:
+        step, refused = next_step("followed", script=name), f"{refused} But {closed}."
+    elif behind := facts.clients_behind:
+        step = NextStep(f"status {name}", f"first see why {_named(behind)} does not follow")
+    return _told("following", facts, refused=refused, command=step.command, remark=step.remark)
 
 
 _OF_ROWS = (Collision.__name__, RowRefused.__name__)
@@ -517,6 +536,9 @@ def _in_dual_write(facts: Facts, closed: str) -> Verdict:
         return _told("divergent", facts, closed=closed, command=step.command, remark=step.remark)
     if facts.runs and facts.runs[-1].outcome in _OF_ROWS and facts.runs[-1].phase not in facts.phases:
         step = next_step("collision", script=name, source=facts.source)
+        return replace(safe, command=step.command, remark=step.remark)
+    if following(facts) is not None:
+        step = next_step("follow", script=name)
         return replace(safe, command=step.command, remark=step.remark)
     if Phase.RECONCILE not in facts.phases:
         goes_on = "it goes on after its last checkpoint" if facts.segments else ""

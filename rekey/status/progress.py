@@ -10,17 +10,19 @@ Rules kept here:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks
 from rekey.core.eta import Eta
 from rekey.core.plain import told
 from rekey.core.progress import Held, Holds
-from rekey.phases import Phase
+from rekey.phases import ControlPhase, Phase
 from rekey.present.text import counted, duration
 from rekey.state.models import CHECKPOINT_AT, PhaseRun
-from rekey.status.facts import ESTIMATED_ROWS, Facts
+from rekey.status.facts import ESTIMATED_ROWS, FOLLOWING, Facts
 from rekey.status.pulse import Pass, Waiting
 
 _SPREAD_S = 10.0
@@ -97,6 +99,31 @@ class HeldBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """When a migration may cut over by itself: the window that is open, or the next one."""
+
+    opens_at: str
+    closes_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """How a migration is followed before its cutover.
+
+    Attributes:
+        since: since when.
+        at_work: `apply --follow` is at work; False: it was cut off.
+        refused: why its last cutover was refused; empty where none was.
+        window: when it cuts over by itself; None: when it is told to.
+    """
+
+    since: str
+    at_work: bool
+    refused: tuple[str, ...]
+    window: Window | None
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The part of a migration's status that moves."""
 
@@ -104,6 +131,7 @@ class Progress:
     work: Onward | None
     checkpoint: Checkpoint | None
     held_back: tuple[HeldBack, ...]
+    following: Following | None
 
 
 def progress_of(facts: Facts) -> Progress:
@@ -114,7 +142,22 @@ def progress_of(facts: Facts) -> Progress:
         work=_work(facts),
         checkpoint=None if saved is None else Checkpoint(saved, facts.since(saved)),
         held_back=tuple(_held_back(facts)),
+        following=following(facts),
     )
+
+
+def following(facts: Facts) -> Following | None:
+    """Return how a migration is followed before its cutover; None where it is not."""
+    kept = facts.facts.get(FOLLOWING)
+    before = facts.control is not None and facts.control.phase in (
+        ControlPhase.DUAL_WRITE,
+        ControlPhase.FREEZE,
+    )
+    if kept is None or not before:
+        return None
+    said: dict[str, Any] = json.loads(kept)
+    window = None if facts.window is None else Window(*map(format_ticks, facts.window))
+    return Following(said["since"], facts.at_work, tuple(said["refused"]), window)
 
 
 def _phase(facts: Facts) -> PhaseNow:

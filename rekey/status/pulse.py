@@ -67,6 +67,7 @@ class Pulse:
         work: the pass over rows, None between passes.
         waits: what is waited for: clients, requests that may be late, a service that does not answer.
         held: what holds requests back.
+        following: since when it follows (`apply --follow`); "" while it does not.
     """
 
     at: int
@@ -74,15 +75,17 @@ class Pulse:
     work: Pass | None = None
     waits: tuple[Waiting, ...] = ()
     held: tuple[Held, ...] = ()
+    following: str = ""
 
 
-def pulse_of(progress: Progress, script_id: str, held: tuple[Held, ...]) -> Pulse:
+def pulse_of(progress: Progress, script_id: str, held: tuple[Held, ...], following: str = "") -> Pulse:
     """Return the pulse of a runner.
 
     Args:
         progress: how far it is.
         script_id: the migration that it works on.
         held: what holds its requests back.
+        following: see `Pulse`.
     """
     now = progress.work
     work = None
@@ -96,6 +99,7 @@ def pulse_of(progress: Progress, script_id: str, held: tuple[Held, ...]) -> Puls
         work=work,
         waits=tuple(Waiting(one.what, one.since, one.until) for one in progress.waits),
         held=held,
+        following=following,
     )
 
 
@@ -134,6 +138,7 @@ def read(state: Path, now: int) -> Pulse | None:
             work=None if work is None else Pass(**work),
             waits=tuple(Waiting(**one) for one in told["waits"]),
             held=tuple(Held(**{**one, "by": Holds(one["by"])}) for one in told["held"]),
+            following=str(told["following"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

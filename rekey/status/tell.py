@@ -112,6 +112,15 @@ def _followed(status: Status, verbose: bool) -> _Fields:
     lag = None if status.lag_s is None else duration(status.lag_s)
     if facts.is_delta and lag is not None:
         yield "lag", f"{lag}: changes since then come with the next pass"
+    if (how := status.progress.following) is not None:
+        said = f"since {moment(how.since)}" + ("" if how.at_work else ", until it was cut off")
+        if how.window is not None:
+            said += (
+                f"; cuts over by itself from {moment(how.window.opens_at)} to {moment(how.window.closes_at)}"
+            )
+        if how.refused:
+            said += f"; its last cutover was refused: {'; '.join(how.refused)}"
+        yield "followed", said
     if not facts.is_delta and not facts.unreachable:
         yield from _clients(status.clients, verbose)
     if intents is not None and (facts.control is not None or intents.depth):

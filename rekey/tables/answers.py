@@ -75,6 +75,11 @@ class Answer:
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(repr=False)
 
+    @property
+    def status_code(self) -> int:
+        """The status, as azure-core calls it."""
+        return self.status
+
 
 def moment_of(header: str) -> datetime | None:
     """Return the time that a header of an answer holds, None when it holds none."""

@@ -13,17 +13,20 @@ import base64
 import binascii
 import hmac
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from typing import Any, TypeAlias
+from functools import lru_cache
+from typing import Any, TypeAlias, cast
 from urllib.parse import parse_qs, urlsplit
 
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 from azure.core.credentials_async import AsyncTokenCredential
-from azure.core.pipeline import PipelineRequest, PipelineResponse, policies
-from azure.core.pipeline.transport import AsyncHttpResponse, HttpRequest
+from azure.core.pipeline import PipelineContext, PipelineRequest, PipelineResponse, policies
+from azure.core.pipeline.transport import HttpRequest
 
 from rekey.errors import ConfigurationError
+from rekey.tables.answers import Answer
 from rekey.tables.base import SIGNED_S
 
 _LONGEST_TOKEN_S = 24 * 3600.0
@@ -35,10 +38,16 @@ _RENEWED_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class SharedKey:
-    """A storage account's name and shared key."""
+    """A storage account's name and shared key.
+
+    Attributes:
+        signed_s_ago: how long ago requests say that they were signed; for `rekey doctor --live`, which tries
+            whether the service refuses what is late.
+    """
 
     account: str
     key: bytes = field(repr=False)
+    signed_s_ago: float = 0.0
 
     @classmethod
     def of(cls, account: str, key: str) -> SharedKey:
@@ -54,6 +63,8 @@ class SharedKey:
 
 Credential: TypeAlias = SharedKey | AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
 """What signs requests: a configuration names a key or an identity; an application may use any of these."""
+Exchange: TypeAlias = Callable[[str, Mapping[str, str]], Awaitable[Answer]]
+"""Carries out an attempt, given its address and headers as signed."""
 
 
 def credential_of(account: str, key: str | None) -> Credential:
@@ -70,26 +81,12 @@ def credential_of(account: str, key: str | None) -> Credential:
     return DefaultAzureCredential()
 
 
-class SharedKeyLitePolicy(policies.AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
-    """Pipeline policy that signs each attempt of a request with a shared key."""
+class _BearerToken(policies.AsyncBearerTokenCredentialPolicy[HttpRequest, Any]):
+    """azure-core's policy for tokens, alone: it asks for a token, keeps it, and answers a challenge."""
 
-    def __init__(self, credential: SharedKey | AzureNamedKeyCredential) -> None:
-        super().__init__()
-        self._credential = credential
-
-    async def send(
-        self, request: PipelineRequest[HttpRequest]
-    ) -> PipelineResponse[HttpRequest, AsyncHttpResponse]:
-        """Sign a request and send it on."""
-        message, credential = request.http_request, self._credential
-        if isinstance(credential, AzureNamedKeyCredential):
-            credential = SharedKey.of(*credential.named_key)  # its owner may renew the key at any time
-        message.headers.update(signed_headers(credential, message.url))
-        return await self.next.send(request)
-
-
-class _BearerToken(policies.AsyncBearerTokenCredentialPolicy[HttpRequest, AsyncHttpResponse]):
-    """Pipeline policy that adds a token to each request, and tells when the present token expires."""
+    def __init__(self, credential: AsyncTokenCredential) -> None:
+        super().__init__(credential, SCOPE)
+        self.next = _Exchanging()
 
     @property
     def expires_on(self) -> int | None:
@@ -97,58 +94,74 @@ class _BearerToken(policies.AsyncBearerTokenCredentialPolicy[HttpRequest, AsyncH
         return None if self._token is None else int(self._token.expires_on)
 
 
-AuthPolicy: TypeAlias = (
-    policies.AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]
-    | policies.SansIOHTTPPolicy[HttpRequest, AsyncHttpResponse]
-)
+class _Exchanging(policies.AsyncHTTPPolicy[HttpRequest, Any]):
+    """What stands behind the policy for tokens: the exchange of one attempt."""
+
+    async def send(self, request: PipelineRequest[HttpRequest]) -> PipelineResponse[HttpRequest, Any]:
+        message = request.http_request
+        answer = await request.context.options["exchange"](message.url, message.headers)
+        return PipelineResponse(message, answer, request.context)
 
 
-def auth_policy(credential: Credential) -> AuthPolicy:
-    """Return the pipeline policy that authorises requests with a credential."""
-    if isinstance(credential, SharedKey | AzureNamedKeyCredential):
-        return SharedKeyLitePolicy(credential)
-    if isinstance(credential, AzureSasCredential):
-        policy: policies.SansIOHTTPPolicy[Any, Any] = policies.AzureSasCredentialPolicy(credential)
-        return policy
-    return _BearerToken(credential, SCOPE)
+class Signer:
+    """Authorises each attempt of a request with a credential, and closes that if it is a token credential."""
 
+    def __init__(self, credential: Credential) -> None:
+        self._credential = credential
+        kinds = (SharedKey, AzureNamedKeyCredential, AzureSasCredential)
+        self._token = None if isinstance(credential, kinds) else _BearerToken(credential)
+        self._held: AccessToken | None = None
 
-def accepted_s(credential: Credential, policy: AuthPolicy | None) -> float:
-    """Return for how many seconds the service accepts a request that is signed with a credential now."""
-    if isinstance(credential, SharedKey | AzureNamedKeyCredential):
-        return SIGNED_S
-    expires_on = policy.expires_on if isinstance(policy, _BearerToken) else None
-    # How long a SAS holds is not looked at; a token that was not asked for yet may be one of the longest.
-    return _LONGEST_TOKEN_S if expires_on is None else max(SIGNED_S, expires_on - time.time())
+    async def send(self, method: str, address: str, headers: dict[str, str], exchange: Exchange) -> Answer:
+        """Sign an attempt, and let `exchange` carry it out. Raises AzureError when there is no token."""
+        credential = self._credential
+        if self._token is not None:
+            context = PipelineContext(None, exchange=exchange)
+            message = HttpRequest(method, address, headers)
+            ran = await self._token.send(PipelineRequest(message, context))
+            return cast(Answer, ran.http_response)
+        if isinstance(credential, AzureSasCredential):  # its owner may renew it at any time, or a key
+            return await exchange(
+                f"{address}{'&' if '?' in address else '?'}{credential.signature.lstrip('?')}", headers
+            )
+        if isinstance(credential, AzureNamedKeyCredential):
+            credential = SharedKey.of(*credential.named_key)
+        return await exchange(address, headers | signed_headers(cast(SharedKey, credential), address))
+
+    async def headers(self, address: str) -> dict[str, str]:
+        """Return what authorises a request that is sent now and whose answer streams, by key or by
+        identity. Raises ClientAuthenticationError."""
+        if isinstance(self._credential, SharedKey):
+            return signed_headers(self._credential, address)
+        if self._held is None or self._held.expires_on - time.time() < _RENEWED_S:
+            self._held = await cast(AsyncTokenCredential, self._credential).get_token(SCOPE)
+        return {"x-ms-date": formatdate(usegmt=True), "Authorization": f"Bearer {self._held.token}"}
+
+    @property
+    def accepted_s(self) -> float:
+        """Seconds for which the service accepts a request that is signed now."""
+        if isinstance(self._credential, SharedKey | AzureNamedKeyCredential):
+            return SIGNED_S
+        expires_on = None if self._token is None else self._token.expires_on
+        # How long a SAS holds is not looked at; a token that was not asked for yet may be one of the longest.
+        return _LONGEST_TOKEN_S if expires_on is None else max(SIGNED_S, expires_on - time.time())
+
+    async def close(self) -> None:
+        """Close a token credential."""
+        close = getattr(self._credential, "close", None)
+        if close is not None:
+            await close()
 
 
 def signed_headers(credential: SharedKey, url: str) -> dict[str, str]:
     """Return date and signature (Shared Key Lite) of a request to a table service that is sent now."""
-    date, parts = formatdate(usegmt=True), urlsplit(url)
+    date, parts = _date(int(time.time() - credential.signed_s_ago)), urlsplit(url)
     comp = parse_qs(parts.query).get("comp")  # the only parameter that is signed
     text = f"{date}\n/{credential.account}{parts.path}{f'?comp={comp[0]}' if comp else ''}"
     signature = base64.b64encode(hmac.digest(credential.key, text.encode(), "sha256")).decode("ascii")
     return {"x-ms-date": date, "Authorization": f"SharedKeyLite {credential.account}:{signature}"}
 
 
-class Signer:
-    """Signs requests that pass no pipeline, with an account's key or an identity's token."""
-
-    def __init__(self, account: str, key: str | None) -> None:
-        """Take an account's name and key, as `credential_of`."""
-        credential: Any = credential_of(account, key)
-        self._credential: SharedKey | AsyncTokenCredential = credential
-        self._token: AccessToken | None = None
-
-    async def headers(self, url: str) -> dict[str, str]:
-        """Return what authorises a request that is sent now. Raises ClientAuthenticationError."""
-        if isinstance(self._credential, SharedKey):
-            return signed_headers(self._credential, url)
-        if self._token is None or self._token.expires_on - time.time() < _RENEWED_S:
-            self._token = await self._credential.get_token(SCOPE)
-        return {"x-ms-date": formatdate(usegmt=True), "Authorization": f"Bearer {self._token.token}"}
-
-    async def close(self) -> None:
-        """Close a token credential."""
-        if not isinstance(self._credential, SharedKey):
-            await self._credential.close()
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    return formatdate(second, usegmt=True)

@@ -93,6 +93,8 @@ class ReconcileContext:
             the source's Timestamp are not compared, since writing back gives the source row another one.
         concurrency: how many point reads, and scans that look for rows, are under way at a time.
         scans: how many parts of tables are summed up at a time.
+        ahead: whether a part's next page is fetched while one is worked on: not where rates hold, since a
+            partition would be asked for a page that its rate has no room for.
         take: waits until so many rows of a partition (None: of several) may be read; called for every page.
         recheck: when a difference counts.
         clock: tells the time and waits; a `FakeClock` in tests.
@@ -117,6 +119,7 @@ class ReconcileContext:
     authority_is_target: bool = False
     concurrency: int = 16
     scans: int = 8
+    ahead: bool = True
     take: Callable[[int, Hashable | None], Awaitable[None]] = field(default=at_once, repr=False)
     recheck: RecheckPolicy = field(default_factory=RecheckPolicy)
     clock: Clock = field(default_factory=SystemClock, repr=False)

@@ -38,9 +38,10 @@ def keep_nothing(_work: Partial) -> None:
 
 CHECKPOINT_ROWS = 200_000
 """Rows between two checkpoints: some seconds of work, for storing about 0.5 MB per table."""
-LEAST_ROWS = 50 * MAX_PAGE_ROWS
+LEAST_ROWS, LEAST_AT_RATES = 50 * MAX_PAGE_ROWS, 20 * MAX_PAGE_ROWS
 """Rows a part must have given since it was last split before it is split again: finding a middle takes about
-fifteen requests. A part that gave fifty pages is likely to have as many left, which is worth so many."""
+fifteen requests. A part that gave fifty pages is likely to have as many left, which is worth so many. Where
+rates hold (`ctx.ahead`), a reader has the rate of one partition: then twenty pages take it ten seconds."""
 
 
 async def sum_up(
@@ -105,6 +106,7 @@ class _Summing:
         self._ctx, self._work, self._checkpoint, self._trace = ctx, work, checkpoint, trace
         self._open = deque(part for part in work.parts if not part.done)
         self._active: list[_Active] = []
+        self._least = LEAST_ROWS if ctx.ahead else LEAST_AT_RATES
         self._since = 0
         self._changed = asyncio.Event()
         not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
@@ -126,7 +128,7 @@ class _Summing:
                 return self._active[-1]
             if not self._active:
                 return None
-            worth = [one for one in self._active if one.fresh >= LEAST_ROWS and not one.probed]
+            worth = [one for one in self._active if one.fresh >= self._least and not one.probed]
             if worth:
                 await self._divide(max(worth, key=lambda one: one.fresh))
             else:
@@ -155,7 +157,7 @@ class _Summing:
     async def _read(self, active: _Active) -> None:
         ctx, part = self._ctx, active.part
         table = ctx.whole(part.table)
-        async with aclosing(table.scan(part.rest)) as pages:  # type: ignore[type-var]  # all scans are generators
+        async with aclosing(table.scan(part.rest, ahead=ctx.ahead)) as pages:  # type: ignore[type-var]  # all scans are generators
             async for page in pages:
                 ctx.stop()
                 after = part.rest.after
@@ -167,7 +169,7 @@ class _Summing:
                 self._work.was_read(part.table, len(rows), ctx.now())
                 ctx.advance(len(rows))
                 self._since += len(rows)
-                if active.fresh >= LEAST_ROWS:
+                if active.fresh >= self._least:
                     self._tell()
                 if self._since >= CHECKPOINT_ROWS:
                     self._since = 0

@@ -109,6 +109,7 @@ def test_apply_is_watched_while_it_runs(project: tuple[Path, dict[str, str]]) ->
         page = asked(url)
         printed, _ = running.communicate(timeout=LONG_S)
     assert 0 < copying["work"]["rows"] <= ROWS
+    assert copying["runner"]["live"] and copying["next"]["remark"] == "a runner is at work; look again"
     assert "<title>rekey</title>" in page
     assert running.returncode == 0, printed
     assert "stopped before `cutover`" in printed

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
-from rekey.evidence import bag, contents, log, signing
+from rekey.doctor.live.run import keep
+from rekey.evidence import bag, contents, log, signing, statement
 from rekey.evidence.export import export
 from rekey.evidence.keys import Ed25519Signer
 from rekey.state.store import State
@@ -59,6 +60,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Made:
     assert run(["apply", "0001", *config], around) == 0
     assert run(["verify", "0001", "--mode", "sample", "--rows", "9", *config], around) == 0
     assert run(["apply", "0001", "--to", "cutover", "--writers-stopped", *config], around) == 0
+    report = {"schema": 1, "endpoints": project.config.endpoints, "accounts": [], "checks": []}
+    report["ended_at"] = "2026-01-31T12:00:00.0000000Z"
+    keep(report, project.config, signing.read_private(project.folder / "evidence.pem"))
     authority = Authority(folder / "authority")
     with authority.serving() as url:
         words = ["evidence", "export", str(folder / "evidence-0001"), "--timestamp", url]
@@ -109,9 +113,9 @@ def steps(done: subprocess.CompletedProcess[str]) -> list[str]:
 def test_a_right_bundle_is_accepted(made: Made) -> None:
     done = by_hand(made.folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert steps(done) == [*"01123455667", "all"]
+    assert steps(done) == [*"011234556667", "all"]
     assert f"signed by key {made.signer.public.key_id}" in done.stdout
-    assert done.stdout.count("Signature Verified Successfully") == 3
+    assert done.stdout.count("Signature Verified Successfully") == 4
     assert '"source_rows": 30' in done.stdout
 
 
@@ -229,6 +233,15 @@ def another_log_named(made: Made) -> None:
     restated(made.bundle, made.signer, log={"name": "rekey-audit-0", "size": 1, "root": ""})
 
 
+def live_by_another_key(made: Made) -> None:
+    """The report of `rekey doctor --live`, in a bundle that its maker signed."""
+    path = made.bundle / "data" / contents.LIVE
+    report = statement.parsed(path.read_bytes()).statement(statement.LIVE_TYPE)
+    stranger = Ed25519Signer(Ed25519PrivateKey.generate())
+    path.write_bytes(statement.signed(report, stranger).data)
+    restated(made.bundle, made.signer)
+
+
 def stamp_changed(made: Made) -> None:
     edit(made, bag.TIMESTAMP, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
 
@@ -253,6 +266,7 @@ TAMPERED = [
     (last_event_changed, "5"),
     (gates_rewritten, "6"),
     (declaration_rewritten, "6"),
+    (live_by_another_key, "6"),
     (stamp_changed, "7"),
 ]
 ONE_OF_EACH_STEP = [
@@ -261,6 +275,7 @@ ONE_OF_EACH_STEP = [
     (event_removed, "4"),
     (log_cut, "5"),
     (gates_rewritten, "6"),
+    (live_by_another_key, "6"),
     (stamp_changed, "7"),
 ]
 

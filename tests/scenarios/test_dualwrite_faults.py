@@ -131,6 +131,34 @@ async def test_a_failed_replica_is_tried_again_in_the_background(memory: MemoryT
     await world.assert_quiet()
 
 
+async def test_a_write_waits_while_what_was_left_of_its_row_is_settled(memory: MemoryTableService) -> None:
+    """Settling would take over what the write has just done: then nothing tells whose it was if its answer is
+    lost."""
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    writer = world.writer()
+    memory.faults = failing("UsersV2", FaultKind.NOT_SENT, times=2)
+    await writer.write([replace(user(ANN.row, Age=2))])
+    settles, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def gate(call: Call) -> None:
+        if call.table == "UsersV2" and call.writes:
+            settles.set()
+            await goes_on.wait()
+
+    memory.gate = gate
+    while not settles.is_set():
+        await memory.clock.sleep(1.0)
+    memory.faults = failing("Users", FaultKind.LOST_ANSWER, "delete", times=1)
+    writing = asyncio.create_task(writer.write([delete(ANN, etag=world.etag("Users", ANN))]))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert world.intents == 1, "the write has begun"
+    goes_on.set()
+    await writing
+    await writer.settle()
+    assert not world.rows("UsersV2")
+
+
 async def test_settling_tries_what_is_left_once_more(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     writer = world.writer(sleep=_never)

@@ -8,24 +8,29 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rekey.errors import GateClosed
+from rekey.errors import GateClosed, Interrupted
 from rekey.model import Row, key_of
 from rekey.next_steps import TEXTS, next_step
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.registry import ClientRow, Registry
+from rekey.runner.look import look
+from rekey.state.store import State
 from tests.commands import Commands, Said
-from tests.company import company
+from tests.company import Company, company
 from tests.declared import under_writes
 from tests.evidence import exported, with_key
 from tests.faults import Call
+from tests.following import Following, lease_lasts, said
 from tests.projects import USERS_SCRIPT, Project
-from tests.worlds import user
+from tests.worlds import Killed, user
 
 SCRIPT = "0001_users"
 NAMED = {"script": SCRIPT, "source": "Users", "target": "UsersV2"}
@@ -104,6 +109,7 @@ def situation(code: str) -> Callable[[Situation], Situation]:
 
 @pytest.fixture
 def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Steps:
+    lease_lasts(monkeypatch)
     return Steps(Project(tmp_path), capsys, monkeypatch)
 
 
@@ -363,6 +369,121 @@ def test_a_project_that_is_named_by_config_is_named_in_the_step_too(
     rekey("verify", *config)
     [step] = re.findall("`rekey (.+?)`", rekey("apply", "--to", "cutover", *config, code=3).err)
     rekey(*shlex.split(step))
+
+
+@contextmanager
+def followed(rekey: Steps, *, dual: bool) -> Iterator[Following]:
+    """A migration of a few users that is to be followed: capture "dual-write" with a client, or "delta"."""
+    project = Project(rekey.project.folder / "dual", rekey.project.clock) if dual else rekey.project
+    ours = Company(project, project.script(under_writes(USERS_SCRIPT) if dual else USERS_SCRIPT))
+    ours.do(project.fill("Users", [user(f"user{number}@example.com") for number in range(8)]))
+    try:
+        if dual:
+            ours.client()
+        ours.apply()
+        yield Following(ours)
+    finally:
+        ours.close()
+
+
+async def next_of(follow: Following, code: str) -> list[str]:
+    """Require that status tells a step, whole, and is safe; return its words."""
+    status = await follow.status()
+    step = next_step(code, script=follow.ours.script_id)
+    assert (status.verdict.command, status.verdict.remark, status.verdict.safe) == (*astuple(step), True)
+    return shlex.split(step.command)
+
+
+@situation("proceed-stopped")
+def _it_is_followed_until_writers_stop(rekey: Steps) -> None:
+    with followed(rekey, dual=False) as follow:
+
+        async def proceed() -> None:
+            rekey(*await next_of(follow, "proceed-stopped"))
+
+        follow((60, proceed))
+        assert follow.ours.phase is ControlPhase.CUTOVER
+
+
+@situation("proceed")
+def _it_is_followed_next_to_clients(rekey: Steps) -> None:
+    with followed(rekey, dual=True) as follow:
+
+        async def proceed() -> None:
+            words = await next_of(follow, "proceed")
+            rekey(*words, "--config", str(follow.ours.project.folder / "rekey.toml"))
+
+        follow((60, proceed))
+        assert follow.ours.phase is ControlPhase.CUTOVER
+
+
+@situation("followed")
+def _the_last_comparison_is_too_old(rekey: Steps) -> None:
+    with followed(rekey, dual=True) as follow:
+        follow.configure("[follow]\nshare = 0.0001")  # it takes its time
+        path = follow.ours.project.folder / "rekey.toml"
+        path.write_text(path.read_text("utf-8").replace("[gates]", '[gates]\nverification_max_age = "5m"'))
+        follow.ours.live(600)
+
+        async def look_again() -> None:
+            await next_of(follow, "followed")
+            while (await follow.status()).verification_closes:
+                await follow.ours.project.clock.sleep(5)
+            await next_of(follow, "proceed")
+            follow.proceed()
+
+        follow((1, look_again))
+        assert follow.ours.phase is ControlPhase.CUTOVER
+
+
+@situation("mend-followed")
+def _rows_differ_while_it_is_followed(rekey: Steps) -> None:
+    with followed(rekey, dual=True) as follow:
+        follow.configure('[follow]\ncompare_every = "5m"')
+        ours = follow.ours
+        tables = ours.project.tables
+
+        async def differs() -> None:
+            await tables.table("UsersV2").delete(key_of(ours.project.rows("UsersV2")[3]))
+
+        async def ends() -> None:
+            words = await next_of(follow, "mend-followed")
+            assert words == ["verify", ours.script_id, "--mode", "full", "--repair"]
+            follow.stop.request()
+
+        with pytest.raises(Interrupted):
+            follow((60, differs), (600, ends))
+        ours.verify(repair=True)
+        assert not ours.verify().findings
+        follow((60, said(follow.proceed)))
+        assert ours.phase is ControlPhase.CUTOVER
+
+
+@situation("follow")
+def _it_was_killed_while_it_followed(rekey: Steps) -> None:
+    with followed(rekey, dual=False) as follow:
+        project = follow.ours.project
+
+        async def dies(_call: Call) -> None:
+            raise Killed
+
+        async def kill() -> None:
+            project.tables.gate = project.restricted.gate = dies
+
+        with suppress(Killed):
+            follow((60, kill))
+        rekey.no_gate()
+        project.restricted.gate = project.tables.gate
+        follow.ours.live(120)  # its lease ends
+        with State.open(project.config.state, read_only=True) as state:
+            accounts, declared = project.connect(project.config), project.scripts[SCRIPT]
+            parts = project.config, project.scripts, declared, state, accounts, project.clock
+            status = follow.ours.do(look(*parts, at_end=True))
+        assert (
+            status.verdict.command == next_step("follow", script=SCRIPT).command == f"apply {SCRIPT} --follow"
+        )
+        follow((60, said(lambda: follow.proceed(writers_stopped=True))))
+        assert follow.ours.phase is ControlPhase.CUTOVER
 
 
 @pytest.mark.parametrize("code", TEXTS)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from benchmarks import virtual
+from benchmarks import freezes, virtual
 from benchmarks.stub import Bucket, rates
 from rekey.copy.throttle import Rates, Throttle
 from rekey.errors import Unavailable
@@ -273,3 +273,10 @@ def test_the_rates_are_told_with_those_of_kinds() -> None:
     process = of(service)
     let_work(10, process)
     assert re.fullmatch(r"[\d,]+ entities/s, [\d,]+ entities/s by batch", process.throttle.told())
+
+
+def test_a_comparison_reads_as_fast_as_the_rates_allow_and_asks_for_no_more() -> None:
+    """A reader has the rate of a partition: idle ones divide its range before they wait for long."""
+    found = freezes.measure(60_000, lambda _said: None)
+    assert found["met"], found
+    assert found["refused"] == 0

@@ -35,6 +35,7 @@ from rekey.protocol.registry import Registry
 from rekey.protocol.rules import SOURCE, TARGET, Side
 from rekey.runner import clients
 from rekey.runner.phases import cutover
+from rekey.runner.run import Options, tell_nobody
 from tests.faults import Call
 from tests.simulation.dual_small import DualParts, DualWorld, Works
 from tests.simulation.scheduler import Scheduler, Waits
@@ -230,6 +231,8 @@ class MovingWorld(DualWorld):
             checkpointed=lambda **_: None,
             progress=Progress(),
             state=SimpleNamespace(audit=lambda *_: None),
+            options=Options(),
+            tell=tell_nobody,
         )
 
     async def _gate(self, action: str) -> None:

@@ -52,7 +52,7 @@ from rekey.protocol import control, term
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.runner import clients, workers
 from rekey.runner.phases import backfill
-from rekey.runner.run import Run, StopFlag
+from rekey.runner.run import Options, Run, StopFlag, tell_nobody
 from rekey.state.models import Segment
 from rekey.tables.base import Accounts, Table, TableService
 from tests.faults import Call
@@ -303,6 +303,7 @@ class LateWorld(DeltaWorld):
             factory=go_on, stop=StopFlag(), lease_id=lease_id,
             still_alone=go_on, check=go_on, keep_count=go_on,
             checkpointed=lambda **_: None, by_workers=Counter(),
+            options=Options(), tell=tell_nobody, share=1.0,
         )  # fmt: skip
         return cast(Run, run)
 

@@ -11,7 +11,9 @@ from rekey.errors import ConfigurationError, ExitCode, SecretMissing
 from rekey.project.config import (
     AZURITE_KEY,
     Account,
+    Follow,
     Gates,
+    Hooks,
     Limits,
     account_key,
     default_config,
@@ -19,6 +21,7 @@ from rekey.project.config import (
     resolve_secret,
 )
 from rekey.project.secrets_source import SecretKind, SecretSource
+from rekey.project.window import Window
 
 HTTPS = 'endpoint = "https://acme.table.core.windows.net"'
 MINIMAL = f"[tables]\n{HTTPS}\n[restricted]\nendpoint = 'https://vault.table.core.windows.net/'\n"
@@ -48,6 +51,7 @@ def test_the_template_is_a_configuration_and_states_the_defaults(file: Path) -> 
     config = load_config(write(file, default_config()))
     assert config.limits == Limits()
     assert config.gates == Gates()
+    assert config.follow == Follow()
     assert config.state == file.parent / ".rekey" / "state.sqlite"
     assert config.migrations == file.parent / "migrations"
     assert config.tables == Account("http://127.0.0.1:10002/devstoreaccount1")
@@ -134,12 +138,35 @@ def test_rates_follow_the_service_when_that_is_said_and_plans_reckon_with_its_ta
         ("[secrets.users]\nvalue='A'", "[secrets.users] value: unknown key"),
         ("[secrets]\nusers='A'", "[secrets] users: is not a section"),
         ("[secrets.'a b']\nenv='A'", "[secrets] a b: is not a name"),
+        ("[follow]\nshare = 0", "[follow] share: is not a part of the whole"),
+        ("[follow]\nshare = 1.5", "[follow] share: is not a part of the whole"),
+        ("[follow]\nevery = '0s'", "[follow] every: is no time"),
+        ("[follow]\ncompare_every = '0s'", "[follow] compare_every: is no time"),
+        ("[follow]\nwindow = 'Saturday night'", "[follow] window: is not a window"),
+        ("[follow]\nwindow = '02:00-02:00'", "[follow] window: opens and closes at the same time"),
+        ("[follow]\nwindow = '02:00-04:00 Nowhere'", "[follow] window: names a time zone that this machine"),
+        ("[follow]\nwindow = ['Sat']", "[follow] window: is not a text"),
+        ("[hooks]\ncommand = 'tell --all'", "[hooks] command: is not a program with its arguments"),
+        ("[hooks]\ncommand = []", "[hooks] command: is not a program"),
+        ("[hooks]\ncommand = ['tell', 1]", "[hooks] command: is not a program"),
+        ("[hooks]\ntimeout = '0s'", "[hooks] timeout: is no time"),
+        ("[hooks]\nstalled_after = '0s'", "[hooks] stalled_after: is no time"),
         ("[secrets.u]\nkey_vault='http://v.vault.azure.net/secrets/x'", "[secrets.u] key_vault: is not"),
         ("[secrets.u]\nkey_vault='https://v.vault.azure.net/keys/x'", "[secrets.u] key_vault: is not"),
     ],
 )
 def test_a_typing_error_is_named_and_never_becomes_a_default(file: Path, extra: str, names: str) -> None:
     assert names in refused(file, MINIMAL + extra).what
+
+
+def test_following_and_hooks_are_read(file: Path) -> None:
+    text = (
+        "[follow]\nshare = 0.5\nevery = '30s'\ncompare_every = '2h'\nwindow = 'Sat 02:00-04:00'\n"
+        "[hooks]\ncommand = ['hooks/tell.sh', '--chat', '']\ntimeout = '5s'\nstalled_after = '1h'"
+    )
+    config = load_config(write(file, MINIMAL + text))
+    assert config.follow == Follow(0.5, 30, 7200, Window.of("Sat 02:00-04:00"))
+    assert config.hooks == Hooks(("hooks/tell.sh", "--chat", ""), 5, 3600)
 
 
 def test_both_accounts_must_be_named(file: Path) -> None:

@@ -14,6 +14,7 @@ from rekey.declaration.mapper import Mapper
 from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError
 from rekey.model import Row, key_of
+from rekey.project.config import Account
 from rekey.rehearse.application import ADDED, changed_by_one, to_entity
 from rekey.rehearse.project import Project, Result
 from rekey.rehearse.report import Briefly, RehearsalReport, WithOutput
@@ -205,6 +206,17 @@ def test_a_project_takes_along_what_a_script_needs_and_nothing_else(tmp_path: Pa
     alone = Project(tmp_path, scripts / "0004_alone.py")
     assert [one.script_id for one in alone.scripts] == ["0004_alone"]
     assert third.secrets["one"] != alone.secrets["one"], "secrets are each rehearsal's own"
+
+
+def test_commands_work_on_the_rehearsals_own_project_whatever_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REKEY_CONFIG", str(tmp_path / "another" / "rekey.toml"))
+    (tmp_path / "own").mkdir()
+    project = Project(tmp_path / "own", EXAMPLES / "0001_users_opaque_ids.py")
+    account = Account("http://127.0.0.1:1/devstoreaccount1")
+    project.write(account, account, window_rows=1, entities_per_second=1)
+    assert project.start("history", "--json").finish().code == 0
 
 
 def test_minus_zero_is_loaded_as_azurite_will_keep_it(tmp_path: Path) -> None:

@@ -43,13 +43,13 @@ from functools import partial
 from rekey.copy.back import BackPropagator
 from rekey.copy.delta import fresh_second, written_since
 from rekey.copy.sweep import gone
-from rekey.core.clock import earlier
+from rekey.core.clock import earlier, format_ticks
 from rekey.core.concurrency import for_each
 from rekey.errors import Findings, GateClosed, Moved, RekeyError, RowRefused, ServiceError, WriterAtWork
 from rekey.model import EntityKey, Row, key_of
 from rekey.next_steps import after_findings, next_step
 from rekey.phases import ControlPhase, Phase
-from rekey.present.text import counted, differing, duration
+from rekey.present.text import counted, differing, duration, moment
 from rekey.protocol.control import ControlRow
 from rekey.protocol.rules import TARGET, authority
 from rekey.runner.clients import (
@@ -65,8 +65,9 @@ from rekey.runner.clients import (
     wait_for_clients,
     wait_until_heard,
 )
+from rekey.runner.hooks import HookEvent
 from rekey.runner.phases.reconcile import catch_up
-from rekey.runner.run import Counters, Operation, Run
+from rekey.runner.run import Counters, Operation, Run, asks_again
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import (
     closed_by_difference,
@@ -130,11 +131,14 @@ async def run(run: Run) -> Counters:
     if not run.is_delta:
         return await cross(run, ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER)
     if now is not None and now.phase is ControlPhase.DUAL_WRITE:
+        await _about_to_freeze(run, ControlPhase.CUTOVER)
         await run.control.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
     try:
         counters = await _prove_under_freeze(run)
-    except Exception:
+    except Exception as error:
         await leave_freeze(run, ControlPhase.DUAL_WRITE)
+        if isinstance(error, Findings):
+            await run.tell(HookEvent.DIVERGENCE)
         raise
     await run.control.move(ControlPhase.FREEZE, ControlPhase.CUTOVER)
     return counters
@@ -178,6 +182,16 @@ async def _compare_under_freeze(run: Run) -> tuple[Counters, FullReport]:
     return counters, await verify_full(run)
 
 
+async def _about_to_freeze(run: Run, end: ControlPhase) -> None:
+    """Tell the hook that writes are about to wait; the move after the freeze is to `end`. Raises GateClosed
+    when the time for that is over, or the hook failed before the cutover."""
+    by = run.options.freeze_by
+    if by is not None and run.clock.ticks() >= by:
+        late = f"the window closed at {moment(format_ticks(by))}, before writes were made to wait"
+        raise GateClosed(end, [late], hint=asks_again(run, Phase.CUTOVER))
+    await run.tell(HookEvent.FREEZE, before=Phase.CUTOVER if end is ControlPhase.CUTOVER else None)
+
+
 # --- freezes -----------------------------------------------------------------------------------------------
 
 
@@ -209,6 +223,7 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
     if settled.failed:
         unsettled = f"{settled.failed} intents of the journal cannot be settled"
         raise GateClosed(end, [unsettled], hint=unsettled_hint(run))
+    await _about_to_freeze(run, end)
     deadline = Deadline(run.clock, run.config.gates.freeze_timeout_s)
     frozen = await run.control.move(start, ControlPhase.FREEZE)
     try:
@@ -233,6 +248,8 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
         run.state.audit("freeze-given-up", run.script_id, details)
         if left and isinstance(error, RekeyError):
             error.kept = f"{error.kept or 'everything'}; the migration is back in `{start}`, and writes go on"
+        if isinstance(error, Findings):
+            await run.tell(HookEvent.DIVERGENCE)
         raise
     frozen_ms = round(deadline.elapsed_s * 1000)
     await wait_for_clients(run, after)
@@ -345,6 +362,7 @@ async def _copy_back(run: Run, now: ControlRow) -> Counters:
         reason = f"{counted(len(refused), 'target row')} cannot go back: {listed}"
         raise GateClosed("dual_write", [reason], hint=refused[0].cure)
     if now.phase is ControlPhase.CUTOVER:
+        await _about_to_freeze(run, ControlPhase.DUAL_WRITE)
         await run.control.move(ControlPhase.CUTOVER, ControlPhase.FREEZE)
     try:
         await each_changed("copy back", bring)

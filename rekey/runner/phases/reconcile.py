@@ -26,7 +26,7 @@ from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import settle_again
 from rekey.runner.phases.backfill import swept_rows
 from rekey.runner.run import Counters, Operation, Run, open_gate
-from rekey.runner.stop import ASSUMED_BRING_S, Measured, keep, reading_s
+from rekey.runner.stop import ASSUMED_BRING_S, Measured, keep, measured, reading_s
 from rekey.runner.verification import verify_full, wrong
 from rekey.state.models import WATERMARK
 from rekey.tables.sent import OnTop, on_top
@@ -44,14 +44,14 @@ async def catch_up(run: Run, *, max_passes: int = MAX_PASSES) -> Counters:
     """Make delta passes until one changes few rows, then sweep."""
     changed = 0
     for number in range(1, max_passes + 1):
-        now = await _pass(run, number)
+        now = await bring_changes(run, number)
         changed += now
         if now <= _LITTLE:
             break
     return {"passes": number, "rows_changed_by_passes": changed, "rows_swept": await swept_rows(run)}
 
 
-async def _pass(run: Run, number: int) -> int:
+async def bring_changes(run: Run, number: int = 1) -> int:
     """Make a delta pass; return how many rows it changed."""
     with run.progress.task(f"delta pass {number}") as advance:
         result = await delta_pass(
@@ -98,11 +98,11 @@ async def compare(run: Run) -> tuple[Counters, FullReport]:
             return await catch_up(run), await verify_full(run)
 
 
-async def follow(run: Run) -> tuple[Counters, FullReport]:
+async def follow(run: Run, *, passes: bool = True) -> tuple[Counters, FullReport]:
     """Compare, then make passes until the next would find little; keep how long writers will have to stop.
 
     Passes end, too, when one leaves more than half of what waited before it: the source changes as fast as it
-    is followed.
+    is followed. Without `passes` none is made: others make them meanwhile.
     """
     since, began = _watermark(run), run.clock.rising()
     counters, report = await compare(run)
@@ -110,28 +110,35 @@ async def follow(run: Run) -> tuple[Counters, FullReport]:
     brought = _changed(counters)
     # Passes and a sweep that came before it would come under freeze as well.
     read_s = min(took_s, reading_s(report)) if "rows_brought" in counters else took_s
+    bring_s = (took_s - read_s) / brought if brought >= _ENOUGH else ASSUMED_BRING_S
+    rows = report.source_rows + report.target_rows
+    before_it = measured(run)
+    if run.share < 1 and before_it is not None and before_it.rows:
+        # Under freeze no share holds: it takes as long as when it was last read at the full rate.
+        read_s = min(read_s, before_it.read_s * rows / before_it.rows)
     covered = (ticks_of(_watermark(run)) - ticks_of(since)) / TICKS_PER_SECOND
     waiting, look_s = await _written(run)
-    for number in range(1, MAX_PASSES):
+    for number in range(1, MAX_PASSES if passes else 1):
         if waiting <= _LITTLE:
             break
         with on_top(OnTop.CHANGES):
-            passed = await _pass(run, number)
+            passed = await bring_changes(run, number)
             counters["rows_changed_by_passes"] = counters.get("rows_changed_by_passes", 0) + passed
             before = waiting
             waiting, look_s = await _written(run)
         if waiting > before / 2:
             break
     open_s = (run.clock.ticks() - ticks_of(_watermark(run))) / TICKS_PER_SECOND
-    measured = Measured(
+    found = Measured(
         at=format_ticks(run.clock.ticks()),
         read_s=read_s,
         look_s=look_s,
-        bring_s=(took_s - read_s) / brought if brought >= _ENOUGH else ASSUMED_BRING_S,
+        bring_s=bring_s,
         waiting=waiting,
         changes_per_s=max(brought / max(1.0, covered), waiting / max(1.0, open_s)),
+        rows=rows,
     )
-    keep(run, measured)
+    keep(run, found)
     return counters, report
 
 

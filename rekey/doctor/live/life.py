@@ -1,0 +1,171 @@
+"""A small migration, taken through its life on throw-away tables: killed, resumed, cut over and taken back.
+
+Rules kept here:
+
+* Every command is the program itself, as a process with a project of its own; a kill is SIGKILL, in the
+  middle of copying. The folder is removed, and no process is left, however the life ends.
+* The tables of the restricted store have names of this run: nothing of a real migration is touched or shared.
+* The application writes meanwhile: to the source and later to the target itself (capture "delta"), or through
+  clients of both views (capture "dual-write"). It records what it wrote.
+* What is compared is read from the tables: the source with that record, the target with what the source
+  gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from rekey.client.reading import LeaseSettings
+from rekey.client.sdk.core import ClientCore
+from rekey.client.sdk.plan import Endpoint, Plan, connect, prepared_with
+from rekey.declaration.mapper import Mapper
+from rekey.doctor.live.checks import Seen
+from rekey.doctor.live.stage import Stage, credential
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
+from rekey.model import PARTITION_KEY, ROW_KEY, Row, content_of
+from rekey.project.config import Config
+from rekey.rehearse.project import Project
+from rekey.state.models import BACKFILL
+from rekey.tables.base import Accounts, Operation, Table, TableService, Verb
+
+ROWS = 16
+"""With small windows and, until the kill, a low rate, so that it lands in the middle of copying."""
+_POLL_S, _COMMAND_S = 0.02, 180.0
+_SCRIPT = '''\
+"""A throw-away migration."""
+from rekey import Migration, Target, keys, props
+
+migration = Migration(
+    source="{source}",
+    target=Target(
+        "{target}",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.opaque("RowKey", domain="row", secret="live"),
+        properties=[props.copy("RowKey", to="OldRowKey")],
+    ),
+    capture="{capture}",
+)
+'''
+_PROGRAM = "rekey.cli.live"
+_SETTINGS = LeaseSettings(poll_s=1.0)
+Write: TypeAlias = Callable[[Operation], Awaitable[object]]
+
+
+class _Apart:
+    """The tables of an account, under names that begin otherwise."""
+
+    def __init__(self, whole: TableService, prefix: str) -> None:
+        self.whole, self.prefix = whole, prefix
+
+    def __getattr__(self, name: str) -> Any:
+        named = getattr(self.whole, name)
+        if name in ("table", "shared", "create_table", "delete_table", "table_exists"):
+            return lambda table: named(self.prefix + table)
+        return named
+
+
+def apart(accounts: Accounts, prefix: str) -> Accounts:
+    """Return accounts whose restricted store has tables of names that begin with `prefix`."""
+    return replace(accounts, restricted=cast("TableService", _Apart(accounts.restricted, prefix)))
+
+
+async def life(capture: str, config: Config, tables: Stage, restricted: Stage) -> Seen:
+    """Take a small migration of a capture through its life, and return what was seen.
+
+    Args:
+        capture: of the migration.
+        config: the accounts are those of this project.
+        tables, restricted: the stages of both accounts, which remove the tables.
+    """
+    prefix, seen = f"{tables.prefix}{capture[:2]}", dict[str, str]()
+    source, target = f"{prefix}source", f"{prefix}target"
+    tables.names += [source, target]
+    restricted.names += [f"{prefix}{name}" for name in (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE)]
+    dual = capture == "dual-write"
+    said = () if dual else ("--writers-stopped",)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rekey-live-")))
+        (folder / "scripts").mkdir()
+        script = folder / "scripts" / "0001_live.py"
+        script.write_text(_SCRIPT.format(source=source, target=target, capture=capture), "utf-8")
+        project = Project(folder, script, program=(_PROGRAM, prefix))
+        project.write(config.tables, config.restricted, window_rows=4, entities_per_second=4)
+        stack.callback(project.stop)
+        mapper = Mapper(project.declared.migration, project.secrets)
+        await tables.service.create_table(source)
+        old = tables.service.table(source)
+        holds = {f"row{number:03}": number for number in range(ROWS)}
+        rows = [_row(name, number) for name, number in holds.items()]
+        await old.transact([Operation(Verb.INSERT, row) for row in rows])
+
+        async def compared() -> str:
+            found = await _rows(old)
+            expected = [mapper.map(row)[0].row for row in found]
+            if {row[ROW_KEY]: row["N"] for row in found} != holds:
+                return "the source is not what was written"
+            same = _contents(await _rows(tables.service.table(target))) == _contents(expected)
+            return "equal" if same else "the target is not what the source gives"
+
+        async def command(step: str, *words: str) -> None:
+            async with asyncio.timeout(_COMMAND_S):
+                ended = (await asyncio.to_thread(project.start(*words).finish)).code
+            seen[step] = await compared() if ended == 0 else f"`rekey {words[0]}` ended with {ended}"
+
+        async with AsyncExitStack() as clients:
+
+            async def client(table: str) -> Write:
+                prepared = prepared_with(project.declared, project.secrets, project.wrapping_key)
+                plan = Plan(prepared, table, name="live", settings=_SETTINGS)
+                core = ClientCore(plan, lambda: apart(connect(ends[0], ends[1], _SETTINGS, {}), prefix))
+                clients.push_async_callback(core.close)
+                await core.open()
+                return lambda operation: core.write([operation])
+
+            ends = [Endpoint(one.endpoint, credential(one)) for one in (config.tables, config.restricted)]
+            in_old = await client(source) if dual else old.write
+            running = project.start("apply", "0001_live")
+            copied = 0
+            while not running.ended and not copied:
+                await asyncio.sleep(_POLL_S)
+                copied = sum(segment.rows for segment in project.segments(BACKFILL))
+            ended = running.kill().code
+            in_the_middle = ended < 0 and 0 < copied < ROWS
+            seen["killed"] = "in the middle of copying" if in_the_middle else f"not: it ended with {ended}"
+            quicker = (folder / "rekey.toml").read_text("utf-8").replace("per_second = 4", "per_second = 500")
+            (folder / "rekey.toml").write_text(quicker, "utf-8")
+            await _write(in_old, holds, "first", _row)
+            await command("resumed", "apply", "0001_live")
+            if dual:
+                await command("verified", "verify", "0001_live", "--mode", "full")
+            await command("cut_over", "apply", "0001_live", "--to", "cutover", *said)
+            in_new = await client(target) if dual else tables.service.table(target).write
+            await _write(in_new, holds, "second", lambda *row: mapper.map(_row(*row))[0].row)
+            await command("taken_back", "rollback", "0001_live", *said)
+    return seen
+
+
+def _row(name: str, number: int) -> Row:
+    return {PARTITION_KEY: "p", ROW_KEY: name, "N": number}
+
+
+def _contents(rows: Iterable[Row]) -> list[str]:
+    return sorted(repr(sorted(content_of(row).items())) for row in rows)
+
+
+async def _rows(table: Table) -> list[Row]:
+    return [row async for page in table.scan() for row in page.rows]
+
+
+async def _write(write: Write, holds: dict[str, int], new: str, made: Callable[[str, int], Row]) -> None:
+    """Insert, replace and delete a row each, and record it. `made`: makes a row of the view written in."""
+    changed, gone = list(holds)[:2]
+    await write(Operation(Verb.INSERT, made(new, -1)))
+    await write(Operation(Verb.REPLACE, made(changed, -2), "*"))
+    await write(Operation(Verb.DELETE, made(gone, holds.pop(gone)), "*"))
+    holds |= {new: -1, changed: -2}

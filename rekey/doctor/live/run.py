@@ -1,0 +1,145 @@
+"""One run: leftovers removed, checks and small migrations made, tables removed, a report that is signed.
+
+Rules kept here:
+
+* Everything is bounded: a check that does not end in time is told as that, and after `RUN_S` nothing more is
+  begun. What was made is removed before the report is made, and also when the run is interrupted.
+* The report is a signed statement like that of a bundle, of a type of its own, next to the state file, where
+  an export of evidence finds it. A later run takes its place.
+* It holds no key of a row, and no secret: endpoints, words of checks, names of throw-away tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from rekey.core.distribution import installed_version
+from rekey.declaration.migration import CAPTURES
+from rekey.doctor.live.checks import ALIKE, WIRE, Check, Seen
+from rekey.doctor.live.judge import CATALOGUE, CHECKS, ERROR, deviations
+from rekey.doctor.live.life import life
+from rekey.doctor.live.stage import Scene, Stage, leftovers, new_prefix, opened
+from rekey.doctor.observed import AccountSeen, Kind
+from rekey.doctor.report import Fact, Told, found, listed
+from rekey.errors import MachineFailed, RekeyError, reason_of
+from rekey.evidence.contents import LIVE_SCHEMA, live_path
+from rekey.evidence.keys import Signer
+from rekey.evidence.statement import LIVE_TYPE, Statement, signed
+from rekey.project.config import Config
+from rekey.project.privatefiles import write_whole
+
+RUN_S, CHECK_S = 1500.0, 120.0
+REQUESTS = 1600
+"""About so many requests are sent: 250 by the checks of each account, the others by the small migrations."""
+
+
+async def seen_of(check: Awaitable[Seen], until: float) -> Seen:
+    """Return what a check saw; that it failed, by the error's type alone, or did not end in time, too."""
+    try:
+        async with asyncio.timeout_at(until):
+            return await check
+    except TimeoutError:
+        return {ERROR: "no end in time"}
+    except RekeyError as error:
+        return {ERROR: f"{type(error).__name__} {getattr(error, 'code', '')}".strip()}
+    except Exception as error:  # noqa: BLE001 - an answer that nobody foresaw is a finding, too
+        return {ERROR: type(error).__name__}
+
+
+async def checked(stage: Stage, checks: Mapping[str, Check], until: float) -> dict[str, Seen]:
+    """Make checks one after the other on a table of the stage; return what each saw."""
+    table = await stage.new_table()
+    now = asyncio.get_running_loop().time
+    return {
+        name: await seen_of(check(Scene(stage, table, name)), min(now() + CHECK_S, until))
+        for name, check in checks.items()
+    }
+
+
+async def live(config: Config, accounts: tuple[AccountSeen, AccountSeen]) -> dict[str, Any]:
+    """Make a run on accounts that can be reached, and return its report.
+
+    Raises:
+        RekeyError: an account fails before the first check.
+    """
+    until = asyncio.get_running_loop().time() + RUN_S
+    told: list[dict[str, Any]] = []
+    seen: list[tuple[str, str, bool, Seen]] = []
+    stages: list[Stage] = []
+    async with AsyncExitStack() as stack:
+        for account in accounts:
+            service = await stack.enter_async_context(opened(account.account))
+            now = await service.server_time()
+            stages.append(Stage(service, new_prefix(now), account.account))
+            stack.push_async_callback(stages[-1].clear)
+            stale = await leftovers(account.account, now)
+            removed = [name for name in stale if await service.delete_table(name)]
+            told.append({"section": account.section, "service": str(account.kind), "removed": removed})
+        tried = accounts[:1] if config.tables.is_same_as(config.restricted) else accounts
+        checking = (checked(stage, {**ALIKE, **WIRE}, until) for stage in stages[: len(tried)])
+        for account, found_there in zip(tried, await asyncio.gather(*checking), strict=True):
+            azurite = account.kind is Kind.AZURITE
+            seen += [(account.section, name, azurite, one) for name, one in found_there.items()]
+        lives = await asyncio.gather(*(seen_of(life(one, config, *stages), until) for one in CAPTURES))
+        seen += [("both", f"migration-{one}", False, each) for one, each in zip(CAPTURES, lives, strict=True)]
+        now = await stages[0].service.server_time()
+    return {
+        "schema": LIVE_SCHEMA,
+        "rekey": installed_version(),
+        "endpoints": config.endpoints,
+        "ended_at": now,
+        "accounts": [{**one, "left": stage.left} for one, stage in zip(told, stages, strict=True)],
+        "checks": [
+            {
+                "check": name,
+                "account": section,
+                "what": CHECKS[name]["what"],
+                "seen": {word: str(there) for word, there in one.items()},
+                "deviations": deviations(name, one, azurite=azurite),
+            }
+            for section, name, azurite, one in seen
+        ],
+    }
+
+
+def tell(report: Mapping[str, Any]) -> Iterator[Told]:
+    """Yield the findings and facts of a report."""
+    checks = report["checks"]
+    known = dict[str, None]()
+    for one in checks:
+        for each in one["deviations"]:
+            if each["known"]:
+                known[f"{one['check']} ({each['word']})"] = None
+                continue
+            said = {name: each[name] for name in ("word", "wanted", "promise")}
+            about = f"{one['account']}, {one['check']}"
+            yield found("live-deviates", about, what=one["what"], there=each["seen"], **said)
+    if known:
+        yield found("live-known", "Azurite", known=listed(list(known)))
+    held = sum(not one["deviations"] for one in checks)
+    yield Fact("checks", f"{held} of {len(checks)} saw exactly what rekey takes for granted")
+    for one in report["accounts"]:
+        about = f"[{one['section']}]"
+        if one["removed"]:
+            yield Fact(about, f"removed what an earlier run had left: {listed(one['removed'])}")
+        if one["left"]:
+            yield found("live-left", about, tables=listed(one["left"]))
+
+
+def keep(report: Mapping[str, Any], config: Config, signer: Signer | None) -> None:
+    """Sign a report, and keep it next to the state file. Raises MachineFailed."""
+    judged_by = {CATALOGUE.name: hashlib.sha256(CATALOGUE.read_bytes()).hexdigest()}
+    path = live_path(config.state)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, signed(Statement(judged_by, report, LIVE_TYPE), signer).data)
+    except OSError as error:
+        raise MachineFailed(
+            f"the report cannot be written to {path} ({reason_of(error)})",
+            kept="everything; the throw-away tables are removed",
+            hint="make the state file's folder writable, then run it again",
+        ) from None

@@ -1,0 +1,232 @@
+"""Following (`apply --follow`): keep targets up to date before the gate of cutover, until that is called for.
+
+Rules kept here:
+
+* What changed is brought every `[follow] every`: by a pass (capture "delta"), or by settling the intents that
+  dead clients left ("dual-write"). Everything is compared every `[follow] compare_every`, and often enough
+  for the gate, within a share of the rates; changes are brought next to it. What was deleted goes with a
+  comparison.
+* Cutover is called for by `rekey proceed`, or by the window. What was told counts once, and only for the
+  process that follows while it is told: what an operator confirms may not be true for the next one.
+* A call ends pass and comparison at their next page, so that no request is left open that the cutover would
+  wait for. The comparison goes on from its sums if the gate refuses.
+* A gate that refuses is told, and the following goes on. In a window the gate is asked again every
+  `[follow] every`; a cutover that was begun and failed is not tried again in it: each freeze makes writes
+  wait.
+* In a window no stop is begun that is expected to outlast the window.
+* A comparison that finds differences closes the gate and is told; it ends nothing: targets that follow are
+  worth more than targets that do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+
+from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
+from rekey.core.concurrency import cancel, first_of
+from rekey.core.progress import Progress
+from rekey.errors import Findings, GateClosed, Interrupted, RekeyError, WriterAtWork
+from rekey.next_steps import after_findings, next_step
+from rekey.phases import Phase
+from rekey.present.text import differing, duration, moment
+from rekey.protocol.rules import SOURCE
+from rekey.runner import steering
+from rekey.runner.clients import sweep_journal
+from rekey.runner.phases.cutover import gate
+from rekey.runner.phases.reconcile import bring_changes, follow
+from rekey.runner.run import Options, Run, StopFlag, asks_again
+from rekey.runner.steering import Proceed
+from rekey.runner.stop import expected_stop_s, keep, measured
+from rekey.runner.verification import verify_full, wrong
+from rekey.state.models import WATERMARK
+from rekey.status.facts import FOLLOWING
+from rekey.tables.allowance import while_allowed
+
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What calls for the cutover: what `rekey proceed` said, or a window, which opened and closes; ticks."""
+
+    said: Proceed | None = None
+    opened: int = 0
+    closes: int = 0
+
+
+class Follower:
+    """Follows one migration that is before the gate of cutover."""
+
+    def __init__(self, run: Run) -> None:
+        """Begin, or go on where a run that was killed followed."""
+        self._run = run
+        self._heard = (steering.read(run.config.state) or steering.Steering()).proceed
+        self._asked: float | None = None
+        self._asked_in = self._tried = 0  # the windows in which the gate was asked, and the cutover begun
+        self._failed = False
+        self._refusal: tuple[str, ...] = ()
+        kept = run.state.get_fact(run.script_id, FOLLOWING)
+        self.since = json.loads(kept)["since"] if kept else format_ticks(run.clock.ticks())
+        """Since when it is followed."""
+        self._keep()
+        step = next_step("proceed-stopped" if run.is_delta else "proceed", script=run.script_id)
+        told = f"{run.script_id}: followed since {moment(self.since)}. Next: {step}"
+        if (window := run.config.follow.window) is not None:
+            opens, closes = (moment(format_ticks(at)) for at in window.next(run.clock.ticks()))
+            told += f"; or by itself in the window from {opens} to {closes}"
+        run.progress.note(told, "following", script_id=run.script_id, since=self.since)
+        if kept and self._heard is not None and self._heard.script_id == run.script_id:
+            said = f"`rekey proceed` of {moment(self._heard.said_at)} counts no more: say it again"
+            run.progress.note(f"{run.script_id}: {said}", "warning")
+        if window is not None and run.is_delta and not run.options.writers_stopped:
+            said = "its window will refuse: only --writers-stopped confirms that nothing writes then"
+            run.progress.note(f"{run.script_id}: {said}", "warning")
+
+    def _keep(self) -> None:
+        kept = json.dumps({"since": self.since, "refused": self._refusal})
+        self._run.state.set_fact(self._run.script_id, FOLLOWING, kept)
+
+    def ended(self) -> None:
+        """Forget that it is followed: cut over, or stopped on request."""
+        self._run.state.set_fact(self._run.script_id, FOLLOWING, None)
+
+    # --- until cutover is called for -----------------------------------------------------------------------
+
+    async def until_called(self) -> Call:
+        """Keep the targets up to date until cutover is called for.
+
+        Raises:
+            Interrupted, Locked: on request; the runner lease was lost.
+            RekeyError: what passes and comparisons raise.
+        """
+        run, over = self._run, asyncio.Event()
+        ours = replace(run, stop=StopFlag(), factory=None, share=run.config.follow.share)
+        # A pass next to a comparison is not shown: what is shown is one thing at a time.
+        quiet = replace(ours, progress=Progress(run.clock))
+        with while_allowed(run.still_alone):
+            comparing = _compare(ours, over, at_once=self._failed)
+            tasks = [asyncio.ensure_future(one) for one in (_bring(quiet, over), comparing)]
+        self._failed = False
+        try:
+            while (call := await self._called()) is None and not any(task.done() for task in tasks):
+                run.check()
+                await run.clock.sleep(_LOOK_S)
+            over.set()
+            ours.stop.request()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            await cancel(tasks)
+        for end in ends:
+            if isinstance(end, BaseException) and not isinstance(end, Interrupted):
+                raise end
+        if call is None:
+            raise AssertionError("a task ends with an error, or when it is told to")
+        return call
+
+    async def _called(self) -> Call | None:
+        """Return what calls for the cutover now. A window does where the gate is open, or refuses anew."""
+        run, now = self._run, self._run.clock.rising()
+        said = steering.read(run.config.state)
+        if said is None or said.paused:
+            return None  # nothing is sent before `rekey resume`
+        if said.proceed != self._heard:
+            self._heard = said.proceed
+            if said.proceed is not None and said.proceed.script_id == run.script_id:
+                run.state.audit("proceed", run.script_id, asdict(said.proceed))
+                told = f"{run.script_id}: `rekey proceed` of {moment(said.proceed.said_at)} was heard"
+                run.progress.note(told, "proceed-heard", script_id=run.script_id)
+                return Call(said.proceed)
+        window, ticks = run.config.follow.window, run.clock.ticks()
+        if window is None:
+            return None
+        opened, closes = window.next(ticks)
+        waited = self._asked is None or now - self._asked >= run.config.follow.every_s
+        if opened > ticks or opened == self._tried or not waited:
+            return None
+        self._asked, before, self._asked_in = now, self._asked_in, opened
+        call = Call(None, opened, closes)
+        reasons = await gate(replace(run, options=self.options(call))) + self.outlasts(call)
+        same = before == opened and [*map(_plain, reasons)] == [*map(_plain, self._refusal)]
+        return None if reasons and same else call
+
+    # --- the cutover ---------------------------------------------------------------------------------------
+
+    def options(self, call: Call) -> Options:
+        """Return the options that the gate is asked with."""
+        given = self._run.options
+        if call.said is None:
+            return replace(given, freeze_by=call.closes)
+        return replace(given, writers_stopped=call.said.writers_stopped)
+
+    def outlasts(self, call: Call) -> list[str]:
+        """Return the reason that the stop is expected to outlast the window, if so; then no more in it."""
+        left_s = (call.closes - self._run.clock.ticks()) / TICKS_PER_SECOND
+        stop_s = expected_stop_s(self._run) if self._run.is_delta else None
+        if call.said is not None or stop_s is None or stop_s <= left_s:
+            return []
+        self._tried = call.opened
+        closes = moment(format_ticks(call.closes))
+        return [f"the window closes at {closes}, and writers would stand still for about {duration(stop_s)}"]
+
+    def enters(self, call: Call) -> None:
+        """Note that the cutover is begun: once in a window."""
+        self._tried = call.opened or self._tried
+
+    def refused(self, problem: RekeyError) -> None:
+        """Tell that the cutover was refused, and why. After a freeze everything is compared at once: what was
+        found in it is brought by that, or was written by somebody who had not stopped."""
+        run, hint = self._run, problem.hint
+        self._failed = isinstance(problem, WriterAtWork | Findings)
+        last = run.state.latest_verification(run.script_id)
+        if isinstance(problem, WriterAtWork):
+            hint = asks_again(run, Phase.CUTOVER)
+        elif isinstance(problem, Findings) and last is not None:
+            hint = str(after_findings(run.script_id, run.source.name, last.report, following=True))
+        self._refusal = tuple(problem.reasons if isinstance(problem, GateClosed) else [problem.what])
+        self._keep()
+        said = f"{run.script_id}: {problem.what}. It is followed as before. Next: {hint}"
+        run.progress.note(said, "cutover-refused", script_id=run.script_id, reasons=list(self._refusal))
+
+
+def _plain(reason: str) -> str:
+    return re.sub(r"\d[\d.,:]*", "0", reason)
+
+
+async def _bring(run: Run, over: asyncio.Event) -> None:
+    """Bring what has changed, again and again."""
+    sweeper = None if run.is_delta else run.sweeper
+    while True:
+        await first_of(over, run.clock.sleep(run.config.follow.every_s))
+        if over.is_set():
+            return
+        if sweeper is not None:
+            await sweep_journal(run, SOURCE, sweeper)
+            continue
+        await bring_changes(run)
+        since, last = run.state.get_fact(run.script_id, WATERMARK), measured(run)
+        if since is not None and last is not None:
+            keep(run, replace(last, at=since, waiting=0))
+
+
+async def _compare(run: Run, over: asyncio.Event, *, at_once: bool) -> None:
+    """Compare everything, again and again; one that was cut off goes on first. `at_once`: begin now."""
+    config = run.config
+    every_s = min(config.follow.compare_every_s, config.gates.verification_max_age_s / 2)
+    while True:
+        last = run.state.latest_verification(run.script_id)
+        if last is not None and not at_once and run.state.sums(run.script_id) is None:
+            since_s = (run.clock.ticks() - ticks_of(last.started_at)) / TICKS_PER_SECOND
+            await first_of(over, run.clock.sleep(max(0.0, every_s - since_s)))
+        if over.is_set():
+            return
+        at_once = False
+        report = (await follow(run, passes=False))[1] if run.is_delta else await verify_full(run)
+        if report.findings:
+            step = after_findings(run.script_id, run.source.name, report.as_json(), following=True)
+            said = (
+                f"full verification found {differing(wrong(report), ' that ')}: the gate of cutover is closed"
+            )
+            run.progress.note(f"{run.script_id}: {said}. Next: {step}", "warning")

@@ -1,0 +1,93 @@
+"""Hooks: a program of the operator's that is run when something happens to a migration.
+
+Rules kept here:
+
+* The program is a list of arguments; no shell reads it. It runs in the folder of `rekey.toml`, in the
+  environment of the command itself, and gets the progress document, with what happened as the member `event`,
+  on its standard input. What it prints is not shown: it may be anything.
+* It has a time limit; then it is ended together with what it has begun. It is no part of the terminal's
+  foreground: Ctrl-C stops the migration at a checkpoint, not a hook half way.
+* One that fails is told, and changes nothing; but before the authority moves to the target it keeps the gate
+  of `cutover` closed.
+* A pass has stalled when its rows have not grown for a time, unless the operator has paused it. That is told
+  once, until it has gone on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from asyncio.subprocess import DEVNULL, PIPE
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from rekey.core.progress import Work
+from rekey.errors import reason_of
+from rekey.present.text import duration
+from rekey.project.config import Hooks
+
+
+class HookEvent(StrEnum):
+    """What a hook is run for."""
+
+    PHASE_BEGUN = "phase-begun"
+    PHASE_ENDED = "phase-ended"
+    GATE_REFUSED = "gate-refused"
+    STALLED = "stalled"
+    DIVERGENCE = "divergence"
+    FREEZE = "freeze"
+    DONE = "done"
+
+
+async def run_hook(hooks: Hooks, folder: Path, document: bytes) -> str:
+    """Run the hook to its end; return how it failed, "" when it did not."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *hooks.command, cwd=folder, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
+        )
+    except OSError as error:
+        return f"cannot be run ({reason_of(error)})"
+    try:
+        async with asyncio.timeout(hooks.timeout_s):
+            await process.communicate(document)
+    except TimeoutError:
+        return f"had not ended after {duration(hooks.timeout_s)}"
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                if os.name == "posix":
+                    os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.kill()
+            await process.wait()
+    code = process.returncode
+    return f"ended with exit code {code}" if code else ""
+
+
+@dataclass(slots=True)
+class Stalls:
+    """Notices when a pass stalls. `after_s`: seconds without progress."""
+
+    after_s: float
+    _seen: tuple[str, int, int] | None = field(default=None, init=False)
+    _since: float = field(default=0.0, init=False)
+    _told: bool = field(default=False, init=False)
+
+    def stalled(self, work: Work | None, now: float, *, paused: bool) -> bool:
+        """Tell, once, that a pass has stalled.
+
+        Args:
+            work: the pass at work.
+            now: seconds that only rise.
+            paused: the operator has paused it.
+        """
+        seen = None if work is None or paused else (work.label, work.began_at, work.rows)
+        if seen != self._seen:
+            self._seen, self._since, self._told = seen, now, False
+        if seen is None or self._told or now - self._since < self.after_s:
+            return False
+        self._told = True
+        return True

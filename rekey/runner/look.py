@@ -1,0 +1,49 @@
+"""One look at a migration: its facts, judged; and the progress document of it.
+
+Rules kept here:
+
+* Whoever tells where a migration stands looks in this way: `rekey status`, what serves progress, hooks, and
+  `apply` at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from rekey.core.clock import Clock
+from rekey.core.plain import plain
+from rekey.declaration.migration import Declared
+from rekey.migration.opening import Prepared, open_migration, secrets_refused
+from rekey.project.config import Config
+from rekey.runner import steering
+from rekey.state.store import State
+from rekey.status.facts import look_at
+from rekey.status.judge import Status, judge
+from rekey.status.tell import document
+from rekey.tables.base import Accounts
+
+
+async def look(
+    config: Config,
+    scripts: Mapping[str, Declared],
+    declared: Declared,
+    state: State,
+    accounts: Accounts,
+    clock: Clock,
+    *,
+    at_end: bool = False,
+) -> Status:
+    """Return the status of a migration; `at_end` as of `look_at`. Raises StateUnusable as that does."""
+    refused = partial(secrets_refused, open_migration(Prepared.of(config, declared), accounts))
+    paused = steering.is_paused(config.state)
+    restricted = accounts.restricted
+    read = look_at(declared, scripts, config, state, restricted, clock, refused, paused=paused, at_end=at_end)
+    return judge(await read)
+
+
+def told(config: Config, status: Status, clock: Clock) -> dict[str, Any]:
+    """Return the progress document of one migration."""
+    said = steering.read(config.state) or steering.Steering()
+    return document([status], plain(said), clock.ticks())

@@ -1,0 +1,131 @@
+"""`rekey doctor --live` as installed: it passes on Azurite, removes what it made, tells what is broken."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from rekey.doctor.live.run import REQUESTS
+from rekey.doctor.live.stage import PREFIX, STALE_S
+from rekey.evidence import contents, signing, statement
+from rekey.rehearse.azurite import Azurite
+from tests.acceptance.support import Project, Ran, users
+from tests.declared import USERS
+from tests.deviating import DEVIATIONS, Deviate, DeviatingProxy
+
+pytestmark = pytest.mark.azurite
+
+
+@pytest.fixture
+def project(tmp_path: Path, azurite: Azurite) -> Project:
+    """A migration that has begun, in a project that signs its evidence."""
+    made = Project(tmp_path, azurite)
+    made.configure(more='[evidence]\nkey_file = "evidence.pem"')
+    signing.make_key(tmp_path / "evidence.pem")
+    made.script(USERS)
+    made.fill(users(5))
+    made.run("apply", made.script_id).ended(0)
+    return made
+
+
+def named(begun: float) -> str:
+    """Return the name of a table that a run of some moment made."""
+    return f"{PREFIX}{int(begun):010d}abcdefsource"
+
+
+def test_it_passes_on_azurite_leaves_nothing_and_is_evidence(project: Project) -> None:
+    """What a run left that is surely over is removed, a table of one that may still go on is not; nor is one
+    that only begins alike."""
+    before, rows = (project.wire.names(), project.restricted.names()), project.everything()
+    stale, fresh, alike = named(time.time() - STALE_S - 60), named(time.time()), f"{PREFIX}ry"
+    for name in (stale, fresh, alike):
+        project.wire.create(name)
+    ran = project.run("doctor", "--live", "--json").ended(0, "about", "requests")
+    for name in (fresh, alike):
+        project.wire.drop(name)
+    assert (project.wire.names(), project.restricted.names()) == before
+    assert project.everything() == rows
+    live = [one for one in ran.document["findings"] if one["family"] == "live"]
+    assert [one["code"] for one in live] == ["live-known"]
+    kept = [
+        one["seen"] for one in ran.document["facts"] if (one["family"], one["about"]) == ("live", "report")
+    ]
+    assert kept == [f"signed, kept in {contents.live_path(project.state)}"]
+    report = ran.document["live"]
+    assert [(one["service"], one["removed"], one["left"]) for one in report["accounts"]] == [
+        ("Azurite", [stale], []),
+        ("Azurite", [], []),
+    ]
+    ended = {one["check"]: one["seen"] for one in report["checks"] if one["account"] == "both"}
+    assert set(ended) == {"migration-delta", "migration-dual-write"}
+    assert {each["killed"] for each in ended.values()} == {"in the middle of copying"}
+    folder = project.folder / "evidence"
+    project.run("evidence", "export", str(folder), project.script_id).ended(0, "doctor --live")
+    envelope = statement.parsed((folder / "data" / contents.LIVE).read_bytes())
+    assert envelope.statement(statement.LIVE_TYPE).predicate == report
+    project.run("evidence", "verify", str(folder)).ended(0, "doctor --live")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_no_table_and_no_process(project: Project, number: signal.Signals) -> None:
+    """SIGINT while the small migrations are under way, SIGTERM during the checks."""
+    before = project.wire.names(), project.restricted.names()
+    wanted = "source" if number is signal.SIGINT else "t1"
+
+    def under_way() -> bool:
+        return any(name.startswith(PREFIX) and name.endswith(wanted) for name in project.wire.names())
+
+    running = project.start("doctor", "--live")
+    assert running.until(under_way)
+    running.signal(number).ended(130)
+    assert (project.wire.names(), project.restricted.names()) == before
+    assert not contents.live_path(project.state).exists()
+    assert not list((project.folder / "tmp").iterdir())
+
+
+def test_it_makes_tables_and_so_does_not_go_with_read_only(project: Project) -> None:
+    project.run("doctor", "--live", "--read-only").ended(2, "--read-only")
+
+
+def test_accounts_that_cannot_be_used_are_not_tried(project: Project) -> None:
+    ran = project.run(
+        "doctor", "--live", ACCEPTANCE_TABLES_KEY=project.environment["ACCEPTANCE_RESTRICTED_KEY"]
+    )
+    ran.ended(1, "credential-refused", "live-not-tried")
+
+
+def behind(project: Project, deviate: Deviate | None) -> tuple[Ran, int]:
+    """Run the command with both accounts behind a deviation; return the requests that came, too."""
+
+    async def run() -> tuple[Ran, int]:
+        async with DeviatingProxy(f"http://127.0.0.1:{project.azurite.port}", deviate) as proxy:
+            project.configure(tables=f"{proxy.address}/tables", restricted=f"{proxy.address}/restricted")
+            ran = await asyncio.to_thread(project.run, "doctor", "--live", "--json")
+            return ran, len(proxy.asked)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.soak
+def test_it_sends_about_as_many_requests_as_it_says(project: Project) -> None:
+    ran, requests = behind(project, None)
+    ran.ended(0)
+    assert REQUESTS / 2 < requests < REQUESTS * 1.25
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("planted", ["a continuation is lost", "every writer wins", "an ETag comes back"])
+def test_the_whole_command_finds_what_is_planted(project: Project, planted: str) -> None:
+    before = project.wire.names(), project.restricted.names()
+    where, deviate = DEVIATIONS[planted]
+    ran, _ = behind(project, deviate)
+    ran.ended(1)
+    found = [one for one in ran.document["findings"] if one["code"] == "live-deviates"]
+    assert {f"{account}, {where.partition('/')[0]}" for account in ("tables", "restricted")} <= {
+        one["about"] for one in found
+    }
+    assert (project.wire.names(), project.restricted.names()) == before

@@ -1,0 +1,135 @@
+"""The report of `rekey doctor --live` in evidence: signed, exported with its own project only, checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from rekey.doctor.live.run import keep
+from rekey.evidence import contents, signing, statement
+from rekey.evidence.keys import Ed25519Signer, PublicKey, Signer
+from tests.commands import Commands
+from tests.every import every
+from tests.evidence import checked, codes, exported, restated, rows, with_key
+from tests.projects import USERS_SCRIPT, Project
+
+LIVE = f"data/{contents.LIVE}"
+STRANGER = Ed25519Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
+
+
+@pytest.fixture
+async def rekey(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Commands:
+    project = Project(tmp_path)
+    project.script(USERS_SCRIPT)
+    await project.fill("Users", rows(4))
+    return Commands(project, capsys, monkeypatch)
+
+
+@pytest.fixture
+def key(rekey: Commands) -> PublicKey:
+    """The project's key; the migration is at its gate."""
+    key = with_key(rekey.project.folder)
+    rekey("apply", "0001")
+    return key
+
+
+def kept(rekey: Commands, signer: Signer | None, **said: Any) -> dict[str, Any]:
+    """Keep a report as a run does, and return it."""
+    config = rekey.project.config
+    known = {"check": "values", "word": "altered", "wanted": "nothing", "seen": "minus zero", "known": True}
+    checks = [{"check": "values", "account": "tables", "what": "every value stays", "deviations": [known]}]
+    accounts = [{"section": "tables", "service": "Azurite"}]
+    report = {
+        "schema": contents.LIVE_SCHEMA,
+        "endpoints": config.endpoints,
+        "accounts": accounts,
+        "checks": checks,
+    }
+    report |= {"ended_at": "2026-01-31T12:00:00.0000000Z", **said}
+    keep(report, config, signer)
+    return report
+
+
+def signer_of(rekey: Commands) -> Ed25519Signer:
+    return signing.read_private(rekey.project.folder / "evidence.pem")
+
+
+def test_a_bundle_holds_the_report_and_verify_checks_it(rekey: Commands, key: PublicKey) -> None:
+    report = kept(rekey, signer_of(rekey))
+    folder = exported(rekey)
+    envelope = statement.parsed((folder / LIVE).read_bytes())
+    assert envelope.is_by(key)
+    assert envelope.statement(statement.LIVE_TYPE).predicate == report
+    page = (folder / "data" / contents.REPORT).read_text("utf-8")
+    assert every(
+        one in page for one in ("What was tried", "every value stays", "minus zero", "[tables] is Azurite")
+    )
+    verdict = checked(folder, key)
+    assert verdict.is_right
+    assert any("doctor --live" in one for one in verdict.checked)
+    assert contents.live_path(rekey.project.config.state).stat().st_mode & 0o077 == 0
+
+
+def test_without_one_a_bundle_is_whole(rekey: Commands, key: PublicKey) -> None:
+    folder = exported(rekey)
+    assert not (folder / LIVE).exists()
+    assert checked(folder, key).is_right
+
+
+def test_a_report_by_another_key_of_other_accounts_or_of_another_form_is_left_out(
+    rekey: Commands, key: PublicKey
+) -> None:
+    for number, (signer, said) in enumerate(
+        [
+            (STRANGER, {}),
+            (None, {}),
+            (signer_of(rekey), {"endpoints": "https://a https://b"}),
+            (signer_of(rekey), {"schema": 2}),
+        ]
+    ):
+        kept(rekey, signer, **said)
+        folder = exported(rekey, f"bundle{number}")
+        assert not (folder / LIVE).exists()
+        assert checked(folder, key).is_right
+
+
+def test_a_file_that_is_no_report_is_left_out(rekey: Commands, key: PublicKey) -> None:
+    path = contents.live_path(rekey.project.config.state)
+    other = statement.signed(
+        statement.Statement({}, {"endpoints": rekey.project.config.endpoints}), signer_of(rekey)
+    )
+    for number, data in enumerate((b"", b"{}", other.data)):
+        path.write_bytes(data)
+        folder = exported(rekey, f"bundle{number}")
+        assert not (folder / LIVE).exists()
+        assert checked(folder, key).is_right
+
+
+def test_a_report_that_somebody_else_signed_is_found_in_a_bundle_that_is_right_otherwise(
+    rekey: Commands, key: PublicKey
+) -> None:
+    """Also a statement of another type, though the right key signed it."""
+    report = kept(rekey, signer_of(rekey))
+    folder = exported(rekey)
+    forged = statement.Statement({}, report, statement.LIVE_TYPE)
+    for data in (
+        statement.signed(forged, STRANGER).data,
+        statement.signed(forged, None).data,
+        statement.signed(statement.Statement({}, report), signer_of(rekey)).data,
+    ):
+        (folder / LIVE).write_bytes(data)
+        restated(folder, signer_of(rekey))
+        assert codes(checked(folder, key)) == {"live"}
+
+
+def test_of_a_project_without_a_key_the_report_is_not_signed_either(rekey: Commands) -> None:
+    rekey("apply", "0001")
+    kept(rekey, None)
+    folder = exported(rekey)
+    assert (folder / LIVE).exists()
+    assert codes(checked(folder)) == {"unsigned"}
