@@ -83,7 +83,7 @@ class Upstream:
             CredentialRefused: the proxy has no token.
         """
         if self._session is None:
-            self._session = open_session(self._connections)
+            self._session = open_session(self._connections, auto_decompress=False)
         url = f"{self.endpoint}/{path}"
         sending = Sending(writes=not reads)
         session = self._session

@@ -173,12 +173,7 @@ class Transport:
         session, sending = self._open(), Sending(request.method != "GET")
         self._sendings.add(sending)
         address = self.timeouts.address(self._endpoint, request.path, request.service_s)
-        headers = {
-            **request.headers,
-            "Accept-Encoding": "identity",
-            "User-Agent": self._agent,
-            "x-ms-client-request-id": str(uuid4()),
-        }
+        headers = {**request.headers, "User-Agent": self._agent, "x-ms-client-request-id": str(uuid4())}
         body: Any = request.body
         if body is not None and len(body) > _STREAMED_BYTES:
             body = io.BytesIO(body)  # aiohttp warns of larger bodies in one piece
@@ -262,18 +257,18 @@ class ConnectionDropped(aiohttp.ClientError):
     """A kept connection turned out to be closed, and aiohttp was about to repeat the request by itself."""
 
 
-def open_session(connections: int) -> aiohttp.ClientSession:
-    """Return a session that changes no answer and repeats no write; its requests have a `Sending` as their
-    `trace_request_ctx`.
+def open_session(connections: int, **options: Any) -> aiohttp.ClientSession:
+    """Return a session that repeats no write; its requests have a `Sending` as their `trace_request_ctx`.
 
     Args:
         connections: at most this many at a time.
+        options: further ones of aiohttp's.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=_IDLE_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
         trace_configs=[_before_sending()],
+        **options,
     )
 
 
