@@ -5,7 +5,7 @@ Rules kept here:
 
 * Each is a process of its own, with its own id, folder, environment and streams; it is signalled, killed and
   waited for as any other. Nothing was done before it began, but imports.
-* The command as it is installed, from nothing, is what test_cli_life.py, the example and the tutorial in
+* The command as it is installed, from nothing, is what test_cli_life.py, the README's example in
   test_runbooks.py, test_rehearse.py, test_traced.py and test_executors.py run; and whoever runs a command
   within another program.
 """
@@ -36,7 +36,10 @@ _MODULES = sorted(
 )
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
-    [*_MODULES, "tests.acceptance.dualwriting_client", "tests.acceptance.late_machines"]
+    [
+        *_MODULES,
+        *(f"tests.acceptance.{name}" for name in ("dualwriting_client", "late_machines", "secondary_client")),
+    ]
 )
 
 

@@ -224,10 +224,10 @@ def test_a_whole_life_from_init_to_retired(project: Project) -> None:
 
 
 def test_signals_checkpoint_a_second_runner_is_refused_and_all_ends_the_same(project: Project) -> None:
-    project.configure(window_rows=50, entities_per_second=10)
-    project.fill(1000)
+    project.configure(window_rows=20, entities_per_second=25)
+    project.fill(600)
     first = project.start("apply", "--skip-row-check")
-    project.wait_until_copied(50, first)
+    project.wait_until_copied(20, first)
     assert json.loads(project.rekey("apply", "--json", code=3))["error"] == "Locked"
     status = project.status()
     assert (status["runner"]["pid"], status["runner"]["live"]) == (first.pid, True)
@@ -235,13 +235,13 @@ def test_signals_checkpoint_a_second_runner_is_refused_and_all_ends_the_same(pro
     first.send_signal(signal.SIGINT)
     assert "run the same command again" in project.ended(first, 130)
     after_first = project.copied()
-    assert 50 <= after_first < 1000
+    assert 20 <= after_first < 600
 
     second = project.start("apply")
-    project.wait_until_copied(after_first + 50, second)
+    project.wait_until_copied(after_first + 20, second)
     second.send_signal(signal.SIGTERM)
     assert "run the same command again" in project.ended(second, 130)
-    assert after_first < project.copied() < 1000
+    assert after_first < project.copied() < 600
 
     third = project.start("apply")
     project.wait_until_copied(project.copied() + 1, third)

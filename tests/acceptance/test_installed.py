@@ -163,6 +163,9 @@ def test_the_demo_needs_nothing_but_the_installed_package(installed: Path, tmp_p
     assert "  stopped before `cutover`" in printed, "what commands print is shown"
     assert "\n  → " in printed, "and why they are run"
     assert "Passed: everything was as it must be, after every step." in printed
+    words = " ".join(printed.split())
+    for proof in ("no checkpoint ran ahead", "never stood behind", "No false alarm", "altered row"):
+        assert proof in words
     assert list((tmp_path / "own").iterdir()) == []
 
 

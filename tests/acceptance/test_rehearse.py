@@ -65,6 +65,7 @@ def _commands(report: RehearsalReport) -> list[str]:
     return [step.words[0] for step in report.steps]
 
 
+@pytest.mark.soak
 def test_a_migration_with_content_derived_keys_and_index_tables_lives_its_whole_life(tmp_path: Path) -> None:
     """Kill, resume under writes, planted row, cutover, way back, cutover, complete, retire: all proved."""
     told: list[str] = []

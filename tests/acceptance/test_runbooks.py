@@ -1,6 +1,6 @@
 """The README's example, the tutorial and the commands of every runbook, typed as they are there, on Azurite.
 
-What a reader types is a process: of the README and the tutorial the installed command from nothing, of the
+What a reader types is a process: of the README the installed command from nothing, of the tutorial and the
 runbooks a forked one (see `forking`). What a runbook presumes is prepared here, with the same commands called
 in this process, which is quicker still.
 """
@@ -331,17 +331,20 @@ def test_the_tutorial_is_what_one_really_sees(tmp_path: Path, azurite: UsualAzur
     """Every command is typed; its output is the one shown, but for moments, durations and ids."""
     folder = (tmp_path / "first").resolve()
     folder.mkdir()
-    for block in documents.blocks(TUTORIAL):
-        if block.language == "python":
-            text = block.text.replace("UseDevelopmentStorage=true", azurite.connection_string)
-            (folder / block.info).write_text(text, "utf-8")
-            continue
-        assert block.language == "console", f"{TUTORIAL.name}:{block.line}"
-        for command in documents.console_commands(block):
-            code, said = documents.run(command.words, folder)
-            assert code == command.exit_code, f"{command.words}\n{said}"
-            shown = said.replace(str(folder), USUAL_FOLDER)
-            assert documents.normal(shown) == documents.normal(command.output), command.words
-            if command.words == "rekey init":
-                config = folder / "rekey.toml"
-                config.write_text(config.read_text("utf-8").replace(USUAL_PORT, str(azurite.port)), "utf-8")
+    with rekey_for_a_shell(tmp_path) as programs:
+        for block in documents.blocks(TUTORIAL):
+            if block.language == "python":
+                text = block.text.replace("UseDevelopmentStorage=true", azurite.connection_string)
+                (folder / block.info).write_text(text, "utf-8")
+                continue
+            assert block.language == "console", f"{TUTORIAL.name}:{block.line}"
+            for command in documents.console_commands(block):
+                code, said = documents.run(command.words, folder, programs)
+                assert code == command.exit_code, f"{command.words}\n{said}"
+                shown = said.replace(str(folder), USUAL_FOLDER)
+                assert documents.normal(shown) == documents.normal(command.output), command.words
+                if command.words == "rekey init":
+                    config = folder / "rekey.toml"
+                    config.write_text(
+                        config.read_text("utf-8").replace(USUAL_PORT, str(azurite.port)), "utf-8"
+                    )

@@ -27,7 +27,7 @@ from tests.worlds import SECRET, user
 
 pytestmark = pytest.mark.azurite
 LONG_S = 120
-ROWS = 600
+ROWS = 200
 REKEY = (sys.executable, "-m", "rekey")
 
 
@@ -35,14 +35,12 @@ REKEY = (sys.executable, "-m", "rekey")
 def project(
     tmp_path: Path, azurite: Azurite, table_name: Callable[[str], str]
 ) -> tuple[Path, dict[str, str]]:
-    """A project whose copy takes some seconds, and the environment of its commands."""
+    """A project, and the environment of its commands."""
     source, target = table_name("Users"), table_name("UsersV2")
     (tmp_path / "migrations").mkdir()
     script = USERS_SCRIPT.replace('"UsersV2"', f'"{target}"').replace('source="Users"', f'source="{source}"')
     (tmp_path / "migrations" / f"{table_name('users')}.py").write_text(script, "utf-8")
     configure(tmp_path, azurite.tables.endpoint, azurite.restricted.endpoint)
-    with (tmp_path / "rekey.toml").open("a", encoding="utf-8") as config:
-        config.write("[limits]\nentities_per_second = 80\n")
 
     async def fill() -> None:
         async with open_account(azurite.tables) as service:
@@ -99,6 +97,8 @@ def progressed(url: str) -> Iterator[dict[str, Any]]:
 
 def test_apply_is_watched_while_it_runs(project: tuple[Path, dict[str, str]]) -> None:
     folder, environ = project
+    with (folder / "rekey.toml").open("a", encoding="utf-8") as config:
+        config.write("[limits]\nwindow_rows = 40\nentities_per_second = 80\n")  # the copy takes some seconds
     with started(folder, environ, "apply", "--serve", "127.0.0.1:0") as (running, url):
         copying = next(
             one

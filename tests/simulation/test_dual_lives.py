@@ -129,8 +129,8 @@ def test_without_settling_what_intents_announce_a_life_finds_the_loss(tmp_path: 
         mock.patch.object(ReversePropagator, "settle", _settles_nothing),
         pytest.raises(Found, match="seed"),
     ):
-        for seed in range(3, 20):
-            Life(tmp_path / str(seed), "keys from keys", seed).live()
+        for seed in range(1, 20):
+            Life(tmp_path / str(seed), "keys from keys, secondary rows", seed).live()
 
 
 def test_without_transactions_a_life_finds_half_a_pair(tmp_path: Path) -> None:
