@@ -40,6 +40,26 @@ if (
 _numbers = itertools.count(1)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several workers, let files of tests that mostly wait, on Azurite and for leases, take turns with
+    files of tests that compute: one after the other, all would wait at once. What is quickest comes last."""
+    if not hasattr(config, "workerinput"):
+        return
+    files = [list(found) for _, found in itertools.groupby(items, key=lambda item: item.path)]
+    tiers = {tier: [one for one in files if one[0].path.parent.name == tier] for tier in _TIERS}
+    turns = [
+        ((number + 0.5) / len(tier), one)
+        for tier in (tiers["acceptance"] + tiers["contract"], tiers["simulation"] + tiers["scenarios"])
+        for number, one in enumerate(tier)
+    ]
+    turns.sort(key=lambda turn: turn[0])
+    rest = [one for one in files if one[0].path.parent.name not in _TIERS]
+    items[:] = itertools.chain.from_iterable([*(one for _, one in turns), *rest])
+
+
+_TIERS = ("acceptance", "contract", "scenarios", "simulation")
+
+
 def pytest_collection_finish() -> None:
     """Let Python's collector leave alone what collecting 5,000 tests has made: a tenth of the tests' time."""
     gc.collect()

@@ -1,4 +1,5 @@
-"""Rehearsals with the installed command on real Azurites: what passes, what does not, what is refused."""
+"""Rehearsals on real Azurites: what passes, what does not, what is refused. The commands are forked (see
+`forking`); with the installed one `test_installed.py` rehearses."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
 from rekey.errors import ConfigurationError, DeclarationError
 from rekey.model import content_of
+from rekey.rehearse import project
 from rekey.rehearse.rehearsal import rehearse
 from rekey.rehearse.report import RehearsalReport
+from tests.acceptance.forking import ForkedInstead
 from tests.every import every
 from tests.madeup import users
 from tests.oddrows import generic
@@ -40,6 +43,11 @@ migration = Migration(
     reverse={reverse},
 )
 """
+
+
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project, "subprocess", ForkedInstead)
 
 
 def _script(folder: Path, **parts: str) -> Path:
