@@ -172,7 +172,7 @@ def test_the_demo_needs_nothing_but_the_installed_package(installed: Path, tmp_p
 @pytest.mark.soak  # minutes: all packages, Node.js and Azurite are had from their indexes
 @pytest.mark.parametrize("version", ["", "3.11", "3.12", "3.13", "3.14"])
 def test_a_python_and_the_wheel_are_enough(built: Path, tmp_path: Path, version: str) -> None:
-    """Neither a Node.js nor any other program is on the PATH. First the Python of the tests, then all others."""
+    """Neither a Node.js nor any other program is on the PATH. First the Python of the tests, then others."""
     python = shutil.which(f"python{version}") if version else sys.executable
     # A shim may stand for a Python that is not there.
     if not python or subprocess.run([python, "-V"], capture_output=True).returncode:

@@ -175,16 +175,16 @@ def test_the_life_in_capture_dual_write_under_writes_in_both_views(races: Compan
     new = races.client(View.NEW)
     for number, client in enumerate([*old, new]):
         races.writes(traffic(races, client, 10 + number))
-    races.live(30)
+    races.live(10)
     races.apply(Phase.CUTOVER)
     assert races.phase is ControlPhase.CUTOVER
-    races.live(30)
+    races.live(10)
     races.rollback()
     assert races.phase is ControlPhase.DUAL_WRITE
-    races.live(30)
+    races.live(10)
     assert not races.verify(Mode.FULL).findings
     races.apply(Phase.CUTOVER)
-    races.live(30)
+    races.live(10)
     races.settle()
     assert not races.verify(Mode.FULL).findings
     assert watch.seen == []
