@@ -6,6 +6,7 @@ system in memory (Linux), temporary files are there, unless `TMPDIR` says where.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -15,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yoyo.migrations
 from hypothesis import settings
 
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
@@ -26,6 +28,9 @@ from tests.memory import MemoryTableService
 # No timing is asserted anywhere, so not by hypothesis either: a busy machine is no failure.
 settings.register_profile("rekey", deadline=None)
 settings.load_profile("rekey")
+
+# State files are made by the thousand, all from the same few files of SQL: each is parsed once.
+yoyo.migrations.read_sql_migration = functools.cache(yoyo.migrations.read_sql_migration)
 
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - folders in it are made as safely as those in /tmp
 _ROOM_BYTES = 4 << 30
