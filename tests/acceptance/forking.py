@@ -5,9 +5,9 @@ Rules kept here:
 
 * Each is a process of its own, with its own id, folder, environment and streams; it is signalled, killed and
   waited for as any other. Nothing was done before it began, but imports.
-* The command as it is installed, from nothing, is what test_cli_life.py, the README's example in
-  test_runbooks.py, the demo in test_installed.py, test_traced.py and test_executors.py run; and whoever runs
-  a command within another program.
+* The command as it is installed, from nothing, is what the demo in test_installed.py, the README's example in
+  test_runbooks.py, what is signalled in test_cli_life.py, test_traced.py and test_executors.py run; and
+  whoever runs a command within another program.
 """
 
 from __future__ import annotations
