@@ -11,12 +11,12 @@ import asyncio
 import json
 import os
 import re
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb
 from rekey.tables.credentials import SharedKey
 from tests import documents
-from tests.acceptance.forking import rekey_for_a_shell
+from tests.acceptance.forking import Forked, rekey_for_a_shell
 from tests.documents import ROOT, USUAL_FOLDER, USUAL_PORT, Command, UsualAzurite
 from tests.madeup import users
 
@@ -134,34 +134,22 @@ class Project:
             "t",
             "--json",
         ]
-        said = subprocess.run(
-            [sys.executable, "-m", "rekey", *words],
-            cwd=self.folder,
-            env=documents.environment(),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found: str = json.loads(said.stdout)["rows"][0]["row_id"]
+        with redirect_stdout(StringIO()) as said:
+            self.do(*words)
+        found: str = json.loads(said.getvalue())["rows"][0]["row_id"]
         return found
 
     def killed_while_copying(self) -> None:
         """Run `apply` slowly and end it by SIGKILL when it has copied a part."""
         self.configure(limits="window_rows = 20\nentities_per_second = 60")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rekey", "apply", "0001"],
-            cwd=self.folder,
-            env=documents.environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        process = Forked(("apply", "0001"), self.folder, documents.environment())
         try:
             deadline = time.monotonic() + 60
             while time.monotonic() < deadline and not self._is_half_copied():
                 assert process.poll() is None, "it ended before it could be killed"
         finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+            process.kill()
+            process.communicate()
         self.configure(gates='margin = "1s"')  # nothing holds back what it had sent
 
     def _is_half_copied(self) -> bool:
