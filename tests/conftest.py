@@ -6,6 +6,7 @@ system in memory (Linux), temporary files are there, unless `TMPDIR` says where.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -15,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yoyo.migrations
 from hypothesis import settings
 
 from rekey.rehearse.azurite import Azurite, AzuriteAccount
@@ -27,6 +29,18 @@ from tests.memory import MemoryTableService
 settings.register_profile("rekey", deadline=None)
 settings.load_profile("rekey")
 
+_parsed = functools.cache(yoyo.migrations.read_sql_migration)
+
+
+def _parsed_once(path: str) -> tuple[dict[str, str], str, list[str]]:
+    """Return what a file of SQL says, in lists of one's own: yoyo reverses them in place."""
+    directives, comment, statements = _parsed(path)
+    return dict(directives), comment, list(statements)
+
+
+# State files are made by the thousand, all from the same few files of SQL.
+yoyo.migrations.read_sql_migration = _parsed_once
+
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - folders in it are made as safely as those in /tmp
 _ROOM_BYTES = 4 << 30
 if (
@@ -38,6 +52,26 @@ if (
     tempfile.tempdir = None
 
 _numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several workers, let files of tests that mostly wait, on Azurite and for leases, take turns with
+    files of tests that compute: one after the other, all would wait at once. What is quickest comes last."""
+    if not hasattr(config, "workerinput"):
+        return
+    files = [list(found) for _, found in itertools.groupby(items, key=lambda item: item.path)]
+    tiers = {tier: [one for one in files if one[0].path.parent.name == tier] for tier in _TIERS}
+    turns = [
+        ((number + 0.5) / len(tier), one)
+        for tier in (tiers["acceptance"] + tiers["contract"], tiers["simulation"] + tiers["scenarios"])
+        for number, one in enumerate(tier)
+    ]
+    turns.sort(key=lambda turn: turn[0])
+    rest = [one for one in files if one[0].path.parent.name not in _TIERS]
+    items[:] = itertools.chain.from_iterable([*(one for _, one in turns), *rest])
+
+
+_TIERS = ("acceptance", "contract", "scenarios", "simulation")
 
 
 def pytest_collection_finish() -> None:

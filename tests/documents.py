@@ -150,12 +150,13 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PATH": os.pathsep.join([programs, kept.get("PATH", "")]), "COLUMNS": "100", **more}
 
 
-def run(words: str, folder: Path) -> tuple[int, str]:
-    """Run a command as a reader would; return its exit code and all it printed."""
+def run(words: str, folder: Path, *programs: Path) -> tuple[int, str]:
+    """Run a command as a reader would, `programs` first in the PATH; return exit code and all it printed."""
+    usual = environment()
     done = subprocess.run(
         ["sh", "-c", words],
         cwd=folder,
-        env=environment(),
+        env={**usual, "PATH": os.pathsep.join([*map(str, programs), usual["PATH"]])},
         text=True,
         encoding="utf-8",
         stdout=subprocess.PIPE,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from rekey.state.store import State
 from tests.commands import Commands
 from tests.faults import Call
 from tests.memory import Gate
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project, lived
 from tests.worlds import Killed, post, user
 
 SCRIPT = "0001_subject"
@@ -52,7 +51,7 @@ def begun(
 ) -> Commands:
     """Return the commands of a project whose rows are copied under the data key of a month."""
     monkeypatch.setattr("rekey.mapping.store.cohort_of", lambda _moment: month)
-    return _lived((script, month, False), folder, capsys, monkeypatch, _begin)
+    return _lived((script, month, False), folder, capsys, monkeypatch, begin)
 
 
 def completed(
@@ -61,14 +60,15 @@ def completed(
     """Return the commands of a project that is begun and complete, of a minute ago."""
 
     def live(rekey: Commands, script: str) -> None:
-        _begin(rekey, script)
+        begin(rekey, script)
         complete(rekey)
 
     monkeypatch.setattr("rekey.mapping.store.cohort_of", lambda _moment: MONTH)
     return _lived((script, MONTH, True), folder, capsys, monkeypatch, live)
 
 
-def _begin(rekey: Commands, script: str) -> None:
+def begin(rekey: Commands, script: str) -> None:
+    """Copy the rows of a script."""
     project = rekey.project
     project.script(script, f"{SCRIPT}.py")
     source = project.scripts[SCRIPT].migration.source
@@ -76,30 +76,15 @@ def _begin(rekey: Commands, script: str) -> None:
     rekey("apply")
 
 
-_Life = tuple[str, str, bool]
-_LIVED: dict[_Life, tuple[Project, dict[Path, bytes]]] = {}
-"""Projects as they were when their life so far had been lived, and what was in their folders."""
-
-
 def _lived(
-    life: _Life,
+    life: tuple[str, str, bool],
     folder: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     live: Callable[[Commands, str], None],
 ) -> Commands:
-    """Return a project of one's own that has lived so far; all but the first are copies of what that was."""
-    project = Project(folder)
-    if life not in _LIVED:
-        live(Commands(project, capsys, monkeypatch), life[0])
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        _LIVED[life] = copy.deepcopy(project), {path.relative_to(folder): path.read_bytes() for path in files}
-    else:
-        lived, files = copy.deepcopy(_LIVED[life])
-        project.clock, project.tables, project.restricted = lived.clock, lived.tables, lived.restricted
-        for path, data in files.items():
-            (folder / path).parent.mkdir(exist_ok=True)
-            (folder / path).write_bytes(data)
+    """Return the commands of a project of one's own that has lived so far."""
+    project = lived(life, folder, lambda made: live(Commands(made, capsys, monkeypatch), life[0]))
     return Commands(project, capsys, monkeypatch)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,3 +132,32 @@ class Project:
     def rows(self, table: str) -> Sequence[Row]:
         """Return what a table holds."""
         return self.tables.dump(table)
+
+
+_LIVED: dict[Hashable, tuple[Project, dict[Path, tuple[int, bytes]]]] = {}
+"""Projects as they were when their life so far had been lived, and what was in their folders."""
+
+
+def lived(name: Hashable, folder: Path, live: Callable[[Project], None]) -> Project:
+    """Return a project of one's own that has lived so far: the first of a name lives, all others are copies.
+
+    Args:
+        name: the same for what lives the same.
+        folder: where its files are to be.
+        live: lives so far in a new project. It reads no other state, and leaves nothing running.
+    """
+    project = Project(folder)
+    if name not in _LIVED:
+        live(project)
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        kept = {path.relative_to(folder): (path.stat().st_mode, path.read_bytes()) for path in files}
+        _LIVED[name] = copy.deepcopy(project), kept
+        return project
+    before, kept = _LIVED[name]
+    before = copy.deepcopy(before)
+    project.clock, project.tables, project.restricted = before.clock, before.tables, before.restricted
+    for path, (mode, data) in kept.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+        (folder / path).chmod(mode)
+    return project

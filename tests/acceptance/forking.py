@@ -5,9 +5,9 @@ Rules kept here:
 
 * Each is a process of its own, with its own id, folder, environment and streams; it is signalled, killed and
   waited for as any other. Nothing was done before it began, but imports.
-* The command as it is installed, from nothing, is what test_cli_life.py, the example and the tutorial in
-  test_runbooks.py, test_rehearse.py, test_traced.py and test_executors.py run; and whoever runs a command
-  within another program.
+* The command as it is installed, from nothing, is what the demo in test_installed.py, the README's example in
+  test_runbooks.py, what is signalled in test_cli_life.py, test_traced.py and test_executors.py run; and
+  whoever runs a command within another program.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _MODULES = sorted(
 )
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
-    [*_MODULES, "tests.acceptance.dualwriting_client", "tests.acceptance.late_machines"]
+    [
+        *_MODULES,
+        *(f"tests.acceptance.{name}" for name in ("dualwriting_client", "late_machines", "secondary_client")),
+    ]
 )
 
 
@@ -53,14 +56,19 @@ class Forked:
     """`rekey WORDS` under way, with what tests use of `subprocess.Popen`."""
 
     def __init__(
-        self, words: Sequence[str], folder: os.PathLike[str], environment: Mapping[str, str]
+        self,
+        words: Sequence[str],
+        folder: os.PathLike[str],
+        environment: Mapping[str, str],
+        output: IO[bytes] | None = None,
     ) -> None:
-        """Start it."""
+        """Start it; what it prints goes to `output`, or is kept for `communicate`."""
         odd = {name for name, value in environment.items() if value != os.environ.get(name)}
         odd = {name for name in odd if name.startswith(("PYTHON", "LC_", "LANG"))}
         assert not odd, f"{odd} are for an interpreter that starts, and this one has"
-        self._printed = _Stream(), _Stream()
-        self._process = forked(rekey, tuple(words), os.fspath(folder), dict(environment), self._printed)
+        self._printed = () if output else (_Stream(), _Stream())
+        streams = self._printed or (_Passed(output.fileno()), _Passed(output.fileno()))
+        self._process = forked(rekey, tuple(words), os.fspath(folder), dict(environment), streams)
 
     @property
     def pid(self) -> int:
@@ -87,13 +95,34 @@ class Forked:
         """End it by SIGKILL."""
         self._process.kill()
 
-    def communicate(self, timeout: float | None = None) -> tuple[bytes, bytes]:
-        """Wait for its end; return what it printed. Raises TimeoutExpired."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; return its exit code. Raises TimeoutExpired."""
         self._process.join(timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired("rekey", timeout or 0.0)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[bytes, bytes]:
+        """Wait for its end; return what it printed. Raises TimeoutExpired."""
+        self.wait(timeout)
         out, err = self._printed
         return out.read(), err.read()
+
+
+class ForkedInstead:
+    """Stands for the module `subprocess` where a program starts `python -m rekey` with output to a file."""
+
+    DEVNULL, STDOUT = subprocess.DEVNULL, subprocess.STDOUT
+    TimeoutExpired = subprocess.TimeoutExpired
+
+    @staticmethod
+    def Popen(
+        words: Sequence[str], *, cwd: Path, env: Mapping[str, str], stdout: IO[bytes], **_: object
+    ) -> Forked:
+        """Start it; an interpreter that runs already takes no option from its environment."""
+        assert words[1:3] == ["-m", "rekey"]
+        taken = {name: value for name, value in env.items() if name != "PYTHONUNBUFFERED"}
+        return Forked(words[3:], cwd, taken, stdout)
 
 
 _IN_A_SHELL = """#!{python} -IS

@@ -24,6 +24,7 @@ def test_parts_are_chosen_by_name_and_an_unknown_one_is_refused() -> None:
     assert wrong.returncode == 2 and "there is no part nothing" in wrong.stderr
 
 
+@pytest.mark.soak
 def test_peers_copy_the_same_rows_and_each_tells_its_phases() -> None:
     words = [sys.executable, "-m", "benchmarks", "--quick", "peers", "row_check"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)

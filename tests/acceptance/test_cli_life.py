@@ -23,6 +23,7 @@ from rekey.declaration.scripts import load_script
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.base import Operation, Verb
+from tests.acceptance.forking import rekey_for_a_shell
 from tests.conftest import open_account
 from tests.worlds import SECRET, user
 
@@ -35,11 +36,12 @@ PATIENCE_S = 60
 class Project:
     """A folder, two accounts of an Azurite, and the installed command."""
 
-    def __init__(self, folder: Path, azurite: Azurite, table_name: Callable[[str], str]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, programs: Path, azurite: Azurite, name: Callable[[str], str]) -> None:
+        """Take a folder, and where a `rekey` is for commands that nobody signals (see `forking`)."""
+        self.folder, self._quick = folder, str(programs / "rekey")
         self.azurite = azurite
-        self.source, self.target = table_name("Users"), table_name("UsersV2")
-        self.name = table_name("users")  # the restricted store is shared: a script id of our own
+        self.source, self.target = name("Users"), name("UsersV2")
+        self.name = name("users")  # the restricted store is shared: a script id of our own
         self.script_id = f"0001_{self.name}"
         self._started: list[subprocess.Popen[str]] = []
         self.environment = {
@@ -53,7 +55,7 @@ class Project:
     def rekey(self, *words: str, code: int = 0) -> str:
         """Run the command, require its exit code and return standard output."""
         ended = subprocess.run(
-            [COMMAND, *words],
+            [self._quick, *words],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -189,12 +191,15 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path: Path, azurite: Azurite, table_name: Callable[[str], str]) -> Iterator[Project]:
-    made = Project(tmp_path, azurite, table_name)
-    made.rekey("init")
-    made.rekey("new", made.name, "--source", made.source, "--target", made.target)
-    made.edit_script()
-    yield made
-    made.end_all()
+    folder = tmp_path / "project"
+    folder.mkdir()
+    with rekey_for_a_shell(tmp_path) as programs:
+        made = Project(folder, programs, azurite, table_name)
+        made.rekey("init")
+        made.rekey("new", made.name, "--source", made.source, "--target", made.target)
+        made.edit_script()
+        yield made
+        made.end_all()
 
 
 def test_a_whole_life_from_init_to_retired(project: Project) -> None:
@@ -224,10 +229,10 @@ def test_a_whole_life_from_init_to_retired(project: Project) -> None:
 
 
 def test_signals_checkpoint_a_second_runner_is_refused_and_all_ends_the_same(project: Project) -> None:
-    project.configure(window_rows=50, entities_per_second=10)
-    project.fill(1000)
+    project.configure(window_rows=20, entities_per_second=25)
+    project.fill(600)
     first = project.start("apply", "--skip-row-check")
-    project.wait_until_copied(50, first)
+    project.wait_until_copied(20, first)
     assert json.loads(project.rekey("apply", "--json", code=3))["error"] == "Locked"
     status = project.status()
     assert (status["runner"]["pid"], status["runner"]["live"]) == (first.pid, True)
@@ -235,13 +240,13 @@ def test_signals_checkpoint_a_second_runner_is_refused_and_all_ends_the_same(pro
     first.send_signal(signal.SIGINT)
     assert "run the same command again" in project.ended(first, 130)
     after_first = project.copied()
-    assert 50 <= after_first < 1000
+    assert 20 <= after_first < 600
 
     second = project.start("apply")
-    project.wait_until_copied(after_first + 50, second)
+    project.wait_until_copied(after_first + 20, second)
     second.send_signal(signal.SIGTERM)
     assert "run the same command again" in project.ended(second, 130)
-    assert after_first < project.copied() < 1000
+    assert after_first < project.copied() < 600
 
     third = project.start("apply")
     project.wait_until_copied(project.copied() + 1, third)

@@ -147,8 +147,12 @@ def test_a_dask_cluster_loses_a_worker_in_the_middle_and_everything_is_equal(pro
 
 
 def test_a_cluster_that_is_not_encrypted_elsewhere_or_not_there_is_refused_before_anything_is_copied(
-    project: Project,
+    tmp_path: Path, azurite: Azurite
 ) -> None:
+    project = Project(tmp_path / "project", azurite)
+    project.script(USERS)
+    project.fill(users(10))
+    project.configure(more=EXECUTOR)
     project.run("apply", *DASK, DASK_SCHEDULER_ADDRESS=None).ended(2, "no dask cluster is configured")
     elsewhere = project.run("apply", *DASK, DASK_SCHEDULER_ADDRESS="tcp://scheduler.example:8786")
     elsewhere.ended(2, "neither encrypted")

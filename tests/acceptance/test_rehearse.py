@@ -1,4 +1,5 @@
-"""Rehearsals with the installed command on real Azurites: what passes, what does not, what is refused."""
+"""Rehearsals on real Azurites: what passes, what does not, what is refused. The commands are forked (see
+`forking`); with the installed one `test_installed.py` rehearses."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
 from rekey.errors import ConfigurationError, DeclarationError
 from rekey.model import content_of
+from rekey.rehearse import project
 from rekey.rehearse.rehearsal import rehearse
 from rekey.rehearse.report import RehearsalReport
+from tests.acceptance.forking import ForkedInstead
 from tests.every import every
 from tests.madeup import users
 from tests.oddrows import generic
@@ -42,6 +45,11 @@ migration = Migration(
 """
 
 
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project, "subprocess", ForkedInstead)
+
+
 def _script(folder: Path, **parts: str) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / "0001_everything.py"
@@ -65,6 +73,7 @@ def _commands(report: RehearsalReport) -> list[str]:
     return [step.words[0] for step in report.steps]
 
 
+@pytest.mark.soak
 def test_a_migration_with_content_derived_keys_and_index_tables_lives_its_whole_life(tmp_path: Path) -> None:
     """Kill, resume under writes, planted row, cutover, way back, cutover, complete, retire: all proved."""
     told: list[str] = []

@@ -1,6 +1,6 @@
 """The README's example, the tutorial and the commands of every runbook, typed as they are there, on Azurite.
 
-What a reader types is a process: of the README and the tutorial the installed command from nothing, of the
+What a reader types is a process: of the README the installed command from nothing, of the tutorial and the
 runbooks a forked one (see `forking`). What a runbook presumes is prepared here, with the same commands called
 in this process, which is quicker still.
 """
@@ -11,12 +11,12 @@ import asyncio
 import json
 import os
 import re
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb
 from rekey.tables.credentials import SharedKey
 from tests import documents
-from tests.acceptance.forking import rekey_for_a_shell
+from tests.acceptance.forking import Forked, rekey_for_a_shell
 from tests.documents import ROOT, USUAL_FOLDER, USUAL_PORT, Command, UsualAzurite
 from tests.madeup import users
 
@@ -134,34 +134,22 @@ class Project:
             "t",
             "--json",
         ]
-        said = subprocess.run(
-            [sys.executable, "-m", "rekey", *words],
-            cwd=self.folder,
-            env=documents.environment(),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found: str = json.loads(said.stdout)["rows"][0]["row_id"]
+        with redirect_stdout(StringIO()) as said:
+            self.do(*words)
+        found: str = json.loads(said.getvalue())["rows"][0]["row_id"]
         return found
 
     def killed_while_copying(self) -> None:
         """Run `apply` slowly and end it by SIGKILL when it has copied a part."""
         self.configure(limits="window_rows = 20\nentities_per_second = 60")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rekey", "apply", "0001"],
-            cwd=self.folder,
-            env=documents.environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        process = Forked(("apply", "0001"), self.folder, documents.environment())
         try:
             deadline = time.monotonic() + 60
             while time.monotonic() < deadline and not self._is_half_copied():
                 assert process.poll() is None, "it ended before it could be killed"
         finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+            process.kill()
+            process.communicate()
         self.configure(gates='margin = "1s"')  # nothing holds back what it had sent
 
     def _is_half_copied(self) -> bool:
@@ -337,17 +325,20 @@ def test_the_tutorial_is_what_one_really_sees(tmp_path: Path, azurite: UsualAzur
     """Every command is typed; its output is the one shown, but for moments, durations and ids."""
     folder = (tmp_path / "first").resolve()
     folder.mkdir()
-    for block in documents.blocks(TUTORIAL):
-        if block.language == "python":
-            text = block.text.replace("UseDevelopmentStorage=true", azurite.connection_string)
-            (folder / block.info).write_text(text, "utf-8")
-            continue
-        assert block.language == "console", f"{TUTORIAL.name}:{block.line}"
-        for command in documents.console_commands(block):
-            code, said = documents.run(command.words, folder)
-            assert code == command.exit_code, f"{command.words}\n{said}"
-            shown = said.replace(str(folder), USUAL_FOLDER)
-            assert documents.normal(shown) == documents.normal(command.output), command.words
-            if command.words == "rekey init":
-                config = folder / "rekey.toml"
-                config.write_text(config.read_text("utf-8").replace(USUAL_PORT, str(azurite.port)), "utf-8")
+    with rekey_for_a_shell(tmp_path) as programs:
+        for block in documents.blocks(TUTORIAL):
+            if block.language == "python":
+                text = block.text.replace("UseDevelopmentStorage=true", azurite.connection_string)
+                (folder / block.info).write_text(text, "utf-8")
+                continue
+            assert block.language == "console", f"{TUTORIAL.name}:{block.line}"
+            for command in documents.console_commands(block):
+                code, said = documents.run(command.words, folder, programs)
+                assert code == command.exit_code, f"{command.words}\n{said}"
+                shown = said.replace(str(folder), USUAL_FOLDER)
+                assert documents.normal(shown) == documents.normal(command.output), command.words
+                if command.words == "rekey init":
+                    config = folder / "rekey.toml"
+                    config.write_text(
+                        config.read_text("utf-8").replace(USUAL_PORT, str(azurite.port)), "utf-8"
+                    )

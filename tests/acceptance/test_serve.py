@@ -1,4 +1,4 @@
-"""`rekey serve` and `rekey apply --serve`, the installed command on Azurite: one document, however it is
+"""`rekey serve` and `rekey apply --serve` as processes on Azurite: one document, however it is
 asked for, while a migration runs and when it does not."""
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ from typing import Any
 import pytest
 
 from rekey.rehearse.azurite import Azurite
+from tests.acceptance.forking import Forked
 from tests.acceptance.test_cli_services import configure
 from tests.conftest import open_account
 from tests.projects import USERS_SCRIPT
@@ -27,22 +26,20 @@ from tests.worlds import SECRET, user
 
 pytestmark = pytest.mark.azurite
 LONG_S = 120
-ROWS = 600
-REKEY = (sys.executable, "-m", "rekey")
+ROWS = 200
+SAID = "said.txt"
 
 
 @pytest.fixture
 def project(
     tmp_path: Path, azurite: Azurite, table_name: Callable[[str], str]
 ) -> tuple[Path, dict[str, str]]:
-    """A project whose copy takes some seconds, and the environment of its commands."""
+    """A project, and the environment of its commands."""
     source, target = table_name("Users"), table_name("UsersV2")
     (tmp_path / "migrations").mkdir()
     script = USERS_SCRIPT.replace('"UsersV2"', f'"{target}"').replace('source="Users"', f'source="{source}"')
     (tmp_path / "migrations" / f"{table_name('users')}.py").write_text(script, "utf-8")
     configure(tmp_path, azurite.tables.endpoint, azurite.restricted.endpoint)
-    with (tmp_path / "rekey.toml").open("a", encoding="utf-8") as config:
-        config.write("[limits]\nentities_per_second = 80\n")
 
     async def fill() -> None:
         async with open_account(azurite.tables) as service:
@@ -58,25 +55,19 @@ def project(
 
 
 @contextmanager
-def started(
-    folder: Path, environ: dict[str, str], *words: str
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def started(folder: Path, environ: dict[str, str], *words: str) -> Iterator[tuple[Forked, str]]:
     """Run a command that serves; yield its process and the address that it tells."""
-    errors = folder / "errors.txt"
-    with errors.open("w") as told:
-        running = subprocess.Popen(
-            [*REKEY, *words], cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=told, text=True
-        )
+    with (folder / SAID).open("wb") as said:
+        running = Forked(words, folder, environ, said)
     try:
         until = time.monotonic() + LONG_S
-        while (found := re.search(r"serving (http://\S+)", errors.read_text())) is None:
-            assert running.poll() is None and time.monotonic() < until, errors.read_text()
+        while (found := re.search(r"serving (http://\S+)", (folder / SAID).read_text("utf-8"))) is None:
+            assert running.poll() is None and time.monotonic() < until, (folder / SAID).read_text("utf-8")
             time.sleep(0.05)
         yield running, found[1]
     finally:
-        if running.poll() is None:
-            running.send_signal(signal.SIGINT)
-            running.communicate(timeout=LONG_S)
+        running.send_signal(signal.SIGINT)
+        running.wait(LONG_S)
 
 
 def asked(url: str) -> Any:
@@ -99,6 +90,8 @@ def progressed(url: str) -> Iterator[dict[str, Any]]:
 
 def test_apply_is_watched_while_it_runs(project: tuple[Path, dict[str, str]]) -> None:
     folder, environ = project
+    with (folder / "rekey.toml").open("a", encoding="utf-8") as config:
+        config.write("[limits]\nwindow_rows = 40\nentities_per_second = 80\n")  # the copy takes some seconds
     with started(folder, environ, "apply", "--serve", "127.0.0.1:0") as (running, url):
         copying = next(
             one
@@ -107,7 +100,8 @@ def test_apply_is_watched_while_it_runs(project: tuple[Path, dict[str, str]]) ->
             if one["phase"]["name"] == "backfill" and one["work"] and one["work"]["rows"]
         )
         page = asked(url)
-        printed, _ = running.communicate(timeout=LONG_S)
+        running.wait(LONG_S)
+    printed = (folder / SAID).read_text("utf-8")
     assert 0 < copying["work"]["rows"] <= ROWS
     assert copying["runner"]["live"] and copying["next"]["remark"] == "a runner is at work; look again"
     assert "<title>rekey</title>" in page
@@ -119,17 +113,17 @@ def test_apply_is_watched_while_it_runs(project: tuple[Path, dict[str, str]]) ->
 
 def test_what_is_served_is_what_status_tells(project: tuple[Path, dict[str, str]]) -> None:
     folder, environ = project
-    subprocess.run([*REKEY, "apply"], cwd=folder, env=environ, check=True, capture_output=True)
+    applied = Forked(("apply",), folder, environ)
+    applied.communicate(LONG_S)
+    assert applied.returncode == 0
     with started(folder, environ, "serve", "--address", "127.0.0.1:0") as (running, url):
         served = next(progressed(url))
         metrics = asked(f"{url}metrics")
         assert asked(f"{url}health/readiness") == "ready\n"
-        said = subprocess.run(
-            [*REKEY, "status", "--json"], cwd=folder, env=environ, check=True, capture_output=True
-        )
+        said, _ = Forked(("status", "--json"), folder, environ).communicate(LONG_S)
         running.send_signal(signal.SIGINT)
-        running.communicate(timeout=LONG_S)
-    told = json.loads(said.stdout)
+        running.wait(LONG_S)
+    told = json.loads(said)
     assert served.keys() == told.keys()
     [ours], [theirs] = served["migrations"], told["migrations"]
     timed = {"verification", "lag_s", "checkpoint", "watermark"}

@@ -19,6 +19,7 @@ from rekey.rehearse.azurite import Azurite
 from rekey.stress.mix import OperationKind
 from tests.acceptance.support import Project, Ran, Running
 from tests.limiting import MixLimitProxy, PlantedLimits
+from tests.soaking import others_in_soak
 
 pytestmark = pytest.mark.azurite
 _LONGEST = 1200
@@ -99,6 +100,7 @@ def is_found(stage: dict[str, Any], kind: OperationKind, limit: float) -> None:
     assert found["p99_ms"] >= found["p95_ms"] >= found["p50_ms"] > 0
 
 
+@pytest.mark.soak
 def test_planted_limits_of_a_kind_and_of_a_partition_are_found(project: Project) -> None:
     """Updates end the mix; the partition shows when reads rise beyond the mix."""
     (project.folder / "mix.toml").write_text(QUICK, "utf-8")
@@ -156,7 +158,7 @@ def in_its_midst(project: Project) -> Running:
     return running
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", others_in_soak([signal.SIGINT, signal.SIGTERM], kept=[signal.SIGINT]))
 def test_a_test_that_is_interrupted_ends_its_processes_and_removes_its_table(
     project: Project, number: int
 ) -> None:

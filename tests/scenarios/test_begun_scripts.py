@@ -15,7 +15,7 @@ from tests.commands import Commands
 from tests.every import every
 from tests.madeup import users
 from tests.planning import fill
-from tests.projects import USERS_SCRIPT, Project
+from tests.projects import USERS_SCRIPT, Project, lived
 
 ID = "0001_users"
 
@@ -23,13 +23,14 @@ ID = "0001_users"
 @pytest.fixture
 def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
     """A migration whose rows are copied, and its script where it belongs."""
-    project = Project(tmp_path)
-    project.script(USERS_SCRIPT)
-    asyncio.run(fill(project.tables, "Users", users(60)))
-    project.clock.advance(3600)
-    commands = Commands(project, capsys, monkeypatch)
-    commands("apply", ID)
-    return commands
+
+    def live(project: Project) -> None:
+        project.script(USERS_SCRIPT)
+        asyncio.run(fill(project.tables, "Users", users(60)))
+        project.clock.advance(3600)
+        Commands(project, capsys, monkeypatch)("apply", ID)
+
+    return Commands(lived(__name__, tmp_path, live), capsys, monkeypatch)
 
 
 def path_of(rekey: Commands, script_id: str = ID) -> Path:

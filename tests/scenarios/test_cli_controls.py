@@ -24,7 +24,7 @@ from rekey.protocol.registry import ClientRow, Registry
 from tests.commands import Commands
 from tests.declared import under_writes
 from tests.evidence import exported, rows, with_key
-from tests.projects import USERS_SCRIPT, Project
+from tests.projects import USERS_SCRIPT, Project, lived
 from tests.unit.test_cli_shell import Terminal
 
 RAW = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -37,16 +37,17 @@ KEY = f"\u202e\u2066{CLEAN}\u200f"
 @pytest.fixture
 def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
     """A migration between backfill and cutover whose title, keys and clients are hostile."""
-    project = Project(tmp_path)
-    project.script(under_writes(USERS_SCRIPT).replace('"""', f'"""{HOSTILE}', 1))
-    hostile = {"PartitionKey": KEY, "RowKey": f"{KEY}@mail.example", "Nm": HOSTILE, "Ssn": "x"}
-    asyncio.run(project.fill("Users", [*rows(9), hostile]))
-    made = Commands(project, capsys, monkeypatch)
-    with_key(project.folder)
-    made("apply", "0001")
-    client = ClientRow("c0ffee", f"web{HOSTILE}", "old", f"host{HOSTILE}", 12, "0.1", 3, 15.0, 30.0)
-    asyncio.run(Registry(project.restricted, "0001_users").beat(client))
-    return made
+
+    def live(project: Project) -> None:
+        project.script(under_writes(USERS_SCRIPT).replace('"""', f'"""{HOSTILE}', 1))
+        hostile = {"PartitionKey": KEY, "RowKey": f"{KEY}@mail.example", "Nm": HOSTILE, "Ssn": "x"}
+        asyncio.run(project.fill("Users", [*rows(9), hostile]))
+        with_key(project.folder)
+        Commands(project, capsys, monkeypatch)("apply", "0001")
+        client = ClientRow("c0ffee", f"web{HOSTILE}", "old", f"host{HOSTILE}", 12, "0.1", 3, 15.0, 30.0)
+        asyncio.run(Registry(project.restricted, "0001_users").beat(client))
+
+    return Commands(lived(__name__, tmp_path, live), capsys, monkeypatch)
 
 
 LOOKUP = ("lookup", "0001", "--old", KEY, f"{KEY}@mail.example", "--reason", "ticket 4711")

@@ -20,6 +20,7 @@ from rekey.tables.base import Operation, Verb
 from tests.dualwriting import TAGGED, DualWorld, delete, insert, key_row, memory_world, merge, replace, upsert
 from tests.faults import Call, Fault, FaultKind, PlannedFaults
 from tests.memory import MemoryTableService
+from tests.soaking import others_in_soak
 from tests.worlds import POSTS, USERS, post, user
 
 ANN = EntityKey("eu", "ann@example.com")
@@ -290,7 +291,7 @@ async def test_no_acknowledged_write_of_either_view_is_lost(
 
 @PHASES
 @WORLDS
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", others_in_soak(range(12), kept=range(4)))
 async def test_rows_that_come_and_go_are_the_same_in_all_tables_in_the_end(
     memory: MemoryTableService, migration: Migration, phase: ControlPhase, seed: int
 ) -> None:
@@ -304,7 +305,7 @@ async def test_rows_that_come_and_go_are_the_same_in_all_tables_in_the_end(
 
 @PHASES
 @pytest.mark.parametrize("rate", [0.0, 0.06], ids=["calm", "faults"])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", others_in_soak(range(20), kept=range(5)))
 async def test_rows_that_wander_are_the_same_in_all_tables_in_the_end(
     memory: MemoryTableService, phase: ControlPhase, seed: int, rate: float
 ) -> None:

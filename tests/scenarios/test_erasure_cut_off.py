@@ -24,6 +24,7 @@ from tests.erasing import (
 )
 from tests.faults import Call
 from tests.projects import USERS_SCRIPT
+from tests.soaking import others_in_soak
 from tests.worlds import Killed
 
 
@@ -33,7 +34,7 @@ def users(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 
 @pytest.mark.parametrize("script", [USERS_SCRIPT, PLAIN_USERS], ids=["sealed", "plain"])
-@pytest.mark.parametrize("way", ["old", "new", "id"])
+@pytest.mark.parametrize("way", others_in_soak(["old", "new", "id"], kept=["old"]))
 @pytest.mark.parametrize("before", [True, False], ids=["before", "behind"])
 @pytest.mark.parametrize("at", [1, 2, 3], ids=["source row", "reverse row", "forward row"])
 def test_cut_off_beside_any_write_the_same_command_ends_it(

@@ -10,7 +10,7 @@ import pytest
 from rekey.evidence.keys import PublicKey
 from tests.commands import Commands
 from tests.evidence import TO_CUTOVER, exported, rows, with_key
-from tests.projects import USERS_SCRIPT, Project
+from tests.projects import USERS_SCRIPT, Project, lived
 
 RETIRE = ("retire", "0001", "--table", "Users")
 MISSING = "no signed evidence"
@@ -18,13 +18,14 @@ MISSING = "no signed evidence"
 
 @pytest.fixture
 def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    project = Project(tmp_path)
-    project.script(USERS_SCRIPT)
-    asyncio.run(project.fill("Users", rows(10)))
-    rekey = Commands(project, capsys, monkeypatch)
-    rekey("apply", "0001")
-    rekey(*TO_CUTOVER)
-    return rekey
+    def live(project: Project) -> None:
+        project.script(USERS_SCRIPT)
+        asyncio.run(project.fill("Users", rows(10)))
+        rekey = Commands(project, capsys, monkeypatch)
+        rekey("apply", "0001")
+        rekey(*TO_CUTOVER)
+
+    return Commands(lived(__name__, tmp_path, live), capsys, monkeypatch)
 
 
 @pytest.fixture

@@ -18,10 +18,12 @@ from tests.commands import Commands
 from tests.diagnosing import changed
 from tests.erasing import (
     LEASE_S,
+    MONTH,
     PLAIN_USERS,
     SCRIPT,
     SEALED_POSTS,
     WHY,
+    begin,
     begun,
     by_id,
     by_new,
@@ -40,7 +42,7 @@ from tests.erasing import (
 )
 from tests.evidence import checked, exported, prove, with_key
 from tests.faults import Call
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY
+from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, WRAPPING_KEY, Project, lived
 from tests.soaking import others_in_soak
 from tests.worlds import Killed, user
 
@@ -72,14 +74,20 @@ def late(script: str) -> Row:
 
 
 def made(folder: Path, script: str, capsys: Any, monkeypatch: Any) -> Commands:
-    rekey = begun(folder, script, capsys, monkeypatch)
+    def live(project: Project) -> None:
+        rekey = Commands(project, capsys, monkeypatch)
+        monkeypatch.setattr("rekey.mapping.store.cohort_of", lambda _moment: MONTH)
+        begin(rekey, script)
+        monkeypatch.setattr("rekey.mapping.store.cohort_of", lambda _moment: "2024-02")
+        source = project.scripts[SCRIPT].migration.source
+        asyncio.run(project.tables.table(source).insert(late(script)))
+        rekey("apply")
+        complete(rekey)
+        configured(project, mapping_retention="100d")
+
+    project = lived((__name__, script), folder, live)
     monkeypatch.setattr("rekey.mapping.store.cohort_of", lambda _moment: "2024-02")
-    source = rekey.project.scripts[SCRIPT].migration.source
-    asyncio.run(rekey.project.tables.table(source).insert(late(script)))
-    rekey("apply")
-    complete(rekey)
-    configured(rekey.project, mapping_retention="100d")
-    return rekey
+    return Commands(project, capsys, monkeypatch)
 
 
 def data_keys(rekey: Commands) -> dict[str, Row]:

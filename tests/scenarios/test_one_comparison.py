@@ -29,7 +29,7 @@ from tests.spreading import NAME, inline
 from tests.worlds import SECRET, contents, mapped, post, racer, user
 
 SCRIPT = "0001_users"
-ROWS = 2_500
+ROWS = 1_100
 STOPPED = Options(writers_stopped=True)
 FIRST, SECOND, THIRD, NEW = (f"user{number:04}@example.com" for number in (0, 1, 2, 9_999))
 

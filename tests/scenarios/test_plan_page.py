@@ -161,7 +161,7 @@ def test_lines_that_coincide_are_both_seen() -> None:
 
 def designs(rekey: Commands, rows: Iterable[Row] | None = None, more: str = "") -> tuple[str, str]:
     """Posts by month, and in a file outside the folder the same by author."""
-    text = example(rekey, "0002_posts_by_month", "Posts", posts(1_500) if rows is None else rows, more)
+    text = example(rekey, "0002_posts_by_month", "Posts", posts(1_100) if rows is None else rows, more)
     other = rekey.project.folder / "by_author.py"
     text = text.replace('keys.date("yyyy-MM", "Published")', 'keys.slug("Author")')
     other.write_text(text.replace('"PostsByMonth"', '"PostsByWriter"'), "utf-8")

@@ -24,6 +24,7 @@ from tests.company import Client, Company
 from tests.declared import RACES, named, under_writes
 from tests.faults import Call
 from tests.projects import Project
+from tests.soaking import others_in_soak
 from tests.worlds import Killed, contents, halves, mapped, racer
 
 SCRIPT = "0001_races"
@@ -117,7 +118,7 @@ def test_what_the_way_back_finds_wrong_in_a_main_row_is_not_mended(project: Proj
     assert any(row["RowKey"] == "BIB:stray" for row in project.rows(TABLE))
 
 
-@pytest.mark.parametrize("at", range(5, 120, 9))
+@pytest.mark.parametrize("at", others_in_soak(range(5, 120, 9), kept=range(5, 120, 27)))
 def test_a_runner_killed_at_any_moment_leaves_whole_pairs_and_goes_on(tmp_path: Path, at: int) -> None:
     project = Project(tmp_path)
     project.script(RACES_SCRIPT, f"{SCRIPT}.py")
@@ -175,16 +176,16 @@ def test_the_life_in_capture_dual_write_under_writes_in_both_views(races: Compan
     new = races.client(View.NEW)
     for number, client in enumerate([*old, new]):
         races.writes(traffic(races, client, 10 + number))
-    races.live(30)
+    races.live(10)
     races.apply(Phase.CUTOVER)
     assert races.phase is ControlPhase.CUTOVER
-    races.live(30)
+    races.live(10)
     races.rollback()
     assert races.phase is ControlPhase.DUAL_WRITE
-    races.live(30)
+    races.live(10)
     assert not races.verify(Mode.FULL).findings
     races.apply(Phase.CUTOVER)
-    races.live(30)
+    races.live(10)
     races.settle()
     assert not races.verify(Mode.FULL).findings
     assert watch.seen == []

@@ -10,7 +10,7 @@ import pytest
 from tests.commands import Commands
 from tests.madeup import users
 from tests.planning import fill
-from tests.projects import USERS_SCRIPT, Project
+from tests.projects import USERS_SCRIPT, Project, lived
 
 OTHER = "ab" * 32
 
@@ -18,14 +18,16 @@ OTHER = "ab" * 32
 @pytest.fixture
 def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
     """A migration with a sealed mapping, ready for cutover."""
-    project = Project(tmp_path)
-    project.script(USERS_SCRIPT)
-    asyncio.run(fill(project.tables, "Users", users(60)))
-    project.clock.advance(3600)
-    commands = Commands(project, capsys, monkeypatch)
-    commands("apply")
-    assert "next rekey apply 0001_users --to cutover" in words(commands("status").out)
-    return commands
+
+    def live(project: Project) -> None:
+        project.script(USERS_SCRIPT)
+        asyncio.run(fill(project.tables, "Users", users(60)))
+        project.clock.advance(3600)
+        commands = Commands(project, capsys, monkeypatch)
+        commands("apply")
+        assert "next rekey apply 0001_users --to cutover" in words(commands("status").out)
+
+    return Commands(lived(__name__, tmp_path, live), capsys, monkeypatch)
 
 
 def words(text: str) -> str:

@@ -182,7 +182,7 @@ async def test_a_hot_partition_limits_its_design(clock: FakeClock, notes: Notes)
 
 
 async def test_without_a_limit_it_ends_at_twice_the_targets(clock: FakeClock, notes: Notes) -> None:
-    bounds = Bounds(rows=10_000_000, seconds=10_000)
+    bounds = Bounds(rows=10_000_000, seconds=10_000, step_seconds=2)
     report = await tried(
         service_with(clock), notes, clock, spreads=[Spread("Users", (1, 1))], bounds=bounds, batch=100
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -35,7 +36,7 @@ READ, QUERY, INSERT, UPDATE, DELETE, BATCH = OperationKind
 SHARES = {READ: 0.5, QUERY: 0.1, INSERT: 0.1, UPDATE: 0.15, DELETE: 0.1, BATCH: 0.05}
 MIX = Mix(SHARES, top=5, batch_rows=4, rows=200, partitions=5)
 EVEN = Spread("mix.toml", (1,) * 5)
-BOUNDS = Bounds(rows=10_000_000, seconds=100_000, step_seconds=4, most=480)
+BOUNDS = Bounds(rows=10_000_000, seconds=100_000, step_seconds=4, most=240)
 
 
 @pytest.fixture
@@ -79,29 +80,29 @@ def planted(clock: FakeClock, **limits: object) -> PlantedLimits:
 
 async def test_limits_of_kinds_are_found_each_by_itself(clock: FakeClock, notes: Notes) -> None:
     """Updates end the mix; what reads carry is found afterwards, with the others at half of the mix."""
-    limits = {UPDATE: 30.0, READ: 150.0, DELETE: 45.0}
+    limits = {UPDATE: 15.0, READ: 75.0, DELETE: 22.5}
     world = World(clock, notes, planted(clock, kinds=limits))
     stage = (await world.tried()).stages[1]
     found = stage.kinds
     for kind, limit in limits.items():
         assert found[kind].limit is Limit.SERVICE
         assert found[kind].rate == pytest.approx(limit, rel=0.1), kind
-    assert stage.found.rate == pytest.approx(30 / SHARES[UPDATE], rel=0.1)
+    assert stage.found.rate == pytest.approx(15 / SHARES[UPDATE], rel=0.1)
     assert stage.below_target == {}, "a kind is refused in all partitions alike"
     for kind in set(OperationKind) - set(limits):
         assert found[kind].limit is Limit.NOTHING, kind
 
 
 async def test_a_partition_that_takes_less_is_named_by_its_number(clock: FakeClock, notes: Notes) -> None:
-    world = World(clock, notes, planted(clock, partitions={"1.0000003": 60.0}))
+    world = World(clock, notes, planted(clock, partitions={"1.0000003": 30.0}))
     stage = (await world.tried()).stages[1]
     assert list(stage.below_target) == ["partition 4"]
-    assert stage.below_target["partition 4"] == pytest.approx(60, rel=0.1)
+    assert stage.below_target["partition 4"] == pytest.approx(30, rel=0.1)
 
 
 async def test_a_limit_of_every_partition_shows_on_one_partition(clock: FakeClock, notes: Notes) -> None:
     world = World(clock, notes, planted(clock, every=80.0))
-    one, spread = (await world.tried()).stages
+    one, spread = (await world.tried(bounds=replace(BOUNDS, most=480))).stages
     assert one.below_target == {"one partition": pytest.approx(80, rel=0.1)}
     assert spread.entities == pytest.approx(400, rel=0.1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from rekey.verify import summing
 from rekey.verify.render import render
 from rekey.verify.report import FullReport
 from tests.faults import Call
-from tests.projects import SECONDARY_SCRIPT, USERS_SCRIPT, Project
+from tests.projects import SECONDARY_SCRIPT, USERS_SCRIPT, Project, lived
 from tests.spreading import NAME, Inline, Plain, inline
 from tests.worlds import racer, user
 
@@ -30,15 +30,17 @@ ROWS = 450
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Iterator[Project]:
+def project(tmp_path: Path) -> Project:
     """A migration of users that is copied and verified."""
-    made = Project(tmp_path)
-    made.script(USERS_SCRIPT)
-    with made.session() as session:
-        rows = [user(f"user{n:04}@example.com", f"p{n % 7}") for n in range(ROWS)]
-        session.do(made.fill("Users", rows))
-        commands.apply(session, "0001_users")
-    yield made
+
+    def live(made: Project) -> None:
+        made.script(USERS_SCRIPT)
+        with made.session() as session:
+            rows = [user(f"user{n:04}@example.com", f"p{n % 7}") for n in range(ROWS)]
+            session.do(made.fill("Users", rows))
+            commands.apply(session, "0001_users")
+
+    return lived(__name__, tmp_path, live)
 
 
 def verify(

@@ -60,6 +60,9 @@ ONE_CLIENT = [
 LARGE = (
     ("posts, dual_write: old move", "an open outcome"),
     ("posts, dual_write: old move", "a busy service"),
+    ("races, cutover: old rename", "an open outcome"),
+    ("lowered, dual_write: old batch of delete and insert", "an open outcome"),
+    ("folded, cutover: old batch of delete and insert", "a busy service"),
 )
 """A source row, a main row and index rows, one request after the other: as long as all others together."""
 ALONE = list(itertools.product(ONE_CLIENT, FAULTS))
@@ -113,15 +116,19 @@ BESIDE_A_BACKFILL = [
 """Worlds with the preemptions that take seconds; `make soak` searches each with four: up to half an hour."""
 
 
-LARGE_WITHOUT_PREEMPTIONS = [
+LARGE_TWO = [
     ("folded, dual_write: new delete | old upsert the other", "an open outcome", 0),
     ("races, cutover, absent: new insert | old upsert elsewhere", "no faults", 0),
+    ("users, dual_write, absent: old insert | old delete", "an open outcome", 0),
+    ("users, dual_write: old upsert | old replace-if", "an open outcome", 0),
+    ("users, dual_write: old delete | old delete-if", "an open outcome", 1),
+    ("users, cutover, absent: new insert | new delete", "no faults", 1),
 ]
 
 
 @pytest.mark.parametrize(
     ("name", "faults", "bound"),
-    others_in_soak(TWO_CLIENTS, kept=[one for one in TWO_CLIENTS if one not in LARGE_WITHOUT_PREEMPTIONS]),
+    others_in_soak(TWO_CLIENTS, kept=[one for one in TWO_CLIENTS if one not in LARGE_TWO]),
 )
 def test_two_clients_lose_nothing(name: str, faults: str, bound: int) -> None:
     visited(f"{name}, {faults}", dual(name, replace(FAULTS[faults], preemptions=bound)), at_least=50)

@@ -29,10 +29,18 @@ JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl"
 
 def rows(count: int = 1_200, partitions: int = 20, **more: Any) -> list[Row]:
     """Rows under GUIDs, evenly spread, with properties to make keys of; `more`: name to function of n."""
+    return [
+        {**row, **{name: value(n) for name, value in more.items()}}
+        for n, row in enumerate(_usual(count, partitions))
+    ]
+
+
+@cache
+def _usual(count: int, partitions: int) -> list[Row]:
     lot = random.Random(5)
-    made = []
+    made: list[Row] = []
     for n in range(count):
-        row: Row = {
+        row = {
             "PartitionKey": f"tenant-{n % partitions:03d}",
             "RowKey": str(uuid.UUID(int=lot.getrandbits(128), version=4)),
             "Timestamp": format_ticks(START + lot.randrange(10**14)),
@@ -44,7 +52,7 @@ def rows(count: int = 1_200, partitions: int = 20, **more: Any) -> list[Row]:
             "DeviceId": f"device-{n % 40:03d}",
             "Status": ("open", "closed")[n % 2],
         }
-        made.append({**row, **{name: value(n) for name, value in more.items()}})
+        made.append(row)
     return made
 
 
