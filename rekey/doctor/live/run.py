@@ -120,6 +120,9 @@ def tell(report: Mapping[str, Any]) -> Iterator[Told]:
                 continue
             said = {name: each[name] for name in ("word", "wanted", "promise")}
             about = f"{one['account']}, {one['check']}"
+            if each["word"] == ERROR:  # perhaps the account was busy
+                said["seen"] = f"it was tried whether {one['what']}, and that failed: {each['seen']}"
+                said["do"] = "run it again; if it stays so, do not migrate there, and report it"
             yield found("live-deviates", about, what=one["what"], there=each["seen"], **said)
     if known:
         yield found("live-known", "Azurite", known=listed(list(known)))
