@@ -17,7 +17,7 @@ from rekey.cli.shell import Shell, command, flag
 from rekey.doctor.judge import examine
 from rekey.doctor.observe import observe
 from rekey.doctor.report import Fact, Told, found
-from rekey.errors import ExitCode
+from rekey.errors import ExitCode, RekeyError
 from rekey.evidence.contents import live_path
 from rekey.evidence.signing import open_signer
 from rekey.present.text import counted
@@ -55,11 +55,16 @@ def doctor(shell: Shell, strict: bool, read_only: bool, live: bool) -> ExitCode:
         if observed.tables.is_usable and observed.restricted.is_usable:
             requests = counted(run.REQUESTS, "request")
             shell.note(f"about {requests} are sent, to throw-away tables `rekeylive…`, in about two minutes")
-            tried = shell.do(run.live(config, observed.accounts))
-            run.keep(tried, config, signer)
             kept, signed = str(live_path(config.state)), "not signed" if signer is None else "signed"
-            told = [*run.tell(tried), Fact("report", f"{signed}, kept in {kept}")]
-            document = {"live": tried, "kept": kept}
+            told = []
+            try:
+                document["live"] = tried = shell.do(run.live(config, observed.accounts))
+                told += run.tell(tried)
+                run.keep(tried, config, signer)
+                told.append(Fact("report", f"{signed}, kept in {kept}"))
+                document["kept"] = kept
+            except RekeyError as error:
+                told.append(found("live-failed", "run", seen=error.what, do=error.hint))
         report = replace(report, families={**report.families, "live": told})
     code = ExitCode.FINDINGS if report.fails(strict=strict) else ExitCode.DONE
     return shell.emit({"strict": strict, **report.as_json(), **document}, report.as_text(), code)

@@ -85,6 +85,11 @@ class Running:
         self._process.kill()
         return self.finish()
 
+    def stop(self) -> Result:
+        """End it by SIGTERM, upon which it stops at its next checkpoint, and return its result."""
+        self._process.terminate()
+        return self.finish()
+
     def finish(self) -> Result:
         """Wait for its end and return its result. Raises MachineFailed after `_COMMAND_SECONDS`."""
         try:
@@ -191,8 +196,10 @@ class Project:
     def start(self, *words: str) -> Running:
         """Start `rekey` with these words; its output goes to a file of the folder."""
         output = self.folder / "output" / f"{len(self._started) + 1:02d}-{words[0]}.txt"
-        # A proxy that is configured on this machine cannot reach the Azurite on its loopback address.
-        unproxied = ",".join(filter(None, (os.environ.get("NO_PROXY"), _ON_LOOPBACK)))
+        # A proxy that is configured on this machine cannot reach the Azurite on its loopback address. Of the
+        # two spellings urllib prefers the lower one.
+        said = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+        unproxied = ",".join(filter(None, (said, _ON_LOOPBACK)))
         own = {"NO_PROXY": unproxied, "no_proxy": unproxied, "PYTHONUNBUFFERED": "1", "COLUMNS": "110"}
         inherited = dict(os.environ)
         inherited.pop("REKEY_CONFIG", None)  # it names another project, perhaps a real one

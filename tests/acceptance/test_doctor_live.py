@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from rekey.evidence import contents, signing, statement
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project, Ran, users
 from tests.declared import USERS
-from tests.deviating import DEVIATIONS, Deviate, DeviatingProxy
+from tests.deviating import DEVIATIONS, Deviate, DeviatingProxy, refusing
 
 pytestmark = pytest.mark.azurite
 
@@ -108,6 +109,35 @@ def behind(project: Project, deviate: Deviate | None) -> tuple[Ran, int]:
             return ran, len(proxy.asked)
 
     return asyncio.run(run())
+
+
+def test_a_role_that_makes_no_tables_is_a_finding_and_the_other_findings_are_told(project: Project) -> None:
+    """So are other failures of the service: nothing that the checks without --live found is lost."""
+    made = refusing(lambda one: one.target.endswith("/Tables"), 403, "AuthorizationPermissionMismatch")
+    ran, _ = behind(project, made)
+    ran.ended(1)
+    assert [one["code"] for one in ran.document["findings"] if one["family"] == "live"] == ["live-failed"]
+    assert "kept" not in ran.document
+    assert {"accounts", "clock", "state"} <= {one["family"] for one in ran.document["facts"]}
+
+
+@pytest.mark.soak
+def test_it_passes_where_it_cannot_be_seen_that_a_process_is_dead(project: Project, tmp_path: Path) -> None:
+    """As on macOS, where no file has an id of the boot: there a lease would be waited for."""
+    folder = tmp_path / "customized"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import pathlib\n"
+        "read = pathlib.Path.read_text\n"
+        "def read_text(path, *more, **named):\n"
+        "    return '' if path.name == 'boot_id' else read(path, *more, **named)\n"
+        "pathlib.Path.read_text = read_text\n"
+    )
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    project.from_nothing = True
+    ran = project.run("doctor", "--live", "--json", PYTHONPATH=path).ended(0)
+    killed = {one["seen"].get("killed") for one in ran.document["live"]["checks"] if one["account"] == "both"}
+    assert killed == {"stopped in the middle of copying"}
 
 
 @pytest.mark.soak

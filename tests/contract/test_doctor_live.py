@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
+from dataclasses import replace
+from email.utils import formatdate, parsedate_to_datetime
 
 import pytest
 
 from rekey.doctor.live.checks import ALIKE, WIRE, Check, Seen
 from rekey.doctor.live.judge import CHECKS, ERROR, Deviation, deviations
 from rekey.doctor.live.run import checked
-from rekey.doctor.live.stage import Stage, new_prefix, opened
+from rekey.doctor.live.stage import Stage, leftovers, new_prefix, opened
 from rekey.project.config import Account
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
-from tests.deviating import DEVIATIONS, Deviate, DeviatingProxy
+from rekey.tables.base import SIGNED_S
+from tests.deviating import DEVIATIONS, Deviate, DeviatingProxy, Forward, header
 from tests.documents import ROOT
 from tests.every import every
+from tests.faultproxy import Answered, Asked, error_answer
 from tests.memory import MemoryTableService
 
 PROMISED = (ROOT / "docs/promises.md").read_text("utf-8")
@@ -80,6 +85,53 @@ async def test_a_planted_deviation_is_found_with_the_promise_that_it_breaks(
     found = unknown(seen)
     assert word in [one["word"] for one in found]
     assert every(f"| {one['promise']} " in PROMISED for one in found)
+
+
+@pytest.mark.azurite
+async def test_a_clock_that_is_some_minutes_ahead_makes_no_deviation(
+    azurite: Azurite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service counts a quarter of an hour from its own time."""
+
+    async def behind(asked: Asked, forward: Forward) -> Answered:
+        service = time.time() - 180
+        signed = parsedate_to_datetime(asked.headers.get("x-ms-date", formatdate(service))).timestamp()
+        late = signed < service - SIGNED_S
+        answer = error_answer(403, "AuthenticationFailed") if late else await forward(asked)
+        return replace(answer, headers={**answer.headers, "Date": formatdate(service, usegmt=True)})
+
+    seen = await seen_through(azurite, monkeypatch, behind, {"credentials": EVERY["credentials"]})
+    assert seen["credentials"] == {"none": "refused", "another": "refused", "signed_long_ago": "refused"}
+
+
+@pytest.mark.azurite
+async def test_a_list_of_tables_without_end_is_given_up(
+    azurite: Azurite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIVE_KEY", azurite.tables.key)
+    monkeypatch.setattr("rekey.doctor.live.stage._LIST_S", 0.5)
+    endless = header("x-ms-continuation-NextTableName", "again", lambda _asked: True)
+    async with DeviatingProxy(f"http://127.0.0.1:{azurite.port}", endless) as proxy, asyncio.timeout(20):
+        account = Account(f"{proxy.address}/{azurite.tables.name}", "LIVE_KEY")
+        assert await leftovers(account, "2026-01-31T12:00:00.0000000Z") == []
+
+
+async def test_tables_are_deleted_at_once() -> None:
+    """An account that does not answer any more is waited for once, not for each table."""
+    memory = MemoryTableService()
+    stage = Stage(memory, new_prefix(await memory.server_time()), Account("http://127.0.0.1:1/memory"))
+    for _ in range(3):
+        await stage.new_table()
+    together = asyncio.Barrier(3)
+
+    async def delete(name: str) -> bool:
+        await together.wait()
+        return await MemoryTableService.delete_table(memory, name)
+
+    memory.delete_table = delete  # type: ignore[method-assign]
+    async with asyncio.timeout(5):
+        await stage.clear()
+    assert not stage.left
 
 
 def test_every_check_has_a_planted_deviation_and_there_are_many() -> None:

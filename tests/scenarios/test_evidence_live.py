@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,10 @@ def test_of_a_project_without_a_key_the_report_is_not_signed_either(rekey: Comma
     folder = exported(rekey)
     assert (folder / LIVE).exists()
     assert codes(checked(folder)) == {"unsigned"}
+
+
+def test_a_folder_that_is_made_for_the_report_is_its_owners_alone(rekey: Commands, tmp_path: Path) -> None:
+    """As for the state file, which comes to stand there."""
+    folder = tmp_path / "made"
+    keep({}, replace(rekey.project.config, state=folder / "state.sqlite"), None)
+    assert folder.stat().st_mode & 0o777 == 0o700

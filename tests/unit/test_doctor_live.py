@@ -104,6 +104,15 @@ def test_a_finding_says_what_was_expected_and_seen_and_which_promise_rests_on_it
     assert PROMISES["runner"] in one.why
 
 
+def test_a_check_that_failed_is_to_be_made_again() -> None:
+    """The account may have been busy: it was not shown that something does not hold."""
+    failed = {**deviation(known=False), "word": ERROR, "seen": "Unavailable ServerBusy"}
+    [one] = [each for each in tell(report(failed)) if isinstance(each, Finding)]
+    assert one.severity is Severity.ERROR
+    assert "failed: Unavailable ServerBusy" in one.seen
+    assert one.remedy.startswith("run it again")
+
+
 def test_without_deviations_there_are_facts_alone() -> None:
     told = list(tell(report(removed=["rekeylive1"])))
     assert [type(one) for one in told] == [Fact, Fact]

@@ -219,6 +219,19 @@ def test_commands_work_on_the_rehearsals_own_project_whatever_the_environment_na
     assert project.start("history", "--json").finish().code == 0
 
 
+def test_commands_go_past_a_proxy_as_this_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of `no_proxy` and `NO_PROXY` the first counts, as for `rekey doctor --live` itself."""
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("no_proxy", ".private.example")
+    (tmp_path / "told.py").write_text("import os; print(os.environ['no_proxy'])")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "own" / "output").mkdir(parents=True)
+    project = Project(tmp_path / "own", EXAMPLES / "0001_users_opaque_ids.py", program=("told",))
+    assert ".private.example,127.0.0.1" in project.start("history").finish().output
+
+
 def test_minus_zero_is_loaded_as_azurite_will_keep_it(tmp_path: Path) -> None:
     """Azurite makes 0.0 of -0.0; the book must say what is really there."""
     data = tmp_path / "rows.jsonl"

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
+from rekey.core.concurrency import together
 from rekey.core.distribution import installed_version
 from rekey.declaration.migration import CAPTURES
 from rekey.doctor.live.checks import ALIKE, WIRE, Check, Seen
@@ -80,10 +81,12 @@ async def live(config: Config, accounts: tuple[AccountSeen, AccountSeen]) -> dic
             removed = [name for name in stale if await service.delete_table(name)]
             told.append({"section": account.section, "service": str(account.kind), "removed": removed})
         tried = accounts[:1] if config.tables.is_same_as(config.restricted) else accounts
-        checking = (checked(stage, {**ALIKE, **WIRE}, until) for stage in stages[: len(tried)])
-        for account, found_there in zip(tried, await asyncio.gather(*checking), strict=True):
+        every = {**ALIKE, **WIRE}
+        checking = [asyncio.ensure_future(checked(stage, every, until)) for stage in stages[: len(tried)]]
+        await together(checking)  # where one fails, the other makes no table any more
+        for account, found_there in zip(tried, checking, strict=True):
             azurite = account.kind is Kind.AZURITE
-            seen += [(account.section, name, azurite, one) for name, one in found_there.items()]
+            seen += [(account.section, name, azurite, one) for name, one in found_there.result().items()]
         lives = await asyncio.gather(*(seen_of(life(one, config, *stages), until) for one in CAPTURES))
         seen += [("both", f"migration-{one}", False, each) for one, each in zip(CAPTURES, lives, strict=True)]
         now = await stages[0].service.server_time()
@@ -117,6 +120,9 @@ def tell(report: Mapping[str, Any]) -> Iterator[Told]:
                 continue
             said = {name: each[name] for name in ("word", "wanted", "promise")}
             about = f"{one['account']}, {one['check']}"
+            if each["word"] == ERROR:  # perhaps the account was busy
+                said["seen"] = f"it was tried whether {one['what']}, and that failed: {each['seen']}"
+                said["do"] = "run it again; if it stays so, do not migrate there, and report it"
             yield found("live-deviates", about, what=one["what"], there=each["seen"], **said)
     if known:
         yield found("live-known", "Azurite", known=listed(list(known)))
@@ -135,7 +141,7 @@ def keep(report: Mapping[str, Any], config: Config, signer: Signer | None) -> No
     judged_by = {CATALOGUE.name: hashlib.sha256(CATALOGUE.read_bytes()).hexdigest()}
     path = live_path(config.state)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, signed(Statement(judged_by, report, LIVE_TYPE), signer).data)
     except OSError as error:
         raise MachineFailed(

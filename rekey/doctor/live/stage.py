@@ -11,6 +11,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable
@@ -34,7 +35,7 @@ STALE_S = 3600
 """Seconds after which a run is surely over: it ends itself after less than half of that."""
 GONE = "gone"
 _NAME = re.compile(rf"{PREFIX}(\d{{10}})[0-9a-f]{{6}}[A-Za-z0-9]*")
-_READ_S = 20.0
+_READ_S, _LIST_S = 20.0, 60.0
 _RETRY = RetryPolicy(attempts=4, connect_attempts=2, max_wait=2.0)
 
 
@@ -74,8 +75,8 @@ async def leftovers(account: Account, now: str) -> list[str]:
     wanted = [("$filter", f"TableName ge '{PREFIX}' and TableName lt '{PREFIX}~'")]
     found: list[str] = []
     after: str | None = ""
-    with suppress(NotSent, NoAnswer, ValueError, KeyError):
-        async with sending(account) as transport:
+    with suppress(NotSent, NoAnswer, TimeoutError, ValueError, KeyError):
+        async with asyncio.timeout(_LIST_S), sending(account) as transport:
             while after is not None:
                 path = "Tables" + query_string(wanted + [("NextTableName", after)] * bool(after))
                 answer = await transport.send(Request("GET", path, "list tables", COMMON_HEADERS))
@@ -131,11 +132,15 @@ class Stage:
 
     async def clear(self) -> None:
         """Delete all noted tables; those that cannot be deleted are in `left`."""
-        for name in self.names:
+
+        async def delete(name: str) -> None:
             try:
                 await self.service.delete_table(name)
             except ServiceError:
                 self.left.append(name)
+
+        # At once: an account that is gone by now is waited for once, not for each table.
+        await asyncio.gather(*map(delete, self.names))
 
 
 @dataclass(frozen=True)
