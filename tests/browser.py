@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
+import itertools
 import json
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
@@ -138,3 +143,74 @@ addEventListener("load", () => {
   parent.document.body.append(told);
 });
 """
+
+
+@dataclass
+class Tab:
+    """A page that stays open, by the browser's DevTools protocol."""
+
+    socket: aiohttp.ClientWebSocketResponse
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    complaints: list[str] = field(default_factory=list)
+
+    async def ask(self, method: str, **parameters: Any) -> Any:
+        """Call a method; return its result. What the console says meanwhile is kept."""
+        number = next(self.numbers)
+        await self.socket.send_json({"id": number, "method": method, "params": parameters})
+        while True:
+            said = await self.socket.receive_json(timeout=60)
+            if said.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
+                self.complaints.append(json.dumps(said["params"]))
+            if said.get("id") == number:
+                assert "error" not in said, said
+                return said["result"]
+
+    async def evaluate(self, script: str) -> Any:
+        """Return what an expression is in the page."""
+        found = await self.ask("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    async def look(self, width: int, *, dark: bool) -> None:
+        """Show the page in a window of some width, in the light or in the dark."""
+        await self.ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=844,
+            deviceScaleFactor=1,
+            mobile=width < 500,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.ask("Emulation.setEmulatedMedia", features=[scheme])
+
+
+@asynccontextmanager
+async def tab(url: str, folder: Path) -> AsyncIterator[Tab]:
+    """Open a page, with a profile of its own in `folder`."""
+    browsing = await asyncio.create_subprocess_exec(
+        browser() or "",
+        *_QUIET,
+        "--remote-debugging-port=0",
+        f"--user-data-dir={folder / 'profile'}",
+        "about:blank",
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert browsing.stderr is not None
+    try:
+        async with asyncio.timeout(60):
+            while (found := re.search(rb"ws://([^/\s]+)/", await browsing.stderr.readline())) is None:
+                pass
+        drained = asyncio.create_task(browsing.stderr.read())
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://{found[1].decode()}/json/list") as answer:
+                [page] = [one for one in await answer.json() if one["type"] == "page"]
+            async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                opened = Tab(socket)
+                for domain in ("Page", "Runtime", "Log"):
+                    await opened.ask(f"{domain}.enable")
+                await opened.ask("Page.navigate", url=url)
+                yield opened
+    finally:
+        browsing.terminate()
+        await browsing.wait()
+        drained.cancel()
