@@ -101,16 +101,15 @@ class Flow(ABC):
 
     async def begin(self) -> None:
         """Note what the call writes, and wait until nothing that was left of it is being settled."""
-        keys = [(self.client.view.side, work.key) for work in self.works]
-        for key in keys:
-            self.client.begins(self, *key)
-        await self.client.let_settle(keys)
+        self.client.begun.update(self._given())
+        await self.client.let_settle(self._given())
 
     def end(self) -> None:
         """Note that the call's writes are no longer under way."""
-        given = [(self.client.view.side, work.key) for work in self.works]
-        announced = [(one.side, one.key) for work in self.works for one in work.intents]
-        self.client.ends(self, given + announced)
+        self.client.ends(self._given(), (intent for work in self.works for intent in work.intents))
+
+    def _given(self) -> list[tuple[Side, EntityKey]]:
+        return [(self.client.view.side, work.key) for work in self.works]
 
     def etags(self) -> list[str | None]:
         """Return the caller's ETags, None for deletes."""

@@ -315,7 +315,7 @@ class Finisher:
         now = self.client.current()
         if now is None:
             return
-        if left.attempts < len(PAUSES) - 1 and self.client.is_writing([left.intent]):
+        if left.attempts < len(PAUSES) - 1 and self.client.is_writing([left.intent], begun=True):
             left.attempts += 1
             return
         if not left.is_decided_by(now):

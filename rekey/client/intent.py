@@ -109,7 +109,7 @@ async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Work, EntityKey]])
     )
     for (work, key), intent_id in zip(keys, ids, strict=True):
         work.intents.append(IntentRef(intent_id, side, key))
-        flow.client.begins(flow, side, key)
+        flow.client.begins(side, key)
 
 
 async def _for_each(flow: Flow, call: Callable[[Work], Awaitable[Any]], *first: Awaitable[None]) -> list[Any]:

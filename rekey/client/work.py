@@ -10,6 +10,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
@@ -88,7 +89,8 @@ class ClientParts:
         decided: intents of writes of this client that the authority has answered and whose replicas follow,
             with the moment of that answer.
         moments: counts moments.
-        writing: the calls that write a key now, from their beginning to the answer, by side and key.
+        begun: calls that write a key, from their beginning to the answer: sides and keys, counted.
+        writing: what is being written now, from its intent to the answer: sides and keys, counted.
         settling: what earlier writes left, and is being settled now: side and key, by what ends with it.
         acknowledge: when the caller of a write has its answer.
         longest_operation_s: after how many seconds an operation ends, successful or not.
@@ -106,7 +108,8 @@ class ClientParts:
     counters: Counters
     decided: dict[EntityKey, int] = field(default_factory=dict)
     moments: Iterator[int] = field(default_factory=count)
-    writing: dict[tuple[Side, EntityKey], set[object]] = field(default_factory=dict)
+    begun: Counter[tuple[Side, EntityKey]] = field(default_factory=Counter)
+    writing: Counter[tuple[Side, EntityKey]] = field(default_factory=Counter)
     settling: dict[asyncio.Future[None], tuple[Side, EntityKey]] = field(default_factory=dict)
     acknowledge: Acknowledge = Acknowledge.BOTH
     longest_operation_s: float = LONGEST_OPERATION_S
@@ -122,16 +125,17 @@ class ClientParts:
         """Wait until nothing that was sent so far, and not answered, can take effect any more."""
         await self.sleep(self.late_s)
 
-    def begins(self, call: object, side: Side, key: EntityKey) -> None:
-        """Note that a call writes a key."""
-        self.writing.setdefault((side, key), set()).add(call)
+    def begins(self, side: Side, key: EntityKey) -> None:
+        """Note that a write of a key is under way."""
+        self.writing[side, key] += 1
 
-    def ends(self, call: object, keys: Iterable[tuple[Side, EntityKey]]) -> None:
-        """Note that a call no longer writes anything. `keys`: all that it wrote."""
-        for one in set(keys):
-            self.writing[one].discard(call)
-            if not self.writing[one]:
-                del self.writing[one]
+    def ends(self, begun: Iterable[tuple[Side, EntityKey]], intents: Iterable[IntentRef]) -> None:
+        """Note that a call is over. `begun`: the keys that it was to write; `intents`: all that it began."""
+        self.begun.subtract(begun)
+        self.writing.subtract((one.side, one.key) for one in intents)
+        for counted in (self.begun, self.writing):
+            for key in [key for key, number in counted.items() if not number]:
+                del counted[key]
 
     @contextmanager
     def settles(self, side: Side, key: EntityKey) -> Iterator[None]:
@@ -150,10 +154,12 @@ class ClientParts:
         while running := [over for over, key in self.settling.items() if key in keys]:
             await asyncio.wait(running)
 
-    def is_writing(self, intents: Iterable[IntentRef]) -> bool:
-        """Tell whether one other write of a key is under way: then its replicas are left to that write, which
-        tells by them whether it was applied if its answer is lost. Many tell nothing by them anyway."""
-        return any(len(self.writing.get((one.side, one.key), ())) == 1 for one in intents)
+    def is_writing(self, intents: Iterable[IntentRef], *, begun: bool = False) -> bool:
+        """Tell whether one other write of a key is under way (`begun`: also before its intent): then its
+        replicas are left to that write, which tells by them whether it was applied if its answer is lost.
+        Many tell nothing by them anyway."""
+        counted = self.begun if begun else self.writing
+        return any(counted[intent.side, intent.key] == 1 for intent in intents)
 
     def current(self) -> Permit | None:
         """Return what `ClientLease.current` does, None also for a permit of another run."""

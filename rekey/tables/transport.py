@@ -207,7 +207,7 @@ class Transport:
             ) from None
         except (AzureError, aiohttp.ClientError, OSError, TimeoutError) as failed:
             # Its name alone, e.g. `ClientConnectorDNSError`; its text may hold an address.
-            inner = getattr(failed, "inner_exception", None) or failed.__cause__ or failed
+            inner = getattr(failed, "inner_exception", None) or failed
             outcome = type(inner).__name__
             if self.listener is not None and sending.begun and isinstance(inner, TimeoutError):
                 self.listener(kind, 0, time.monotonic() - started)
