@@ -39,6 +39,8 @@ from rekey.tables.requests import Landed, Requester, landed, retry_after_of
 from rekey.tables.rules import stored_form
 from rekey.tables.transport import Request
 from rekey.tables.wire import decode_row, entity_path, query_string
+from tests.fakeclock import FakeClock
+from tests.memory import MemoryTableService, Mood, unpadded
 
 _FOLDER = Path(__file__).parents[1] / "fixtures/service"
 KEY = {"PartitionKey": "p", "RowKey": "r"}
@@ -198,11 +200,6 @@ def test_a_row_comes_back_in_the_form_that_is_reckoned_with(fact: Fact) -> None:
         assert read[name] == (full if fact["service"] == "cosmos" else unpadded(full))
 
 
-def unpadded(moment: str) -> str:
-    """Return a moment without the trailing zeros of its fraction."""
-    return moment.rstrip("Z").rstrip("0").rstrip(".") + "Z"
-
-
 def test_some_timestamps_of_storage_are_shorter_than_seven_digits() -> None:
     """Else the rule about trailing zeros would be shown by none."""
     found = [
@@ -210,3 +207,66 @@ def test_some_timestamps_of_storage_are_shorter_than_seven_digits() -> None:
     ]
     assert {len(row[TIMESTAMP]) for row in found} >= {27, 28}
     assert query_string([("NextRowKey", "1!8!MTAxMg--")]) == "?NextRowKey=1%218%21MTAxMg--"
+
+
+# --- tables in memory, in the mood of Storage --------------------------------------------------------------
+
+
+def of_storage(kind: str) -> list[Any]:
+    """Return the facts of Azure Storage of one kind."""
+    return [one for one in facts(kind) if one.values[0]["service"] == "storage"]
+
+
+@pytest.mark.parametrize("fact", of_storage("row"))
+async def test_tables_in_memory_give_a_row_back_as_storage_did(fact: Fact) -> None:
+    service = MemoryTableService(clock=FakeClock(), mood=Mood.STORAGE)
+    await service.create_table("Facts")
+    sent, recorded = json.loads(fact["sent"]), decode_row(fact["got"].encode())
+    await service.table("Facts").insert(sent)
+    [read] = service.dump("Facts")
+    content, expected = content_of(read), content_of(recorded)
+    assert content == expected
+    assert {name: type(value) for name, value in content.items()} == {n: type(v) for n, v in expected.items()}
+
+
+async def test_timestamps_in_memory_are_as_long_as_those_of_storage() -> None:
+    """And ETags are made of them."""
+    clock = FakeClock()
+    service = MemoryTableService(clock=clock, mood=Mood.STORAGE)
+    await service.create_table("Facts")
+    found = []
+    for seconds in (0, 0.5, 0.1234567):
+        clock.advance(seconds)
+        etag = await service.table("Facts").upsert(KEY)
+        [row] = service.dump("Facts")
+        assert unquote(etag) == f"W/\"datetime'{row[TIMESTAMP]}'\""
+        found.append(row[TIMESTAMP].partition(":00:00")[2])
+    assert found == ["Z", ".5Z", ".6234567Z"]
+
+
+@pytest.mark.parametrize("fact", [one for one in of_storage("transaction") if "means" in one.values[0]])
+async def test_tables_in_memory_refuse_a_transaction_as_storage_did(fact: Fact) -> None:
+    """With the same error, and with an index where Storage named one."""
+    service = MemoryTableService(clock=FakeClock(), mood=Mood.STORAGE)
+    verbs = fact["operations"] * fact.get("times", 1)
+    one_row = fact["code"] == "InvalidDuplicateRow"
+    stale = "W/\"datetime'2012-06-15T22%3A51%3A44.9662825Z'\""
+    operations = [
+        Operation(Verb(verb), {**KEY, "RowKey": "r" if one_row else f"{number}"}, stale)
+        for number, verb in enumerate(verbs)
+    ]
+    if fact["means"] != "TableMissing":
+        await service.create_table("Facts")
+    if fact["means"] in ("RowExists", "ConditionFailed"):
+        await service.table("Facts").insert(operations[fact.get("index", 0)].row)
+    with pytest.raises(getattr(errors, fact["means"])) as raised:
+        await service.table("Facts").transact(operations)
+    assert (raised.value.code, raised.value.status) == (fact["code"], answered_inside(fact))
+    assert raised.value.index == fact.get("index")
+
+
+def answered_inside(fact: Fact) -> int:
+    """Return the status of the one operation that a transaction's answer tells of."""
+    found = re.search(r"HTTP/1\.1 (\d{3})", "".join(fact["body"]))
+    assert found is not None
+    return int(found[1])
