@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from azure.core.credentials import AzureNamedKeyCredential
 from azure.core.exceptions import AzureError
 from azure.data.tables import TableClient, TableEntity
@@ -128,6 +129,8 @@ class Closing:
 
 def credential(account: AzuriteAccount) -> AzureNamedKeyCredential:
     """Return the credential of an account."""
+    if not account.key:
+        pytest.skip("needs the account's key")
     return AzureNamedKeyCredential(account.name, account.key)
 
 

@@ -14,15 +14,16 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import yoyo.migrations
 from hypothesis import settings
 
-from rekey.rehearse.azurite import Azurite, AzuriteAccount
+from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
-from rekey.tables.credentials import SharedKey
 from tests.fakeclock import FakeClock
+from tests.given import IS_GIVEN, MADE, RUN, GivenAccount, open_account
 from tests.memory import MemoryTableService
 
 # No timing is asserted anywhere, so not by hypothesis either: a busy machine is no failure.
@@ -82,7 +83,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def azurite() -> Iterator[Azurite]:
-    """An Azurite of this test process (with xdist: of this worker): own port, own folder, own keys."""
+    """An Azurite of this test process (with xdist: of this worker): own port, own folder, own keys. Or the
+    account that `REKEY_TEST_ENDPOINT` names (`tests.given`)."""
+    if IS_GIVEN:
+        account = GivenAccount()
+        yield cast(Azurite, account)
+        account.remove_tables()
+        return
     with Azurite() as running:
         yield running
 
@@ -91,7 +98,13 @@ def azurite() -> Iterator[Azurite]:
 def table_name() -> Callable[[str], str]:
     """Return a function that makes a base name a table name that no other test has."""
     number = next(_numbers)
-    return lambda base: f"{base}{os.getpid()}x{number}"
+
+    def named(base: str) -> str:
+        name = f"{base}{RUN}x{number}"
+        MADE.add(name)
+        return name
+
+    return named
 
 
 @pytest.fixture
@@ -104,11 +117,6 @@ def clock() -> FakeClock:
 def memory(clock: FakeClock) -> MemoryTableService:
     """Tables in memory on the fake clock, without faults."""
     return MemoryTableService(clock=clock)
-
-
-def open_account(account: AzuriteAccount) -> AzureTableService:
-    """Open the tables of one account of the Azurite that the tests run on."""
-    return AzureTableService.open(account.endpoint, SharedKey.of(account.name, account.key))
 
 
 @pytest.fixture

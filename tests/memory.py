@@ -10,6 +10,7 @@ Rules kept here:
 * ETags are opaque and change with every write of a row, also across delete and insert. Timestamps have
   100 ns and rise per row; rows written in one moment share one, as on the service.
 * A read row is a copy: changing it changes nothing here.
+* Where Azurite and Azure Storage differ, a `Mood` says like which (tests/unit/test_service_facts.py).
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ import asyncio
 import bisect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import lru_cache
 from typing import TypeAlias
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
+from rekey.core.edm import DATETIME
 from rekey.errors import (
     Ambiguous,
     ConditionFailed,
     RequestRejected,
     RowExists,
     RowMissing,
+    ServiceError,
     TableBeingDeleted,
     TableMissing,
 )
@@ -61,8 +65,30 @@ from tests.faults import Call, Fault, FaultKind, Faults, NoFaults
 
 Gate = Callable[[Call], Awaitable[None]]
 
-_formatted = lru_cache(maxsize=65_536)(format_ticks)
-"""A row's Timestamp is read far more often than it changes."""
+
+class Mood(Enum):
+    """Like which service the tables answer where two differ.
+
+    AZURITE: fractions of a second have 7 digits; every error of a transaction names the operation.
+    STORAGE: fractions of Timestamps, ETags and DateTimes have no trailing zeros; an error of a transaction of
+        one operation names it for a missing table alone. (Of 409 there is no recording: it is taken to be
+        like 404 and 412.)
+    """
+
+    AZURITE = "azurite"
+    STORAGE = "storage"
+
+
+def unpadded(moment: str) -> str:
+    """Return a UTC time without the trailing zeros of its fraction."""
+    return moment[:-1].rstrip("0").rstrip(".") + "Z" if "." in moment else moment
+
+
+@lru_cache(maxsize=65_536)
+def _formatted(ticks: int, mood: Mood) -> str:
+    """Return a Timestamp. It is read far more often than it changes."""
+    return unpadded(format_ticks(ticks)) if mood is Mood.STORAGE else format_ticks(ticks)
+
 
 Order: TypeAlias = tuple[bytes, bytes]
 """`EntityKey.order`: where a row stands."""
@@ -74,11 +100,12 @@ class StoredRow:
 
     content: Row
     ticks: int
+    mood: Mood
 
     @property
     def timestamp(self) -> str:
         """When it was written last."""
-        return _formatted(self.ticks)
+        return _formatted(self.ticks, self.mood)
 
     @property
     def etag(self) -> str:
@@ -102,12 +129,19 @@ class StoredRows:
     order: list[Order] = field(default_factory=list)
     last_ticks: dict[Order, int] = field(default_factory=dict)
     """Last write of every key ever written, so that a row inserted again gets a new ETag."""
+    mood: Mood = Mood.AZURITE
 
     def put(self, place: Order, content: Row, now: int) -> StoredRow:
         """Write a row at `now` ticks, or a tick after its last write if that is later."""
         ticks = max(now, self.last_ticks.get(place, 0) + 1)
         self.last_ticks[place] = ticks
-        stored = StoredRow(content, ticks)
+        if self.mood is Mood.STORAGE:
+            for name in [name for name, kind in content.items() if kind == DATETIME]:
+                if name.endswith(TYPE_SUFFIX):
+                    content[name.removesuffix(TYPE_SUFFIX)] = unpadded(
+                        content[name.removesuffix(TYPE_SUFFIX)]
+                    )
+        stored = StoredRow(content, ticks, self.mood)
         if place not in self.rows:
             bisect.insort(self.order, place)
         self.rows[place] = stored
@@ -156,6 +190,7 @@ class MemoryTableService:
         gate: awaited once before the effect of every call. A scheduler may hold calls there in any order,
             and may cancel a caller there ("crash before this effect").
         deletion_seconds: how long a deleted table's name answers TableBeingDeleted.
+        mood: like which service they answer.
     """
 
     def __init__(
@@ -165,7 +200,9 @@ class MemoryTableService:
         faults: Faults | None = None,
         gate: Gate | None = None,
         deletion_seconds: float = 40.0,
+        mood: Mood = Mood.AZURITE,
     ) -> None:
+        self.mood = mood
         self.clock: Clock = clock or SystemClock()
         self.faults: Faults = faults or NoFaults()
         self.gate: Gate = gate or _pass
@@ -196,7 +233,7 @@ class MemoryTableService:
         fault = await self.enter("create_table", name)
         self._refuse_deleted(name)
         made = name.lower() not in self._tables
-        self._tables.setdefault(name.lower(), StoredRows())
+        self._tables.setdefault(name.lower(), StoredRows(mood=self.mood))
         self.leave(fault)
         return made
 
@@ -361,7 +398,15 @@ class MemoryTable(Table):
             for index, operation in enumerate(operations)
         ]
         fault = await self._service.enter(action, self._name, operations)
-        etags = self._apply(action, operations, prepared)
+        try:
+            etags = self._apply(action, operations, prepared)
+        except ServiceError as refused:
+            if action == "transact" and self._service.mood is Mood.STORAGE:
+                if isinstance(refused, TableMissing):
+                    refused.index = 0
+                elif len(operations) == 1:
+                    refused.index = None
+            raise
         self._service.leave(fault)
         return etags
 

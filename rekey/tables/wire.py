@@ -84,6 +84,7 @@ _ETAG_LINE = re.compile(r"\nETag: (\S+)\r?\n")
 """The ETag header as the service spells it: much faster to find than all spellings that HTTP allows."""
 _APPLIED = b"HTTP/1.1 204 "
 _INDEXED = re.compile(r"(\d{1,3}):")
+_XML_CODE = re.compile(rb'<(?:m:)?error [^>]*/dataservices/metadata"><(?:m:)?code>(\w{1,80})<')
 
 MAX_ADDRESS_BYTES = 12 * 1024
 """Most bytes of a query's address. http.sys, in front of the service, and Node.js, below Azurite, take 16 KiB
@@ -378,7 +379,8 @@ def parse_batch(body: bytes, count: int) -> list[str | None] | BatchFailure:
 def error_code(body: bytes, *, batch: bool = False) -> tuple[str, int | None]:
     """Return the error code of an answer, and the index of the failing operation when it is named.
 
-    The service's message is read for the index only: it can echo keys.
+    The service's message is read for the index only: it can echo keys. A refusal may come as XML
+    (tests/fixtures/service/refusals.toml).
     """
     try:
         described, _ = json.JSONDecoder().raw_decode(body.decode("utf-8", "replace").lstrip("\ufeff"))
@@ -386,6 +388,7 @@ def error_code(body: bytes, *, batch: bool = False) -> tuple[str, int | None]:
         code = str(error["code"])
         message = str(error["message"]["value"])
     except (ValueError, KeyError, TypeError):
-        return "", None
+        in_xml = _XML_CODE.search(body)
+        return "" if in_xml is None else in_xml[1].decode("ascii"), None
     indexed = _INDEXED.match(message) if batch else None
     return code, None if indexed is None else int(indexed[1])

@@ -33,6 +33,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import pytest
+
 from rekey.copy.batches import pack
 from rekey.mapping.sealing import (
     FORWARD,
@@ -55,8 +57,9 @@ from rekey.tables.base import Operation, Verb
 from rekey.tables.credentials import SharedKey
 from tests.acceptance.forking import Forked
 from tests.declared import named
+from tests.given import IS_GIVEN, MADE, RUN
 
-_NUMBERS = itertools.count(1)
+_NUMBERS = itertools.count(RUN * 1000 if IS_GIVEN else 1)
 _SECONDS = 120
 RESTRICTED = ("rekeycontrol", "rekeyjournal", "rekeymap")
 Key = tuple[str, str]
@@ -77,6 +80,9 @@ class Wire:
 
     def __init__(self, account: AzuriteAccount) -> None:
         parts = urlsplit(account.endpoint)
+        self._connect = http.client.HTTPConnection if parts.scheme == "http" else http.client.HTTPSConnection
+        if not account.key:
+            pytest.skip("needs the account's key: what a command did is read back with it")
         self._account, self._key = account.name, base64.b64decode(account.key)
         self._base = parts.path
         self._host, self._port = parts.hostname or "", parts.port
@@ -99,7 +105,7 @@ class Wire:
             **(headers or {}),
         }
         data = None if body is None else json.dumps(body).encode()
-        with closing(http.client.HTTPConnection(self._host, self._port, timeout=60)) as connection:
+        with closing(self._connect(self._host, self._port, timeout=60)) as connection:
             connection.request(method, target, data, all_headers)
             answer = connection.getresponse()
             return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
@@ -311,6 +317,7 @@ class Project:
         self.source, self.target, self.index = (
             f"T{self.number}{base}" for base in ("Source", "Target", "Index")
         )
+        MADE.update((self.source, self.target, self.index))
         self.script_id = f"{self.number:04d}_subject"
         self.state = self.folder / "state" / "state.sqlite"
         self.wire, self.restricted = Wire(self.azurite.tables), Wire(self.azurite.restricted)

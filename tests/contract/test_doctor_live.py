@@ -22,7 +22,7 @@ from tests.deviating import DEVIATIONS, Deviate, DeviatingProxy, Forward, header
 from tests.documents import ROOT
 from tests.every import every
 from tests.faultproxy import Answered, Asked, error_answer
-from tests.memory import MemoryTableService
+from tests.memory import MemoryTableService, Mood
 
 PROMISED = (ROOT / "docs/promises.md").read_text("utf-8")
 EVERY = {**ALIKE, **WIRE}
@@ -52,9 +52,10 @@ def unknown(seen: Mapping[str, Seen]) -> list[Deviation]:
     return [one for one in found if not one["known"]]
 
 
-async def test_tables_in_memory_do_what_is_taken_for_granted() -> None:
+@pytest.mark.parametrize("mood", Mood)
+async def test_tables_in_memory_do_what_is_taken_for_granted(mood: Mood) -> None:
     """They are stricter than Azurite: nothing is excused."""
-    memory = MemoryTableService()
+    memory = MemoryTableService(mood=mood)
     stage = Stage(memory, new_prefix(await memory.server_time()), Account("http://127.0.0.1:1/memory"))
     seen = await checked(stage, ALIKE, asyncio.get_running_loop().time() + 60)
     assert [one for name, each in seen.items() for one in deviations(name, each, azurite=False)] == []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rekey.core.clock import ticks_of
 from rekey.core.edm import canonical_content
 from rekey.errors import (
     ConditionFailed,
@@ -46,7 +47,7 @@ async def test_an_inserted_row_is_read_back_with_etag_and_timestamp(table: Table
     found = await read(table)
     assert found["Name"] == "Ada"
     assert etag_of(found) == etag
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{1,7}Z", found["Timestamp"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,7})?Z", found["Timestamp"])
 
 
 async def test_a_read_row_holds_nothing_but_content_etag_and_timestamp(table: Table) -> None:
@@ -170,7 +171,7 @@ async def test_the_timestamp_of_a_row_rises_with_every_write(table: Table) -> No
     await table.insert(row(A=0))
     for number in range(4):
         await table.merge(row(A=number))
-        stamps.append((await read(table))["Timestamp"])
+        stamps.append(ticks_of((await read(table))["Timestamp"]))
     assert stamps == sorted(set(stamps))
 
 

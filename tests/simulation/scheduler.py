@@ -233,7 +233,7 @@ class HeldTable(MemoryTable):
 
 
 def _copied(rows: StoredRows) -> StoredRows:
-    return StoredRows(dict(rows.rows), list(rows.order), dict(rows.last_ticks))
+    return StoredRows(dict(rows.rows), list(rows.order), dict(rows.last_ticks), rows.mood)
 
 
 @dataclass
