@@ -169,7 +169,7 @@ class Handler:
         """
         resource, rights, keys = "o", set[str](), list[EntityKey | None]()
         for each in operations:
-            conditional = "if-match" in each.headers
+            conditional = bool(each.headers.get("if-match"))  # an empty one might be taken for none
             resource, needed = needs(each.kind, each.method, each.comp, conditional=conditional)
             rights |= needed
             keys.append(each.key or inserted_key(each))

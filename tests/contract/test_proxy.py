@@ -328,6 +328,46 @@ async def test_what_is_written_through_a_proxy_is_in_the_new_table_too(
     assert not await clients_of(begun), "leases are returned at the end"
 
 
+async def test_a_write_that_looks_like_a_read_gets_past_neither_the_client_nor_a_signature(
+    config: Config,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+) -> None:
+    """GET with an empty X-HTTP-Method, alone and as a query in a batch: upstream it would be a POST."""
+    declared, plain = migration_of(table_name), table_name("Plain")
+    source = declared.migration.source
+    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    await tables_service.create_table(plain)
+    signed = generate_table_sas(
+        AzureNamedKeyCredential(azurite.tables.name, azurite.tables.key),
+        plain,
+        permission=TableSasPermissions(read=True),
+        expiry=datetime(2200, 1, 1, tzinfo=UTC),
+    )
+    disguised = {"X-HTTP-Method": ""}
+    async with (
+        proxied(config, declared) as proxy,
+        wired(azurite.tables.endpoint, azurite.tables) as direct,
+        wired(through(proxy, azurite), azurite.tables) as behind,
+    ):
+        query = (
+            f"--b\r\nContent-Type: application/http\r\n\r\nGET {behind.endpoint}/{source}() HTTP/1.1\r\n"
+            "X-HTTP-Method: \r\nContent-Type: application/json\r\n\r\n"
+            '{"PartitionKey": "p", "RowKey": "r"}\r\n--b--\r\n'
+        )
+        kind = {"Content-Type": "multipart/mixed; boundary=b"}
+        for answer in (
+            await behind.ask("GET", f"{plain}()?{signed}", row("x"), disguised, signs=False),
+            await behind.ask("GET", f"{source}()", row("x"), disguised),
+            await behind.ask("POST", "$batch", query.encode(), kind),
+        ):
+            assert (answer.status, answer.code) == (405, "UnsupportedHttpVerb")
+        for table in (plain, source):
+            assert (await direct.ask("GET", f"{table}()")).json["value"] == []
+
+
 async def followed(begun: Begun) -> None:
     """Wait until all clients have acknowledged the epoch of the control row, as the runner does."""
     now = await begun.store.read()

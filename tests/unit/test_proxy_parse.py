@@ -92,6 +92,7 @@ def test_a_key_is_what_the_address_says(spelled: str, key: EntityKey) -> None:
         ([("If Match", "*")], "InvalidHeaderValue"),
         ([("Connection", "close, If-Match"), ("If-Match", "*")], "InvalidHeaderValue"),
         ([("X-HTTP-Method", "GET")], "UnsupportedHttpVerb"),
+        ([("X-HTTP-Method", "")], "UnsupportedHttpVerb"),
     ],
 )
 def test_headers_that_two_readers_could_read_in_two_ways_are_refused(
@@ -165,6 +166,8 @@ def test_a_tunnelled_method_counts_for_post_alone() -> None:
     assert (found.method, found.sent_method) == ("MERGE", "POST")
     with pytest.raises(RequestRejected):
         asked("PUT", target, ("X-HTTP-Method", "DELETE"))
+    with pytest.raises(RequestRejected):  # judged as a read, it would be sent on as a POST
+        asked("GET", "/Users()", ("X-HTTP-Method", ""))
 
 
 def test_what_authorised_a_request_and_its_connection_do_not_go_upstream() -> None:
@@ -255,6 +258,7 @@ def test_a_query_stands_alone() -> None:
         ("POST", "GET"),
         ("Users(PartitionKey", "Others(PartitionKey"),
         ("http://h/acct/Users HTTP", "http://h/other/Users HTTP"),
+        ("http://h/acct/Users HTTP", "http://[h/acct/Users HTTP"),
         ("http://h/acct/Users HTTP", "http://h/acct/Tables HTTP"),
         ("If-Match: *", "If-Match: *\r\nIf-Match: x"),
         ("If-Match: *", "If-Match"),
