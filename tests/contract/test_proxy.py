@@ -17,12 +17,15 @@ from azure.core.credentials import AzureNamedKeyCredential
 from azure.data.tables import TableSasPermissions, generate_table_sas
 
 from rekey import Migration, Target, keys, props
+from rekey.client.lease import Permit
+from rekey.client.route import Writer
 from rekey.declaration.migration import Declared
 from rekey.phases import ControlPhase
 from rekey.project.config import Config
 from rekey.protocol.registry import Registry
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
+from rekey.tables.base import Operation
 from tests.begun import Begun, declared_as
 from tests.proxying import Answered, Wired, changeset, comparable, config_of, proxied, through, wired
 
@@ -366,6 +369,35 @@ async def test_a_write_that_looks_like_a_read_gets_past_neither_the_client_nor_a
             assert (answer.status, answer.code) == (405, "UnsupportedHttpVerb")
         for table in (plain, source):
             assert (await direct.ask("GET", f"{table}()")).json["value"] == []
+
+
+async def test_a_write_whose_caller_is_gone_is_done_whole_also_when_the_proxy_ends(
+    config: Config,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not cancelled, and the lease is returned after it."""
+    declared = migration_of(table_name)
+    begun = await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    under_way, whole = asyncio.Event(), Writer._write
+
+    async def slow(self: Writer, operations: Sequence[Operation], permit: Permit) -> list[str | None]:
+        under_way.set()
+        await asyncio.sleep(0.3)
+        return await whole(self, operations, permit)
+
+    monkeypatch.setattr(Writer, "_write", slow)
+    async with wired(azurite.tables.endpoint, azurite.tables) as direct:
+        async with proxied(config, declared) as proxy, wired(through(proxy, azurite), azurite.tables) as wire:
+            asking = asyncio.create_task(wire.ask("POST", declared.migration.source, row("a")))
+            await under_way.wait()
+            asking.cancel()
+        for table in (declared.migration.source, declared.migration.target.table):
+            assert len((await direct.ask("GET", f"{table}()")).json["value"]) == 1
+    assert not await clients_of(begun)
 
 
 async def followed(begun: Begun) -> None:

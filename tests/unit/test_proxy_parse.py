@@ -246,6 +246,8 @@ def test_a_query_stands_alone() -> None:
     assert batch.table == "Users"
     with pytest.raises(RequestRejected):
         read_batch(batch_of(QUERY.replace("GET", "POST").encode()), "acct")
+    with pytest.raises(RequestRejected):
+        read_batch(batch_of(QUERY.replace("--batch_1--", "POST /x HTTP/1.1\r\n--batch_1--").encode()), "acct")
 
 
 @pytest.mark.parametrize(
