@@ -285,6 +285,7 @@ class Handler:
         headers.pop("accept-encoding", None)
         async with (
             core.reading(),
+            asyncio.timeout(core.plan.settings.longest_operation_s),  # a freeze waits for it
             self._upstream.send(
                 asked.sent_method,
                 "$batch" if body is not None else self._path(asked, route),

@@ -6,7 +6,9 @@ table under the application's old name. And what it does besides: replicas, a fr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,12 @@ from rekey.declaration.migration import Declared
 from rekey.phases import ControlPhase
 from rekey.project.config import Config
 from rekey.protocol.registry import Registry
+from rekey.proxy.forward import Upstream
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation
 from tests.begun import Begun, declared_as
-from tests.proxying import Answered, Wired, changeset, comparable, config_of, proxied, through, wired
+from tests.proxying import QUICK, Answered, Wired, changeset, comparable, config_of, proxied, through, wired
 
 pytestmark = [pytest.mark.azurite]
 STATES: dict[str, tuple[ControlPhase, ...]] = {
@@ -398,6 +401,31 @@ async def test_a_write_whose_caller_is_gone_is_done_whole_also_when_the_proxy_en
         for table in (declared.migration.source, declared.migration.target.table):
             assert len((await direct.ask("GET", f"{table}()")).json["value"]) == 1
     assert not await clients_of(begun)
+
+
+async def test_a_read_holds_its_permit_no_longer_than_the_longest_operation(
+    config: Config,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A freeze would wait for it, while the account does not answer."""
+    declared = migration_of(table_name)
+    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+
+    @asynccontextmanager
+    async def hanging(*_: Any, **__: Any) -> AsyncIterator[None]:
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(Upstream, "send", hanging)
+    monkeypatch.setattr("tests.proxying.QUICK", replace(QUICK, longest_operation_s=2.0))
+    async with proxied(config, declared) as proxy, wired(through(proxy, azurite), azurite.tables) as wire:
+        async with asyncio.timeout(20):
+            answer = await wire.ask("GET", f"{declared.migration.source}()")
+    assert (answer.status, answer.code) == (503, "ServerBusy")
 
 
 async def followed(begun: Begun) -> None:
