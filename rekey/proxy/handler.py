@@ -369,8 +369,8 @@ def answer_to(error: BaseException, table: str, *, reads: bool, batch: bool = Fa
             return answer_to_error(error, table, batch=batch)
     except OutcomeOpen:
         pass
-    except ServiceRequestError as unsent:
-        return error_answer(503, "NotConnected", str(unsent))
+    except ServiceRequestError:  # its text holds the account's address
+        return error_answer(503, "NotConnected", "nothing was done: an account cannot be reached")
     except AzureError:
         return error_answer(503, "NoCredential", "the proxy's own credential is refused")
     if reads:

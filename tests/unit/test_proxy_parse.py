@@ -409,7 +409,7 @@ def test_an_error_of_the_writer_is_told_in_the_services_words() -> None:
         ),
         (WritesRefused("frozen", "a freeze", hint="wait", retryable=True), 503, "ServerBusy"),
         (WritesRefused("old-view-over", "it is over", hint="deploy"), 403, "old-view-over"),
-        (EndpointDown("no connection", code="X"), 503, "ServerBusy"),
+        (EndpointDown("no connection to http://inside", code="X"), 503, "ServerBusy"),
         (Ambiguous("sent", code="X"), 500, "OperationTimedOut"),
         (TimeoutError(), 500, "OperationTimedOut"),
         (RowExists("there", code="EntityAlreadyExists", status=409), 409, "EntityAlreadyExists"),
@@ -419,3 +419,4 @@ def test_an_error_of_the_writer_is_told_in_the_services_words() -> None:
         assert (reply.status, told["code"]) == (status, code)
         assert ("Retry-After" in dict(reply.headers)) is (status == 503)
         assert "RequestId:" in told["message"]["value"]
+        assert b"inside" not in reply.body
