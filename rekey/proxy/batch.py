@@ -77,6 +77,8 @@ def read_batch(asked: Incoming, account: str) -> Batch:
     for one in found:
         if one.is_read is not is_query:
             raise _invalid("a changeset has writes alone, and a query stands alone")
+        if is_query and one.content:  # it could hold another request line
+            raise _invalid("a query has no body")
         if one.table.lower() != found[0].table.lower():
             raise rejected("CommandsInBatchActOnDifferentPartitions", "all commands must name one table")
     ids = tuple(

@@ -169,7 +169,7 @@ class Handler:
         """
         resource, rights, keys = "o", set[str](), list[EntityKey | None]()
         for each in operations:
-            conditional = "if-match" in each.headers
+            conditional = bool(each.headers.get("if-match"))  # an empty one might be taken for none
             resource, needed = needs(each.kind, each.method, each.comp, conditional=conditional)
             rights |= needed
             keys.append(each.key or inserted_key(each))
@@ -285,6 +285,7 @@ class Handler:
         headers.pop("accept-encoding", None)
         async with (
             core.reading(),
+            asyncio.timeout(core.plan.settings.longest_operation_s),  # a freeze waits for it
             self._upstream.send(
                 asked.sent_method,
                 "$batch" if body is not None else self._path(asked, route),
@@ -368,8 +369,8 @@ def answer_to(error: BaseException, table: str, *, reads: bool, batch: bool = Fa
             return answer_to_error(error, table, batch=batch)
     except OutcomeOpen:
         pass
-    except ServiceRequestError as unsent:
-        return error_answer(503, "NotConnected", str(unsent))
+    except ServiceRequestError:  # its text holds the account's address
+        return error_answer(503, "NotConnected", "nothing was done: an account cannot be reached")
     except AzureError:
         return error_answer(503, "NoCredential", "the proxy's own credential is refused")
     if reads:

@@ -125,7 +125,8 @@ def parse(method: str, target: str, headers: Iterable[tuple[str, str]], account:
         raise rejected("InvalidUri", "the path holds an encoded slash, backslash or control character")
     found = parameters(query)
     tunnelled = said.get("x-http-method", "").upper()
-    if method not in METHODS or (tunnelled and (method != "POST" or tunnelled not in _TUNNELLED)):
+    tunnels = "x-http-method" in said  # also where it is empty: upstream it would be a POST
+    if method not in METHODS or (tunnels and (method != "POST" or tunnelled not in _TUNNELLED)):
         raise rejected("UnsupportedHttpVerb", "the resource does not support this HTTP verb", status=405)
     segments = path.strip("/").split("/") if path.strip("/") else []
     if path.count("/") > 3 or "" in segments:
@@ -183,9 +184,13 @@ def unsigned(query: str) -> str:
 
 
 def inner_target(url: str) -> str:
-    """Return path and query of an address inside a batch: absolute, from the root, or relative."""
+    """Return path and query of an address inside a batch: absolute, from the root, or relative. Raises
+    RequestRejected."""
     if url.lower().startswith(("http://", "https://")):
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise rejected("InvalidUri", "an address in the batch is none") from None
         return f"{parts.path}?{parts.query}" if parts.query else parts.path
     return url if url.startswith("/") else f"/{url}"
 

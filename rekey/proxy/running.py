@@ -102,7 +102,10 @@ async def proxying(
     )
     meter = Meter()
     handler = Handler(
-        Account(account.name, account.is_same_as(config.restricted)),
+        # An endpoint has several spellings (a port, a private link); the name of an account is unique.
+        Account(
+            account.name, account.is_same_as(config.restricted) or account.name == config.restricted.name
+        ),
         upstream,
         routes,
         access,

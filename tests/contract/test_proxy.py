@@ -6,7 +6,9 @@ table under the application's old name. And what it does besides: replicas, a fr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,18 @@ from azure.core.credentials import AzureNamedKeyCredential
 from azure.data.tables import TableSasPermissions, generate_table_sas
 
 from rekey import Migration, Target, keys, props
+from rekey.client.lease import Permit
+from rekey.client.route import Writer
 from rekey.declaration.migration import Declared
 from rekey.phases import ControlPhase
 from rekey.project.config import Config
 from rekey.protocol.registry import Registry
+from rekey.proxy.forward import Upstream
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
+from rekey.tables.base import Operation
 from tests.begun import Begun, declared_as
-from tests.proxying import Answered, Wired, changeset, comparable, config_of, proxied, through, wired
+from tests.proxying import QUICK, Answered, Wired, changeset, comparable, config_of, proxied, through, wired
 
 pytestmark = [pytest.mark.azurite]
 STATES: dict[str, tuple[ControlPhase, ...]] = {
@@ -326,6 +332,100 @@ async def test_what_is_written_through_a_proxy_is_in_the_new_table_too(
         assert {client.name for client in await clients_of(begun)} == {"proxy"}
         assert {client.view for client in await clients_of(begun)} == {"old", "new"}
     assert not await clients_of(begun), "leases are returned at the end"
+
+
+async def test_a_write_that_looks_like_a_read_gets_past_neither_the_client_nor_a_signature(
+    config: Config,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+) -> None:
+    """GET with an empty X-HTTP-Method, alone and as a query in a batch: upstream it would be a POST."""
+    declared, plain = migration_of(table_name), table_name("Plain")
+    source = declared.migration.source
+    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    await tables_service.create_table(plain)
+    signed = generate_table_sas(
+        AzureNamedKeyCredential(azurite.tables.name, azurite.tables.key),
+        plain,
+        permission=TableSasPermissions(read=True),
+        expiry=datetime(2200, 1, 1, tzinfo=UTC),
+    )
+    disguised = {"X-HTTP-Method": ""}
+    async with (
+        proxied(config, declared) as proxy,
+        wired(azurite.tables.endpoint, azurite.tables) as direct,
+        wired(through(proxy, azurite), azurite.tables) as behind,
+    ):
+        query = (
+            f"--b\r\nContent-Type: application/http\r\n\r\nGET {behind.endpoint}/{source}() HTTP/1.1\r\n"
+            "X-HTTP-Method: \r\nContent-Type: application/json\r\n\r\n"
+            '{"PartitionKey": "p", "RowKey": "r"}\r\n--b--\r\n'
+        )
+        kind = {"Content-Type": "multipart/mixed; boundary=b"}
+        for answer in (
+            await behind.ask("GET", f"{plain}()?{signed}", row("x"), disguised, signs=False),
+            await behind.ask("GET", f"{source}()", row("x"), disguised),
+            await behind.ask("POST", "$batch", query.encode(), kind),
+        ):
+            assert (answer.status, answer.code) == (405, "UnsupportedHttpVerb")
+        for table in (plain, source):
+            assert (await direct.ask("GET", f"{table}()")).json["value"] == []
+
+
+async def test_a_write_whose_caller_is_gone_is_done_whole_also_when_the_proxy_ends(
+    config: Config,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not cancelled, and the lease is returned after it."""
+    declared = migration_of(table_name)
+    begun = await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    under_way, whole = asyncio.Event(), Writer._write
+
+    async def slow(self: Writer, operations: Sequence[Operation], permit: Permit) -> list[str | None]:
+        under_way.set()
+        await asyncio.sleep(0.3)
+        return await whole(self, operations, permit)
+
+    monkeypatch.setattr(Writer, "_write", slow)
+    async with wired(azurite.tables.endpoint, azurite.tables) as direct:
+        async with proxied(config, declared) as proxy, wired(through(proxy, azurite), azurite.tables) as wire:
+            asking = asyncio.create_task(wire.ask("POST", declared.migration.source, row("a")))
+            await under_way.wait()
+            asking.cancel()
+        for table in (declared.migration.source, declared.migration.target.table):
+            assert len((await direct.ask("GET", f"{table}()")).json["value"]) == 1
+    assert not await clients_of(begun)
+
+
+async def test_a_read_holds_its_permit_no_longer_than_the_longest_operation(
+    config: Config,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A freeze would wait for it, while the account does not answer."""
+    declared = migration_of(table_name)
+    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+
+    @asynccontextmanager
+    async def hanging(*_: Any, **__: Any) -> AsyncIterator[None]:
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(Upstream, "send", hanging)
+    monkeypatch.setattr("tests.proxying.QUICK", replace(QUICK, longest_operation_s=2.0))
+    async with proxied(config, declared) as proxy, wired(through(proxy, azurite), azurite.tables) as wire:
+        async with asyncio.timeout(20):
+            answer = await wire.ask("GET", f"{declared.migration.source}()")
+    assert (answer.status, answer.code) == (503, "ServerBusy")
 
 
 async def followed(begun: Begun) -> None:

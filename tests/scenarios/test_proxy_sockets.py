@@ -11,6 +11,7 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -310,3 +311,12 @@ async def test_tables_of_the_restricted_store_are_reached_by_nobody(listening: L
         ):
             answer = await wire.ask(method, path, data, {"Content-Type": kind} if kind else {})
             assert (answer.status, answer.code) == (403, "AuthorizationFailure"), path
+
+
+async def test_tables_of_the_restricted_store_are_known_by_the_name_of_the_account(tmp_path: Path) -> None:
+    """Its endpoint can be written in several ways."""
+    config = config_in(tmp_path)
+    other = replace(config.restricted, endpoint=config.restricted.endpoint.replace("127.0.0.1", "localhost"))
+    async with proxied(replace(config, restricted=other)) as found, asking(found) as wire:
+        answer = await wire.ask("GET", "rekeymap()")
+        assert (answer.status, answer.code) == (403, "AuthorizationFailure")

@@ -92,6 +92,7 @@ def test_a_key_is_what_the_address_says(spelled: str, key: EntityKey) -> None:
         ([("If Match", "*")], "InvalidHeaderValue"),
         ([("Connection", "close, If-Match"), ("If-Match", "*")], "InvalidHeaderValue"),
         ([("X-HTTP-Method", "GET")], "UnsupportedHttpVerb"),
+        ([("X-HTTP-Method", "")], "UnsupportedHttpVerb"),
     ],
 )
 def test_headers_that_two_readers_could_read_in_two_ways_are_refused(
@@ -165,6 +166,8 @@ def test_a_tunnelled_method_counts_for_post_alone() -> None:
     assert (found.method, found.sent_method) == ("MERGE", "POST")
     with pytest.raises(RequestRejected):
         asked("PUT", target, ("X-HTTP-Method", "DELETE"))
+    with pytest.raises(RequestRejected):  # judged as a read, it would be sent on as a POST
+        asked("GET", "/Users()", ("X-HTTP-Method", ""))
 
 
 def test_what_authorised_a_request_and_its_connection_do_not_go_upstream() -> None:
@@ -243,6 +246,8 @@ def test_a_query_stands_alone() -> None:
     assert batch.table == "Users"
     with pytest.raises(RequestRejected):
         read_batch(batch_of(QUERY.replace("GET", "POST").encode()), "acct")
+    with pytest.raises(RequestRejected):
+        read_batch(batch_of(QUERY.replace("--batch_1--", "POST /x HTTP/1.1\r\n--batch_1--").encode()), "acct")
 
 
 @pytest.mark.parametrize(
@@ -255,6 +260,7 @@ def test_a_query_stands_alone() -> None:
         ("POST", "GET"),
         ("Users(PartitionKey", "Others(PartitionKey"),
         ("http://h/acct/Users HTTP", "http://h/other/Users HTTP"),
+        ("http://h/acct/Users HTTP", "http://[h/acct/Users HTTP"),
         ("http://h/acct/Users HTTP", "http://h/acct/Tables HTTP"),
         ("If-Match: *", "If-Match: *\r\nIf-Match: x"),
         ("If-Match: *", "If-Match"),
@@ -403,7 +409,7 @@ def test_an_error_of_the_writer_is_told_in_the_services_words() -> None:
         ),
         (WritesRefused("frozen", "a freeze", hint="wait", retryable=True), 503, "ServerBusy"),
         (WritesRefused("old-view-over", "it is over", hint="deploy"), 403, "old-view-over"),
-        (EndpointDown("no connection", code="X"), 503, "ServerBusy"),
+        (EndpointDown("no connection to http://inside", code="X"), 503, "ServerBusy"),
         (Ambiguous("sent", code="X"), 500, "OperationTimedOut"),
         (TimeoutError(), 500, "OperationTimedOut"),
         (RowExists("there", code="EntityAlreadyExists", status=409), 409, "EntityAlreadyExists"),
@@ -413,3 +419,4 @@ def test_an_error_of_the_writer_is_told_in_the_services_words() -> None:
         assert (reply.status, told["code"]) == (status, code)
         assert ("Retry-After" in dict(reply.headers)) is (status == 503)
         assert "RequestId:" in told["message"]["value"]
+        assert b"inside" not in reply.body
