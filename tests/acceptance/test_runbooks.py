@@ -39,7 +39,8 @@ RUNBOOKS = sorted(path.stem for path in (ROOT / "runbooks").glob("*.md") if path
 SCRIPT = "0001_users_opaque_ids"
 ROWS = 120
 TUTORIAL = ROOT / "docs/tutorial.md"
-MAX_BY_HAND = 1
+MAX_BY_HAND = 2
+"""Following until told (`test_follow.py`) and the doctor's migration have tests of their own."""
 _REPORT = "@@"
 
 
