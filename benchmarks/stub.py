@@ -187,10 +187,8 @@ class Stub:
     def _page(self, table: str, query: dict[str, str]) -> tuple[bytes, bytes, bytes]:
         self.counts["pages"] += 1
         self.counts["probes"] += query.get("$top") == "1"
-        shape, filtered = (
-            self.shape if table == USERS.source else self.target,
-            unquote(query.get("$filter", "")),
-        )
+        shape = self.shape if table == USERS.source else self.target
+        filtered = unquote(query.get("$filter", ""))
         if "Timestamp ge" in filtered:  # no row was written since any moment that is asked about
             return b"200 OK", _JSON, shape.page(0, 0)
         first, last = _bounds(shape, filtered)

@@ -71,7 +71,7 @@ _REMEMBERED = 10_000
 """Most keys in each memory of mapping rows that a client has seen."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Flow(ABC):
     """One call, an operation or a transaction, with all that its steps need.
 

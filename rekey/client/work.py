@@ -131,11 +131,12 @@ class ClientParts:
 
     def ends(self, begun: Iterable[tuple[Side, EntityKey]], intents: Iterable[IntentRef]) -> None:
         """Note that a call is over. `begun`: the keys that it was to write; `intents`: all that it began."""
-        self.begun.subtract(begun)
-        self.writing.subtract((one.side, one.key) for one in intents)
-        for counted in (self.begun, self.writing):
-            for key in [key for key, number in counted.items() if not number]:
-                del counted[key]
+        announced = [(one.side, one.key) for one in intents]
+        for counted, keys in ((self.begun, begun), (self.writing, announced)):
+            for key in keys:
+                counted[key] -= 1
+                if not counted[key]:
+                    del counted[key]
 
     @contextmanager
     def settles(self, side: Side, key: EntityKey) -> Iterator[None]:
