@@ -24,6 +24,7 @@ import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
@@ -150,10 +151,10 @@ class Transport:
         self._connections = connections
         self._options: dict[str, Any] = {
             "proxy": proxies.get(parts.scheme) or environment_proxy(endpoint),
-            "ssl": verify if isinstance(verify, bool) else ssl.create_default_context(cafile=verify),
             "timeout": aiohttp.ClientTimeout(sock_connect=timeouts.connect, sock_read=timeouts.read),
             "allow_redirects": False,
         }
+        self._verify = verify
         self._agent = UserAgentPolicy(base_user_agent=agent).user_agent
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
@@ -181,9 +182,11 @@ class Transport:
         async def exchange(signed: str, signed_headers: Mapping[str, str]) -> Answer:
             # As it was signed: aiohttp would decode some escapes of the address.
             async with session.request(
-                *(request.method, URL(signed, encoded=True)),
+                request.method,
+                URL(signed, encoded=True),
                 headers=signed_headers,
                 data=body,
+                ssl=self._trusted,
                 trace_request_ctx=sending,
                 **self._options,
             ) as response:
@@ -236,6 +239,12 @@ class Transport:
             await session.close()
         await self._signer.close()
 
+    @cached_property
+    def _trusted(self) -> bool | ssl.SSLContext:
+        """What decides whether the server is trusted. A file that cannot be read fails the attempt."""
+        verify = self._verify
+        return verify if isinstance(verify, bool) else ssl.create_default_context(cafile=verify)
+
     def _open(self) -> aiohttp.ClientSession:
         """Return the session. It belongs to the running loop: the first request makes it."""
         if self._closed:
@@ -257,18 +266,18 @@ class ConnectionDropped(aiohttp.ClientError):
     """A kept connection turned out to be closed, and aiohttp was about to repeat the request by itself."""
 
 
-def open_session(connections: int, **options: Any) -> aiohttp.ClientSession:
+def open_session(connections: int, *, auto_decompress: bool = True) -> aiohttp.ClientSession:
     """Return a session that repeats no write; its requests have a `Sending` as their `trace_request_ctx`.
 
     Args:
         connections: at most this many at a time.
-        options: further ones of aiohttp's.
+        auto_decompress: whether answers are decompressed, or read as they come.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=_IDLE_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         trace_configs=[_before_sending()],
-        **options,
+        auto_decompress=auto_decompress,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rekey.errors import EndpointDown
+from rekey.model import EntityKey
 from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
 from rekey.tables.requests import RetryPolicy
@@ -93,3 +95,12 @@ async def test_a_listener_hears_of_each_answer_and_of_none_in_time_and_each_atte
             await service.create_table("Users")
     assert heard == [(Kind.TABLE, 503), (Kind.TABLE, 0), (Kind.TABLE, 204)]
     assert admitted == [Kind.TABLE] * 3
+
+
+async def test_trusted_certificates_that_cannot_be_read_fail_the_attempt_and_not_the_program() -> None:
+    policy = RetryPolicy(attempts=1, connect_attempts=1)
+    async with AzureTableService.open(
+        ENDPOINT, SharedKey("account", b"k"), retry=policy, connection_verify="no-such-file.pem"
+    ) as service:
+        with pytest.raises(EndpointDown, match="FileNotFoundError"):
+            await service.table("Users").get(EntityKey("p", "r"))
