@@ -25,7 +25,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from rekey.copy.throttle import NO_RATES, Throttle
+from rekey.copy.throttle import Throttle
 from rekey.core.concurrency import cancel, together
 from rekey.model import LAST_ROW, PARTITION_KEY, EntityKey, Row
 from rekey.project.config import Limits
@@ -191,7 +191,7 @@ class Reading:
                 active.now.rest,
                 modified_from=self.modified_from,
                 page_rows=self.page_rows,
-                ahead=self.throttle is None or self.throttle.rates == NO_RATES,
+                ahead=self.throttle is None or not self.throttle.has_rates,
             )
             try:
                 async with aclosing(pages):  # type: ignore[type-var]  # all scans are generators

@@ -70,9 +70,6 @@ class Rates:
     begins: int | None = None
 
 
-NO_RATES = Rates()
-
-
 @dataclass(slots=True)
 class _Lane:
     """A virtual scheduling clock: each entity takes 1/rate seconds of it. One batch waits at a time.
@@ -122,6 +119,11 @@ class Throttle:
         if self._service is None:
             self._service = ServiceRates(self._now, self.rates.begins, PARTITION_TARGET)
         return self._service
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether any rate holds: then no page is fetched ahead, which might have no room yet."""
+        return self.rates != Rates()
 
     @property
     def limits_partitions(self) -> bool:

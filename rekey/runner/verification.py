@@ -30,7 +30,6 @@ from collections.abc import Awaitable, Callable, Hashable
 from pathlib import Path
 
 from rekey.copy.delta import fresh_second
-from rekey.copy.throttle import NO_RATES
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.limits import ACCOUNT_TARGET
 from rekey.core.progress import Advance
@@ -103,7 +102,7 @@ def context(
         authority_is_target=from_target,
         concurrency=run.config.limits.concurrency,
         scans=2 * run.config.limits.scans,  # what the account allows is all for reading
-        ahead=run.share == 1 and run.copier.throttle.rates == NO_RATES,
+        ahead=run.share == 1 and not run.copier.throttle.has_rates,
         take=run.copier.throttle.arrived if run.share == 1 else _within_share(run),
         clock=run.clock,
     )

@@ -41,7 +41,7 @@ CHECKPOINT_ROWS = 200_000
 LEAST_ROWS, LEAST_AT_RATES = 50 * MAX_PAGE_ROWS, 20 * MAX_PAGE_ROWS
 """Rows a part must have given since it was last split before it is split again: finding a middle takes about
 fifteen requests. A part that gave fifty pages is likely to have as many left, which is worth so many. Where
-rates hold (`ctx.ahead`), a reader has the rate of one partition: then twenty pages take it ten seconds."""
+rates hold (no `ctx.ahead`), a reader has the rate of one partition: then twenty pages take it ten seconds."""
 
 
 async def sum_up(

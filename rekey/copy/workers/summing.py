@@ -91,7 +91,7 @@ async def _read_pages(opened: Opened, task: Task, take: Callable[[list[Row]], bo
         return Result(task.id, Ended.SUPERSEDED)
     table = whole(opened.table(task.table))
     with patient_collector():
-        async with aclosing(table.scan(opened.within(task))) as pages:  # type: ignore[type-var]
+        async with aclosing(table.scan(opened.within(task), ahead=not opened.throttle.has_rates)) as pages:  # type: ignore[type-var]
             async for page in pages:
                 more = take(page.rows)
                 rows += len(page.rows)
