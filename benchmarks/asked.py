@@ -30,12 +30,13 @@ from rekey.tables.base import MAX_BATCH_OPERATIONS, MAX_PAGE_ROWS
 LATENCY = 0.03
 Say = Callable[[str], None]
 
-WANTED = {"copy": 15, "copy_targets": 25, "verify": 6}
+WANTED = {"copy": 15, "copy_targets": 30, "verify": 9}
 """Rows per second of processor, times the loop's."""
 LEAST_ON_AZURITE = 3
 LEAST_OF_ALLOWED, LEAST_THROTTLED = 0.90, 0.85
 LEAST_CHECKED = 100_000
 MOST_TIMES_NODE = {"cpu": 2, "wall": 3}
+MOST_OF_COPY, MOST_REQUESTS_OF_APPLY = 2, 1.15
 MOST_REQUESTS, MOST_MIB, LEAST_RATE = 1.1, 250, 0.9
 
 
@@ -217,6 +218,8 @@ def asked_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
         found["at the service's limits"] = document["limits"]
     if "throttled" in document:
         found["a tenth of requests refused"] = document["throttled"]
+    if "freeze" in document:
+        found["under freeze"] = document["freeze"]
     if "rates" in document:
         found["rates that follow the service"] = document["rates"]
     if "row_check" in document:
@@ -227,6 +230,14 @@ def asked_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
             found[f"`rekey apply` to the copy by the SDK for Node.js, {clock}"] = figure(
                 f"at most {most} times", ratios[clock], ratios[clock] <= most
             )
+        copying = document["peers"]["backfill_to_node_sdk"]
+        found["backfill with sealed mapping to the copy by the SDK for Node.js, cpu"] = figure(
+            f"at most {MOST_OF_COPY} times", copying, copying <= MOST_OF_COPY
+        )
+        sent = document["peers"]["requests_of_apply"]["ratio"]
+        found["requests of `rekey apply`"] = figure(
+            f"at most {MOST_REQUESTS_OF_APPLY} times the least", sent, sent <= MOST_REQUESTS_OF_APPLY
+        )
     for name, case in document.get("requests", {}).get("cases", {}).items():
         found[f"requests, {name}"] = case
     for name, one in document.get("sizes", {}).items():

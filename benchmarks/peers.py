@@ -16,12 +16,14 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import project
+from benchmarks.asked import least_requests
 from benchmarks.measure import run
+from benchmarks.shape import Shape
 from rekey.rehearse.azurite import Azurite, find_node
 
 TRIES = 3
@@ -63,10 +65,13 @@ def measure(count: int, say: Callable[[str], None], *, tries: int = TRIES) -> di
             runs[name].append(_once(name, command, count))
     best = {name: min(of, key=lambda one: float(one["cpu_seconds"])) for name, of in runs.items()}
     seconds = {name: min(one["seconds"] for one in of) for name, of in runs.items()}
+    copying = (best[REKEY]["phases"]["backfill"], best[NODE]["phases"]["copy"])
     return {
         "rows": count,
         "node_sdk_version": pinned_sdk(),
         "best": {name: {**one, "seconds": seconds[name]} for name, one in best.items()},
+        "backfill_to_node_sdk": round(copying[0]["cpu_seconds"] / copying[1]["cpu_seconds"], 2),
+        "requests_of_apply": _requests(best[REKEY].pop("requests"), count),
         "rekey_apply_to": {
             name: {
                 "wall": round(seconds[REKEY] / seconds[name], 2),
@@ -88,9 +93,32 @@ def _once(name: str, command: Sequence[str], count: int) -> dict[str, Any]:
         copied = project.count(azurite, "UsersV2")
         assert copied == count, f"{name} copied {copied:,} of {count:,} rows"
         phases = json.loads((folder / "phases.json").read_text("ascii"))
+        sent = {"requests": _sent(folder, environ)} if name == REKEY else {}
     return {
         **taken.as_json(count),
+        **sent,
         "phases": {
             phase: {clock: round(value, 2) for clock, value in one.items()} for phase, one in phases.items()
         },
     }
+
+
+def _sent(folder: Path, environ: Mapping[str, str]) -> int:
+    """Return how many requests `rekey apply` sent."""
+    status = subprocess.run(
+        [sys.executable, "-m", "rekey", "status", "--json"],
+        cwd=folder,
+        env=dict(environ),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    [migration] = json.loads(status.stdout)["migrations"]
+    return int(migration["requests"]["sent_in_phases_done"])
+
+
+def _requests(sent: int, count: int) -> dict[str, Any]:
+    """Return the requests sent, over the least: the source read by row check, copy and comparison, the target
+    by the comparison, in full pages; targets and mapping written in full batches."""
+    least = least_requests(Shape(count), "kept")
+    total = 4 * least["read"] + least["targets"] + least["mapping"]
+    return {"sent": sent, "least": total, "ratio": round(sent / total, 3)}

@@ -41,7 +41,8 @@ def test_peers_copy_the_same_rows_and_each_tells_its_phases() -> None:
         assert 0 < taken <= one["cpu_seconds"] + 0.1, name
     assert document["peers"]["rekey_apply_to"].keys() == best.keys() - {"rekey_apply"}
     assert document["row_check"]["rows"] == 2_000
-    assert len(document["asked"]) == 3
+    assert len(document["asked"]) == 5
+    assert document["peers"]["requests_of_apply"]["sent"] >= document["peers"]["requests_of_apply"]["least"]
 
 
 @pytest.mark.soak
@@ -70,7 +71,7 @@ def test_a_quick_run_prints_every_figure(tmp_path: Path) -> None:
         assert every(case["sent"][kind] >= least for kind, least in case["least"].items())
     assert document["sizes"]["peak_rss_mib"]["measured"] > 0
     assert [len(one["stages"]) for one in document["rates"]["cases"].values()] == [1, 1, 1, 3]
-    assert len(document["asked"]) == 16
+    assert len(document["asked"]) == 19
     assert every(one.keys() == {"asked", "measured", "met"} for one in document["asked"].values())
     written = document["dual_write"]["key_derived"]
     for moment in ("before_cutover", "after_cutover"):
