@@ -12,8 +12,8 @@ Rules kept here:
 * A query that the planned keys answer worse than today's is an error; one that is answered badly before and
   after is a warning.
 * Where no row was read (`rekey plan --offline`) requests that depend on the number of rows are not known, and
-  a RowKey that is kept may hold inverted ticks or not. Of today's keys the worse is taken, of planned ones the
-  better: nothing is called an error that the rows may show to be none.
+  a RowKey that is kept may hold inverted ticks or not. Of today's keys the worse is taken, of planned ones
+  the better: nothing is called an error that the rows may show to be none.
 * Each query has one cause: the first that fits of random keys, time not inverted, anything else.
 """
 
