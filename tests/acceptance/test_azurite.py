@@ -34,7 +34,7 @@ def port() -> Iterator[int]:
 
 
 def rekey(*words: str | int, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run `rekey azurite`. What it leaves running keeps none of its streams open, or this would wait for that."""
+    """Run `rekey azurite`. What runs on keeps none of its streams open: this would wait for that."""
     return subprocess.run(
         [command(), "azurite", *map(str, words)],
         env=os.environ | variables,
