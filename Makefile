@@ -10,6 +10,7 @@
 #   make pictures   draw the pictures of the documents; `make recording` records the demo again
 #   make lock       pin the packages of development again (requirements-dev.txt)
 #   make man        write the man pages of all commands, from their help
+#   make site       build the site of all documents, into site/
 #   make dist       build what is released, and check it
 #   make clean      remove what the other targets made
 
@@ -28,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 is_new_enough = $(shell $(1) -c 'import sys; print("$(1)" if sys.version_info >= (3, 11) else "")' 2>/dev/null)
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(call is_new_enough,$(name))))
 
-.PHONY: demo test check compiled coverage soak bench fmt pictures recording lock man dist clean
+.PHONY: demo test check compiled coverage soak bench fmt pictures recording lock man site dist clean
 .DEFAULT_GOAL := test
 
 has_python = @test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with make PYTHON=/path/to/python"; exit 2; }
@@ -92,6 +93,9 @@ man: $(VENV)/.installed
 	rm -rf man
 	$(BIN)/python -m docs.man_pages man
 
+site: $(VENV)/.installed
+	$(BIN)/python -m mkdocs build --strict --quiet
+
 dist: man
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[release]' $(LOCK:%=-c %)
 	rm -rf build dist
@@ -99,5 +103,5 @@ dist: man
 	$(BIN)/python -m twine check --strict dist/*
 
 clean:
-	rm -rf $(VENV) build dist man *.egg-info .coverage* coverage.xml .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist man site *.egg-info .coverage* coverage.xml .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

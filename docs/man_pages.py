@@ -48,9 +48,7 @@ def page(context: click.Context) -> str:
         ".SH DESCRIPTION\n",
         *paragraphs(command.help or does),
     ]
-    options = [one for one in command.get_params(context) if isinstance(one, click.Option)]
-    records = [record for one in options if (record := one.get_help_record(context))]
-    if records:
+    if records := options(context):
         parts += [".SH OPTIONS\n", *(f".TP\n.B {escaped(opts)}\n{escaped(does)}\n" for opts, does in records)]
     if isinstance(command, click.Group):
         parts += [".SH COMMANDS\n"]
@@ -59,6 +57,12 @@ def page(context: click.Context) -> str:
             parts += [f".TP\n.BR {escaped(f'{title}-{one}')} (1)\n{escaped(does)}\n"]
     parts += [".SH NOTES\n", *paragraphs(command.epilog or "")]
     return "".join(parts)
+
+
+def options(context: click.Context) -> list[tuple[str, str]]:
+    """Return the options of a command, each with what it does."""
+    found = [one for one in context.command.get_params(context) if isinstance(one, click.Option)]
+    return [record for one in found if (record := one.get_help_record(context))]
 
 
 def contexts(command: click.Command = rekey, parent: click.Context | None = None) -> Iterator[click.Context]:

@@ -23,7 +23,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from docs.man_pages import contexts, short_help
+from docs.man_pages import contexts, options, short_help
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = "docs/commands.md"
@@ -47,14 +47,15 @@ def anchor_of(heading: str, _separator: str = "-") -> str:
 
 
 def pages() -> dict[str, list[str]]:
-    """Return the documents of each section of the navigation, by path; the page of its folder first."""
+    """Return the documents of each section of the navigation, by path: the page of its folder first, then in
+    the order in which README names them."""
+    readme = (ROOT / "README.md").read_text("utf-8")
     found = {}
     for section, patterns in SECTIONS.items():
         paths = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
         names = [path.relative_to(ROOT).as_posix() for path in paths]
-        found[section] = sorted(
-            (one for one in names if one not in FIRST), key=lambda one: "README" not in one
-        )
+        names.sort(key=lambda one: ("README" not in one, readme.find(f"({one})")))
+        found[section] = [one for one in names if one not in FIRST]
     return found
 
 
@@ -71,11 +72,10 @@ def command_page(context: click.Context) -> str:
     command = context.command
     usage = " ".join((context.command_path, *command.collect_usage_pieces(context)))
     parts = [f"# {context.command_path}\n", f"```sh\n{usage}\n```\n", *_paragraphs(command.help or "")]
-    records = [one.get_help_record(context) for one in command.get_params(context)]
-    options = [
-        f"<dt><code>{escape(name)}</code></dt><dd>{_html(does)}</dd>" for name, does in filter(None, records)
+    records = [
+        f"<dt><code>{escape(name)}</code></dt><dd>{_html(does)}</dd>" for name, does in options(context)
     ]
-    parts += ["## Options\n", f"<dl>{''.join(options)}</dl>\n"]
+    parts += ["## Options\n", f"<dl>{''.join(records)}</dl>\n"]
     if isinstance(command, click.Group):
         below = [
             f"<dt><a href='{context.command_path.replace(' ', '-')}-{name}.html'>{name}</a></dt>"
