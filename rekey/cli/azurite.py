@@ -1,4 +1,10 @@
-"""`rekey azurite`: the pinned Azurite, in the background, for trying things."""
+"""`rekey azurite`: the pinned Azurite, in the background, for trying things.
+
+Rules kept here:
+
+* No project is needed, and none is looked at.
+* What stops it is said with what starts it.
+"""
 
 from __future__ import annotations
 
