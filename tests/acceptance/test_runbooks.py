@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from rekey.tables.credentials import SharedKey
 from tests import documents
 from tests.acceptance.forking import Forked, rekey_for_a_shell
 from tests.acceptance.support import unused_port
+from tests.acceptance.test_installed import NOT_IN_A_CLONE
 from tests.documents import ROOT, USUAL_FOLDER, Command, UsualAzurite
 from tests.madeup import users
 
@@ -243,7 +245,7 @@ def typed(commands: list[Command], folder: Path, *programs: Path) -> list[tuple[
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     parts = re.split(rf"^{_REPORT} (\d+)$\n?", done.stdout, flags=re.MULTILINE)
     return [(int(code), said) for said, code in zip(parts[::2], parts[1::2], strict=False)]
@@ -297,10 +299,12 @@ def port() -> Iterator[int]:
     stop_in_background(port)
 
 
-@pytest.fixture
-def clone(tmp_path: Path) -> Path:
-    """What a reader has cloned, as far as it is used; the tests have rekey installed already."""
+@pytest.fixture(params=["used", pytest.param("whole", marks=pytest.mark.soak)])  # all packages are installed
+def clone(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """What a reader has cloned: as far as it is used, with rekey installed already; or all, and nothing is."""
     clone = tmp_path / "clone"
+    if request.param == "whole":
+        return shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(*NOT_IN_A_CLONE), symlinks=True)
     clone.mkdir()
     (clone / "migrations").symlink_to(ROOT / "migrations")
     for name, text in INSTALLED.items():
