@@ -301,7 +301,7 @@ def port() -> Iterator[int]:
 
 @pytest.fixture(params=["used", pytest.param("whole", marks=pytest.mark.soak)])  # all packages are installed
 def clone(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """What a reader has cloned: as far as it is used, with rekey installed already; or all, and nothing is."""
+    """What a reader cloned: as far as it is used, with rekey installed already; or all, and nothing is."""
     clone = tmp_path / "clone"
     if request.param == "whole":
         return shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(*NOT_IN_A_CLONE), symlinks=True)
