@@ -360,5 +360,6 @@ def test_the_tutorial_is_what_one_really_sees(clone: Path, port: int) -> None:
         assert code == command.exit_code, f"{command.words}\n{said}"
         shown = said.replace(str(clone.resolve() / "first"), USUAL_FOLDER)
         shown = shown.replace(f" --port {port}", "").replace(str(port), str(USUAL_PORT))
-        assert documents.normal(shown) == documents.normal(command.output), command.words
+        if not command.words.startswith("pip "):  # it may have something to say of its own
+            assert documents.normal(shown) == documents.normal(command.output), command.words
     assert commands[-1].words == "rekey azurite --stop"
