@@ -36,7 +36,7 @@ def azurite(shell: Shell, port: int, stop: bool) -> ExitCode:
     """Start a local Azurite to try things on, or stop it.
 
     It runs in the background until it is stopped, keeps its tables in memory, and is the account that a new
-    rekey.toml names. What it needs is installed once; Node.js is, where the machine has none.
+    rekey.toml names. What it needs is installed once, Node.js included where the machine has none.
     """
     endpoint = endpoint_at(port)
     if stop:
