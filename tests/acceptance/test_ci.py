@@ -330,6 +330,18 @@ def test_offline_needs_neither_account_nor_secret(host: Host) -> None:
     assert "**rekey plan**: no plan could be made." in host.comments[1]
 
 
+def test_a_long_plan_is_cut_in_the_comment_and_whole_among_the_files(host: Host) -> None:
+    """A host takes no comment of more than 64 KiB."""
+    for number in range(2, 103):
+        script = SCRIPT.replace('"UsersV2"', f'"UsersV{number + 1}"').replace('"Users"', f'"Users{number}"')
+        (host.project / f"tables/migrations/{number:04}_more.py").write_text(script, "utf-8")
+    assert host.run(project="tables", offline="true", rehearse="false") == 0, host.said
+    assert len((host.out / "plan.txt").read_text("utf-8").splitlines()) > 500
+    _, comment = host.comments
+    assert "\n… The whole plan is in plan.txt of the artifact.\n````\n" in comment
+    assert "0102_more" not in comment and len(comment) < 2**16
+
+
 def test_what_is_given_is_never_run(host: Host) -> None:
     given = "$(touch bad) `touch bad`; touch bad"
     assert host.run(project="tables", scripts=given, offline="true", rehearse="true") == 2
@@ -380,6 +392,16 @@ def test_the_page_on_ci_has_every_input_and_the_template_has_the_same() -> None:
     }
     same = set(inputs) & set(others) - {"package"}
     assert {name for name in same if inputs[name]["default"] != others[name]} == set()
+
+
+def test_the_template_runs_what_the_action_runs() -> None:
+    """But for the shell's options, the host's variables, and how a comment is written."""
+    action = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))["runs"]["steps"]
+    template = (ROOT / "deploy/azure-pipelines.yml").read_text("utf-8")
+    alike = " ".join(template.split())
+    steps = {one["name"]: " ".join(one["run"].split()) for one in action if "run" in one}
+    assert set(steps) > {"Plan", "Rehearse"}
+    assert {name for name in steps if steps[name] not in alike} == {"Install rekey", "Comment"}
 
 
 def test_the_hook_for_pre_commit_looks_at_what_is_about_to_be_committed(host: Host) -> None:
