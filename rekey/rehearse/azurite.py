@@ -387,6 +387,12 @@ def start_in_background(port: int) -> bool:
         MachineFailed: it does not start, or cannot be installed.
     """
     program = [(node := find_node()).program, str(find_azurite(node))]
+    with _file_of(port, "start").open("w") as starting:
+        fcntl.flock(starting, fcntl.LOCK_EX)  # who comes second waits until it answers
+        return _start_alone(program, port)
+
+
+def _start_alone(program: Sequence[str], port: int) -> bool:
     with _lock_of(port) as (lock, is_free):
         if not is_free:
             return False
@@ -417,7 +423,7 @@ def stop_in_background(port: int) -> bool:
                     os.kill(int(told), number)
             time.sleep(0.1)
             number = signal.SIGINT if time.monotonic() < deadline else signal.SIGKILL
-        for kind in ("lock", "log"):
+        for kind in ("start", "lock", "log"):
             _file_of(port, kind).unlink(missing_ok=True)
         return not is_free
 
@@ -425,9 +431,7 @@ def stop_in_background(port: int) -> bool:
 @contextmanager
 def _lock_of(port: int) -> Iterator[tuple[int, bool]]:
     """Open the lock of a port; yield its descriptor, and whether it was free and is ours now."""
-    path = _file_of(port, "lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(_file_of(port, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if is_free := _locked(lock):
             os.ftruncate(lock, 0)
@@ -437,6 +441,7 @@ def _lock_of(port: int) -> Iterator[tuple[int, bool]]:
 
 
 def _file_of(port: int, kind: str) -> Path:
+    _own_folder().mkdir(parents=True, exist_ok=True)
     return _own_folder() / f"{_HOST}-{port}.{kind}"
 
 

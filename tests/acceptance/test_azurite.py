@@ -81,6 +81,17 @@ def test_it_answers_when_the_command_ends_and_is_gone_when_it_was_stopped(port: 
     assert not list(launcher._own_folder().glob(f"*-{port}.*")), "nothing is left behind"
 
 
+def test_whoever_comes_second_waits_until_it_answers(port: int) -> None:
+    words = [command(), "azurite", "--port", str(port), "--json"]
+    running = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = []
+    for one in running:
+        out, _ = one.communicate(timeout=120)
+        said.append(json.loads(out)["started"])
+        assert answers(port)
+    assert sorted(said) == [False, False, True]
+
+
 def test_it_is_the_account_that_a_new_project_names_whatever_the_surroundings_say(port: int) -> None:
     assert f'endpoint = "{launcher.endpoint_at(launcher.USUAL_PORT)}"' in default_config()
     started = rekey("--port", port, AZURITE_ACCOUNTS="another:a2V5")
