@@ -1,7 +1,6 @@
 # Everything sets itself up: Python 3.11 or newer and make are all that is needed first.
 #
 #   make demo       a whole migration on a local Azurite
-#   make azurite    the pinned Azurite on its usual port, until Ctrl-C
 #   make test       what CI runs: checks, then all tests
 #   make check      formatting, lint, types
 #   make coverage   all tests, and how much of the code they run
@@ -11,6 +10,7 @@
 #   make pictures   draw the pictures of the documents; `make recording` records the demo again
 #   make lock       pin the packages of development again (requirements-dev.txt)
 #   make man        write the man pages of all commands, from their help
+#   make site       build the site of all documents, into site/
 #   make dist       build what is released, and check it
 #   make clean      remove what the other targets made
 
@@ -20,8 +20,6 @@ BIN := $(VENV)/bin
 SOAK_SECONDS ?= 600
 # The versions that are installed for development; `make LOCK=` takes the newest that pyproject.toml allows.
 LOCK ?= requirements-dev.txt
-# The port of the table service that every Azurite has by itself.
-AZURITE_PORT ?= 10002
 # Two more than the two cores of a usual machine: much of a test's time is spent waiting, for leases, windows
 # and processes.
 WORKERS ?= 4
@@ -31,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 is_new_enough = $(shell $(1) -c 'import sys; print("$(1)" if sys.version_info >= (3, 11) else "")' 2>/dev/null)
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(call is_new_enough,$(name))))
 
-.PHONY: demo azurite test check compiled coverage soak bench fmt pictures recording lock man dist clean
+.PHONY: demo test check compiled coverage soak bench fmt pictures recording lock man site dist clean
 .DEFAULT_GOAL := test
 
 has_python = @test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with make PYTHON=/path/to/python"; exit 2; }
@@ -49,17 +47,6 @@ $(VENV)/.azurite: $(VENV)/.installed rekey/rehearse/node/package-lock.json
 
 demo: $(VENV)/.azurite
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/rekey rehearse --demo
-
-# Enough to use rekey, as README installs it; what developing it needs takes longer.
-$(BIN)/rekey:
-	$(has_python)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
-
-azurite: $(BIN)/rekey
-	$(BIN)/python -c 'import os, sys; from rekey.rehearse.azurite import find_azurite, find_node; \
-		node = find_node(); os.execv(node.program, [node.program, str(find_azurite(node)), *sys.argv[1:]])' \
-		--tablePort $(AZURITE_PORT) --inMemoryPersistence --skipApiVersionCheck --disableTelemetry
 
 check: $(VENV)/.installed
 	$(BIN)/ruff format --check .
@@ -106,6 +93,9 @@ man: $(VENV)/.installed
 	rm -rf man
 	$(BIN)/python -m docs.man_pages man
 
+site: $(VENV)/.installed
+	$(BIN)/python -m mkdocs build --strict --quiet
+
 dist: man
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[release]' $(LOCK:%=-c %)
 	rm -rf build dist
@@ -113,5 +103,5 @@ dist: man
 	$(BIN)/python -m twine check --strict dist/*
 
 clean:
-	rm -rf $(VENV) build dist man *.egg-info .coverage* coverage.xml .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist man site *.egg-info .coverage* coverage.xml .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -39,7 +39,7 @@ def paragraphs(text: str) -> Iterator[str]:
 def page(context: click.Context) -> str:
     """Return the manual page of the command of a context."""
     command, name = context.command, context.command_path
-    does = command.get_short_help_str(limit=1000)
+    does = short_help(command)
     title = name.replace(" ", "-")
     parts = [
         f'.TH {escaped(title.upper())} 1 "" "rekey {installed_version()}" "rekey"\n',
@@ -48,29 +48,43 @@ def page(context: click.Context) -> str:
         ".SH DESCRIPTION\n",
         *paragraphs(command.help or does),
     ]
-    options = [one for one in command.get_params(context) if isinstance(one, click.Option)]
-    records = [record for one in options if (record := one.get_help_record(context))]
-    if records:
+    if records := options(context):
         parts += [".SH OPTIONS\n", *(f".TP\n.B {escaped(opts)}\n{escaped(does)}\n" for opts, does in records)]
     if isinstance(command, click.Group):
         parts += [".SH COMMANDS\n"]
         for one in command.list_commands(context):
-            below = command.get_command(context, one)
-            does = below.get_short_help_str(limit=1000) if below is not None else ""
+            does = short_help(command.get_command(context, one))
             parts += [f".TP\n.BR {escaped(f'{title}-{one}')} (1)\n{escaped(does)}\n"]
     parts += [".SH NOTES\n", *paragraphs(command.epilog or "")]
     return "".join(parts)
 
 
-def pages(command: click.Command = rekey, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
-    """Yield the file name and the text of the page of a command, and of all commands below it."""
+def options(context: click.Context) -> list[tuple[str, str]]:
+    """Return the options of a command, each with what it does."""
+    found = [one for one in context.command.get_params(context) if isinstance(one, click.Option)]
+    return [record for one in found if (record := one.get_help_record(context))]
+
+
+def contexts(command: click.Command = rekey, parent: click.Context | None = None) -> Iterator[click.Context]:
+    """Yield the context of a command, and of all commands below it."""
     context = click.Context(command, parent=parent, info_name=command.name, **command.context_settings)
-    yield f"{context.command_path.replace(' ', '-')}.1", page(context)
+    yield context
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             below = command.get_command(context, name)
             if below is not None:
-                yield from pages(below, context)
+                yield from contexts(below, context)
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """Yield the file name and the text of the page of each command."""
+    for context in contexts():
+        yield f"{context.command_path.replace(' ', '-')}.1", page(context)
+
+
+def short_help(command: click.Command | None) -> str:
+    """Return what a command does, in a line."""
+    return "" if command is None else command.get_short_help_str(limit=1000)
 
 
 def main(folder: Path) -> None:

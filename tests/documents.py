@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rekey.project.config import AZURITE_ACCOUNT, AZURITE_KEY
-from rekey.rehearse.azurite import Azurite
+from rekey.rehearse.azurite import USUAL_PORT, Azurite, endpoint_at
 
 ROOT = Path(__file__).parent.parent
-USUAL_PORT = "10002"
 USUAL_FOLDER = "/srv/first"
 
 _FENCE = re.compile(r"^```(\S*) *(.*)$")
@@ -132,15 +131,28 @@ class UsualAzurite(Azurite):
     @property
     def endpoint(self) -> str:
         """The endpoint, which differs from the usual one by its port."""
-        return f"http://127.0.0.1:{self.port}/{AZURITE_ACCOUNT}"
+        return endpoint_at(self.port)
 
     @property
     def connection_string(self) -> str:
         """What `UseDevelopmentStorage=true` means, at this port."""
-        return (
-            f"DefaultEndpointsProtocol=http;AccountName={AZURITE_ACCOUNT};AccountKey={AZURITE_KEY};"
-            f"TableEndpoint={self.endpoint};"
-        )
+        return connection_string(self.port)
+
+
+def connection_string(port: int) -> str:
+    """Return what `UseDevelopmentStorage=true` means for an Azurite at another port."""
+    return (
+        f"DefaultEndpointsProtocol=http;AccountName={AZURITE_ACCOUNT};AccountKey={AZURITE_KEY};"
+        f"TableEndpoint={endpoint_at(port)};"
+    )
+
+
+def at_port(port: int, text: str) -> str:
+    """Return what is typed for an Azurite at another port than the usual one, which may be somebody's."""
+    text = text.replace("UseDevelopmentStorage=true", connection_string(port))
+    text = text.replace("rekey azurite", f"rekey azurite --port {port}")
+    moved = f"rekey init && sed -i s/{USUAL_PORT}/{port}/ rekey.toml"
+    return re.sub("^rekey init$", moved, text, flags=re.MULTILINE)
 
 
 def environment(**more: str) -> dict[str, str]:

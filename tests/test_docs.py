@@ -358,6 +358,13 @@ def test_every_page_is_linked_from_the_readme_or_the_architecture(page: Path) ->
     assert f"](docs/{page.name})" in README + ARCHITECTURE
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_every_page_begins_with_what_it_assumes(page: Path) -> None:
+    """Each may be the first that somebody opens."""
+    first = page.read_text("utf-8").split("\n\n")[1]
+    assert first.startswith("*Assumes:* "), first
+
+
 # --- form ---------------------------------------------------------------------------------------------------
 
 

@@ -422,6 +422,7 @@ SKIPPED_FOLDERS = {
     "dist",
     "first",
     "node_modules",
+    "site",
 }
 
 

@@ -70,6 +70,7 @@ _COMMANDS = {
     "expire": "Erase the part of a mapping whose retention is over.",
     "evidence": "Export what was done as evidence for auditors, and check it.",
     "rehearse": "Run the whole life of a migration on a local Azurite.",
+    "azurite": "Start a local Azurite to try things on, or stop it.",
     "runbook": "Show what to do at a step, or when something goes wrong.",
     "stress": "Find the rate at which a partition, and a design, saturate.",
     "completion": "Print the script that completes commands, options and files.",

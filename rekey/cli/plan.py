@@ -25,11 +25,11 @@ from rekey.errors import ExitCode
 from rekey.migration.opening import Prepared, open_migration
 from rekey.plan.compare import comparison_json, comparison_page, comparison_text
 from rekey.plan.page import plan_page
-from rekey.plan.plan import make_plan
+from rekey.plan.plan import make_plan, plan_offline
 from rekey.plan.planfile import write_output, write_plan
 from rekey.plan.render import plan_text
 from rekey.plan.result import Plan
-from rekey.plan.subject import PlanOptions, subject_of
+from rekey.plan.subject import PlanOptions, Subject, subject_of
 from rekey.project.config import Config, load_config
 from rekey.state.store import State
 
@@ -37,7 +37,7 @@ from rekey.state.store import State
 @command(
     "plan",
     example="rekey plan\nrekey plan 0001 --exact --out plan.json --html plan.html\n"
-    "rekey apply 0001 --plan plan.json\nrekey plan --compare by_month.py by_author.py",
+    "rekey apply 0001 --plan plan.json\nrekey plan --compare by_month.py by_author.py\nrekey plan --offline",
 )
 @click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
 @flag("--exact", help="Read every row instead of a sample; finds every collision.")
@@ -55,6 +55,7 @@ from rekey.state.store import State
 )
 @flag("--requests", help="List the requests and the duration of each phase.")
 @flag("--compare", help="Put the designs of two scripts side by side, on the same rows.")
+@flag("--offline", help="Look at declarations alone, without asking any account; for checks before a commit.")
 def plan(
     shell: Shell,
     scripts: tuple[str, ...],
@@ -65,6 +66,7 @@ def plan(
     rate: int | None,
     requests: bool,
     compare: bool,
+    offline: bool,
 ) -> ExitCode:
     """Show what `apply` would do, without writing anything.
 
@@ -72,6 +74,8 @@ def plan(
     and advice. SCRIPT is an id, the beginning of one, or a path; without it all migrations are
     planned that are not complete. Exit code 1 when something would be refused.
     """
+    if offline and (exact or show_keys or requests or compare or (out or rate) is not None):
+        raise click.UsageError("--offline looks at no row: it goes with --html alone")
     if compare:
         if out is not None or show_keys:
             raise click.UsageError("--compare goes with neither --out nor --show-keys: it is for choosing")
@@ -81,7 +85,10 @@ def plan(
     if not chosen:
         shows = f"`{shell.command('status')}` shows them"
         return shell.emit({"migrations": []}, f"Nothing to plan: every migration is complete. {shows}.")
-    made = shell.do(_make(shell, project.config, chosen, exact=exact, show_keys=show_keys, rate=rate))
+    if offline:
+        made = _offline(shell, project.config, chosen)
+    else:
+        made = shell.do(_make(shell, project.config, chosen, exact=exact, show_keys=show_keys, rate=rate))
     text = plan_text(made, requests=requests)
     document = made.as_json()
     if out is not None:
@@ -93,6 +100,13 @@ def plan(
         document["page"] = str(html)
         text += f"\nThe page is {html}.\n"
     return shell.emit(document, text, made.exit_code)
+
+
+def _offline(shell: Shell, config: Config, chosen: Sequence[Declared]) -> Plan:
+    """Plan by what is on this machine: scripts, configuration, and the state file if there is one."""
+    with State.open(config.state, read_only=True) as state:
+        subjects = [Subject.offline(one, state.migration(one.script_id)) for one in chosen]
+    return plan_offline(subjects, PlanOptions.of(config), shell.clock)
 
 
 def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any) -> ExitCode:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from rekey.plan.portrait import LENGTH_STEP
 from rekey.plan.render import money_lines, told_requests
-from rekey.plan.result import Load, Plan, Portrait
+from rekey.plan.result import NOT_LOOKED_AT, Load, Plan, Portrait
 from rekey.present.page import page
 from rekey.present.plots import AFTER, BEFORE, Lane, Series, columns, heat, lines
 from rekey.project.prices import amount_text
@@ -29,6 +29,7 @@ def plan_page(plan: Plan) -> str:
     return page(
         "plan.html",
         plan=plan,
+        not_looked_at=NOT_LOOKED_AT,
         plots={"sizes": partition_sizes, "largest": _largest, "lengths": _lengths, "fills": _fills},
         loads={"map": _load, "shares": _shares},
         requests=told_requests,

@@ -10,13 +10,14 @@ Rules kept here:
   errors of the command. A credential that is refused or an endpoint that is down is an error.
 * Designs that are compared see the very same rows: the source is read once for all of them.
 * For a migration whose secret is missing no row is mapped; its plan says what is known without.
+* Offline no account is asked at all: what is known is the declaration, and nothing is said of anything else.
 * Keys are kept only when `show_keys` was asked for; otherwise the result holds none.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -28,10 +29,11 @@ from rekey.errors import TableMissing
 from rekey.inspect.inventory import Inventory, read_sample, read_whole
 from rekey.model import Row
 from rekey.plan.advice.advise import advise
+from rekey.plan.advice.gather import facts_of_declaration
 from rekey.plan.advice.queries import rated
 from rekey.plan.estimate import Batches, Workload, estimate
 from rekey.plan.problems import declaration_problems, ordered, row_problems, table_problems
-from rekey.plan.result import Advice, Basis, Collisions, MigrationPlan, Plan, TableFill, TableState
+from rekey.plan.result import Advice, Basis, Collisions, MigrationPlan, Plan, Problem, TableFill, TableState
 from rekey.plan.sample import RowSample
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.plan.survey import Survey
@@ -76,6 +78,20 @@ async def make_plan(
         shows_keys=options.show_keys,
         migrations=tuple(planned),
     )
+
+
+def plan_offline(subjects: Sequence[Subject], options: PlanOptions, clock: Clock) -> Plan:
+    """Plan migrations by their declarations alone; arguments as for `make_plan`. No account is asked."""
+    planned = []
+    for subject in subjects:
+        migration = subject.declared.migration
+        facts = facts_of_declaration(migration, is_cosmos=options.is_cosmos)
+        states = (
+            TableState(name, exists=False, holds_rows=False) for name in dict.fromkeys(migration.tables)
+        )
+        plan = _without_rows(subject, options, None, tuple(states), ())
+        planned.append(replace(plan, advice=advise(facts), queries=rated(facts)))
+    return Plan(format_ticks(clock.ticks()), False, False, False, tuple(planned), offline=True)
 
 
 async def take_basis(subject: Subject, tables: TableService, options: PlanOptions) -> Basis:
@@ -125,7 +141,9 @@ async def _plan(
             pass  # a problem of the plan
         plans = []
         for subject, states, survey in zip(subjects, targets, surveys, strict=True):
-            plan = _without_rows(subject, options, inventory, states, makers.get(source.name.lower()))
+            maker = makers.get(source.name.lower())
+            found = table_problems(subject.declared, inventory is not None, maker, states)
+            plan = _without_rows(subject, options, inventory, states, found)
             if survey is not None and inventory is not None:
                 collisions = survey.finish(sample.parts(inventory), exact=inventory.exact)
                 plan = _with_rows(plan, subject, options, inventory, survey, collisions)
@@ -165,7 +183,7 @@ def _without_rows(
     options: PlanOptions,
     inventory: Inventory | None,
     targets: tuple[TableState, ...],
-    maker: str | None,
+    found: Iterable[Problem],
 ) -> MigrationPlan:
     """Return what is known of a migration before its mapping was tried on any row.
 
@@ -174,7 +192,7 @@ def _without_rows(
         options: how to plan.
         inventory: of the source, None when it does not exist.
         targets: the target tables as they are.
-        maker: the script planned before this one that makes the source, None when none does.
+        found: the problems of the tables.
     """
     declared = subject.declared
     return MigrationPlan(
@@ -203,7 +221,7 @@ def _without_rows(
                     subject.secret_fingerprints,
                     subject.no_wrapping_key,
                 ),
-                *table_problems(declared, inventory is not None, maker, targets),
+                *found,
             ]
         ),
     )

@@ -17,7 +17,7 @@ from functools import partial
 from rekey.core.severity import Severity
 from rekey.model import EntityKey
 from rekey.plan.estimate import ASSUMED_REQUEST_SECONDS
-from rekey.plan.result import Advice, Estimate, MigrationPlan, Money, Plan, Problem, TableFill
+from rekey.plan.result import NOT_LOOKED_AT, Advice, Estimate, MigrationPlan, Money, Plan, Problem, TableFill
 from rekey.present.text import KEYS_ARE_SHOWN, counted, duration, field, report, size, table, underlined
 from rekey.present.text import wrapped as wrapped_text
 from rekey.project.prices import amount_text
@@ -50,10 +50,11 @@ def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Itera
     yield from advice_lines(blocking)
     if errors or blocking:
         yield ""
-    yield from _source(migration)
+    yield from _source(migration, plan)
     fills = {fill.table: fill for fill in migration.fills}
     for target in migration.basis.targets:
-        state = "holds rows" if target.holds_rows else "exists" if target.exists else "will be made"
+        made = "not looked at" if plan.offline else "will be made"
+        state = "holds rows" if target.holds_rows else "exists" if target.exists else made
         filled = f": {_filled(fills[target.table])}" if target.table in fills else ""
         yield from _field("target", f"{target.table} ({state}){filled}")
     for name in (name for name in fills if name not in {one.table for one in migration.basis.targets}):
@@ -83,10 +84,11 @@ def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Itera
     yield from _refused(migration)
 
 
-def _source(migration: MigrationPlan) -> Iterator[str]:
+def _source(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
     inventory = migration.inventory
     if inventory is None:
-        yield from _field("source", f"{migration.basis.source} (does not exist)")
+        state = "not looked at" if plan.offline else "does not exist"
+        yield from _field("source", f"{migration.basis.source} ({state})")
         return
     about = "" if inventory.exact else "about " if inventory.rows.settled else "at least about "
     at_least = "" if inventory.exact else "at least "
@@ -269,7 +271,10 @@ def _verdict(plan: Plan) -> Iterator[str]:
         what = "it" if counts[Severity.ERROR] == 1 else "the errors"
         yield from wrapped(f"{said}. `rekey apply` would refuse or stop: mend {what} first.")
     else:
-        yield from wrapped(f"{said or 'No problems'}. Nothing was written; `rekey apply` begins.")
+        then = "`rekey plan` asks the account" if plan.offline else "`rekey apply` begins"
+        yield from wrapped(f"{said or 'No problems'}. Nothing was written; {then}.")
+    if plan.offline:
+        yield from wrapped("; ".join(NOT_LOOKED_AT) + ".", first="Not looked at: ", rest="  ")
 
 
 def _labelled(label: str, text: str, begin: str = "") -> list[str]:

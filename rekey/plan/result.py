@@ -27,6 +27,13 @@ from rekey.model import EntityKey
 from rekey.present.text import counted
 from rekey.tables.sent import Kind
 
+NOT_LOOKED_AT = (
+    "tables and rows (refused rows, collisions, sizes, time, requests, money, advice on what keys hold)",
+    "secrets",
+    "the control row: only the state file of this machine tells what has begun",
+)
+"""What is not known where no account is asked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -116,22 +123,20 @@ class Answer:
 
     Attributes:
         access: how the rows are found.
-        requests: how many requests it takes, about.
+        requests: how many requests it takes, about; None where that depends on rows that were not read.
         table: the table that is queried.
         through_index: that is an index table: the main rows are read after it.
     """
 
     access: Access
-    requests: int
+    requests: int | None
     table: str
     through_index: bool = field(default=False, metadata=UNTOLD)
 
     def describe(self) -> str:
         """Return e.g. `row range, 1 request (PostsByTag, then 20 main rows)`."""
-        noun = "request" if self.requests == 1 else "requests"
-        return f"{self.access}, {self.requests:,} {noun}" + (
-            f" by {self.table}" if self.through_index else ""
-        )
+        requests = "" if self.requests is None else f", {counted(self.requests, 'request')}"
+        return f"{self.access}{requests}" + (f" by {self.table}" if self.through_index else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,6 +545,7 @@ class Plan:
         ids_hold: the safe ids are those of the migrations; False: they hold for this plan only.
         shows_keys: keys are shown: for the operator's eyes only.
         migrations: in the order they are applied.
+        offline: no account was asked (`--offline`): only declarations were looked at.
     """
 
     made_at: str
@@ -547,6 +553,7 @@ class Plan:
     ids_hold: bool
     shows_keys: bool
     migrations: tuple[MigrationPlan, ...] = field(default=())
+    offline: bool = False
 
     @property
     def exit_code(self) -> ExitCode:
@@ -560,11 +567,16 @@ class Plan:
             keys: False leaves keys out; otherwise they are in it when the plan shows keys.
         """
         with_keys = self.shows_keys if keys is None else keys and self.shows_keys
+        migrations = plain(self.migrations, keys=with_keys)
+        if self.offline:  # what is known without an account: no figure that looks as if it had been counted
+            known = ("script_id", "title", "problems", "advice", "queries")
+            migrations = [{name: one[name] for name in known} for one in migrations]
         return {
             "made_at": self.made_at,
             "exact": self.exact,
             "ids_hold": self.ids_hold,
             "shows_keys": with_keys,
             "exit_code": int(self.exit_code),
-            "migrations": plain(self.migrations, keys=with_keys),
+            "migrations": migrations,
+            **({"not_looked_at": NOT_LOOKED_AT} if self.offline else {}),
         }

@@ -57,6 +57,15 @@ class Subject:
     started: Started | None = None
     owns_row: OwnsRow | None = None
 
+    @classmethod
+    def offline(cls, declared: Declared, record: MigrationRecord | None) -> Subject:
+        """Return what is known of a migration without secrets and accounts; `record` as for `subject_of`."""
+        return cls(declared, None, SafeIds(new_key()), started=None if record is None else _recorded(record))
+
+
+def _recorded(record: MigrationRecord) -> Started:
+    return Started("source", record.digest, record.secret_fingerprints)
+
 
 @dataclass(frozen=True)
 class PlanOptions:
@@ -105,7 +114,7 @@ async def subject_of(migration: OpenMigration, record: MigrationRecord | None = 
     if control is not None:
         started = Started(str(control.phase), control.digest, control.fingerprints)
     elif record is not None:
-        started = Started("source", record.digest, record.secret_fingerprints)
+        started = _recorded(record)
     store, no_wrapping = None, ""
     try:
         _ = prepared.wrapping  # a missing key is reported before the migration begins, too

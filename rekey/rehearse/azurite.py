@@ -14,6 +14,8 @@ Rules kept here:
   not save on SIGTERM), by SIGKILL only when SIGINT does not end it.
 * It ends with the process that started it, also when that process is killed: it watches its standard input.
 * A terminal's Ctrl-C does not reach it: the program that uses it still needs it to checkpoint.
+* The one for trying things (`rekey azurite`) outlives the command. It holds a lock for as long as it runs, so
+  that it is known whether it does, and no other process is ended because it has got the same id.
 """
 
 from __future__ import annotations
@@ -31,12 +33,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from rekey.errors import ConfigurationError, MachineFailed
+from rekey.project.config import AZURITE_ACCOUNT
 
 AZURITE_DIR = "REKEY_AZURITE_DIR"
 """Environment variable: the folder in which Azurite is found or installed."""
@@ -133,14 +137,22 @@ def find_azurite(node: Node) -> Path:
         ConfigurationError: there is no npm to install it with, and none can be installed.
         MachineFailed: it cannot be installed.
     """
+    if found := installed_azurite():
+        return found
     own = _own_folder()
-    for place in [own] if os.environ.get(AZURITE_DIR) else [Path(__file__).parents[2], Path.cwd(), own]:
-        if _installed_version(place) == pinned_version():
-            return place / _ENTRY
     npm = node.npm or _packaged_node().npm
     command = [*npm, "ci", "--include=dev", "--ignore-scripts", "--no-audit", "--no-fund"]
     _install("Azurite", command, "node_modules", lambda: _installed_version(own) == pinned_version())
     return own / _ENTRY
+
+
+def installed_azurite() -> Path | None:
+    """Return the entry script of the pinned Azurite, None when it is not installed."""
+    own = _own_folder()
+    for place in [own] if os.environ.get(AZURITE_DIR) else [Path(__file__).parents[2], Path.cwd(), own]:
+        if _installed_version(place) == pinned_version():
+            return place / _ENTRY
+    return None
 
 
 def _packaged(name: str) -> str:
@@ -258,7 +270,13 @@ class Azurite:
             # Another process may take the port before Azurite does: then another port is chosen.
             for _ in range(_ATTEMPTS):
                 self.port = _free_port()
-                self._process = self._launch(node.program, entry, home)
+                self._process = _launch(
+                    [node.program, "--require", str(_END_WITH_PARENT), str(entry)],
+                    self.port,
+                    home / _LOG,
+                    {"AZURITE_ACCOUNTS": ";".join(f"{name}:{key}" for name, key in self._keys.items())},
+                    stdin=subprocess.PIPE,
+                )
                 accounts = [
                     AzuriteAccount(name, f"http://{_HOST}:{self.port}/{name}", key)
                     for name, key in self._keys.items()
@@ -270,10 +288,7 @@ class Azurite:
                 _end(self._process)
                 if "EADDRINUSE" not in said:
                     break
-            raise MachineFailed(
-                f"Azurite did not start: {said[-500:].strip()}",
-                hint="run `node --version` and check memory and disk space, then repeat",
-            )
+            raise _not_started(said)
         except BaseException:
             self.__exit__()
             raise
@@ -284,24 +299,40 @@ class Azurite:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def _launch(self, program: str, entry: Path, home: Path) -> subprocess.Popen[str]:
-        command = [
-            *(program, "--require", str(_END_WITH_PARENT), str(entry)),
-            *("--tableHost", _HOST, "--tablePort", str(self.port), "--tableKeepAliveTimeout", "60"),
-            *("--silent", "--disableTelemetry", "--skipApiVersionCheck", "--inMemoryPersistence"),
-        ]
-        accounts = ";".join(f"{name}:{key}" for name, key in self._keys.items())
-        with (home / _LOG).open("w") as log:
-            return subprocess.Popen(  # noqa: S603 - node and Azurite as found, no shell
-                command,
-                cwd=home,
-                env={**os.environ, "AZURITE_ACCOUNTS": accounts},
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
+
+def _launch(
+    program: Sequence[str],
+    port: int,
+    log: Path,
+    environment: Mapping[str, str],
+    *,
+    stdin: int,
+    lock: Sequence[int] = (),
+) -> subprocess.Popen[str]:
+    """Start Azurite in the folder of its log; `lock`: descriptors that it keeps open."""
+    command = [
+        *(*program, "--tableHost", _HOST, "--tablePort", str(port), "--tableKeepAliveTimeout", "60"),
+        *("--silent", "--disableTelemetry", "--skipApiVersionCheck", "--inMemoryPersistence"),
+    ]
+    with log.open("w") as output:
+        return subprocess.Popen(  # noqa: S603 - node and Azurite as found, no shell
+            command,
+            cwd=log.parent,
+            env={**os.environ, **environment},
+            stdin=stdin,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            pass_fds=lock,
+        )
+
+
+def _not_started(said: str) -> MachineFailed:
+    return MachineFailed(
+        f"Azurite did not start: {said[-500:].strip()}",
+        hint="run `node --version` and check memory and disk space, then repeat",
+    )
 
 
 def _free_port() -> int:
@@ -335,3 +366,88 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.wait()
     if process.stdin is not None:
         process.stdin.close()
+
+
+# --- an Azurite that outlives the command -----------------------------------------------------------------
+
+USUAL_PORT = 10002
+"""The port of the table service that every Azurite has by itself."""
+
+
+def endpoint_at(port: int) -> str:
+    """Return the endpoint of the account that every Azurite has by itself."""
+    return f"http://{_HOST}:{port}/{AZURITE_ACCOUNT}"
+
+
+def start_in_background(port: int) -> bool:
+    """Start an Azurite of the usual account on a port; return when it answers, False if it ran already.
+
+    Raises:
+        ConfigurationError: another program has the port; see `find_node` and `find_azurite`.
+        MachineFailed: it does not start, or cannot be installed.
+    """
+    program = [(node := find_node()).program, str(find_azurite(node))]
+    with _file_of(port, "start").open("w") as starting:
+        fcntl.flock(starting, fcntl.LOCK_EX)  # who comes second waits until it answers
+        return _start_alone(program, port)
+
+
+def _start_alone(program: Sequence[str], port: int) -> bool:
+    with _lock_of(port) as (lock, is_free):
+        if not is_free:
+            return False
+        log = _file_of(port, "log")
+        usual = {"AZURITE_ACCOUNTS": ""}
+        process = _launch(program, port, log, usual, stdin=subprocess.DEVNULL, lock=[lock])
+        os.pwrite(lock, f"{process.pid}\n".encode(), 0)
+        said = _wait_until_ready(process, log)
+        if not said:
+            return True
+        _end(process)
+    if "EADDRINUSE" in said:
+        raise ConfigurationError(
+            f"another program has port {port} of {_HOST}",
+            hint="if that is an Azurite, use it; or say another port with --port, and in rekey.toml",
+        )
+    raise _not_started(said)
+
+
+def stop_in_background(port: int) -> bool:
+    """Stop what `start_in_background` has started; False if it does not run. What it held is gone."""
+    with _lock_of(port) as (lock, is_free):
+        deadline, number = time.monotonic() + _STOP_SECONDS, signal.SIGINT
+        while not is_free and not _locked(lock):
+            # Whoever holds the lock has written its id, or is about to.
+            if told := os.pread(lock, 16, 0):
+                with suppress(ProcessLookupError):
+                    os.kill(int(told), number)
+            time.sleep(0.1)
+            number = signal.SIGINT if time.monotonic() < deadline else signal.SIGKILL
+        for kind in ("start", "lock", "log"):
+            _file_of(port, kind).unlink(missing_ok=True)
+        return not is_free
+
+
+@contextmanager
+def _lock_of(port: int) -> Iterator[tuple[int, bool]]:
+    """Open the lock of a port; yield its descriptor, and whether it was free and is ours now."""
+    lock = os.open(_file_of(port, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if is_free := _locked(lock):
+            os.ftruncate(lock, 0)
+        yield lock, is_free
+    finally:
+        os.close(lock)
+
+
+def _file_of(port: int, kind: str) -> Path:
+    _own_folder().mkdir(parents=True, exist_ok=True)
+    return _own_folder() / f"{_HOST}-{port}.{kind}"
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -317,7 +317,8 @@ class Requester:
             down = EndpointDown(
                 f"{request.doing}: no connection to {failed.endpoint} ({failed})",
                 code=str(failed),
-                hint="check the endpoint in rekey.toml, the network and the proxy settings",
+                hint="check the endpoint in rekey.toml, the network and the proxy settings; an Azurite on"
+                " this machine is started by `rekey azurite`",
             )
             return _Failed(down, open=False, only_connect=not self.known.ever_answered)
         except (NoAnswer, ValueError) as failed:

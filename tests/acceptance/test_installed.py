@@ -29,7 +29,7 @@ from tests.test_docs import commands
 
 pytestmark = pytest.mark.xdist_group("installed")  # built once
 ROOT = Path(__file__).parents[2]
-NOT_IN_A_CLONE = ("__pycache__", ".*", "node_modules", "build", "dist", "*.egg-info", "first", "man")
+NOT_IN_A_CLONE = ("__pycache__", ".*", "node_modules", "build", "dist", "*.egg-info", "first", "man", "site")
 BUILD = """
 import sys
 from setuptools import build_meta

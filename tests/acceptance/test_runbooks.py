@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -25,12 +26,15 @@ from azure.data.tables import TableServiceClient
 from rekey.cli.main import run as rekey
 from rekey.copy.batches import pack
 from rekey.model import Row, content_of, key_of
+from rekey.rehearse.azurite import USUAL_PORT, stop_in_background
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb
 from rekey.tables.credentials import SharedKey
 from tests import documents
 from tests.acceptance.forking import Forked, rekey_for_a_shell
-from tests.documents import ROOT, USUAL_FOLDER, USUAL_PORT, Command, UsualAzurite
+from tests.acceptance.support import unused_port
+from tests.acceptance.test_installed import NOT_IN_A_CLONE
+from tests.documents import ROOT, USUAL_FOLDER, Command, UsualAzurite
 from tests.madeup import users
 
 pytestmark = pytest.mark.azurite
@@ -241,7 +245,7 @@ def typed(commands: list[Command], folder: Path, *programs: Path) -> list[tuple[
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     parts = re.split(rf"^{_REPORT} (\d+)$\n?", done.stdout, flags=re.MULTILINE)
     return [(int(code), said) for said, code in zip(parts[::2], parts[1::2], strict=False)]
@@ -287,31 +291,48 @@ def test_every_runbook_answers_the_same_questions(name: str) -> None:
         assert any(heading.startswith(wanted) for heading in headings), wanted
 
 
-def usual(running: UsualAzurite, text: str) -> str:
-    """Return commands or a program with the port of the Azurite that is running, where a reader has the usual
-    one."""
-    moved = text.replace("UseDevelopmentStorage=true", running.connection_string)
-    return moved.replace("rekey init\n", f"rekey init && sed -i s/{USUAL_PORT}/{running.port}/ rekey.toml\n")
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port for the Azurite that a reader starts, which is ended in any case."""
+    port = unused_port()
+    yield port
+    stop_in_background(port)
 
 
-def test_the_example_of_the_readme_goes_from_a_clone_to_a_plan_and_further(
-    tmp_path: Path, azurite: UsualAzurite
-) -> None:
-    """All `sh` blocks but the one that starts Azurite are typed into one shell. A `text` block is what the
-    last command above it prints; in it `…` stands for lines that are left out."""
+@pytest.fixture(params=["used", pytest.param("whole", marks=pytest.mark.soak)])  # all packages are installed
+def clone(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """What a reader cloned: as far as it is used, with rekey installed already; or all, and nothing is."""
     clone = tmp_path / "clone"
-    (clone / ".venv/bin").mkdir(parents=True)
-    (clone / ".venv/bin/activate").write_text("", "utf-8")  # the tests have rekey installed already
+    if request.param == "whole":
+        return shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(*NOT_IN_A_CLONE), symlinks=True)
+    clone.mkdir()
     (clone / "migrations").symlink_to(ROOT / "migrations")
-    shown = documents.blocks(ROOT / "README.md", "Example")
-    assert [block.text for block in shown].count("make azurite\n") == 1
+    for name, text in INSTALLED.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\nset -e\n{text}\n", "utf-8")
+        (tmp_path / name).chmod(0o755)
+    return clone
+
+
+INSTALLED = {
+    "python3": 'test "$*" = "-m venv .venv"; mkdir -p .venv/bin; echo "activated=1" > .venv/bin/activate',
+    "pip": 'case "$*" in "install ." | "install --quiet .") ;; *) exit 1 ;; esac',
+}
+"""Stands for the package index and a second environment; all else that is typed is the reader's."""
+
+
+def test_the_example_of_the_readme_goes_from_a_clone_to_a_plan_and_further(clone: Path, port: int) -> None:
+    """All `sh` blocks are typed into one shell. A `text` block is what the last command above it prints; in
+    it `…` stands for lines that are left out."""
+    readme = ROOT / "README.md"
+    shown = [*documents.blocks(readme, "Install"), *documents.blocks(readme, "Example")]
     commands: list[Command] = []
     for block in shown:
-        if block.language == "sh" and block.text != "make azurite\n":
-            commands += documents.shell_commands(replace(block, text=usual(azurite, block.text)))
+        if block.language == "sh":
+            text = documents.at_port(port, block.text)
+            commands += documents.shell_commands(replace(block, text=text))
         elif block.language == "text":
             commands[-1] = replace(commands[-1], output=block.text)
-    results = typed(commands, clone)
+    results = typed(commands, clone, clone.parent)
     for command, (code, said) in zip(commands, results, strict=True):
         assert code == command.exit_code, f"{command.words}\n{said}"
         rest = documents.normal(said)
@@ -322,24 +343,23 @@ def test_the_example_of_the_readme_goes_from_a_clone_to_a_plan_and_further(
     assert sum(command.output != "" for command in commands) == 2
 
 
-def test_the_tutorial_is_what_one_really_sees(tmp_path: Path, azurite: UsualAzurite) -> None:
-    """Every command is typed; its output is the one shown, but for moments, durations and ids."""
-    folder = (tmp_path / "first").resolve()
-    folder.mkdir()
-    with rekey_for_a_shell(tmp_path) as programs:
-        for block in documents.blocks(TUTORIAL):
-            if block.language == "python":
-                text = block.text.replace("UseDevelopmentStorage=true", azurite.connection_string)
-                (folder / block.info).write_text(text, "utf-8")
-                continue
-            assert block.language == "console", f"{TUTORIAL.name}:{block.line}"
-            for command in documents.console_commands(block):
-                code, said = documents.run(command.words, folder, programs)
-                assert code == command.exit_code, f"{command.words}\n{said}"
-                shown = said.replace(str(folder), USUAL_FOLDER)
-                assert documents.normal(shown) == documents.normal(command.output), command.words
-                if command.words == "rekey init":
-                    config = folder / "rekey.toml"
-                    config.write_text(
-                        config.read_text("utf-8").replace(USUAL_PORT, str(azurite.port)), "utf-8"
-                    )
+def test_the_tutorial_is_what_one_really_sees(clone: Path, port: int) -> None:
+    """Files are saved and commands typed as they stand, into one shell; what is printed is what is shown, but
+    for moments, durations and ids."""
+    commands: list[Command] = []
+    for block in documents.blocks(TUTORIAL):
+        if block.language == "python":
+            commands.append(Command(f"cat > {block.info} <<'END'\n{block.text}END"))
+            continue
+        assert block.language == "console", f"{TUTORIAL.name}:{block.line}"
+        commands += documents.console_commands(block)
+    here = [replace(command, words=documents.at_port(port, command.words)) for command in commands]
+    with rekey_for_a_shell(clone.parent) as programs:
+        results = typed(here, clone, programs)
+    for command, (code, said) in zip(commands, results, strict=True):
+        assert code == command.exit_code, f"{command.words}\n{said}"
+        shown = said.replace(str(clone.resolve() / "first"), USUAL_FOLDER)
+        shown = shown.replace(f" --port {port}", "").replace(str(port), str(USUAL_PORT))
+        if not command.words.startswith("pip "):  # it may have something to say of its own
+            assert documents.normal(shown) == documents.normal(command.output), command.words
+    assert commands[-1].words == "rekey azurite --stop"

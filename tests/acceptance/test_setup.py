@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import socket
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -117,32 +114,8 @@ def test_every_make_target_that_is_named_exists() -> None:
     texts = "".join(path.read_text() for path in told if path.is_file())
     named = set(re.findall(r"(?:run: |`|^)make ([a-z]+)", texts, flags=re.MULTILINE))
     named |= set(re.findall(r"^#   make ([a-z]+)", makefile, flags=re.MULTILINE))
-    assert {"azurite", "check", "coverage", "demo", "dist", "test"} <= named <= targets
+    assert {"check", "coverage", "demo", "dist", "test"} <= named <= targets
     assert set(makefile.partition(".PHONY: ")[2].partition("\n")[0].split()) == targets
-
-
-@pytest.mark.azurite
-def test_make_azurite_starts_the_pinned_one_on_the_port_that_documents_name() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    venv = sys.prefix
-    words = ["make", f"VENV={venv}", f"AZURITE_PORT={port}", "azurite"]
-    running = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 60
-        while not _answers(port):
-            assert running.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
-    finally:
-        running.send_signal(signal.SIGTERM)
-        running.wait(timeout=30)
-    assert "AZURITE_PORT ?= 10002\n" in (ROOT / "Makefile").read_text()
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_the_node_command_says_where_node_and_azurite_are() -> None:

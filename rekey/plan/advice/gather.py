@@ -224,6 +224,29 @@ def facts_of_profile(profile: TableProfile, inventory: Inventory, *, is_cosmos: 
     return Facts(today=today, is_cosmos=is_cosmos)
 
 
+def facts_of_declaration(migration: Migration, *, is_cosmos: bool = False) -> Facts:
+    """Return the facts that are known before any row is read."""
+    today, *planned = (
+        TableFacts(
+            table=label,
+            counts=RowCounts(),
+            rows=0,
+            partitions=0,
+            largest_partition=0,
+            partitions_exact=False,
+            rows_met_together=0.0,
+            property_names=frozenset(),
+            pointer_rows=0,
+            hottest_share=0.0,
+            declared=declared,
+        )
+        for label, declared in zip(
+            (migration.source, *migration.labels), (None, *migration.filled), strict=True
+        )
+    )
+    return Facts(today=today, planned=tuple(planned), migration=migration, is_cosmos=is_cosmos)
+
+
 def _hashes_of(
     one: Target | Index, secrets: Mapping[str, bytes]
 ) -> Iterator[tuple[HashInput, Evaluator, ItemsOf | None]]:

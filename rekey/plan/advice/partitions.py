@@ -103,10 +103,9 @@ def partition_order(facts: Facts) -> Iterator[Advice]:
         fine = table.rows_per_partition <= FINE_ROWS and table.partitions >= MANY_PARTITIONS
         if said and (writes >= BUSY_WRITES or fine):
             load = f"; {writes:,.0f} writes/s declared" if writes else ""
-            figures = {"each": table.rows_per_partition, "load": load, "said": said}
-            yield table.advice(
-                "partition-order", partitions=counted(table.partitions, "partition"), **figures
-            )
+            partitions = counted(table.partitions, "partition")
+            figures = f"; {partitions} of {table.rows_per_partition:.1f} rows" if table.rows else ""
+            yield table.advice("partition-order", said=said, figures=figures, load=load)
 
 
 RULES = (one_partition, partition_load, partition_share, partition_per_row, partition_order)

@@ -11,6 +11,9 @@ Rules kept here:
 * The best answer of the planned tables counts: that is how an application written for these keys would ask.
 * A query that the planned keys answer worse than today's is an error; one that is answered badly before and
   after is a warning.
+* Where no row was read (`rekey plan --offline`) requests that depend on the number of rows are not known, and
+  a RowKey that is kept may hold inverted ticks or not. Of today's keys the worse is taken, of planned ones
+  the better: nothing is called an error that the rows may show to be none.
 * Each query has one cause: the first that fits of random keys, time not inverted, anything else.
 """
 
@@ -44,11 +47,11 @@ def rated(facts: Facts) -> tuple[Rated, ...]:
     """Return how today's and the planned tables answer each declared query; empty without planned tables."""
     if facts.migration is None or not facts.planned:
         return ()
-    found = []
+    found, read = [], facts.today.rows > 0
     for query in facts.migration.queries:
-        answers = [_answer(query, table) for table in facts.planned]
-        best = min(answers, key=lambda one: (one.access, one.requests))
-        found.append(Rated(query, _answer(query, facts.today), best))
+        answers = [_answer(query, table, read) for table in facts.planned]
+        best = min(answers, key=lambda one: (one.access, one.requests or 0))
+        found.append(Rated(query, _answer(query, facts.today, read), best))
     return tuple(found)
 
 
@@ -97,19 +100,20 @@ def _evidence(one: Rated) -> str:
     return f"{one.query.describe()}: {one.today.describe()} today; {one.planned.describe()} planned"
 
 
-def _answer(query: Query, table: TableFacts) -> Answer:
-    access, requests = _found(query, table)
+def _answer(query: Query, table: TableFacts, read: bool) -> Answer:
+    access, requests = _found(query, table, read)
     through_index = isinstance(table.declared, Index) and table.declared.property_mapping.kept is not None
-    if through_index and access is not Access.TABLE_SCAN:
+    if through_index and access is not Access.TABLE_SCAN and requests is not None:
         requests += query.rows
     return Answer(access, requests, table.table, through_index)
 
 
-def _found(query: Query, table: TableFacts) -> tuple[Access, int]:
+def _found(query: Query, table: TableFacts, read: bool) -> tuple[Access, int | None]:
+    """Return how a table finds the rows of a query, and in how many requests; `read`: its rows were."""
     partition, row = table.keys
     of, known = table.declared, frozenset(query.known)
-    whole_table = Access.TABLE_SCAN, pages(table.rows)
-    whole_partition = Access.PARTITION_RANGE, pages(round(table.rows_per_partition))
+    whole_table = Access.TABLE_SCAN, pages(table.rows) if read else None
+    whole_partition = Access.PARTITION_RANGE, pages(round(table.rows_per_partition)) if read else None
     parts, row_parts = _after_known(partition, table, known), _after_known(row, table, known)
     if query.kind == "point":
         if not is_known(partition, of, known):
@@ -126,6 +130,7 @@ def _found(query: Query, table: TableFacts) -> tuple[Access, int]:
     if query.kind == "latest" and row_parts:
         # A RowKey that is kept unchanged may hold inverted ticks.
         counts_down = table.counts.row_keys.share(Shape.INVERTED_TICKS) >= NEARLY_ALL
+        counts_down = counts_down or not (read or table.today)
         served = (served and isinstance(row_parts[0], FALLING)) or (
             row_parts[0] == Prop(ROW_KEY) and counts_down
         )
@@ -136,7 +141,7 @@ def _found(query: Query, table: TableFacts) -> tuple[Access, int]:
     walked = parts[0].inputs() if query.by is None else frozenset([query.by])
     if keeps_order_of(parts[0], query.by) and is_known(partition, of, known | walked):
         partitions = max(1, round(query.rows / max(1.0, table.rows_per_partition)))
-        return within[0], partitions * within[1]
+        return within[0], partitions * within[1] if read and within[1] is not None else None
     return whole_table
 
 
