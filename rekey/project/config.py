@@ -497,7 +497,7 @@ def is_same_account(one: str, other: str) -> bool:
 def _place(endpoint: str) -> tuple[str, str]:
     """Return what is the same for all spellings of an account's endpoint: its host and its path."""
     parts = urlsplit(endpoint.lower())
-    host = parts.netloc.removesuffix({"https": ":443", "http": ":80"}[parts.scheme])
+    host = parts.netloc.removesuffix({"https": ":443", "http": ":80"}.get(parts.scheme, ""))
     name, dot, domain = host.partition(".")
     if "table." in domain:
         # a private link, and the endpoint that reads the other region, are of the same account

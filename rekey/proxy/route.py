@@ -109,4 +109,5 @@ def _connected(config: Config, plan: Plan) -> Accounts:
     def endpoint(account: Account) -> Endpoint:
         return Endpoint(account.endpoint, credential_of(account.name, account_key(account)))
 
-    return connect(endpoint(config.tables), endpoint(config.restricted), plan.settings, {})
+    given = {section: endpoint(account) for section, account in config.accounts.items()}
+    return connect(**given, settings=plan.settings, options={})
