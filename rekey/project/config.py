@@ -10,7 +10,8 @@ Rules kept here:
 * The file holds no secret, but says in exactly one place where each one is. A SAS, a key or a connection
   string that was pasted in is refused, and values of the file are not repeated in messages, so that it is
   not echoed either.
-* Without a configured rate, the service's own targets (`rekey.core.limits`) apply where `[tables]` is https.
+* Without a configured rate, the service's own targets (`rekey.core.limits`) apply where `[tables]` or
+  `[targets]` is https.
   Rates that follow the service (`"auto"`) begin at them, and plans reckon with them (ADR 0038).
 """
 
@@ -303,9 +304,10 @@ class Config:
 
     @property
     def rates(self) -> Limits:
-        """The limits that plans reckon with: where `[tables]` is https, or rates follow the service, with the
-        service's own targets for rates not given."""
-        is_service = self.tables.is_https or self.limits.follows
+        """The limits that plans reckon with: where `[tables]` or `[targets]` is https, or rates follow the
+        service, with the service's own targets for rates not given."""
+        is_https = self.tables.is_https or (self.targets is not None and self.targets.is_https)
+        is_service = is_https or self.limits.follows
         return self.limits.with_targets() if is_service else self.limits
 
     def warnings(self) -> list[str]:
