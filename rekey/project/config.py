@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, TABLE_NAME
+from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, table_name_problem
 from rekey.errors import ConfigurationError, SecretMissing, reason_of
 from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
@@ -616,9 +616,8 @@ def _hooks(section: Section) -> Hooks:
 def _proxy(section: Section) -> Proxy:
     views = section.section("views")
     for alias in views.content:
-        for name in (alias, views.text(alias) or ""):
-            if not TABLE_NAME.fullmatch(name):
-                views.fail(alias, "is not the name of a table", 'write for example Users = "UsersV2"')
+        if table_name_problem(alias) or table_name_problem(views.text(alias) or "", qualified=True):
+            views.fail(alias, "is not the name of a table", 'write for example Users = "UsersV2"')
     access = _proxy_access(section.section("access"))
     others = {name: value for name, value in section.content.items() if name not in ("views", "access")}
     section.content = others
