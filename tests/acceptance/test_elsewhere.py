@@ -87,9 +87,7 @@ async def until_done(project: Project, *words: str) -> Ran:
     raise AssertionError(ran.said)
 
 
-def test_nothing_is_lost_while_the_new_account_is_away_for_a_while(
-    tmp_path: Path, azurite: Azurite
-) -> None:
+def test_nothing_is_lost_while_the_new_account_is_away_for_a_while(tmp_path: Path, azurite: Azurite) -> None:
     """In the middle of copying, and after cutover, when it is the authority."""
     with KeptAzurite() as other:
         project = Project(tmp_path, azurite, elsewhere=other.tables)
