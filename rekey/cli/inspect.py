@@ -35,7 +35,7 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
     dates, card numbers and the like), whether new rows go to one end, properties and their types, and advice
     on what may become a problem. Reads only. Advice does not change the exit code.
     """
-    problem = table_name_problem(table)
+    problem = table_name_problem(table, qualified=True)
     if problem is not None:
         raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
     found, facts = shell.do(_inspect(shell, table, exact, show_keys))
@@ -49,6 +49,7 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
 
 async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, Facts]:
     config = load_config(shell.config_path)
+    _, account = config.holding(table)
     async with shell.connect(config) as accounts:
         try:
             found, profile = await inspect_table(
@@ -56,4 +57,4 @@ async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tu
             )
         except TableMissing:
             raise no_such_table(table, config) from None
-    return found, facts_of_profile(profile, found.inventory, is_cosmos=config.tables.is_cosmos)
+    return found, facts_of_profile(profile, found.inventory, is_cosmos=account.is_cosmos)

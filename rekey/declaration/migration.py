@@ -24,12 +24,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
+from rekey.core.limits import TABLE_NAME_CURE, is_elsewhere, table_name_problem
 from rekey.core.plain import UNTOLD, members, told
 from rekey.declaration.keys.base import (
+    KEEP_CURE,
+    KEEPS_WHOLE_KEYS,
     Expression,
     InvalidDeclaration,
     Item,
+    Kept,
     Prop,
     constant_prefix,
     need,
@@ -53,6 +56,7 @@ MAPPINGS = ("plain", "sealed")
 FORMAT = "rekey/declaration/v1"
 MAIN_PARTITION_KEY = "MainPartitionKey"
 MAIN_ROW_KEY = "MainRowKey"
+_HELD_BY = {"partition_key": PARTITION_KEY, "row_key": ROW_KEY}
 POINTER = frozenset({MAIN_PARTITION_KEY, MAIN_ROW_KEY})
 _IF_ANY = told(if_any=True)
 """Properties of every index row: the key of the main target row."""
@@ -75,7 +79,12 @@ class _Filled:
     def __post_init__(self) -> None:
         _check_table(f"{self.kind}.table", self.table)
         for name, key in self._keys():
-            need_expression(f"{self.where}.{name}", key)
+            field = f"{self.where}.{name}"
+            need_expression(field, key)
+            if isinstance(key, Kept):
+                object.__setattr__(self, name, Prop(_HELD_BY[name]))
+            elif any(isinstance(node, Kept) for node in key.walk()):
+                raise InvalidDeclaration(field, KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
         cure = "write properties=[props.…]"
         where = f"{self.where}.properties"
         properties = need_list(where, self.properties, Operation, "property operations", cure=cure)
@@ -104,7 +113,7 @@ class Target(_Filled):
     """The new table that the migration fills with one row for each source row.
 
     Args:
-        table: its name.
+        table: its name; `Users@targets` for the table Users in the account of `[targets]`.
         partition_key: the new PartitionKey.
         row_key: the new RowKey.
         properties: property operations (`rekey.declaration.props`); without any, every property is carried.
@@ -190,7 +199,7 @@ class Migration:
     """The declaration of one migration script, under the name `migration` in the script.
 
     Args:
-        source: the old table.
+        source: the old table; one that an earlier migration moved is named as there, `Users@targets`.
         target: the new table.
         indexes: further tables filled from the same rows.
         capture: `dual-write` (the application writes through rekey's client or proxy) or `delta` (no change
@@ -266,6 +275,11 @@ class Migration:
             for number, index in enumerate(self.indexes, start=1)
             if index.table == self.target.table
         }
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether any table of it is in the account of `[targets]`."""
+        return any(map(is_elsewhere, (self.source, *self.tables)))
 
     @property
     def filled(self) -> tuple[Target | Index, ...]:
@@ -399,8 +413,9 @@ def _check_choice(where: str, said: object, choices: tuple[str, ...]) -> None:
 
 
 def _check_table(where: str, name: object) -> None:
-    problem = table_name_problem(name)
-    refuse_if(problem, where, problem or "", cure=TABLE_NAME_CURE)
+    problem = table_name_problem(name, qualified=True)
+    cure = f'{TABLE_NAME_CURE}; for a table of the account of [targets], "@targets" after it'
+    refuse_if(problem, where, problem or "", cure=cure if "@" in str(name) else TABLE_NAME_CURE)
 
 
 def _uses_item(expression: Expression) -> bool:

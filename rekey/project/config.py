@@ -10,7 +10,8 @@ Rules kept here:
 * The file holds no secret, but says in exactly one place where each one is. A SAS, a key or a connection
   string that was pasted in is refused, and values of the file are not repeated in messages, so that it is
   not echoed either.
-* Without a configured rate, the service's own targets (`rekey.core.limits`) apply where `[tables]` is https.
+* Without a configured rate, the service's own targets (`rekey.core.limits`) apply where `[tables]` or
+  `[targets]` is https.
   Rates that follow the service (`"auto"`) begin at them, and plans reckon with them (ADR 0038).
 """
 
@@ -26,7 +27,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, TABLE_NAME
+from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, is_elsewhere, table_name_problem
 from rekey.errors import ConfigurationError, SecretMissing, reason_of
 from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
@@ -79,8 +80,7 @@ class Account:
 
     def is_same_as(self, other: Account) -> bool:
         """Tell whether another endpoint is of the same account, however it is written."""
-        ours, theirs = urlsplit(self.endpoint.lower()), urlsplit(other.endpoint.lower())
-        return (ours.netloc, ours.path.strip("/")) == (theirs.netloc, theirs.path.strip("/"))
+        return is_same_account(self.endpoint, other.endpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +276,7 @@ class Config:
     restricted: Account
     state: Path
     migrations: Path
+    targets: Account | None = None
     secrets: Mapping[str, SecretSource] = field(default_factory=dict)
     sealing: Sealing = field(default_factory=Sealing)
     limits: Limits = field(default_factory=Limits)
@@ -291,14 +292,33 @@ class Config:
 
     @property
     def endpoints(self) -> str:
-        """The endpoints of both accounts, as state files and tasks record them."""
+        """The endpoints of tables and restricted store, as state files and tasks record them; that of the
+        targets is in the control row of a migration that has tables there."""
         return f"{self.tables.endpoint} {self.restricted.endpoint}"
 
     @property
+    def accounts(self) -> dict[str, Account]:
+        """The accounts, by the section that names each."""
+        elsewhere = {} if self.targets is None else {"targets": self.targets}
+        return {"tables": self.tables, **elsewhere, "restricted": self.restricted}
+
+    def holding(self, table: str) -> tuple[str, Account]:
+        """Return the section and the account of a table. Raises ConfigurationError: there is none."""
+        if not is_elsewhere(table):
+            return "tables", self.tables
+        if self.targets is None:
+            raise ConfigurationError(
+                f"{table} is in the account of [targets], and {self.path} has no such section",
+                hint='add [targets] with endpoint = "https://ACCOUNT.table.core.windows.net"',
+            )
+        return "targets", self.targets
+
+    @property
     def rates(self) -> Limits:
-        """The limits that plans reckon with: where `[tables]` is https, or rates follow the service, with the
-        service's own targets for rates not given."""
-        is_service = self.tables.is_https or self.limits.follows
+        """The limits that plans reckon with: where `[tables]` or `[targets]` is https, or rates follow the
+        service, with the service's own targets for rates not given."""
+        is_https = self.tables.is_https or (self.targets is not None and self.targets.is_https)
+        is_service = is_https or self.limits.follows
         return self.limits.with_targets() if is_service else self.limits
 
     def warnings(self) -> list[str]:
@@ -321,11 +341,12 @@ class Config:
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 problem = f"the file of {what} is open to other users (mode {mode:04o})"
                 found.append(f"{problem}; `chmod 600 {source.where}` closes it")
-        if self.restricted.is_https and self.restricted.is_same_as(self.tables):
-            found.append(
-                "[restricted] is the same account as [tables]: who may read the migrated tables"
-                " may also read the old keys"
-            )
+        found += [
+            f"[restricted] is the same account as [{section}]: who may read the migrated tables"
+            " may also read the old keys"
+            for section, account in self.accounts.items()
+            if account is not self.restricted and account.is_https and self.restricted.is_same_as(account)
+        ]
         return found
 
 
@@ -350,7 +371,8 @@ def load_config(path: Path) -> Config:
     document.allow(*(one.name for one in fields(Config) if one.name != "path"))
     return Config(
         path=path,
-        tables=_account(document.section("tables", required=True)),
+        tables=(tables := _account(document.section("tables", required=True))),
+        targets=_targets(document.section("targets"), tables),
         restricted=_account(document.section("restricted", required=True)),
         state=_path(document.section("state"), ".rekey/state.sqlite"),
         migrations=_path(document.section("migrations"), "migrations"),
@@ -369,11 +391,18 @@ def load_config(path: Path) -> Config:
     )
 
 
-def reading(endpoint: str, key_env: str | None) -> Config:
-    """Return a configuration of one account, for work that only reads tables. Raises ConfigurationError."""
-    said = {"endpoint": endpoint, "key_env": key_env}
-    account = _account(Section(Path("the command line"), "", said))
-    return Config(Path(), account, account, state=Path(), migrations=Path())
+def reading(
+    endpoint: str, key_env: str | None, targets: tuple[str | None, str | None] = (None, None)
+) -> Config:
+    """Return a configuration for work that only reads tables: of one account, or with one of `targets` (its
+    endpoint and the variable of its key). Raises ConfigurationError."""
+
+    def account(endpoint: str, key_env: str | None) -> Account:
+        return _account(Section(Path("the command line"), "", {"endpoint": endpoint, "key_env": key_env}))
+
+    tables, (elsewhere, elsewhere_key) = account(endpoint, key_env), targets
+    other = None if elsewhere is None else account(elsewhere, elsewhere_key)
+    return Config(Path(), tables, tables, state=Path(), migrations=Path(), targets=other)
 
 
 def resolve_secret(config: Config, name: str) -> bytes:
@@ -468,6 +497,32 @@ def _account(section: Section) -> Account:
             " pasted here, treat it as known to others and renew it",
         )
     return Account(_endpoint(section, endpoint.strip()), key_env)
+
+
+def _targets(section: Section, tables: Account) -> Account | None:
+    if not section.content:
+        return None
+    account = _account(section)
+    if account.is_same_as(tables):
+        # `Users` and `Users@targets` would be one table, copied onto itself and retired.
+        section.fail("endpoint", "is the account of [tables]", "name the other account, or remove [targets]")
+    return account
+
+
+def is_same_account(one: str, other: str) -> bool:
+    """Tell whether two endpoints are of the same account, however they are written."""
+    return _place(one) == _place(other)
+
+
+def _place(endpoint: str) -> tuple[str, str]:
+    """Return what is the same for all spellings of an account's endpoint: its host and its path."""
+    parts = urlsplit(endpoint.lower())
+    host = parts.netloc.removesuffix({"https": ":443", "http": ":80"}.get(parts.scheme, ""))
+    name, dot, domain = host.partition(".")
+    if "table." in domain:
+        # a private link, and the endpoint that reads the other region, are of the same account
+        host = name.removesuffix("-secondary") + dot + domain.removeprefix("privatelink.")
+    return host, parts.path.strip("/")
 
 
 def _endpoint(section: Section, text: str) -> str:
@@ -579,9 +634,8 @@ def _hooks(section: Section) -> Hooks:
 def _proxy(section: Section) -> Proxy:
     views = section.section("views")
     for alias in views.content:
-        for name in (alias, views.text(alias) or ""):
-            if not TABLE_NAME.fullmatch(name):
-                views.fail(alias, "is not the name of a table", 'write for example Users = "UsersV2"')
+        if table_name_problem(alias) or table_name_problem(views.text(alias) or "", qualified=True):
+            views.fail(alias, "is not the name of a table", 'write for example Users = "UsersV2"')
     access = _proxy_access(section.section("access"))
     others = {name: value for name, value in section.content.items() if name not in ("views", "access")}
     section.content = others

@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from rekey.errors import ConfigurationError, MachineFailed
 from rekey.project.config import AZURITE_ACCOUNT
@@ -218,6 +218,7 @@ def _run_installer(what: str, command: Sequence[str], folder: str) -> None:
 _HOST = "127.0.0.1"
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
+_IN_MEMORY = ("--inMemoryPersistence",)
 _ATTEMPTS = 5
 _LOG = "azurite.log"
 _READY = "successfully started"
@@ -246,6 +247,9 @@ class Azurite:
     ...     print(azurite.tables.endpoint)
     """
 
+    persistence: ClassVar[tuple[str, ...]] = _IN_MEMORY
+    """What Azurite is told about where it keeps tables: nowhere, they end with it."""
+
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -253,10 +257,12 @@ class Azurite:
         """The TCP port on 127.0.0.1."""
         self._keys = {
             name: base64.b64encode(secrets.token_bytes(64)).decode("ascii")
-            for name in ("tables", "restricted")
+            for name in ("tables", "targets", "restricted")
         }
         self.tables: AzuriteAccount
         """The account for source and target tables, once it runs."""
+        self.targets: AzuriteAccount
+        """The account for tables that a script names so, once it runs."""
         self.restricted: AzuriteAccount
         """The account for the restricted store, once it runs."""
 
@@ -276,12 +282,13 @@ class Azurite:
                     home / _LOG,
                     {"AZURITE_ACCOUNTS": ";".join(f"{name}:{key}" for name, key in self._keys.items())},
                     stdin=subprocess.PIPE,
+                    persistence=self.persistence,
                 )
                 accounts = [
                     AzuriteAccount(name, f"http://{_HOST}:{self.port}/{name}", key)
                     for name, key in self._keys.items()
                 ]
-                self.tables, self.restricted = accounts[0], accounts[-1]
+                self.tables, self.targets, self.restricted = accounts
                 said = _wait_until_ready(self._process, home / _LOG)
                 if not said:
                     return self
@@ -308,11 +315,12 @@ def _launch(
     *,
     stdin: int,
     lock: Sequence[int] = (),
+    persistence: Sequence[str] = _IN_MEMORY,
 ) -> subprocess.Popen[str]:
     """Start Azurite in the folder of its log; `lock`: descriptors that it keeps open."""
     command = [
         *(*program, "--tableHost", _HOST, "--tablePort", str(port), "--tableKeepAliveTimeout", "60"),
-        *("--silent", "--disableTelemetry", "--skipApiVersionCheck", "--inMemoryPersistence"),
+        *("--silent", "--disableTelemetry", "--skipApiVersionCheck", *persistence),
     ]
     with log.open("w") as output:
         return subprocess.Popen(  # noqa: S603 - node and Azurite as found, no shell

@@ -64,7 +64,7 @@ from rekey.state.store import State
 from rekey.status import pulse
 from rekey.status.facts import begun_as
 from rekey.tables.allowance import while_allowed
-from rekey.tables.base import Accounts
+from rekey.tables.base import Accounts, holding
 from rekey.tables.kinds import by_number
 from rekey.tables.sent import OnTop, on_top, requests_in, since
 
@@ -308,6 +308,7 @@ class Session:
             targets=declared.migration.table_names,
             fingerprints=prepared.fingerprints,
             id_key=new_key(),
+            elsewhere=prepared.elsewhere,
         )
         row = await control.create(first)
         self._guard(prepared, row)
@@ -317,7 +318,7 @@ class Session:
             declared.migration.source,
             row.run_id,
             prepared.fingerprints,
-            self.config.endpoints,
+            prepared.endpoints(self.config),
         )
         # Also for one that a version began which kept no script: the digest says that this is the same one.
         self.state.keep_script(script_id, row.targets, declared.content)
@@ -334,6 +335,8 @@ class Session:
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.shared)
         throttle = self._throttled = self._throttle()
+        if self.config.targets is not None:
+            throttle.begin_elsewhere()
         restricted_rates = restricted_throttle(throttle, self.config)
         listen(self.accounts, throttle, restricted_rates)
         run = Run(
@@ -355,7 +358,7 @@ class Session:
             options=self.options,
             progress=self.progress,
             stop=self.stop,
-            clock=ServiceClock(await tables.server_time(), self.clock),
+            clock=ServiceClock(await holding(tables, declared.migration.source).server_time(), self.clock),
             still_alone=lease.check,
             lease_id=lease.lease_id,
             factory=self.factory,
@@ -385,7 +388,7 @@ class Session:
 
         Raises:
             StateUnusable: the state file is of another migration, or the restricted store is another one.
-            Moved: declaration or secrets are not those that the migration started with.
+            Moved: declaration, secrets or the account of targets are not those that it started with.
         """
         declared, rules = prepared.declared, (prepared.declared.digest, prepared.fingerprints)
         record = self.state.migration(declared.script_id)
@@ -401,8 +404,10 @@ class Session:
             self.state.forget(declared.script_id)
         if control is None:
             return
+        prepared.require_place(control)
         if record is not None:
-            require_same_place(record, declared.migration.source, self.config.endpoints, control.run_id)
+            endpoints = prepared.endpoints(self.config)
+            require_same_place(record, declared.migration.source, endpoints, control.run_id)
             require_same_rules(declared.script_id, (record.digest, record.secret_fingerprints), rules)
         # If the state file was lost, only the control row says how the migration started.
         require_same_rules(declared.script_id, (control.digest, control.fingerprints), rules)
