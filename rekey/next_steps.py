@@ -43,13 +43,16 @@ class NextStep:
 
 
 def next_step(code: str, **values: str) -> NextStep:
-    """Return a step of `TEXTS`; `values` are for the names in braces: `script`, and what else it names."""
-    return NextStep(*filled(TEXTS[code], values, "command", "remark"))
+    """Return a step of `TEXTS`; `values` are for the names in braces: `script` (or `--group` and
+    a group), and what else it names."""
+    named = {"name": values.get("script", "").removeprefix("--group "), **values}
+    return NextStep(*filled(TEXTS[code], named, "command", "remark"))
 
 
 def apply_to(script: str, phase: Phase) -> str:
     """Return the words after `rekey` that take a migration to a phase; `complete` asks for its name again."""
-    return f"apply {script} --to {phase}" + (f" --yes {script}" if phase is Phase.COMPLETE else "")
+    name = script.removeprefix("--group ")
+    return f"apply {script} --to {phase}" + (f" --yes {name}" if phase is Phase.COMPLETE else "")
 
 
 def after_findings(

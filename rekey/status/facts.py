@@ -363,7 +363,7 @@ async def look_at(
     now, unreachable = clock.ticks(), ""
     refusal: RekeyError | None = None
     try:
-        control = await ControlStore(restricted, script_id).read()
+        control = await ControlStore(restricted, script_id, declared.migration.group).read()
         server_time = await restricted.server_time()
         now = ticks_of(server_time)
         lease = await _lease(restricted, script_id, server_time, not_ours=at_end)

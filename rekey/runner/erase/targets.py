@@ -60,7 +60,7 @@ async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int
         source = other.migration.source
         if other.script_id == run.script_id or source.lower() not in map(str.lower, names):
             continue
-        now = await ControlStore(run.restricted, other.script_id).read()
+        now = await ControlStore(run.restricted, other.script_id, other.migration.group).read()
         if now is not None and now.phase is ControlPhase.RETIRED:
             gone.add(source.lower())
         elif to_write and now is not None and now.phase not in (ControlPhase.SOURCE, ControlPhase.COMPLETE):

@@ -68,7 +68,7 @@ async def run(run: Run) -> Counters:
                 hint = unsettled_hint(run)
                 reasons.append(f"{settled.failed} intents of the journal cannot be settled; {hint}")
             if reasons:
-                again = next_step("complete", script=run.script_id)
+                again = next_step("complete", script=run.declared.named)
                 raise GateClosed(Phase.COMPLETE, reasons, hint=f"when that is mended: {again}")
         await move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
     counters: Counters = {}
