@@ -222,9 +222,8 @@ class ControlStore:
                     f" {self.group}`",
                 )
         await self._service.create_table(CONTROL_TABLE)
-        made = replace(
-            control, updated_at=await self._service.server_time(), move_id=secrets.token_hex(16), etag=""
-        )
+        at, move_id = await self._service.server_time(), secrets.token_hex(16)
+        made = replace(control, group=self.group, updated_at=at, move_id=move_id, etag="")
         problem: Exception | None = None
         try:
             await self._table.insert(to_row(made))
