@@ -90,6 +90,25 @@ class Project:
         wanted = {self.choose(name).script_id for name in names}
         return [one for script_id, one in self.scripts.items() if script_id in wanted]
 
+    def choose_group(self, name: str, *given: str | None) -> list[Declared]:
+        """Return the scripts of a group, in the order in which they are applied.
+
+        Args:
+            name: the group.
+            given: scripts that were named next to it.
+
+        Raises:
+            click.UsageError: there is no such group, or a script was named as well.
+        """
+        found = [one for one in self.scripts.values() if one.migration.group == name and name]
+        if any(given):
+            raise click.UsageError("give SCRIPT or --group, not both")
+        if not found:
+            groups = sorted({one.migration.group for one in self.scripts.values()} - {""})
+            there = f"there are: {', '.join(groups)}" if groups else 'no script says group="…"'
+            raise click.UsageError(f"no script is of the group {name!r}; {there}")
+        return found
+
     def the_one(self, name: str | None, candidate: Callable[[Sequence[Phase]], bool]) -> Declared:
         """Return the named script; without a name the only script, or the only candidate.
 

@@ -90,7 +90,7 @@ class Session:
         loop: runs the work, and is not closed by the session; None: the session makes one.
         runs: the migrations that were opened, by id.
         following: since when the runner follows (`apply --follow`); "" while it does not.
-        taken_back: figures of the phases that were taken back, where there are any.
+        taken_back: figures of the phases that were taken back, where there are any, by script and phase.
         phase_ended: called with each run of a phase when it has ended, done or not.
     """
 
@@ -105,7 +105,7 @@ class Session:
     phase_ended: Callable[[PhaseRun], None] = lambda _run: None
     runs: dict[str, Run] = field(default_factory=dict, init=False)
     following: str = field(default="", init=False)
-    taken_back: dict[Phase, Counters] = field(default_factory=dict, init=False)
+    taken_back: dict[tuple[str, Phase], Counters] = field(default_factory=dict, init=False)
     _leases: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
     _throttled: Throttle | None = field(default=None, init=False)
@@ -500,7 +500,7 @@ class Session:
             self.add_on_top(script_id, OnTop.WAY_BACK)
         details: dict[str, Any] = {"phase": phase}
         if counters is not None:
-            details["counters"] = self.taken_back[phase] = counters
+            details["counters"] = self.taken_back[script_id, phase] = counters
         self.state.audit("phase-undone", script_id, details)
         _tell("taken back", "phase-undone", script_id, phase)
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)

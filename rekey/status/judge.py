@@ -480,7 +480,15 @@ def _told(verdict: str, facts: Facts, *, safe: bool = True, **values: object) ->
 
 
 _OF_A_GROUP = frozenset(
-    "not-begun source still-writing freeze-cut-off no-way-back way-back way-back-by-copying".split()
+    (
+        "not-begun",
+        "source",
+        "still-writing",
+        "freeze-cut-off",
+        "no-way-back",
+        "way-back",
+        "way-back-by-copying",
+    )
 )
 """Verdicts whose command a whole group is given, where the migration has one."""
 
