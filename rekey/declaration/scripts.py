@@ -12,14 +12,17 @@ Rules kept here:
   text of an exception is shown: only types, names and line numbers. `--debug` shows that text.
 * The order is fixed: dependencies first, then by script id. A script whose source is another one's target
   depends on it, whether `__depends__` says so or not.
+* The scripts of a group have one capture, a source each, and do not wait for each other.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +35,8 @@ from rekey.declaration.migration import Declared, Migration
 from rekey.errors import ConfigurationError, DeclarationError, reason_of
 
 MAX_ID_CHARACTERS = 120
+MAX_MEMBERS = 100
+"""Most scripts of a group: their control rows are moved in one transaction of the service."""
 _ID = re.compile(r"[0-9A-Za-z_-]{1,120}")
 _MISSING = re.compile(r"([\w.]+)\(\) missing \d+ required [\w -]*arguments?: ([\w', ]+)")
 _UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument ('\w+')")
@@ -57,7 +62,9 @@ def load_scripts(folder: Path, kept: Iterable[Declared] = ()) -> list[Declared]:
             hint="name the folder under [migrations] in rekey.toml, or make one with `rekey init`",
         ) from error
     scripts = [load_script(path) for path in paths if not path.name.startswith("_")]
-    return _ordered(_with_chains([*scripts, *kept]))
+    chained = _with_chains([*scripts, *kept])
+    _check_groups(chained)
+    return _ordered(chained)
 
 
 def load_script(path: Path, kept: bytes | None = None) -> Declared:
@@ -245,6 +252,45 @@ def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
         implied = frozenset({filler} if filler is not None else ())
         chained[script.script_id] = replace(script, depends=script.depends & known | implied)
     return chained
+
+
+def _check_groups(scripts: Mapping[str, Declared]) -> None:
+    """Raise DeclarationError for a script that cannot cut over together with the others of its group."""
+    first: dict[str, Declared] = {}
+    owners: dict[tuple[str, str], str] = {}
+    counts = Counter(one.migration.group for one in scripts.values() if one.migration.group)
+    for script_id, script in scripts.items():
+        migration, group = script.migration, script.migration.group
+        if not group or script.is_kept:
+            continue
+        other = first.setdefault(group, script)
+        same = owners.setdefault((group, migration.source.lower()), script_id)
+        builds_on = sorted(one for one in script.depends if scripts[one].migration.group == group)
+        problem = ""
+        if other.migration.capture != migration.capture:
+            problem = f"{other.script_id} of the group {group} has capture={other.migration.capture!r}"
+            cure = "give both the same capture, or another group"
+        elif same != script_id:
+            problem = f"{same} of the group {group} has the source {migration.source} too"
+            cure = "a table can move to one target at a time: give one of them another group"
+        elif builds_on:
+            problem = f"it waits for {builds_on[0]} of the same group, so they cannot cut over at once"
+            cure = "give it another group"
+        elif counts[group] > MAX_MEMBERS:
+            problem = (
+                f"the group {group} has {counts[group]} scripts; at most {MAX_MEMBERS} are moved at once"
+            )
+            cure = "make two groups of it"
+        if problem:
+            line = _line_of_group(script)
+            raise DeclarationError(script_id, "group", problem + line, cure=cure)
+
+
+def _line_of_group(script: Declared) -> str:
+    """Return ` (line 7)`: where the script names its group; "" where it does not say it in words."""
+    named = (node for node in ast.walk(ast.parse(script.content)) if isinstance(node, ast.keyword))
+    lines = [node.lineno for node in named if node.arg == "group"]
+    return f" (line {lines[0]})" if lines else ""
 
 
 def _ordered(scripts: Mapping[str, Declared]) -> list[Declared]:

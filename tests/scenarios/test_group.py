@@ -287,3 +287,52 @@ def test_a_group_that_is_not_whole_is_refused_before_the_first_write(tmp_path: P
     assert [row for row in project.restricted.dump(CONTROL_TABLE) if "Phase" in row] == [
         row for row in before if "Phase" in row
     ]
+
+
+WRONG = {
+    "capture": (
+        lambda text: text.replace('"Users0"', '"Users9"').replace('capture="delta"', 'capture="dual-write"'),
+        "0009_more: group: 0000_users of the group billing has capture='delta' (line 12)",
+    ),
+    "source": (lambda text: text, "0000_users of the group billing has the source Users0 too (line 12)"),
+    "chain": (
+        lambda text: text.replace('"Users0"', '"Users0V2"'),
+        "it waits for 0000_users of the same group, so they cannot cut over at once (line 12)",
+    ),
+    "target": (
+        lambda text: text.replace('"Users0"', '"Users9"').replace('"More"', '"Users1V2"'),
+        "fills the table Users1V2 too",
+    ),
+    "name": (lambda text: text.replace('"billing"', '"bill ing"'), "group: it is no name"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_scripts_that_cannot_cut_over_together_are_refused_when_they_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    project = grouped(tmp_path, 2, rows=1)
+    change, said = WRONG[fault]
+    project.script(change(script_of("Users0", "More")), "0009_more.py")
+    told = Commands(project, capsys, monkeypatch)("apply", "--group", GROUP, code=2).err
+    assert said in " ".join(told.split()) and "Next:" in told
+    assert not asyncio.run(project.restricted.table_exists(CONTROL_TABLE))
+
+
+def test_a_group_that_nobody_knows_and_a_script_next_to_one_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rekey = Commands(grouped(tmp_path, 2, rows=1), capsys, monkeypatch)
+    assert (
+        "no script is of the group 'bil'; there are: billing" in rekey("status", "--group", "bil", code=2).err
+    )
+    both = rekey("apply", "0001", "--group", GROUP, code=2).err
+    assert "give SCRIPT or --group, not both" in both
+
+
+def test_a_script_without_a_group_has_the_digest_that_it_always_had(tmp_path: Path) -> None:
+    made = Project(tmp_path)
+    made.script(USERS_SCRIPT)
+    [declared] = made.scripts.values()
+    assert declared.digest == "9e38bd3b146ea55e5a229deb5f351e099443319d4ff1a044677c3e376c3979f0"
+    assert "group" not in declared.migration.canonical()
