@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from base64 import b64decode
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,23 +29,25 @@ STOPPED = Options(writers_stopped=True)
 GROUP = "billing"
 
 
-def script_of(source: str, target: str, group: str = GROUP) -> str:
+def script_of(source: str, target: str, group: str = GROUP, capture: str = "delta") -> str:
     """Return a script of the group for one table."""
-    made = USERS_SCRIPT.replace('"Users"', f'"{source}"').replace('"UsersV2"', f'"{target}"')
+    made = USERS_SCRIPT.replace('capture="delta"', f'capture="{capture}"')
+    made = made.replace('"Users"', f'"{source}"').replace('"UsersV2"', f'"{target}"')
     return made.replace("    capture=", f'    group="{group}",\n    capture=')
 
 
-def grouped(folder: Path, members: int = 3, rows: int = 12) -> Project:
+def grouped(folder: Path, members: int = 3, rows: int = 12, capture: str = "delta") -> Project:
     """Return a project whose scripts are one group, with filled sources."""
     made = Project(folder)
-    fill(made, members, rows)
+    fill(made, members, rows, capture)
     return made
 
 
-def fill(made: Project, members: int, rows: int) -> None:
+def fill(made: Project, members: int, rows: int, capture: str = "delta") -> None:
     """Write the scripts of a group into a project, and fill their sources."""
     for number in range(members):
-        made.script(script_of(f"Users{number}", f"Users{number}V2"), f"000{number}_users.py")
+        script = script_of(f"Users{number}", f"Users{number}V2", capture=capture)
+        made.script(script, f"000{number}_users.py")
         asyncio.run(made.fill(f"Users{number}", [user(f"a{row}@{number}.com") for row in range(rows)]))
 
 
@@ -65,8 +69,9 @@ def rollback(project: Project) -> dict[str, list[Phase]]:
         return commands.rollback_group(session, GROUP, to=None, drop=None)
 
 
-def test_a_group_cuts_over_goes_back_and_completes_as_one(tmp_path: Path) -> None:
-    project = grouped(tmp_path)
+@pytest.mark.parametrize("capture", ["delta", "dual-write"])
+def test_a_group_cuts_over_goes_back_and_completes_as_one(tmp_path: Path, capture: str) -> None:
+    project = grouped(tmp_path, capture=capture)
     done = apply(project)
     assert [one.next_phase for one in done] == [Phase.COMPLETE] * 3
     assert phases(project) == [ControlPhase.CUTOVER] * 3
@@ -197,8 +202,9 @@ def phases_now(project: Project) -> set[str]:
     return {row["Phase"] for row in project.restricted.dump(CONTROL_TABLE) if "Phase" in row}
 
 
-def test_a_difference_in_one_member_takes_all_back(tmp_path: Path) -> None:
-    project = grouped(tmp_path)
+@pytest.mark.parametrize("capture", ["delta", "dual-write"])
+def test_a_difference_in_one_member_takes_all_back(tmp_path: Path, capture: str) -> None:
+    project = grouped(tmp_path, capture=capture)
     apply(project, Phase.RECONCILE)
     foreign = {"PartitionKey": "p", "RowKey": "f" * 26, "Name": "of nobody"}
     asyncio.run(project.tables.table("Users1V2").insert(foreign))
@@ -336,3 +342,33 @@ def test_a_script_without_a_group_has_the_digest_that_it_always_had(tmp_path: Pa
     [declared] = made.scripts.values()
     assert declared.digest == "9e38bd3b146ea55e5a229deb5f351e099443319d4ff1a044677c3e376c3979f0"
     assert "group" not in declared.migration.canonical()
+
+
+def test_a_plan_adds_up_a_group_and_estimates_one_stop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rekey = Commands(grouped(tmp_path), capsys, monkeypatch)
+    planned = rekey("plan", "--group", GROUP, "--json").json
+    [group] = planned["groups"]
+    estimates = [one["estimate"] for one in planned["migrations"]]
+    assert group["members"] == ["0000_users", "0001_users", "0002_users"]
+    assert group["requests"] == sum(one["requests_total"] for one in estimates)
+    cutovers = [d["at_limits_s"] for one in estimates for d in one["durations"] if d["phase"] == "cutover"]
+    assert len(cutovers) == 3 and group["stop_s"] == pytest.approx(sum(cutovers), abs=0.01)
+    assert "writers stand still once" in " ".join(rekey("plan", "--group", GROUP).out.split())
+    assert "groups" not in rekey("plan", "0001", "--json").json
+    rekey("plan", "--group", GROUP, "--exact", "--out", str(tmp_path / "plan.json"))
+    rekey("apply", "--group", GROUP, "--plan", str(tmp_path / "plan.json"))
+
+
+def test_a_bundle_names_the_group_and_what_its_members_declare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = grouped(tmp_path, 2)
+    rekey = Commands(project, capsys, monkeypatch)
+    rekey("apply", "--group", GROUP, "--to", "cutover", "--writers-stopped")
+    rekey("evidence", "export", str(tmp_path / "bundle"), "0001")
+    rekey("evidence", "verify", str(tmp_path / "bundle"), code=None)
+    stated = b64decode(json.loads((tmp_path / "bundle" / "statement.dsse.json").read_text())["payload"])
+    digests = {one.script_id: one.digest for one in project.scripts.values()}
+    assert json.loads(stated)["predicate"]["group"] == {"name": GROUP, "declarations_sha256": digests}
