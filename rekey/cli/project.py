@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rekey.cli import signals
-from rekey.declaration.scripts import load_script, load_scripts
+from rekey.declaration.scripts import file_of, load_script, load_scripts
 from rekey.errors import ConfigurationError, DeclarationError, Refused, StateUnusable
 from rekey.phases import Phase
 from rekey.project.config import load_config
@@ -63,6 +63,8 @@ class Project:
             if not found:
                 self._refuse_lost(path.stem)
                 raise click.UsageError(f"{name} is no script of {self.config.migrations}")
+            if len(found) > 1:
+                raise click.UsageError(f"{name} makes several migrations: {_listed(found)}")
             return found[0]
         fitting = [one for script_id, one in self.scripts.items() if script_id.startswith(name)]
         found = [one for one in fitting if not one.is_kept] or fitting
@@ -181,7 +183,7 @@ def _without_files(config: Config) -> tuple[list[Declared], list[MigrationRecord
     try:
         with State.open(config.state, read_only=True) as state:
             paths = [(one, config.migrations / f"{one.script_id}.py") for one in state.migrations()]
-            gone = [(record, path) for record, path in paths if not path.exists()]
+            gone = [(record, path) for record, path in paths if not path.exists() and not _is_made(path)]
             contents = {one.run_id: one.content for one in state.kept_scripts()} if gone else {}
     except StateUnusable:
         return [], []  # what needs the state file says what is wrong with it
@@ -194,6 +196,13 @@ def _without_files(config: Config) -> tuple[list[Declared], list[MigrationRecord
                 continue
         lost.append(record)
     return kept, lost
+
+
+def _is_made(path: Path) -> bool:
+    """Tell whether a file of another name makes this migration, one of several."""
+    with suppress(DeclarationError):
+        return file_of(path) != path and bool(load_script(path))
+    return False
 
 
 @contextmanager

@@ -243,12 +243,15 @@ class Session:
         declared = self.scripts[script_id]
         began = script_id if declared.is_kept else begun_as(declared, self.scripts, self.state.migrations())
         if began:
+            path = (
+                self.scripts[began].path if began in self.scripts else declared.path.with_name(f"{began}.py")
+            )
             raise Refused(
-                f"{began} has begun, and its script {began}.py is gone: renamed or deleted"
+                f"{began} has begun, and its script {path.name} is gone: renamed or deleted"
                 + ("" if declared.is_kept else f"; {script_id} fills the same tables"),
                 kept="everything; nothing was changed",
-                hint=f"if another file is {began}.py under a new name, give it that name again; else"
-                f" `rekey show {began} --script --out {declared.path.with_name(began)}.py` puts it back as it"
+                hint=f"if another file is {path.name} under a new name, give it that name again; else"
+                f" `rekey show {began} --script --out {path}` puts it back as it"
                 " was begun",
             )
         return open_migration(Prepared.of(self.config, declared), self.accounts)

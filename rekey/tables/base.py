@@ -244,6 +244,9 @@ class TableService(Protocol):
     async def table_exists(self, name: str) -> bool:
         """Tell whether the table exists."""
 
+    async def table_names(self) -> list[str]:
+        """Return the names of all tables of the account."""
+
     async def server_time(self) -> str:
         """Return the service's time as `2024-01-31T12:00:00.0000000Z` (UTC; may be in whole seconds)."""
 

@@ -12,7 +12,8 @@ from unittest import mock
 
 import pytest
 
-from rekey.errors import ConfigurationError, Findings, GateClosed, Refused, WriterAtWork
+from rekey.declaration.scripts import load_script
+from rekey.errors import ConfigurationError, DeclarationError, Findings, GateClosed, Refused, WriterAtWork
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
@@ -372,3 +373,69 @@ def test_a_bundle_names_the_group_and_what_its_members_declare(
     stated = b64decode(json.loads((tmp_path / "bundle" / "statement.dsse.json").read_text())["payload"])
     digests = {one.script_id: one.digest for one in project.scripts.values()}
     assert json.loads(stated)["predicate"]["group"] == {"name": GROUP, "declarations_sha256": digests}
+
+
+def test_one_script_for_many_tables_is_made_from_a_pattern_and_keeps_what_was_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that appears later changes nothing; clients and workers find the migration by its id."""
+    project = Project(tmp_path)
+    for name in ("OrdersDE", "OrdersFR", "People"):
+        asyncio.run(project.fill(name, [user("a@b.com"), user("c@b.com")]))
+    rekey = Commands(project, capsys, monkeypatch)
+    nothing = rekey("new", "orders", "--each", "Nope*", code=2).err
+    assert "no table of the account has a name like Nope*; it has 3 tables" in nothing
+    made = Path(rekey("new", "orders", "--each", "orders*", "--json").json["path"])
+    text = made.read_text("utf-8").replace('keys.prop("PartitionKey")', 'keys.literal("x")', 1)
+    made.write_text(text, "utf-8")
+    ids = ["0001_orders-OrdersDE", "0001_orders-OrdersFR"]
+    assert [*project.scripts] == ids
+    digests = [one.digest for one in project.scripts.values()]
+    asyncio.run(project.fill("OrdersIT", [user("a@b.com")]))
+    rekey("apply", "--group", "orders", "--to", "cutover", "--writers-stopped")
+    assert len(project.rows("OrdersFRV2")) == 2
+    assert not asyncio.run(project.tables.table_exists("OrdersITV2"))
+    assert [one.digest for one in project.scripts.values()] == digests
+    assert load_script(made.with_name(f"{ids[1]}.py")).migration.source == "OrdersFR"
+    assert "makes several migrations" in rekey("status", str(made), code=2).err
+    begun = rekey("history", "--json").json["migrations"]
+    assert [one["script_id"] for one in begun] == ids
+
+    # A table that is taken out of the list has begun: it is known as it was kept, and can be put back.
+    made.write_text(text.replace('    "OrdersDE",\n', ""), "utf-8")
+    refused = rekey("apply", "--group", "orders", code=3).err
+    assert f"{ids[0]} has begun, and its script 0001_orders.py is gone" in " ".join(refused.split())
+    made.unlink()
+    rekey("show", ids[0], "--script", "--out", str(made))
+    assert made.read_text("utf-8") == text
+    rekey("rollback", "--group", "orders", "--writers-stopped")
+    assert {row["Phase"] for row in project.restricted.dump(CONTROL_TABLE) if "Phase" in row} == {
+        "dual_write"
+    }
+
+
+MANY = """from rekey import Migration, Target, for_each_table, keys, props
+migrations = for_each_table(TABLES, lambda name: Migration(
+    source=SOURCE, target=Target(f"{name}V2", partition_key=keys.literal("x"), row_key=keys.prop("RowKey"),
+    properties=[props.copy("PartitionKey", to="Old")]), capture="delta",
+))
+"""
+
+
+@pytest.mark.parametrize(
+    ("tables", "source", "said"),
+    [
+        ('"Orders*"', "name", "it is not a list of table names"),
+        ("[]", "name", "no table is named (line 2)"),
+        ('["A2b", "A2B"]', "name", "A2B is named twice"),
+        ('["Abc"]', '"Def"', "the migration for Abc has the source Def"),
+    ],
+)
+def test_a_list_of_tables_that_cannot_be_meant_is_refused(
+    tmp_path: Path, tables: str, source: str, said: str
+) -> None:
+    project = Project(tmp_path)
+    project.script(MANY.replace("TABLES", tables).replace("SOURCE", source), "0001_many.py")
+    with pytest.raises(DeclarationError) as told:
+        _ = project.scripts
+    assert said in str(told.value) and "Next:" in str(told.value)
