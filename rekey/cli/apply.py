@@ -353,7 +353,7 @@ def _require_no_wait(declared: Declared, waiting: Sequence[Wait]) -> None:
         raise GateClosed(
             Phase.PREPARE,
             [f"{declared.script_id} waits for `{one.phase}` of {one.script_id}" for one in waiting],
-            hint=f"`rekey {apply_to(waiting[0].script_id, waiting[0].phase)}` first",
+            hint=f"`rekey {apply_to(waiting[0].named or waiting[0].script_id, waiting[0].phase)}` first",
         )
 
 

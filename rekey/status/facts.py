@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
-from rekey.core.plain import told
+from rekey.core.plain import UNTOLD, told
 from rekey.declaration.migration import Declared
 from rekey.errors import RekeyError, ServiceError, TableMissing
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY, Cohort
@@ -96,10 +96,12 @@ class Intents:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A script that another script waits for, and the phase that it must have applied."""
+    """A script that another script waits for, the phase that it must have applied, and what the command that
+    takes it there is given: its id, or its group."""
 
     script_id: str
     phase: Phase
+    named: str = field(default="", metadata=UNTOLD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +244,10 @@ def waits(script: Declared, scripts: Mapping[str, Declared], ledger_ids: Iterabl
     ids = set(ledger_ids)
     if applied_phases(ids, script.script_id):
         return ()
-    needed = [Wait(other, handover(scripts[other], script)) for other in sorted(script.depends)]
+    needed = [
+        Wait(other, handover(scripts[other], script), scripts[other].named)
+        for other in sorted(script.depends)
+    ]
     return tuple(one for one in needed if one.phase not in applied_phases(ids, one.script_id))
 
 

@@ -497,7 +497,7 @@ def _not_begun(facts: Facts) -> Verdict:
     found, name = _told("not-begun", facts), facts.script_id
     if facts.waits_for:
         first = facts.waits_for[0]
-        command = apply_to(first.script_id, first.phase)
+        command = apply_to(first.named or first.script_id, first.phase)
         return replace(found, command=command, remark=f"{name} waits for that")
     if facts.at_work:
         return replace(found, command=f"status {name}", remark="a runner begins it just now; look again")

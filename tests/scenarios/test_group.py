@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from base64 import b64decode
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,16 +13,20 @@ from unittest import mock
 
 import pytest
 
-from rekey.declaration.scripts import load_script
+from rekey.declaration.scripts import load_script, load_scripts
 from rekey.errors import ConfigurationError, DeclarationError, Findings, GateClosed, Refused, WriterAtWork
 from rekey.mapping.rows import CONTROL_TABLE
+from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
+from rekey.project.config import Account
 from rekey.protocol import lease
 from rekey.protocol.control import ControlStore
 from rekey.protocol.rules import authority
+from rekey.rehearse.project import Project as Rehearsal
 from rekey.runner import commands
 from rekey.runner.run import Options
 from tests.commands import Commands
+from tests.company import Company, Ledger, traffic
 from tests.faults import Call
 from tests.projects import USERS_SCRIPT, Project, lived
 from tests.worlds import Killed, user
@@ -439,3 +444,66 @@ def test_a_list_of_tables_that_cannot_be_meant_is_refused(
     with pytest.raises(DeclarationError) as told:
         _ = project.scripts
     assert said in str(told.value) and "Next:" in str(told.value)
+
+
+def test_clients_of_all_members_write_on_while_their_group_cuts_over_and_goes_back(tmp_path: Path) -> None:
+    """In capture "dual-write": what they were told is in the tables, on both sides, all the time."""
+    project = grouped(tmp_path, 2, capture="dual-write")
+    first = Company(project, "0000_users")
+    second = Company(project, "0001_users", loop=first.loop)
+    both = first, second
+    ledgers = Ledger(), Ledger()
+
+    def change(rng: random.Random, _key: EntityKey) -> Row:
+        return {"Nm": f"name {rng.random()}"}
+
+    for number, one in enumerate(both):
+        keys = [EntityKey("p", f"own{row}@{number}.com") for row in range(6)]
+        one.writes(traffic(one.client(), keys, change, ledgers[number], seed=number))
+    with first.session() as session:
+        commands.apply_group(session, GROUP)
+    first.live(5)
+    with first.session() as session:
+        done = commands.apply_group(session, GROUP, to=Phase.CUTOVER)
+    assert [one.next_phase for one in done] == [Phase.COMPLETE] * 2
+    assert {one.phase for one in both} == {ControlPhase.CUTOVER}
+    first.live(5)
+    with first.session() as session:
+        commands.rollback_group(session, GROUP, to=None, drop=None)
+    assert {one.phase for one in both} == {ControlPhase.DUAL_WRITE}
+    first.live(5)
+    for one, ledger in zip(both, ledgers, strict=True):
+        one.settle()
+        rows = {key_of(row): row for row in project.rows(one.mapper.migration.source)}
+        assert ledger.writes > 20
+        for key, told in ledger.rows.items():
+            assert (rows.get(key) or {}).get("Nm") == (told or {}).get("Nm")
+        one.assert_in_step()
+
+    # A client of one member that was made with another declaration keeps the gate of all closed.
+    second.client(name="stranger", digest="0" * 64)
+    with first.session() as session, pytest.raises(GateClosed, match=r"0001_users: .*another declaration"):
+        commands.apply_group(session, GROUP, to=Phase.CUTOVER)
+    assert {one.phase for one in both} == {ControlPhase.DUAL_WRITE}
+    second.do(cancel_all(second))
+    first.close()
+
+
+async def cancel_all(company: Company) -> None:
+    """End the clients of a company whose loop is another one's."""
+    for client in company.clients:
+        await client.close()
+
+
+def test_a_rehearsal_of_one_of_many_tables_has_that_one_alone(tmp_path: Path) -> None:
+    made = Project(tmp_path / "real")
+    text = MANY.replace("TABLES", '["Abc", "Def"]').replace("SOURCE", "name")
+    made.script(text.replace("capture=", 'group="billing", capture='), "0001_many.py")
+    (tmp_path / "rehearsed").mkdir()
+    path = made.folder / "migrations" / "0001_many-Def.py"
+    rehearsed = Rehearsal(tmp_path / "rehearsed", path)
+    account = Account("http://127.0.0.1:1/a", "KEY")
+    rehearsed.write(account, account, window_rows=1, entities_per_second=1)
+    [alone] = load_scripts(tmp_path / "rehearsed" / "migrations")
+    assert (alone.script_id, alone.named) == ("0001_many-Def", "--group billing")
+    assert alone.digest == rehearsed.declared.digest

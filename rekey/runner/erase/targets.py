@@ -69,7 +69,7 @@ async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int
                 " changed here past its clients would stay in its targets, or come back from there",
                 kept="everything; nothing was changed",
                 hint="do it through the application, which changes both sides; or run the same command after"
-                f" `rekey apply {other.script_id} --to complete` (erase there, too)",
+                f" `rekey apply {other.named} --to complete` (erase there, too)",
             )
     there = {name for name in dict.fromkeys(names) if await run.tables.table_exists(name)}
     return frozenset(n for n, name in enumerate(names) if name in there and name.lower() not in gone)
