@@ -213,11 +213,11 @@ def _require_alone(session: Session, script_id: str, *, moves: bool) -> None:
 
 
 def _require_group(session: Session, group: str, script_ids: Sequence[str]) -> None:
-    """Refuse a group that is not whole, or whose members are not where a group can be; nothing is written.
+    """Refuse a group that is not whole; nothing is written. A script that joins too late is refused when its
+    control row would be made (`ControlStore.create`).
 
     Raises:
-        Refused: a member's file is gone; or scripts of the group are not in this project; or one is new while
-            the others have left `dual_write`.
+        Refused: a member's file is gone, or scripts of the group are not in this project.
     """
     stores = [session.opened(one).control for one in script_ids]
     rows = session.do(stores[0].members())
@@ -229,16 +229,6 @@ def _require_group(session: Session, group: str, script_ids: Sequence[str]) -> N
             kept="everything; nothing was changed",
             hint="put their files back, as they were, from version control; a group of another project that"
             " uses the same restricted store needs another name",
-        )
-    before = (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
-    beyond = [row for row in rows if row.phase not in before]
-    known = {row.script_id for row in rows if row.phase not in before}
-    behind = [one for one in script_ids if one not in known]
-    if beyond and behind:
-        raise Refused(
-            f"{', '.join(behind)} cannot follow the group {group}, which is in `{beyond[0].phase}`",
-            kept="everything; nothing was changed",
-            hint=f"name another group in {behind[0]}.py, or none; or first `rekey rollback --group {group}`",
         )
 
 

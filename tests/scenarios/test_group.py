@@ -288,7 +288,7 @@ def test_a_group_that_is_not_whole_is_refused_before_the_first_write(tmp_path: P
     project.script(script_of("Users0", "Later", GROUP).replace("Users0", "More"), "0009_more.py")
     asyncio.run(project.fill("More", [user("a@more.com")]))
     before = project.restricted.dump(CONTROL_TABLE)
-    with pytest.raises(Refused, match="0009_more cannot follow the group billing, which is in `cutover`"):
+    with pytest.raises(Refused, match="the group billing is in `cutover`: 0009_more cannot join it any more"):
         apply(project, None)
     with project.session() as session, pytest.raises(Refused, match="0009_more cannot join it any more"):
         commands.apply(session, "0009_more")
@@ -404,7 +404,7 @@ def test_one_script_for_many_tables_is_made_from_a_pattern_and_keeps_what_was_fo
     assert load_script(made.with_name(f"{ids[1]}.py")).migration.source == "OrdersFR"
     assert "makes several migrations" in rekey("status", str(made), code=2).err
     begun = rekey("history", "--json").json["migrations"]
-    assert [one["script_id"] for one in begun] == ids
+    assert [(one["script_id"], one["group"]) for one in begun] == [(one, "orders") for one in ids]
 
     # A table that is taken out of the list has begun: it is known as it was kept, and can be put back.
     made.write_text(text.replace('    "OrdersDE",\n', ""), "utf-8")
