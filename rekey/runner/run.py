@@ -216,7 +216,7 @@ def of_member(run: Run) -> Iterator[None]:
     try:
         yield
     except RekeyError as error:
-        if run.group and run.script_id not in error.what:
+        if run.group and not error.what.startswith(run.script_id):
             error.what = f"{run.script_id}: {error.what}"
         raise
 

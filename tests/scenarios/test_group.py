@@ -507,3 +507,26 @@ def test_a_rehearsal_of_one_of_many_tables_has_that_one_alone(tmp_path: Path) ->
     [alone] = load_scripts(tmp_path / "rehearsed" / "migrations")
     assert (alone.script_id, alone.named) == ("0001_many-Def", "--group billing")
     assert alone.digest == rehearsed.declared.digest
+
+
+def test_what_keeps_one_member_from_completing_keeps_all(tmp_path: Path) -> None:
+    """In capture "dual-write" its source follows until then: nothing of it is given up unsettled."""
+    project = grouped(tmp_path, capture="dual-write")
+    apply(project)
+    foreign = {"PartitionKey": "p", "RowKey": "f" * 26, "Name": "of nobody", "ContactEmail": "x@y.com"}
+    asyncio.run(project.tables.table("Users2V2").insert(foreign))
+    with project.session(STOPPED) as session:
+        assert commands.verify(session, "0002_users", mode=commands.Mode.FULL).findings
+    with pytest.raises(GateClosed, match=r"0002_users: .*the last full verification found 1 rows"):
+        apply(project, Phase.COMPLETE)
+    assert phases(project) == [ControlPhase.CUTOVER] * 3
+
+
+def test_a_group_has_at_most_a_hundred_members(tmp_path: Path) -> None:
+    """Their control rows move in one transaction, which takes no more."""
+    project = Project(tmp_path)
+    names = [f"Table{number}" for number in range(101)]
+    text = MANY.replace("TABLES", repr(names)).replace("SOURCE", "name")
+    project.script(text.replace("capture=", 'group="billing", capture='), "0001_many.py")
+    with pytest.raises(DeclarationError, match="the group billing has 101 scripts; at most 100"):
+        _ = project.scripts
