@@ -108,7 +108,7 @@ class Session:
     taken_back: dict[tuple[str, Phase], Counters] = field(default_factory=dict, init=False)
     _leases: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
-    _throttled: Throttle | None = field(default=None, init=False)
+    _rates: tuple[Throttle, Throttle] | None = field(default=None, init=False)
     _at_work: str = field(default="", init=False)
 
     def __enter__(self) -> Session:
@@ -164,7 +164,7 @@ class Session:
 
     def beat(self) -> None:
         """Tell the pulse of this runner."""
-        held = () if self._throttled is None else tuple(self._throttled.held())
+        held = () if self._rates is None else tuple(self._rates[0].held())
         pulse.write(self.config.state, pulse.pulse_of(self.progress, self._at_work, held, self.following))
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
@@ -336,9 +336,7 @@ class Session:
                 self.progress.note(f"{script_id}: {said}", "keys-rewrapped")
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.shared)
-        throttle = self._throttled = self._throttle()
-        restricted_rates = restricted_throttle(throttle, self.config)
-        listen(self.accounts, throttle, restricted_rates)
+        throttle, restricted_rates = self._rates = self._rates or self._begin_rates()
         run = Run(
             declared=declared,
             config=self.config,
@@ -370,7 +368,8 @@ class Session:
 
         async def end_in_order() -> None:
             service = throttle.service
-            if service is not None and service.account.rate != service.account.begins:
+            is_first = run is next(iter(self.runs.values()), run)  # one is enough: they share the rates
+            if is_first and service is not None and service.account.rate != service.account.begins:
                 self.progress.note(
                     f"{run.script_id}: rates followed the service; at the end {throttle.told()}"
                 )
@@ -409,6 +408,13 @@ class Session:
             require_same_rules(declared.script_id, (record.digest, record.secret_fingerprints), rules)
         # If the state file was lost, only the control row says how the migration started.
         require_same_rules(declared.script_id, (control.digest, control.fingerprints), rules)
+
+    def _begin_rates(self) -> tuple[Throttle, Throttle]:
+        """Return the throttles of both accounts; all migrations of a session share the accounts."""
+        throttle = self._throttle()
+        restricted_rates = restricted_throttle(throttle, self.config)
+        listen(self.accounts, throttle, restricted_rates)
+        return throttle, restricted_rates
 
     def _throttle(self) -> Throttle:
         """Return the throttle for the configured rates, or those that the operator sets during the run."""
