@@ -45,8 +45,16 @@ class NextStep:
 def next_step(code: str, **values: str) -> NextStep:
     """Return a step of `TEXTS`; `values` are for the names in braces: `script` (or `--group` and
     a group), and what else it names."""
-    named = {"name": values.get("script", "").removeprefix("--group "), **values}
-    return NextStep(*filled(TEXTS[code], named, "command", "remark"))
+    return NextStep(*filled(TEXTS[code], with_names(values), "command", "remark"))
+
+
+def with_names(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the values for a step with what follows from them: the name that `complete` asks for, and whose
+    writers have to stop before a way back."""
+    script = str(values.get("script", ""))
+    name = script.removeprefix("--group ")
+    writers = values.get("target", "") if name == script else "all targets of the group"
+    return {"name": name, "writers": writers, **values}
 
 
 def apply_to(script: str, phase: Phase) -> str:

@@ -261,6 +261,7 @@ def _apply_group(
         said = f"the application's writers would have to stop for about {duration(stops[0])}, once for all"
         lines += wrapped(said, first="  ")
     asks = {ask: None for one in results.values() if one.applied for ask in one.applied.asks}
+    lines += ["  the next gate asks for:"] * bool(asks)
     lines += [line for ask in asks for line in wrapped(ask, first="    - ")]
     document = {"group": plain(judged), "migrations": [one.as_json() for one in results.values()]}
     return shell.emit(document, "\n".join(lines))

@@ -54,7 +54,7 @@ def rollback(
     writers_stopped: bool,
     group: str | None,
 ) -> ExitCode:
-    """Take a migration back, or a group.
+    """Take a migration back.
 
     After cutover, what has been written to the target is first copied back to the source and compared; then
     the source is the authority again. In capture "dual-write" the source is current already, and writes wait

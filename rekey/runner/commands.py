@@ -42,7 +42,7 @@ from rekey.errors import (
     RowRefused,
     SecretMissing,
 )
-from rekey.next_steps import next_step
+from rekey.next_steps import apply_to, next_step
 from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
 from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan, Plan
@@ -114,7 +114,8 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
         Findings: the plan found rows that cannot be migrated, or a verification found differences.
         RekeyError: what the phases raise; everything done so far is kept.
     """
-    _require_alone(session, script_id, moves=to in GATED or session.options.follow)
+    if to in GATED or session.options.follow:
+        _require_alone(session, script_id, apply_to(session.scripts[script_id].named, to or Phase.CUTOVER))
     return _apply(session, [script_id], to, check_rows=check_rows)[0]
 
 
@@ -199,16 +200,17 @@ def members_of(session: Session, group: str) -> list[str]:
     return [one for one, declared in session.scripts.items() if declared.migration.group == group]
 
 
-def _require_alone(session: Session, script_id: str, *, moves: bool) -> None:
-    """Refuse to move the authority of a single member of a group. Raises Refused."""
+def _require_alone(session: Session, script_id: str, instead: str) -> None:
+    """Refuse to move the authority of a single member of a group; `instead` is the command for the whole.
+    Raises Refused."""
     declared = session.scripts[script_id]
-    if moves and declared.migration.group:
+    if declared.migration.group:
         others = [one for one in members_of(session, declared.migration.group) if one != script_id]
         raise Refused(
             f"{script_id} is of the group {declared.migration.group}: it does that with"
             f" {', '.join(others) or 'whatever joins it'}, or not at all",
             kept="everything; nothing was changed",
-            hint=f"give the group in place of the script: `{declared.named}`",
+            hint=f"`rekey {instead}`",
         )
 
 
@@ -517,8 +519,9 @@ def _rollback(
     cut_over = any(Phase.CUTOVER in session.ledger.applied(one) for one in script_ids)
     runs = _begun(script_ids, session.resume)
     applied = [phase for one in script_ids for phase in session.ledger.applied(one)]
-    if not whole:
-        _require_alone(session, script_ids[0], moves=Phase.CUTOVER in applied)
+    if not whole and Phase.CUTOVER in applied:
+        stopped = " --writers-stopped" if runs[0].is_delta else ""
+        _require_alone(session, script_ids[0], f"rollback {runs[0].declared.named}{stopped}")
     goal = to
     if goal is None:
         from_cutover = cut_over or Phase.CUTOVER in applied

@@ -101,7 +101,7 @@ class Wait:
 
     script_id: str
     phase: Phase
-    named: str = field(default="", metadata=UNTOLD)
+    named: str = field(default="", compare=False, metadata=UNTOLD)
 
 
 @dataclass(frozen=True, slots=True)

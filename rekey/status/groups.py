@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rekey.declaration.migration import Declared
+from rekey.phases import ControlPhase
 from rekey.present.text import wrapped
 from rekey.status.judge import Status
 
@@ -27,7 +28,7 @@ class Group:
         members: ids of its scripts, in the order in which they are applied.
         stage: how many of them are how far.
         safe: all are.
-        sentence: of the member that is worst off, with its name where it is not safe.
+        sentence: which side is the authority; where it is not safe, that of the member that is worst off.
         next: the next command and its remark, as of a migration.
     """
 
@@ -49,6 +50,19 @@ class Group:
         return [*lines, *wrapped(self.stage, first=f"  {'stage':<14}")]
 
 
+_BEFORE = "The sources are the authority; what there is of the targets is a copy."
+_SIDES = {
+    None: _BEFORE,
+    ControlPhase.SOURCE: _BEFORE,
+    ControlPhase.DUAL_WRITE: _BEFORE,
+    ControlPhase.FREEZE: "Writes to all of them wait while the authority moves.",
+    ControlPhase.CUTOVER: "The targets are the authority of all of them.",
+    ControlPhase.COMPLETE: "The targets are the authority of all of them, and there is no way back.",
+    ControlPhase.RETIRED: "The targets are the authority of all of them, and there is no way back.",
+}
+"""What is said of a group that is safe, by the phase of its control rows."""
+
+
 def groups_of(statuses: Iterable[Status], scripts: Iterable[Declared]) -> list[Group]:
     """Return the groups of which all members are among the statuses, each judged as one."""
     members: dict[str, list[str]] = {}
@@ -62,13 +76,14 @@ def groups_of(statuses: Iterable[Status], scripts: Iterable[Declared]) -> list[G
 
 def _judged(name: str, statuses: Sequence[Status]) -> Group:
     worst = min(statuses, key=lambda one: (one.verdict.safe, len(one.facts.phases)))
-    safe, sentence = worst.verdict.safe, worst.verdict.sentence
+    safe, control = worst.verdict.safe, worst.facts.control
+    sentence = _SIDES[None if control is None else control.phase]
     stages = Counter(f"{one.facts.phases[-1]} done" if one.facts.phases else "not begun" for one in statuses)
     return Group(
         name,
         tuple(one.facts.script_id for one in statuses),
         ", ".join(f"{stage}: {number} of {len(statuses)}" for stage, number in stages.items()),
         safe,
-        sentence if safe else f"{worst.facts.script_id}: {sentence}",
+        sentence if safe else f"{worst.facts.script_id}: {worst.verdict.sentence}",
         worst.next,
     )

@@ -32,7 +32,7 @@ from rekey.core.plain import plain, told
 from rekey.core.texts import catalogue, filled
 from rekey.errors import Collision, RowRefused, WriterAtWork, in_words
 from rekey.next_steps import TEXTS as STEPS
-from rekey.next_steps import NextStep, after_findings, apply_to, next_step
+from rekey.next_steps import NextStep, after_findings, apply_to, next_step, with_names
 from rekey.phases import FOLLOWED, ORDER, ControlPhase, Phase
 from rekey.present.text import moment
 from rekey.protocol.control import ControlRow
@@ -472,8 +472,7 @@ def _named(rows: Sequence[ClientRow]) -> str:
 def _told(verdict: str, facts: Facts, *, safe: bool = True, **values: object) -> Verdict:
     """Return a verdict of `TEXTS`; `values` are for the names in braces in its texts."""
     script = facts.declared.named if verdict in _OF_A_GROUP else facts.script_id
-    name = script.removeprefix("--group ")
-    values = {"script": script, "name": name, "source": facts.source, "target": facts.target, **values}
+    values = with_names({"script": script, "source": facts.source, "target": facts.target, **values})
     texts = {**STEPS.get(verdict, {}), **TEXTS[verdict]}
     sentence, command, remark = filled(texts, values, "sentence", "command", "remark")
     return Verdict(sentence, command, remark, safe)

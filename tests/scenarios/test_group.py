@@ -239,10 +239,12 @@ def test_what_moves_one_member_alone_is_refused_with_the_command_for_the_group(
     rekey("apply", "--group", GROUP)
     for words in (["apply", "0001", "--to", "cutover", "--writers-stopped"], ["apply", "0001", "--follow"]):
         said = rekey(*words, code=3)
-        assert "0001_users is of the group billing" in said.err and "`--group billing`" in said.err
+        assert "0001_users is of the group billing" in said.err
+        assert "Next: `rekey apply --group billing --to cutover`" in said.err
     rekey("apply", "--group", GROUP, "--to", "cutover", "--writers-stopped")
     said = rekey("rollback", "0001", "--writers-stopped", code=3)
     assert "0001_users is of the group billing" in said.err
+    assert "Next: `rekey rollback --group billing --writers-stopped`" in said.err
     assert phases(project) == [ControlPhase.CUTOVER] * 3
     refused = rekey("apply", "--group", GROUP, "--to", "complete", code=2)
     assert "apply --group billing --to complete --yes billing" in refused.err
@@ -278,7 +280,9 @@ def test_status_tells_a_group_as_one(
     [group] = rekey("status", "--json").json["groups"]
     assert group["safe"] and group["stage"] == "cutover done: 3 of 3"
     assert group["next"]["command"] == "rekey apply --group billing --to complete --yes billing"
+    assert "writers of all targets of the group have stopped" in group["next"]["remark"]
     assert "rollback --group billing" in group["next"]["remark"]
+    assert group["sentence"].startswith("The targets are the authority of all of them")
     assert rekey("status", "0001", "--json").json["groups"] == []
 
 
