@@ -1,8 +1,9 @@
 """Online, verified, reversible key changes for Azure Table Storage.
 
-A migration script needs `Migration`, `Target`, `Index`, `keys` and `props`; see `migrations/` for examples
-that run. The other names are for applications, and import the Azure SDK; the asynchronous client is in
-`rekey.aio`. Each name is imported when it is asked for: the command line has no use for most of them.
+A migration script needs `Migration`, `Target`, `Index`, `keys` and `props`, or `for_each_table` as well; see
+`migrations/` for examples that run. The other names are for applications, and import the Azure SDK; the
+asynchronous client is in `rekey.aio`. Each name is imported when it is asked for: the command line has no use
+for most of them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rekey.client.sdk.client_sync import DualWriteTableClient
     from rekey.client.sdk.errors import DualWriteRefused
     from rekey.declaration import keys, props, query
+    from rekey.declaration.many import for_each_table
     from rekey.declaration.migration import Index, Migration, Target
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "LeaseSettings",
     "Migration",
     "Target",
+    "for_each_table",
     "keys",
     "props",
     "query",
@@ -38,6 +41,7 @@ _MODULES = {
     "LeaseSettings": "rekey.client.reading",
     "Migration": "rekey.declaration.migration",
     "Target": "rekey.declaration.migration",
+    "for_each_table": "rekey.declaration.many",
 }
 
 

@@ -43,13 +43,24 @@ class NextStep:
 
 
 def next_step(code: str, **values: str) -> NextStep:
-    """Return a step of `TEXTS`; `values` are for the names in braces: `script`, and what else it names."""
-    return NextStep(*filled(TEXTS[code], values, "command", "remark"))
+    """Return a step of `TEXTS`; `values` are for the names in braces: `script` (or `--group` and
+    a group), and what else it names."""
+    return NextStep(*filled(TEXTS[code], with_names(values), "command", "remark"))
+
+
+def with_names(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the values for a step with what follows from them: the name that `complete` asks for, and whose
+    writers have to stop before a way back."""
+    script = str(values.get("script", ""))
+    name = script.removeprefix("--group ")
+    writers = values.get("target", "") if name == script else "all targets of the group"
+    return {"name": name, "writers": writers, **values}
 
 
 def apply_to(script: str, phase: Phase) -> str:
     """Return the words after `rekey` that take a migration to a phase; `complete` asks for its name again."""
-    return f"apply {script} --to {phase}" + (f" --yes {script}" if phase is Phase.COMPLETE else "")
+    name = script.removeprefix("--group ")
+    return f"apply {script} --to {phase}" + (f" --yes {name}" if phase is Phase.COMPLETE else "")
 
 
 def after_findings(

@@ -30,7 +30,7 @@ from rekey.migration.opening import Prepared
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
 from rekey.project.secrets_source import fingerprint
-from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.control import ControlRow
 from rekey.protocol.propagate import Propagator
 from rekey.protocol.registry import Registry
 from rekey.protocol.rules import View
@@ -194,7 +194,7 @@ class Company:
     @property
     def control(self) -> ControlRow | None:
         """The control row."""
-        return self.do(ControlStore(self.project.restricted, self.script_id).read())
+        return self.do(self.project.store(self.script_id).read())
 
     @property
     def phase(self) -> ControlPhase | None:
@@ -245,7 +245,7 @@ class Client:
         self.writer: Writer | None = None
         self.counters = Counters()
         self.lease = ClientLease(
-            ControlStore(project.restricted, company.script_id),
+            project.store(company.script_id),
             Registry(project.restricted, company.script_id),
             ClientFacts(
                 company.script_id,

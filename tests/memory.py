@@ -211,6 +211,7 @@ class MemoryTableService:
         self.gate: Gate = gate or _pass
         self._deletion_ticks = round(deletion_seconds * TICKS_PER_SECOND)
         self._tables: dict[str, StoredRows] = {}
+        self._names: dict[str, str] = {}
         self._being_deleted: dict[str, int] = {}
         self._calls = 0
         self.sent = Sent()
@@ -238,6 +239,7 @@ class MemoryTableService:
         self._refuse_deleted(name)
         made = name.lower() not in self._tables
         self._tables.setdefault(name.lower(), StoredRows(mood=self.mood))
+        self._names.setdefault(name.lower(), name)
         self.leave(fault)
         return made
 
@@ -254,6 +256,11 @@ class MemoryTableService:
         """Tell whether the table exists (one that is being deleted does not)."""
         self.leave(await self.enter("table_exists", name))
         return name.lower() in self._tables
+
+    async def table_names(self) -> list[str]:
+        """Return the names of all tables, as they were made."""
+        self.leave(await self.enter("table_names", ""))
+        return [self._names[one] for one in self._tables]
 
     async def server_time(self) -> str:
         """Return the clock's time in whole seconds, as the service does: so less than a second too early."""

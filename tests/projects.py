@@ -142,9 +142,13 @@ class Project:
         with opened as session:
             yield session
 
+    def store(self, script_id: str) -> ControlStore:
+        """Return the control row of a migration."""
+        return ControlStore(self.restricted, script_id, self.scripts[script_id].migration.group)
+
     async def mapping(self, script_id: str) -> MappingStore:
         """Return the mapping of a migration that has begun, as the runner opens it."""
-        control = await ControlStore(self.restricted, script_id).read()
+        control = await self.store(script_id).read()
         assert control is not None
         prepared = Prepared.of(self.config, self.scripts[script_id])
         return await open_migration(prepared, self.connect(self.config)).mapping(control)

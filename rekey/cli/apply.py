@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from rekey.cli.project import Project, open_project, open_session, status_of
-from rekey.cli.shell import EXECUTOR, Shell, command, file_option, flag
+from rekey.cli.shell import EXECUTOR, GROUP, Shell, command, file_option, flag
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
@@ -37,6 +37,7 @@ from rekey.runner.run import Options
 from rekey.runner.session import Session
 from rekey.state.models import PhaseRun
 from rekey.status.facts import Wait, waits
+from rekey.status.groups import groups_of
 from rekey.status.judge import Status
 from rekey.status.tell import LABEL, next_lines
 
@@ -67,15 +68,16 @@ class _Result:
             "next": self.status.next if self.status else None,
         }
 
-    def ran(self, shell: Shell, run: PhaseRun) -> None:
-        """Print the line of a phase that has ended, after the title if it is the first one."""
+    def ran(self, shell: Shell, run: PhaseRun, *, titled: bool = False) -> None:
+        """Print the line of a phase that has ended, after the title if it is the first one; `titled`: also
+        where lines of others stand before it."""
         took = ""
         if run.finished_at is not None:
             took = duration((ticks_of(run.finished_at) - ticks_of(run.started_at)) / TICKS_PER_SECOND)
         counters = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in run.counters.items())
         outcome = counters if run.outcome == "done" else f"stopped ({in_words(run.outcome)})"
         line = f"  {run.phase:<{LABEL}}{took:>7}  {outcome}".rstrip()
-        shell.say("\n".join([*([] if self.runs else self._title()), line]))
+        shell.say("\n".join([*([] if self.runs and not titled else self._title()), line]))
         self.runs.append(run)
 
     def _title(self) -> list[str]:
@@ -119,7 +121,8 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     example="rekey apply 0001\nrekey apply 0001 --to cutover --writers-stopped\n"
     "rekey apply 0001 --to complete --yes 0001_users\n"
     "rekey apply 0001 --executor rekey.executors:processes\n"
-    "rekey apply 0001 --follow",
+    "rekey apply 0001 --follow\n"
+    "rekey apply --group billing --to cutover --writers-stopped",
 )
 @click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
 @click.option(
@@ -147,7 +150,8 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     "--yes",
     metavar="NAME",
     multiple=True,
-    help="For --to complete, which ends the way back: the migration's name. Asked for on a terminal.",
+    help="For --to complete, which ends the way back: the migration's name, or the group's. Asked for on a"
+    " terminal.",
 )
 @file_option(
     "--plan",
@@ -158,6 +162,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     "--skip-row-check",
     help="Do not try every source row before the first write; a row that cannot be mapped stops it later.",
 )
+@GROUP
 @EXECUTOR
 @click.option(
     "--serve", metavar="ADDRESS", help="Serve progress meanwhile on HOST:PORT, as `rekey serve` does."
@@ -172,6 +177,7 @@ def apply(
     yes: tuple[str, ...],
     plan_path: Path | None,
     skip_row_check: bool,
+    group: str | None,
     executor: str | None,
     serve: str | None,
 ) -> ExitCode:
@@ -179,17 +185,26 @@ def apply(
 
     Prepares, copies, and compares everything, then stops before `cutover` and says what that asks for. Run
     again, it continues where it stopped; at the gate it brings the targets up to date. With --follow it stays
-    there and keeps them so until it is told to cut over. Ctrl-C stops at a checkpoint (exit code 130).
+    there and keeps them so until it is told to cut over. The scripts of a --group pass gates together or not
+    at all. Ctrl-C stops at a checkpoint (exit code 130).
     """
     goal = Phase(to) if to else None
     project = open_project(shell)
-    chosen = project.choose_all(scripts) if scripts else project.unfinished()
-    if goal in GATED and not scripts and len(chosen) > 1:
+    if group is not None:
+        chosen = project.choose_group(group, *scripts)
+    else:
+        chosen = project.choose_all(scripts) if scripts else project.unfinished()
+    if goal in GATED and not scripts and group is None and len(chosen) > 1:
         listed = ", ".join(one.script_id for one in chosen)
         raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
+    if follow and group is not None:
+        raise click.UsageError(
+            "--follow follows one migration that has no group: bring a group to its gate,"
+            f" then `rekey {apply_to(chosen[0].named, Phase.CUTOVER)}`"
+        )
     if follow:
         _check_follow(project, chosen, goal, writers_stopped=writers_stopped)
-    _confirm(shell, project, chosen if goal is Phase.COMPLETE else (), yes)
+    _confirm(shell, project, chosen if goal is Phase.COMPLETE else (), yes, group)
     results: list[_Result] = []
     options = Options(
         writers_stopped=writers_stopped, stop_at_most_s=stop_at_most, executor=executor or "", follow=follow
@@ -197,6 +212,8 @@ def apply(
     with _served(shell, project, chosen, serve), open_session(shell, project, options) as session:
         if plan_path is not None:
             _hold_to_plan(session, chosen, plan_path)
+        if group is not None:
+            return _apply_group(shell, session, chosen, goal, check_rows=not skip_row_check)
         for declared in chosen:
             result = _Result(declared)
             results.append(result)
@@ -215,22 +232,61 @@ def apply(
     return shell.emit(document, "Nothing to apply: every migration is complete.")
 
 
-def _confirm(shell: Shell, project: Project, completed: Sequence[Declared], yes: Sequence[str]) -> None:
-    """Require the name of every migration whose way back is about to end, typed. Raises click.UsageError,
-    ConfigurationError."""
-    names = [one.script_id for one in completed]
+def _apply_group(
+    shell: Shell, session: Session, chosen: Sequence[Declared], goal: Phase | None, *, check_rows: bool
+) -> ExitCode:
+    group, results = chosen[0].migration.group, {one.script_id: _Result(one) for one in chosen}
+    last = ""
+
+    def ran(run: PhaseRun) -> None:
+        nonlocal last
+        results[run.script_id].ran(shell, run, titled=last != run.script_id)
+        last = run.script_id
+
+    session.phase_ended = ran
+    ledger_ids = session.state.ledger_ids()
+    for declared in chosen:
+        _require_no_wait(declared, waits(declared, session.scripts, ledger_ids))
+    try:
+        for applied in commands.apply_group(session, group, to=goal, check_rows=check_rows):
+            results[applied.script_id].applied = applied
+    finally:
+        shell.so_far["migrations"] = [one.as_json() for one in results.values()]
+    for one in results.values():
+        one.status = status_of(session, one.declared)
+    [judged] = groups_of([one.status for one in results.values() if one.status], chosen)
+    stops = [one.applied.stop_s for one in results.values() if one.applied and one.applied.stop_s is not None]
+    lines = judged.told(shell.command)
+    if stops:
+        said = f"the application's writers would have to stop for about {duration(stops[0])}, once for all"
+        lines += wrapped(said, first="  ")
+    asks = {ask: None for one in results.values() if one.applied for ask in one.applied.asks}
+    lines += ["  the next gate asks for:"] * bool(asks)
+    lines += [line for ask in asks for line in wrapped(ask, first="    - ")]
+    document = {"group": plain(judged), "migrations": [one.as_json() for one in results.values()]}
+    return shell.emit(document, "\n".join(lines))
+
+
+def _confirm(
+    shell: Shell, project: Project, completed: Sequence[Declared], yes: Sequence[str], group: str | None
+) -> None:
+    """Require the name of every migration whose way back is about to end, typed, or that of their group.
+    Raises click.UsageError, ConfigurationError."""
+    names = [group] if group and completed else [one.script_id for one in completed]
     if strange := [name for name in yes if name not in names]:
         meant = f"it names {', '.join(names)} here" if names else "it goes with --to complete"
         raise click.UsageError(f"--yes {strange[0]}: {meant}")
     applied = project.applied() if names else {}
+    ended = [one.script_id for one in completed if Phase.COMPLETE in applied[one.script_id]]
     for name in names:
-        if name in yes or Phase.COMPLETE in applied[name]:
+        if name in yes or name in ended or len(ended) == len(completed):
             continue
+        meant = f"--group {group}" if group else name
         if not shell.is_terminal:
             raise ConfigurationError(
                 f"`complete` ends the way back of {name} for good: its name must be typed",
                 kept="everything; nothing was done",
-                hint=f"if that is meant: `{shell.command(apply_to(name, Phase.COMPLETE))}`",
+                hint=f"if that is meant: `{shell.command(apply_to(meant, Phase.COMPLETE))}`",
             )
         question = f"`complete` ends the way back of {name} for good. Type its name"
         if click.prompt(question, err=True) != name:
@@ -292,19 +348,24 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
     check_plan(file, bases)
 
 
+def _require_no_wait(declared: Declared, waiting: Sequence[Wait]) -> None:
+    """Raise GateClosed when a migration waits for another one."""
+    if waiting:
+        raise GateClosed(
+            Phase.PREPARE,
+            [f"{declared.script_id} waits for `{one.phase}` of {one.script_id}" for one in waiting],
+            hint=f"`rekey {apply_to(waiting[0].named or waiting[0].script_id, waiting[0].phase)}` first",
+        )
+
+
 def _apply_one(
     session: Session, result: _Result, goal: Phase | None, *, named: bool, check_rows: bool
 ) -> None:
     declared, state = result.declared, session.state
     result.waits = waits(declared, session.scripts, state.ledger_ids())
+    if named:
+        _require_no_wait(declared, result.waits)
     if result.waits:
-        if named:
-            first = result.waits[0]
-            raise GateClosed(
-                Phase.PREPARE,
-                [f"{declared.script_id} waits for `{one.phase}` of {one.script_id}" for one in result.waits],
-                hint=f"`rekey {apply_to(first.script_id, first.phase)}` first",
-            )
         return
     result.applied = commands.apply(session, declared.script_id, to=goal, check_rows=check_rows)
     result.status = status_of(session, declared)

@@ -117,7 +117,9 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
     declared = project.the_one(script, lambda applied: Phase.PREPARE in applied)
     signer = open_signer(project.config)
     with State.open(project.config.state) as state:
-        done = write(project.config, declared, state, folder, signer=signer, authority=authority)
+        name = declared.migration.group
+        group = {one.script_id: one.digest for one in project.choose_group(name)} if name else None
+        done = write(project.config, declared, state, folder, signer=signer, authority=authority, group=group)
     lines = [
         f"{declared.script_id}: {done.files} files in {folder}, {done.events:,} events of the audit log",
         f"  signed by   {done.key_id}" if done.key_id else "  not signed  no key is configured ([evidence])",

@@ -18,7 +18,7 @@ import click
 from rekey.cli.shell import Shell, command, file_option, flag
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
-from rekey.declaration.scripts import load_script
+from rekey.declaration.scripts import file_of, load_script
 from rekey.errors import ConfigurationError, DeclarationError, ExitCode, Refused
 from rekey.project.config import load_config
 from rekey.state.store import State
@@ -79,7 +79,7 @@ def _begun(shell: Shell) -> list[Begun]:
     with State.open(config.state, read_only=True) as state:
         for script_id in state.script_ids():
             path = config.migrations / f"{script_id}.py"
-            if path.exists():
+            if file_of(path).exists():
                 scripts[script_id] = None
                 with suppress(DeclarationError):
                     scripts[script_id] = load_script(path)

@@ -9,6 +9,7 @@ Rules kept here:
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import click
@@ -17,20 +18,34 @@ from rekey.cli.shell import Shell, command
 from rekey.core.limits import TABLE_NAME_CURE, own_name, table_name_problem
 from rekey.declaration.scripts import load_scripts
 from rekey.errors import ConfigurationError, DeclarationError, ExitCode, reason_of
-from rekey.project.config import load_config
+from rekey.present.text import counted
+from rekey.project.config import Config, load_config
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _NUMBER = re.compile(r"(\d+)_")
 _DIGITS = 4
 
 
-@command("new", example="rekey new users_opaque_ids --source Users --target UsersV2")
+@command(
+    "new",
+    example="rekey new users_opaque_ids --source Users --target UsersV2\nrekey new orders --each 'Orders*'",
+)
 @click.argument("name")
 @click.option("--source", metavar="TABLE", help="The source table; by default it is named after NAME.")
 @click.option("--target", metavar="TABLE", help="The table to fill; by default the source's name with V2.")
 @click.option("--depends", metavar="SCRIPT", multiple=True, help="A script that must be cut over first.")
+@click.option(
+    "--each",
+    metavar="PATTERN",
+    help="One script for all tables there are now with such a name, as a group; * stands for any characters.",
+)
 def new(
-    shell: Shell, name: str, source: str | None, target: str | None, depends: tuple[str, ...]
+    shell: Shell,
+    name: str,
+    source: str | None,
+    target: str | None,
+    depends: tuple[str, ...],
+    each: str | None,
 ) -> ExitCode:
     """Write the next migration script from a template.
 
@@ -41,6 +56,8 @@ def new(
             f"{name!r} is no name for a script: a letter, then letters, digits, _ and - (the number comes by"
             " itself)"
         )
+    if each is not None and (source or target):
+        raise click.UsageError("--each names sources and targets: leave --source and --target out")
     # `user_mails` gives `UserMails`.
     words = "".join(word[:1].upper() + word[1:] for word in re.split(r"[_-]+", name))
     from_table = source or (words if len(words) > 2 else f"{words}Table")[:61]
@@ -51,7 +68,17 @@ def new(
             raise click.UsageError(f"{option}: {problem}; {TABLE_NAME_CURE}")
     if from_table.lower() == to_table.lower():
         raise click.UsageError("--target: a table cannot be its own target; it needs another name")
-    folder = load_config(shell.config_path).migrations
+    config = load_config(shell.config_path)
+    folder, parts = config.migrations, _ONE
+    if each is not None:
+        tables = shell.do(_found(shell, config, each))
+        from_table, parts = "these tables", _MANY
+        listed = "".join(f'    "{one}",\n' for one in tables)
+        parts = {
+            **parts,
+            "begin": f"TABLES = [\n{listed}]\n\n{parts['begin']}",
+            "end": f'    group="{name}",\n))\n',
+        }
     template = Path(__file__).with_name("new_script.txt").read_text("utf-8")
     try:
         before = sorted(path.stem for path in folder.glob("*.py") if not path.name.startswith("_"))
@@ -62,7 +89,8 @@ def new(
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             listed = "{" + ", ".join(f'"{one}"' for one in needed) + "}" if needed else "set()"
-            file.write(template.format(source=from_table, target=to_table, depends=listed))
+            names = {"source": from_table, "from_table": f'"{from_table}"', "to_table": f'"{to_table}"'}
+            file.write(template.format(depends=listed, **{**names, **parts}))
     except OSError as error:
         raise ConfigurationError(
             f"no script can be written to {folder} ({reason_of(error)})",
@@ -75,11 +103,35 @@ def new(
             path.unlink()
             raise
         # Another script is wrong: it was so before, and `plan` reports it.
-    following = shell.command(f"plan {script_id}")
+    following = shell.command(f"plan {script_id}" if each is None else f"plan --group {name}")
     return shell.emit(
         {"script_id": script_id, "path": str(path), "next": following},
         f"{path}\n\nNext: say in it what the keys become, then see what would happen:\n  {following}",
     )
+
+
+_ONE = {"imported": "", "begin": "migration = ", "end": ")\n"}
+_MANY = {
+    "imported": "for_each_table, ",
+    "begin": "# A migration for each; a table that is not listed is left as it is.\n"
+    "migrations = for_each_table(TABLES, lambda name: ",
+    "from_table": "name",
+    "to_table": 'f"{name}V2"',
+}
+"""Parts of the template for one table, and for several."""
+
+
+async def _found(shell: Shell, config: Config, pattern: str) -> list[str]:
+    """Return the tables whose names fit a pattern, in order. Raises ConfigurationError when there is none."""
+    async with shell.connect(config) as accounts:
+        there = await accounts.tables.table_names()
+    fitting = sorted(one for one in there if fnmatchcase(one.lower(), pattern.lower()))
+    if not fitting:
+        raise ConfigurationError(
+            f"no table of the account has a name like {pattern}; it has {counted(len(there), 'table')}",
+            hint='write the pattern as in --each "Orders*", and check the endpoint of [tables]',
+        )
+    return fitting
 
 
 def _resolve(name: str, ids: list[str]) -> str:

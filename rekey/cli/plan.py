@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import Shell, command, file_option, flag
+from rekey.cli.shell import GROUP, Shell, command, file_option, flag
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script
 from rekey.errors import ExitCode
@@ -54,6 +54,7 @@ from rekey.state.store import State
     help="Estimate with N entities/s read and written, instead of [limits] entities_per_second.",
 )
 @flag("--requests", help="List the requests and the duration of each phase.")
+@GROUP
 @flag("--compare", help="Put the designs of two scripts side by side, on the same rows.")
 @flag("--offline", help="Look at declarations alone, without asking any account; for checks before a commit.")
 def plan(
@@ -65,6 +66,7 @@ def plan(
     html: Path | None,
     rate: int | None,
     requests: bool,
+    group: str | None,
     compare: bool,
     offline: bool,
 ) -> ExitCode:
@@ -81,7 +83,10 @@ def plan(
             raise click.UsageError("--compare goes with neither --out nor --show-keys: it is for choosing")
         return _compare(shell, scripts, html, exact=exact, rate=rate)
     project = open_project(shell)
-    chosen = project.choose_all(scripts) if scripts else project.unfinished()
+    if group is not None:
+        chosen = project.choose_group(group, *scripts)
+    else:
+        chosen = project.choose_all(scripts) if scripts else project.unfinished()
     if not chosen:
         shows = f"`{shell.command('status')}` shows them"
         return shell.emit({"migrations": []}, f"Nothing to plan: every migration is complete. {shows}.")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rekey.cli import signals
-from rekey.declaration.scripts import load_script, load_scripts
+from rekey.declaration.scripts import file_of, load_script, load_scripts
 from rekey.errors import ConfigurationError, DeclarationError, Refused, StateUnusable
 from rekey.phases import Phase
 from rekey.project.config import load_config
@@ -63,6 +63,8 @@ class Project:
             if not found:
                 self._refuse_lost(path.stem)
                 raise click.UsageError(f"{name} is no script of {self.config.migrations}")
+            if len(found) > 1:
+                raise click.UsageError(f"{name} makes several migrations: {_listed(found)}")
             return found[0]
         fitting = [one for script_id, one in self.scripts.items() if script_id.startswith(name)]
         found = [one for one in fitting if not one.is_kept] or fitting
@@ -89,6 +91,25 @@ class Project:
         """Return the scripts of these names, in the order in which they are applied; see `choose`."""
         wanted = {self.choose(name).script_id for name in names}
         return [one for script_id, one in self.scripts.items() if script_id in wanted]
+
+    def choose_group(self, name: str, *given: str | None) -> list[Declared]:
+        """Return the scripts of a group, in the order in which they are applied.
+
+        Args:
+            name: the group.
+            given: scripts that were named next to it.
+
+        Raises:
+            click.UsageError: there is no such group, or a script was named as well.
+        """
+        found = [one for one in self.scripts.values() if one.migration.group == name and name]
+        if any(given):
+            raise click.UsageError("give SCRIPT or --group, not both")
+        if not found:
+            groups = sorted({one.migration.group for one in self.scripts.values()} - {""})
+            there = f"there are: {', '.join(groups)}" if groups else 'no script says group="…"'
+            raise click.UsageError(f"no script is of the group {name!r}; {there}")
+        return found
 
     def the_one(self, name: str | None, candidate: Callable[[Sequence[Phase]], bool]) -> Declared:
         """Return the named script; without a name the only script, or the only candidate.
@@ -162,7 +183,7 @@ def _without_files(config: Config) -> tuple[list[Declared], list[MigrationRecord
     try:
         with State.open(config.state, read_only=True) as state:
             paths = [(one, config.migrations / f"{one.script_id}.py") for one in state.migrations()]
-            gone = [(record, path) for record, path in paths if not path.exists()]
+            gone = [(record, path) for record, path in paths if not path.exists() and not _is_made(path)]
             contents = {one.run_id: one.content for one in state.kept_scripts()} if gone else {}
     except StateUnusable:
         return [], []  # what needs the state file says what is wrong with it
@@ -175,6 +196,13 @@ def _without_files(config: Config) -> tuple[list[Declared], list[MigrationRecord
                 continue
         lost.append(record)
     return kept, lost
+
+
+def _is_made(path: Path) -> bool:
+    """Tell whether a file of another name makes this migration, one of several."""
+    with suppress(DeclarationError):
+        return file_of(path) != path and bool(load_script(path))
+    return False
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import click
 
 from rekey.cli.project import open_project
 from rekey.cli.shell import FOLDER, Shell, command, file_option, flag
+from rekey.declaration.scripts import file_of
 from rekey.errors import ExitCode
 from rekey.rehearse.rehearsal import DEMO
 from rekey.rehearse.rehearsal import rehearse as rehearsed
@@ -77,10 +78,11 @@ def rehearse(
         out(_INTRODUCTION)
     elif script is not None and script.endswith(".py"):
         path = Path(script)
-        if not path.is_file():
+        if not file_of(path).is_file():
             raise click.UsageError(f"there is no file {script}")
     else:
-        path = open_project(shell).the_one(script, lambda applied: not applied).path
+        declared = open_project(shell).the_one(script, lambda applied: not applied)
+        path = declared.path.with_name(f"{declared.script_id}.py")
     narrate = WithOutput if demo else Briefly
     report = rehearsed(
         path, rows=rows or ROWS, data=data, seed=seed or 0, out=out, folder=folder, keep=keep, narrate=narrate

@@ -8,12 +8,13 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
 from rekey.cli.project import open_project, open_session, status_of
-from rekey.cli.shell import Shell, command, flag
+from rekey.cli.shell import GROUP, Shell, command, flag
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
@@ -21,12 +22,14 @@ from rekey.phases import ControlPhase, Phase
 from rekey.present.text import counted, wrapped
 from rekey.runner import commands
 from rekey.runner.run import Options
+from rekey.status.judge import Status
 from rekey.status.tell import field, verdict_lines
 
 
 @command(
     "rollback",
-    example="rekey rollback 0001 --writers-stopped\nrekey rollback 0001 --to source --drop-targets",
+    example="rekey rollback 0001 --writers-stopped\nrekey rollback 0001 --to source --drop-targets\n"
+    "rekey rollback --group billing --writers-stopped",
 )
 @click.argument("script", required=False)
 @click.option(
@@ -41,6 +44,7 @@ from rekey.status.tell import field, verdict_lines
     "--writers-stopped",
     help='You confirm that no application writes (capture "delta", from cutover).',
 )
+@GROUP
 def rollback(
     shell: Shell,
     script: str | None,
@@ -48,6 +52,7 @@ def rollback(
     drop_targets: bool,
     keep_targets: bool,
     writers_stopped: bool,
+    group: str | None,
 ) -> ExitCode:
     """Take a migration back.
 
@@ -62,23 +67,55 @@ def rollback(
             "--drop-targets and --keep-targets go with --to source: `dual_write` keeps the targets"
         )
     project = open_project(shell)
-    declared = project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)
+    if group is None:
+        chosen = [project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)]
+    else:
+        chosen = project.choose_group(group, script)
     options = Options(writers_stopped=writers_stopped, drop_targets=drop_targets)
     with open_session(shell, project, options) as session:
         goal = ControlPhase(to) if to else None
         drop = drop_targets if drop_targets or keep_targets else None
-        undone = commands.rollback(session, declared.script_id, to=goal, drop=drop)
-        counters = dict(session.taken_back.get(Phase.CUTOVER, {}))
-        status = status_of(session, declared)
+        if group is None:
+            only = chosen[0].script_id
+            undone = {only: commands.rollback(session, only, to=goal, drop=drop)}
+        else:
+            undone = commands.rollback_group(session, group, to=goal, drop=drop)
+        told = [
+            _told(
+                shell,
+                one,
+                undone.get(one.script_id, []),
+                status_of(session, one),
+                drop=drop_targets,
+                counters=session.taken_back.get((one.script_id, Phase.CUTOVER), {}),
+            )
+            for one in chosen
+        ]
+    text = "\n".join(line for lines, _ in told for line in lines)
+    if group is None:
+        return shell.emit(told[0][1], text)
+    return shell.emit({"group": group, "migrations": [document for _, document in told]}, text)
+
+
+def _told(
+    shell: Shell,
+    declared: Declared,
+    undone: Sequence[Phase],
+    status: Status,
+    *,
+    drop: bool,
+    counters: Mapping[str, int],
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the lines and the document about one migration."""
     taken = ", ".join(undone) if undone else "nothing: it was there already"
     lines = [
         *wrapped(f"{declared.script_id}: taken back: {taken}", rest="  "),
         *(field("rows", _rows_back(declared, counters)) if Phase.CUTOVER in undone else []),
-        *(field("targets", _targets(declared, drop=drop_targets)) if Phase.PREPARE in undone else []),
+        *(field("targets", _targets(declared, drop=drop)) if Phase.PREPARE in undone else []),
         *verdict_lines(status, shell.command),
     ]
-    document = {"script_id": declared.script_id, "undone": plain(undone), "counters": counters}
-    return shell.emit(document | {"status": status.as_json()}, "\n".join(lines))
+    document = {"script_id": declared.script_id, "undone": plain(undone), "counters": dict(counters)}
+    return lines, document | {"status": status.as_json()}
 
 
 def _rows_back(declared: Declared, counters: Mapping[str, int]) -> str:

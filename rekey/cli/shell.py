@@ -396,6 +396,9 @@ _COMMON = (
 )
 
 
+GROUP = click.option(
+    "--group", metavar="NAME", help='All scripts with group="NAME", in place of SCRIPT, as one.'
+)
 EXECUTOR = click.option(
     "--executor",
     metavar="MODULE:CALLABLE",

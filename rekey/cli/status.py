@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from rekey.cli.project import Project, open_project
-from rekey.cli.shell import Shell, command, flag
+from rekey.cli.shell import GROUP, Shell, command, flag
 from rekey.core.clock import Clock, format_ticks
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
@@ -27,6 +27,7 @@ from rekey.present.text import moment
 from rekey.runner import steering
 from rekey.runner.look import look
 from rekey.state.store import State
+from rekey.status.groups import Group, groups_of
 from rekey.status.judge import Status
 from rekey.status.tell import document as progress_document
 from rekey.status.tell import field, line, told
@@ -39,8 +40,11 @@ _WATCH_S, _AT_LEAST_S = 2.0, 30.0
 @command("status", example="rekey status\nrekey status 0001 --json\nrekey status 0001 --watch")
 @click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
 @flag("--requests", help="Also show the requests sent, next to those estimated, by phase.")
+@GROUP
 @flag("--watch", help="Print a line (with --json a document) whenever something has changed, until Ctrl-C.")
-def status(shell: Shell, scripts: tuple[str, ...], requests: bool, watch: bool) -> ExitCode:
+def status(
+    shell: Shell, scripts: tuple[str, ...], requests: bool, group: str | None, watch: bool
+) -> ExitCode:
     """Show where migrations stand, if that is safe, what is next.
 
     Reads only; works while `apply` runs. SCRIPT is an id, the beginning of one, or a path; without it all
@@ -48,6 +52,8 @@ def status(shell: Shell, scripts: tuple[str, ...], requests: bool, watch: bool) 
     """
     project = open_project(shell)
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
+    if group is not None:
+        chosen = project.choose_group(group, *scripts)
     if watch:
         with suppress(KeyboardInterrupt):  # the usual end of watching
             shell.do(_watch(shell, project, chosen))
@@ -58,12 +64,13 @@ def status(shell: Shell, scripts: tuple[str, ...], requests: bool, watch: bool) 
             return await look_at_all(project, chosen, accounts, shell.clock)
 
     seen = shell.do(once())
-    lines = [
+    lines = [line for one in seen.groups for line in [*one.told(shell.command), ""]]
+    lines += [
         line
         for one in sorted(seen.statuses, key=lambda one: one.verdict.safe)
         for line in [*told(one, shell.command, requests=requests, verbose=shell.verbose > 0), ""]
     ]
-    for lost in () if scripts else project.lost:
+    for lost in () if scripts or group else project.lost:
         lines += [
             lost.script_id,
             *field("ATTENTION", _LOST.format(at=moment(lost.registered_at), **asdict(lost))),
@@ -105,12 +112,14 @@ class Seen:
         said: what the operator has set.
         lost: ids of migrations that began and whose scripts are gone.
         at: when; ticks.
+        groups: those whose members were all looked at.
     """
 
     statuses: Sequence[Status]
     said: steering.Steering
     lost: Sequence[str]
     at: int
+    groups: Sequence[Group] = ()
 
     @property
     def code(self) -> ExitCode:
@@ -122,7 +131,12 @@ class Seen:
     def document(self) -> dict[str, Any]:
         """The progress document."""
         whole = progress_document(self.statuses, plain(self.said), self.at)
-        return {"exit_code": int(self.code), **whole, "lost": list(self.lost)}
+        return {
+            "exit_code": int(self.code),
+            **whole,
+            "groups": plain(list(self.groups)),
+            "lost": list(self.lost),
+        }
 
 
 async def look_at_all(project: Project, chosen: Sequence[Declared], accounts: Accounts, clock: Clock) -> Seen:
@@ -132,4 +146,5 @@ async def look_at_all(project: Project, chosen: Sequence[Declared], accounts: Ac
         config, scripts = project.config, project.scripts
         statuses = [await look(config, scripts, one, state, accounts, clock) for one in chosen]
     said = steering.read(project.config.state) or steering.Steering()
-    return Seen(statuses, said, [one.script_id for one in project.lost], clock.ticks())
+    groups = groups_of(statuses, project.scripts.values())
+    return Seen(statuses, said, [one.script_id for one in project.lost], clock.ticks(), groups)

@@ -10,6 +10,8 @@ Rules kept here:
   found again from a target row alone, or when an operation has no inverse that the way back needs.
 * Rows of several kinds are in one table only if it is proved that each kind's RowKeys have a constant
   beginning of their own: then the RowKey alone says which kind a row is.
+* A group is a name that scripts share: they cut over together. The canonical form names it only if there is
+  one.
 * With an opaque key the mapping is sealed unless the script says `mapping="plain"`. The canonical form names
   the mapping only when it is sealed.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,6 +57,7 @@ Keeping: TypeAlias = Literal["plain", "sealed"]
 MAPPINGS = ("plain", "sealed")
 
 FORMAT = "rekey/declaration/v1"
+_GROUP = re.compile(r"[0-9A-Za-z_-]{0,120}")
 MAIN_PARTITION_KEY = "MainPartitionKey"
 MAIN_ROW_KEY = "MainRowKey"
 _HELD_BY = {"partition_key": PARTITION_KEY, "row_key": ROW_KEY}
@@ -209,6 +213,7 @@ class Migration:
         queries: what the application asks of the table (`rekey.declaration.query`); a plan rates keys by it.
         load: how much it writes, e.g. `{"writes_per_second": 500}` (`rekey.declaration.requirements.LOADS`).
         waive: advice that is set aside, by its code, each with a reason.
+        group: the scripts that name the same group cut over, go back and complete together.
         mapping: `sealed` (old keys stand encrypted in the restricted store and the state file, under the key
             that `[sealing]` names) or `plain`; sealed by default where a key is `keys.opaque`.
 
@@ -224,6 +229,7 @@ class Migration:
     queries: Sequence[Query] = field(default=(), kw_only=True, metadata=_IF_ANY)
     load: Mapping[str, float] = field(default_factory=dict, kw_only=True, hash=False, metadata=_IF_ANY)
     waive: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False, metadata=_IF_ANY)
+    group: str = field(default="", kw_only=True, metadata=_IF_ANY)
     mapping: Keeping | None = field(default=None, kw_only=True, metadata=UNTOLD)
 
     def __post_init__(self) -> None:
@@ -238,6 +244,9 @@ class Migration:
         _check_choice("mapping", self.mapping, MAPPINGS)
         is_said = isinstance(self.reverse, bool)
         refuse_if(not is_said, "reverse", "not True or False", cure="write reverse=True or False")
+        is_name = isinstance(self.group, str) and _GROUP.fullmatch(self.group)
+        cure = 'write group="billing": letters, digits, _ and -'
+        refuse_if(not is_name, "group", "it is no name of at most 120 characters", cure=cure)
         object.__setattr__(self, "queries", checked_queries(self.queries))
         object.__setattr__(self, "load", checked_load(self.load))
         object.__setattr__(self, "waive", checked_waive(self.waive))
@@ -390,6 +399,11 @@ class Declared:
     digest: str
     content: bytes = field(default=b"", repr=False, compare=False)
     is_kept: bool = False
+
+    @property
+    def named(self) -> str:
+        """What commands that move the authority are given: the script's id, or its group if it has one."""
+        return f"--group {self.migration.group}" if self.migration.group else self.script_id
 
     @property
     def fills(self) -> frozenset[str]:

@@ -4,6 +4,8 @@ Rules kept here:
 
 * Every `*.py` file of the folder is a migration script, except files whose names begin with `_`: those are
   modules that scripts and `keys.custom` may import. Folders are never scripts.
+* A file makes one `migration`, or `migrations` for several tables (`for_each_table`): those have ids of the
+  file's stem, `-` and the table's name, and are loaded as if each had a file of that name.
 * A script is executed in a module of its own. Meanwhile the folder is importable; afterwards `sys.path` and
   `sys.modules` are as they were (installed packages that the script imported stay imported), and no bytecode
   was written. A custom function must therefore import what it needs at the top of its module, not when it is
@@ -12,14 +14,17 @@ Rules kept here:
   text of an exception is shown: only types, names and line numbers. `--debug` shows that text.
 * The order is fixed: dependencies first, then by script id. A script whose source is another one's target
   depends on it, whether `__depends__` says so or not.
+* The scripts of a group have one capture, a source each, and do not wait for each other.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,10 +33,13 @@ from pathlib import Path
 from types import ModuleType
 
 from rekey.declaration.keys.base import InvalidDeclaration, refuse_if
+from rekey.declaration.many import FIELD
 from rekey.declaration.migration import Declared, Migration
 from rekey.errors import ConfigurationError, DeclarationError, reason_of
 
 MAX_ID_CHARACTERS = 120
+MAX_MEMBERS = 100
+"""Most scripts of a group: their control rows are moved in one transaction of the service."""
 _ID = re.compile(r"[0-9A-Za-z_-]{1,120}")
 _MISSING = re.compile(r"([\w.]+)\(\) missing \d+ required [\w -]*arguments?: ([\w', ]+)")
 _UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument ('\w+')")
@@ -56,16 +64,41 @@ def load_scripts(folder: Path, kept: Iterable[Declared] = ()) -> list[Declared]:
             f"the migrations folder {folder} cannot be read ({reason_of(error)})",
             hint="name the folder under [migrations] in rekey.toml, or make one with `rekey init`",
         ) from error
-    scripts = [load_script(path) for path in paths if not path.name.startswith("_")]
-    return _ordered(_with_chains([*scripts, *kept]))
+    scripts = [one for path in paths if not path.name.startswith("_") for one in _load(path)]
+    chained = _with_chains([*scripts, *kept])
+    _check_groups(chained)
+    return _ordered(chained)
 
 
 def load_script(path: Path, kept: bytes | None = None) -> Declared:
     """Return one migration; whether the scripts that it depends on exist is not checked.
 
     Args:
-        path: its file.
+        path: its file; of a file that makes several, the migration's id in place of the file's stem.
         kept: what the file held, if it is gone.
+
+    Raises:
+        DeclarationError: the script is wrong, or makes no such migration, or several.
+    """
+    file = path if kept is not None else file_of(path)
+    found = {one.script_id: one for one in _load(file, kept, path.stem)}
+    if path.stem not in found:
+        problem, cure = f"{file.name} makes no such migration", f"it makes: {', '.join(found)}"
+        if file == path:
+            problem, cure = "it makes several migrations", f"name one: {', '.join(found)}"
+        raise DeclarationError(path.stem, "migrations", problem, cure=cure)
+    return found[path.stem]
+
+
+def file_of(path: Path) -> Path:
+    """Return the file that makes the migration with the id `path.stem`, if there is one, else `path`."""
+    stem = path.stem.rpartition("-")[0]
+    of_many = path.with_name(f"{stem}.py")
+    return of_many if stem and not path.is_file() and of_many.is_file() else path
+
+
+def _load(path: Path, kept: bytes | None = None, wanted: str = "") -> list[Declared]:
+    """Return the migrations that a file makes; of one that was kept, `wanted` is the id that it was kept for.
 
     Raises:
         DeclarationError: the script is wrong.
@@ -81,7 +114,29 @@ def load_script(path: Path, kept: bytes | None = None) -> Declared:
     try:
         content = _content(path) if kept is None else kept
         module = _execute(script_id, path, content)
+        several = getattr(module, FIELD, None)
         migration = getattr(module, "migration", None)
+        refuse_if(
+            several is not None and migration is not None,
+            FIELD,
+            "there is `migration` as well",
+            cure="a script makes one or the other",
+        )
+        if several is not None:
+            made = isinstance(several, dict) and all(isinstance(one, Migration) for one in several.values())
+            refuse_if(
+                not made,
+                FIELD,
+                "it is not what for_each_table returns",
+                cure="write migrations = for_each_table([…], lambda name: Migration(…))",
+            )
+            if kept is not None:
+                script_id = wanted.rpartition("-")[0]
+                path = path.with_name(f"{script_id}.py")
+            return [
+                _declared(f"{script_id}-{name}", path, module, one, content, is_kept=kept is not None)
+                for name, one in several.items()
+            ]
         if not isinstance(migration, Migration):
             found = (
                 "there is no `migration`"
@@ -90,12 +145,17 @@ def load_script(path: Path, kept: bytes | None = None) -> Declared:
             )
             cure = "write `migration = Migration(…)`; a module that is no script must begin with _"
             raise InvalidDeclaration("migration", found, cure=cure)
-        doc, depends = (module.__doc__ or "").strip(), _depends(script_id, module)
-        digest, is_kept = migration.digest(), kept is not None
-        return Declared(script_id, path, doc, depends, migration, digest, content, is_kept)
+        return [_declared(script_id, path, module, migration, content, is_kept=kept is not None)]
     except InvalidDeclaration as error:
         problem = error.problem + _line_of(error, path)
         raise DeclarationError(script_id, error.field, problem, cure=error.cure, fault=error.fault) from None
+
+
+def _declared(
+    script_id: str, path: Path, module: ModuleType, migration: Migration, content: bytes, *, is_kept: bool
+) -> Declared:
+    doc, depends = (module.__doc__ or "").strip(), _depends(script_id, module)
+    return Declared(script_id, path, doc, depends, migration, migration.digest(), content, is_kept)
 
 
 # --- executing one script ----------------------------------------------------------------------------
@@ -245,6 +305,45 @@ def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
         implied = frozenset({filler} if filler is not None else ())
         chained[script.script_id] = replace(script, depends=script.depends & known | implied)
     return chained
+
+
+def _check_groups(scripts: Mapping[str, Declared]) -> None:
+    """Raise DeclarationError for a script that cannot cut over together with the others of its group."""
+    first: dict[str, Declared] = {}
+    owners: dict[tuple[str, str], str] = {}
+    counts = Counter(one.migration.group for one in scripts.values() if one.migration.group)
+    for script_id, script in scripts.items():
+        migration, group = script.migration, script.migration.group
+        if not group or script.is_kept:
+            continue
+        other = first.setdefault(group, script)
+        same = owners.setdefault((group, migration.source.lower()), script_id)
+        builds_on = sorted(one for one in script.depends if scripts[one].migration.group == group)
+        problem = ""
+        if other.migration.capture != migration.capture:
+            problem = f"{other.script_id} of the group {group} has capture={other.migration.capture!r}"
+            cure = "give both the same capture, or another group"
+        elif same != script_id:
+            problem = f"{same} of the group {group} has the source {migration.source} too"
+            cure = "a table can move to one target at a time: give one of them another group"
+        elif builds_on:
+            problem = f"it waits for {builds_on[0]} of the same group, so they cannot cut over at once"
+            cure = "give it another group"
+        elif counts[group] > MAX_MEMBERS:
+            problem = (
+                f"the group {group} has {counts[group]} scripts; at most {MAX_MEMBERS} are moved at once"
+            )
+            cure = "make two groups of it"
+        if problem:
+            line = _line_of_group(script)
+            raise DeclarationError(script_id, "group", problem + line, cure=cure)
+
+
+def _line_of_group(script: Declared) -> str:
+    """Return ` (line 7)`: where the script names its group; "" where it does not say it in words."""
+    named = (node for node in ast.walk(ast.parse(script.content)) if isinstance(node, ast.keyword))
+    lines = [node.lineno for node in named if node.arg == "group"]
+    return f" (line {lines[0]})" if lines else ""
 
 
 def _ordered(scripts: Mapping[str, Declared]) -> list[Declared]:

@@ -350,6 +350,7 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
             sealed=one.migration.is_sealed,
             shredded=shredded.get(one.script_id, frozenset()),
             elsewhere=one.migration.is_elsewhere,
+            group=one.migration.group,
         )
         for one in declared
     ]
@@ -432,7 +433,7 @@ async def see_migration(
     """Return what the restricted store holds of one migration, in numbers."""
     script_id = script.script_id
     try:
-        control = await ControlStore(service, script_id).read()
+        control = await ControlStore(service, script_id, script.group).read()
         clients = await Registry(service, script_id).list()
         now = ticks_of(await service.server_time())
         intents = 0

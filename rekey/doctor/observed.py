@@ -321,6 +321,7 @@ class ScriptSeen:
         unsealed: why the wrapping key that it needs cannot be used, None when it can or none is needed.
         sealed: whether its mapping is sealed.
         shredded: cohorts that the audit log says were shredded.
+        group: its group, "" without one.
     """
 
     script_id: str
@@ -330,6 +331,7 @@ class ScriptSeen:
     sealed: bool = False
     shredded: frozenset[str] = frozenset()
     elsewhere: bool = False
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ def export(
     *,
     signer: Signer | None,
     authority: str | None = None,
+    group: Mapping[str, str] | None = None,
 ) -> Exported:
     """Write the evidence of a migration.
 
@@ -97,6 +98,7 @@ def export(
         folder: the bundle's folder; must not exist, or be empty.
         signer: signs checkpoint, statement and time stamp; None leaves them unsigned.
         authority: URL of a time stamp authority; None: there is no time stamp.
+        group: the digests of the declarations of its group, by script; None where it has no group.
 
     Raises:
         Refused: the migration has not begun, or something is in the folder.
@@ -121,6 +123,9 @@ def export(
         "title": declared.doc.partition("\n")[0],
         "run_id": known["migration"] and known["migration"]["run_id"],
         "declaration_sha256": declared.digest,
+        **(
+            {"group": {"name": declared.migration.group, "declarations_sha256": dict(group)}} if group else {}
+        ),
         "exported_at": events[-1].at,
         "phases": known["phases"],
         "log": checkpoint.checkpoint.named,

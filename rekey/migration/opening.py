@@ -193,7 +193,8 @@ class OpenMigration:
 
 def open_migration(prepared: Prepared, accounts: Accounts) -> OpenMigration:
     """Open a migration; no request is sent yet."""
-    control = ControlStore(accounts.restricted, prepared.declared.script_id)
+    declared = prepared.declared
+    control = ControlStore(accounts.restricted, declared.script_id, declared.migration.group)
     return OpenMigration(prepared, accounts, control)
 
 

@@ -199,6 +199,7 @@ def _without_rows(
         script_id=declared.script_id,
         path=declared.path,
         title=declared.doc.strip().partition("\n")[0],
+        group=declared.migration.group,
         basis=Basis(
             script_id=declared.script_id,
             declaration=declared.digest,

@@ -17,7 +17,17 @@ from functools import partial
 from rekey.core.severity import Severity
 from rekey.model import EntityKey
 from rekey.plan.estimate import ASSUMED_REQUEST_SECONDS
-from rekey.plan.result import NOT_LOOKED_AT, Advice, Estimate, MigrationPlan, Money, Plan, Problem, TableFill
+from rekey.plan.result import (
+    NOT_LOOKED_AT,
+    Advice,
+    Estimate,
+    GroupPlan,
+    MigrationPlan,
+    Money,
+    Plan,
+    Problem,
+    TableFill,
+)
 from rekey.present.text import KEYS_ARE_SHOWN, counted, duration, field, report, size, table, underlined
 from rekey.present.text import wrapped as wrapped_text
 from rekey.project.prices import amount_text
@@ -39,6 +49,8 @@ def plan_text(plan: Plan, *, requests: bool = False) -> str:
     lines = [*wrapped(KEYS_ARE_SHOWN), ""] if plan.shows_keys else []
     for migration in plan.migrations:
         lines += _migration(migration, plan, requests=requests)
+    for group in plan.groups:
+        lines += [*underlined(f"Group {group.name}"), *_group(group, plan), ""]
     return report([*lines, *_verdict(plan)])
 
 
@@ -82,6 +94,19 @@ def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Itera
     if others or advice:
         yield ""
     yield from _refused(migration)
+
+
+def _group(group: GroupPlan, plan: Plan) -> Iterator[str]:
+    yield from _field("scripts", ", ".join(group.members))
+    yield from _field("takes", f"about {_time(group.at_limits_s)} for all, one after the other")
+    stop = f"writers stand still once, for about {_time(group.stop_s)}"
+    yield from _field("stop", f"{stop}; changes meanwhile come on top")
+    yield from _field("requests", f"about {group.requests:,} in all")
+    if group.money is not None:
+        currency = next(
+            one.estimate.money.currency for one in plan.migrations if one.estimate and one.estimate.money
+        )
+        yield from _field("money", f"{amount_text(group.money, currency)} with a batch billed as one")
 
 
 def _source(migration: MigrationPlan, plan: Plan) -> Iterator[str]:

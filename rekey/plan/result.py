@@ -12,7 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -24,6 +24,7 @@ from rekey.declaration.query import Query
 from rekey.errors import ExitCode
 from rekey.inspect.inventory import Inventory
 from rekey.model import EntityKey
+from rekey.phases import Phase
 from rekey.present.text import counted
 from rekey.tables.sent import Kind
 
@@ -473,6 +474,7 @@ class MigrationPlan:
         problems: errors first.
         advice: on the planned keys, then on today's.
         queries: how each declared query is answered today and by the planned keys.
+        group: the migration's group, "" without one.
     """
 
     script_id: str
@@ -492,6 +494,7 @@ class MigrationPlan:
     problems: tuple[Problem, ...]
     advice: tuple[Advice, ...] = ()
     queries: tuple[Rated, ...] = ()
+    group: str = field(default="", metadata=told(if_any=True))
 
     @property
     def sampled(self) -> str:
@@ -536,6 +539,41 @@ class MigrationPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """What a group costs as one.
+
+    Attributes:
+        name: the group.
+        members: ids of the planned scripts.
+        requests: of all of them.
+        at_limits_s: seconds for all phases of all, one after the other.
+        stop_s: those of them for which writers stand still, once for the whole group: the cutovers.
+        money: requests and storage, a batch billed as one; None when prices are missing.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    requests: int
+    at_limits_s: float = field(metadata=told(digits=3))
+    stop_s: float = field(metadata=told(digits=3))
+    money: float | None = field(metadata=told(digits=6))
+
+
+def _summed(name: str, plans: Sequence[MigrationPlan]) -> GroupPlan:
+    costs = [one.estimate for one in plans if one.estimate is not None]
+    durations = [duration for one in costs for duration in one.durations]
+    bills = [one.money.batch_as_one + one.money.storage for one in costs if one.money is not None]
+    return GroupPlan(
+        name,
+        tuple(one.script_id for one in plans),
+        sum(one.requests_total for one in costs),
+        sum(one.at_limits_s for one in durations),
+        sum(one.at_limits_s for one in durations if one.phase == Phase.CUTOVER),
+        sum(bills) if len(bills) == len(plans) else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The plan of one or more migrations.
 
@@ -554,6 +592,16 @@ class Plan:
     shows_keys: bool
     migrations: tuple[MigrationPlan, ...] = field(default=())
     offline: bool = False
+
+    @property
+    def groups(self) -> tuple[GroupPlan, ...]:
+        """The groups of which several scripts are planned, all of them estimated; each as one."""
+        members: dict[str, list[MigrationPlan]] = {}
+        for one in self.migrations:
+            if one.group:
+                members.setdefault(one.group, []).append(one)
+        known = {name: plans for name, plans in members.items() if all(one.estimate for one in plans)}
+        return tuple(_summed(name, plans) for name, plans in known.items() if len(plans) > 1)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -578,5 +626,6 @@ class Plan:
             "shows_keys": with_keys,
             "exit_code": int(self.exit_code),
             "migrations": migrations,
+            **({"groups": plain(self.groups)} if self.groups else {}),
             **({"not_looked_at": NOT_LOOKED_AT} if self.offline else {}),
         }

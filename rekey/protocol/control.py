@@ -2,7 +2,11 @@
 
 Rules kept here:
 
-* It is in the restricted table `rekeycontrol`: PartitionKey the script's id, RowKey `control`.
+* It is in the restricted table `rekeycontrol`: PartitionKey the script's id, RowKey `control`. The control
+  rows of a group share a partition: PartitionKey `group:` and the group's name, RowKey the script's id.
+* Of a group, every move into a freeze, out of it and to `complete` moves all control rows, in one transaction
+  of the service: all are moved or none, whatever becomes of the runner or the answer (ADR 0043). No store
+  moves one alone there.
 * It is made by insert-if-absent and moved only along `phases.MOVES`, conditionally on the row that was read;
   each move adds one to the epoch. So two runners that both believe to be alone cannot both move it.
 * Times in it are the service's, never this machine's.
@@ -20,7 +24,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rekey.core import edm
@@ -36,10 +40,10 @@ from rekey.errors import (
     Unavailable,
 )
 from rekey.mapping.rows import CONTROL_TABLE
-from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row
+from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row
 from rekey.phases import ControlPhase, is_legal
 from rekey.protocol.stored import INT64, MAPPING, MOMENT, Kind, column, read, written
-from rekey.tables.base import TableService
+from rekey.tables.base import Operation, TableService, Verb
 
 CONTROL_ROW_KEY = "control"
 FORMAT = 1
@@ -72,7 +76,8 @@ class ControlRow:
             `cutover` (kept by a freeze and the move back from it) and of the move to `complete`; None
             before, and the first two again after a return to `dual_write`.
         updated_at: the service's time of the last move, or of the insert.
-        move_id: random, of the last move.
+        move_id: random, of the last move; the same in all rows of a group that were moved at once.
+        group: the migration's group, "" where it has none.
         etag: as read; "" for a row that was not read.
     """
 
@@ -95,6 +100,7 @@ class ControlRow:
     updated_at: str = field(default="", metadata=column("UpdatedAt", MOMENT, may_be_absent=True))
     move_id: str = field(default="", metadata=column("MoveId"))
     elsewhere: str = field(default="", metadata=column("TargetsEndpoint", may_be_absent=True))
+    group: str = field(default="", metadata=column("Group", may_be_absent=True))
     etag: str = ""
 
     @property
@@ -129,9 +135,20 @@ def moved(row: ControlRow, then: ControlPhase, *, at: str, move_id: str) -> Cont
     return after
 
 
+def control_key(script_id: str, group: str) -> EntityKey:
+    """Return the key of a migration's control row; `group` is "" where it has none."""
+    return EntityKey(f"group:{group}", script_id) if group else EntityKey(script_id, CONTROL_ROW_KEY)
+
+
+def is_joint(now: ControlPhase, then: ControlPhase) -> bool:
+    """Tell whether a group makes a move at once: each that leads to, or away from, writes on the target."""
+    return not {now, then} & {ControlPhase.SOURCE, ControlPhase.RETIRED}
+
+
 def to_row(control: ControlRow) -> Row:
     """Return the wire row."""
-    return {PARTITION_KEY: control.script_id, ROW_KEY: CONTROL_ROW_KEY, "Format": FORMAT, **written(control)}
+    key = control_key(control.script_id, control.group)
+    return {PARTITION_KEY: key.partition, ROW_KEY: key.row, "Format": FORMAT, **written(control)}
 
 
 def from_row(row: Row) -> ControlRow:
@@ -139,7 +156,8 @@ def from_row(row: Row) -> ControlRow:
     try:
         if row["Format"] != FORMAT:
             raise ValueError("format")
-        return ControlRow(row[PARTITION_KEY], etag=row.get(ETAG, ""), **read(ControlRow, row))
+        script_id = row[ROW_KEY] if "Group" in row else row[PARTITION_KEY]
+        return ControlRow(script_id, etag=row.get(ETAG, ""), **read(ControlRow, row))
     except (KeyError, ValueError, TypeError):
         raise StateUnusable(
             f"the control row of {row.get(PARTITION_KEY)} in {CONTROL_TABLE} cannot be read by this program",
@@ -151,12 +169,18 @@ def from_row(row: Row) -> ControlRow:
 class ControlStore:
     """The control row of one migration, in the restricted store."""
 
-    def __init__(self, restricted: TableService, script_id: str) -> None:
-        """Create the store from the tables of the restricted account; no request is sent yet."""
+    def __init__(self, restricted: TableService, script_id: str, group: str = "") -> None:
+        """Create the store from the tables of the restricted account; no request is sent yet.
+
+        Args:
+            restricted: these tables.
+            script_id: the migration.
+            group: its group, "" where it has none.
+        """
         self._service = restricted
         self._table = restricted.table(CONTROL_TABLE)
-        self._key = EntityKey(script_id, CONTROL_ROW_KEY)
-        self.script_id = script_id
+        self._key = control_key(script_id, group)
+        self.script_id, self.group = script_id, group
 
     async def read(self) -> ControlRow | None:
         """Return the control row as it is now, None when there is none (or no restricted table yet)."""
@@ -166,15 +190,42 @@ class ControlStore:
             return None
         return None if row is None else from_row(row)
 
+    async def members(self) -> list[ControlRow]:
+        """Return the control rows of the group, in the order of script ids; without a group the own one."""
+        if not self.group:
+            own = await self.read()
+            return [] if own is None else [own]
+        partition = self._key.partition
+        found: list[ControlRow] = []
+        try:
+            async for page in self._table.scan(KeyRange(EntityKey(partition, ""), EntityKey(partition, "~"))):
+                found += [from_row(row) for row in page.rows]
+        except TableMissing:
+            return []
+        return found
+
     async def create(self, control: ControlRow) -> ControlRow:
         """Insert the control row if there is none; return the row that the store holds afterwards.
 
         A row that existed before is returned unchanged: the caller compares run and digest.
+
+        Raises:
+            Refused: the others of the group have left `dual_write` already.
         """
+        for other in await self.members() if self.group else ():
+            if other.phase not in (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE):
+                there = await self.read()
+                if there is not None:
+                    return there
+                raise Refused(
+                    f"the group {self.group} is in `{other.phase}`: {self.script_id} cannot join it any more",
+                    kept="everything; nothing was written",
+                    hint=f"name another group in the script, or none; or first `rekey rollback --group"
+                    f" {self.group}`",
+                )
         await self._service.create_table(CONTROL_TABLE)
-        made = replace(
-            control, updated_at=await self._service.server_time(), move_id=secrets.token_hex(16), etag=""
-        )
+        at, move_id = await self._service.server_time(), secrets.token_hex(16)
+        made = replace(control, group=self.group, updated_at=at, move_id=move_id, etag="")
         problem: Exception | None = None
         try:
             await self._table.insert(to_row(made))
@@ -188,25 +239,37 @@ class ControlStore:
         raise problem or self._gone()
 
     async def move(self, now: ControlPhase, then: ControlPhase) -> ControlRow:
-        """Move the row from one phase to another and return it as moved.
+        """Move the row from one phase to another and return it as moved; of a group all rows, if `is_joint`.
+
+        A freeze is left for the phase that it came from by all rows that are in it. Every other joint move is
+        one of all rows of the group.
 
         Raises:
             Refused: not a legal move.
-            Moved: the row is gone, is not in `now`, or changed while it was being moved.
+            Moved: a row is gone, is not in `now`, or changed while it was being moved.
             Ambiguous, Unavailable: the outcome is open, and reading back did not show the move; run the same
                 command again.
         """
         row = await self.read()
         if row is None:
             raise self._gone()
-        if row.phase is not now:
-            raise Moved(
-                f"the control row of {self.script_id} says `{row.phase}`, not `{now}`",
-                kept="everything; nothing was changed",
-                hint=f"`rekey status {self.script_id}` shows where the migration is",
-            )
-        after = moved(row, then, at=await self._service.server_time(), move_id=secrets.token_hex(16))
-        return await self._replace(row, after)
+        joint = bool(self.group) and is_joint(now, then)
+        rows = (
+            [row, *(one for one in await self.members() if one.script_id != row.script_id)]
+            if joint
+            else [row]
+        )
+        if now is ControlPhase.FREEZE and row.phase is now and then is row.came_from:
+            rows = [one for one in rows if one.phase is now]
+        for one in rows:
+            if one.phase is not now:
+                raise Moved(
+                    f"the control row of {one.script_id} says `{one.phase}`, not `{now}`",
+                    kept="everything; nothing was changed",
+                    hint=f"`rekey status {one.script_id}` shows where the migration is",
+                )
+        at, move_id = await self._service.server_time(), secrets.token_hex(16)
+        return await self._replace(rows, [moved(one, then, at=at, move_id=move_id) for one in rows])
 
     async def mark_copied(self) -> ControlRow:
         """Set `copied`: the targets hold every row. Phase and epoch stay. Return the row as it is then.
@@ -228,7 +291,7 @@ class ControlStore:
                 kept="everything; nothing was changed",
                 hint=f"`rekey status {self.script_id}` shows where it is and what comes next",
             )
-        return await self._replace(row, replace(row, copied=True))
+        return await self._replace([row], [replace(row, copied=True)])
 
     async def delete(self, control: ControlRow) -> None:
         """Delete the control row, for a migration that is taken back whole. A row that is gone is no error.
@@ -243,17 +306,24 @@ class ControlStore:
         except ConditionFailed:
             raise self._changed() from None
 
-    async def _replace(self, row: ControlRow, after: ControlRow) -> ControlRow:
-        """Replace the row that was read; on an error, read back whether the store holds `after`."""
+    async def _replace(self, rows: Sequence[ControlRow], afters: Sequence[ControlRow]) -> ControlRow:
+        """Replace rows as they were read, the own one first, all or none; on an error, read back whether the
+        store holds them."""
         problem: Exception
+        after = afters[0]
         try:
-            etag = await self._table.replace(to_row(after), etag=row.etag)
+            if len(rows) == 1:
+                etag: str | None = await self._table.replace(to_row(after), etag=rows[0].etag)
+            else:
+                pairs = zip(rows, afters, strict=True)
+                writes = [Operation(Verb.REPLACE, to_row(then), before.etag) for before, then in pairs]
+                etag = (await self._table.transact(writes))[0]
         except (ConditionFailed, RowMissing):
             problem = self._changed()
         except (Ambiguous, Unavailable) as error:
             problem = error
         else:
-            return replace(after, etag=etag)
+            return replace(after, etag=etag or "")
         there = await self.read()
         # `copied` may have been set since: that keeps the move's id, and only a move resets it.
         if there is not None and there.move_id == after.move_id and there.copied >= after.copied:

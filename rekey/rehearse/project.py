@@ -185,6 +185,7 @@ class Project:
                 is_script = path.is_file() and path.suffix == ".py"
                 if is_script and (path.name in wanted or path.name.startswith("_")):
                     shutil.copy(path, to / path.name)
+                    self._keep_needed(path.stem, to / path.name)
                 elif (path / "__init__.py").is_file():
                     shutil.copytree(path, to / path.name, ignore=shutil.ignore_patterns("__pycache__"))
         except OSError as error:
@@ -192,6 +193,13 @@ class Project:
                 f"the scripts cannot be copied ({reason_of(error)})",
                 hint="make the folder of the script readable",
             ) from error
+
+    def _keep_needed(self, stem: str, copy: Path) -> None:
+        """Let a script that makes several migrations make those alone that are rehearsed."""
+        kept = [one.migration.source for one in self.scripts if one.path.stem == stem != one.script_id]
+        if kept:
+            with copy.open("a", encoding="utf-8") as file:
+                file.write(f"\nmigrations = {{name: migrations[name] for name in {kept!r}}}\n")
 
     @property
     def secrets(self) -> dict[str, bytes]:
@@ -263,7 +271,7 @@ def _needed_scripts(script: Path) -> tuple[Declared, ...]:
     # Whether another script of the folder may fill the source table is decided from its text: if all were
     # loaded, a script that is wrong would keep this one from being rehearsed.
     source = f'"{wanted.migration.source.lower()}"'
-    others = (path for path in wanted.path.parent.glob("*.py") if path.stem != wanted.script_id)
+    others = (path for path in wanted.path.parent.glob("*.py") if path.stem != wanted.path.stem)
     if wanted.depends or any(source in path.read_text("utf-8", "replace").lower() for path in others):
         known = {one.script_id: one for one in load_scripts(wanted.path.parent)}
     else:

@@ -87,6 +87,11 @@ class Life:
         return self.project.declared.script_id
 
     @property
+    def _named(self) -> list[str]:
+        """The migration, or its group, of which a rehearsal has no other member."""
+        return self.project.declared.named.split()
+
+    @property
     def _migration(self) -> Migration:
         return self.project.declared.migration
 
@@ -115,7 +120,7 @@ class Life:
             )
             self._run("apply", one.script_id)
             self._run("verify", one.script_id, "--mode", "full")
-            self._run(*apply_to(one.script_id, Phase.COMPLETE).split(), "--writers-stopped")
+            self._run(*apply_to(one.named, Phase.COMPLETE).split(), "--writers-stopped")
             self._leave_out("dependency", needed=one.script_id)
 
     # --- steps -------------------------------------------------------------------------------------------
@@ -201,7 +206,7 @@ class Life:
 
     def _cut_over(self) -> None:
         self._say("cutover-refused")
-        cutover = ("apply", self._script_id, "--to", "cutover")
+        cutover = ("apply", *self._named, "--to", "cutover")
         self._run(*cutover, expect=(ExitCode.REFUSED,), why="cutover-refused")
         self._to_cutover()
         self._why("cutover")
@@ -213,7 +218,7 @@ class Life:
         for _ in range(_TARGET_WRITES):
             self.application.write_target()
         told = self.application.told()
-        self._run("rollback", self._script_id, "--writers-stopped", why="rollback")
+        self._run("rollback", *self._named, "--writers-stopped", why="rollback")
         self._same(f"After the rollback, with {told} made in the target", after_cutover=True)
         self._say("again")
         self._cut_over_again()
@@ -225,7 +230,7 @@ class Life:
 
     def _complete(self) -> Finding:
         self._say("complete")
-        self._run(*apply_to(self._script_id, Phase.COMPLETE).split(), why="complete")
+        self._run(*apply_to(self.project.declared.named, Phase.COMPLETE).split(), why="complete")
         return self._same("After completion", after_cutover=True)
 
     def _retire(self, expected: Finding) -> None:
@@ -256,7 +261,7 @@ class Life:
     # --- parts of steps ----------------------------------------------------------------------------------
 
     def _to_cutover(self) -> None:
-        self._run("apply", self._script_id, "--to", "cutover", "--writers-stopped")
+        self._run("apply", *self._named, "--to", "cutover", "--writers-stopped")
 
     def _same(self, when: str, *, after_cutover: bool = False) -> Finding:
         """Prove that both sides hold what they must; until cutover target rows of deleted rows may linger."""
@@ -372,7 +377,7 @@ class LifeUnderWrites(Life):
 
     def _to_cutover(self) -> None:
         self.application.begin_counting()
-        self._run_live("apply", self._script_id, "--to", "cutover", write=self.application.write_source)
+        self._run_live("apply", *self._named, "--to", "cutover", write=self.application.write_source)
         self._waited("the cutover")
 
     def _there_and_back(self) -> None:
@@ -383,7 +388,7 @@ class LifeUnderWrites(Life):
         self._same(f"After {self.application.told()} in both views", after_cutover=True)
         self.application.begin_counting()
         back = "rollback-under-writes"
-        self._run_live("rollback", self._script_id, why=back, write=self.application.write_both)
+        self._run_live("rollback", *self._named, why=back, write=self.application.write_both)
         self._waited("the rollback")
         self._same("After the rollback, under writes in both views", after_cutover=True)
         self._say("again-under-writes")
@@ -392,7 +397,7 @@ class LifeUnderWrites(Life):
 
     def _complete(self) -> Finding:
         step = "complete-under-writes"
-        complete = apply_to(self._script_id, Phase.COMPLETE).split()
+        complete = apply_to(self.project.declared.named, Phase.COMPLETE).split()
         self._say(step)
         refused = self._run(*complete, expect=(ExitCode.REFUSED,))
         self._prove(step, "application-old" in refused.output)

@@ -158,7 +158,10 @@ class Witness:
     def _keys(self) -> tuple[bytes, DataKey | None]:
         """Return the key of the safe ids, and the root key of a sealed mapping."""
         control = self.restricted.get_table_client(CONTROL_TABLE)
-        id_key = base64.b64decode(_wire_row(control, EntityKey(self.script_id, _CONTROL_ROW_KEY))["IdKey"])
+        key, group = EntityKey(self.script_id, _CONTROL_ROW_KEY), self.mapper.migration.group
+        if group:
+            key = EntityKey(f"group:{group}", self.script_id)
+        id_key = base64.b64decode(_wire_row(control, key)["IdKey"])
         if self.wrapping is None:
             return id_key, None
         mapping = self.restricted.get_table_client(MAPPING_TABLE)

@@ -10,12 +10,17 @@ Rules kept here:
 * The plan that a migration began with is kept whole in the state file, without keys; its digest is in the
   audit log.
 * A verification is offered only where source and targets are meant to be equal.
+* What moves the authority of a migration that has a group is refused, unless it is told for the whole group.
+  A group is worked on under the leases of all its members, taken in the order of their ids: two runners that
+  want the same group cannot wait for each other. Losing one stops the work on all.
+* A group goes phase by phase: all members are at the gate before it is asked, and all gates are asked before
+  one of them is passed. All plans are made, and all that can be refused is, before the first write.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -37,7 +42,7 @@ from rekey.errors import (
     RowRefused,
     SecretMissing,
 )
-from rekey.next_steps import next_step
+from rekey.next_steps import apply_to, next_step
 from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
 from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan, Plan
@@ -109,37 +114,128 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
         Findings: the plan found rows that cannot be migrated, or a verification found differences.
         RekeyError: what the phases raise; everything done so far is kept.
     """
+    if to in GATED or session.options.follow:
+        _require_alone(session, script_id, apply_to(session.scripts[script_id].named, to or Phase.CUTOVER))
+    return _apply(session, [script_id], to, check_rows=check_rows)[0]
+
+
+def apply_group(
+    session: Session, group: str, *, to: Phase | None = None, check_rows: bool = True
+) -> list[Applied]:
+    """Carry out the phases of all scripts of a group, as `apply` does: those behind a gate at once.
+
+    Returns:
+        What was done for each, in the order in which scripts are applied.
+
+    Raises:
+        GateClosed: the gate of a member is closed: none is passed.
+        Refused: a member's file is gone, or the members are not where a group can be.
+    """
+    script_ids = members_of(session, group)
+    _require_group(session, group, script_ids)
+    return _apply(session, script_ids, to, check_rows=check_rows)
+
+
+def _apply(
+    session: Session, script_ids: Sequence[str], to: Phase | None, *, check_rows: bool
+) -> list[Applied]:
     if to is Phase.RETIRE:
         raise ConfigurationError(
             "`apply` does not retire a table",
-            hint=f"`rekey retire {script_id}`, which asks for the table's name",
+            hint=f"`rekey retire {script_ids[0]}`, which asks for the table's name",
         )
     session.count_anew()
-    planned = None
-    if not session.ledger.applied(script_id):
-        planned = _plan_before_first_write(session, script_id, check_rows=check_rows)
-    run = session.begin(script_id)
-    if planned is not None:
-        _keep_plan(run, planned, check_rows=check_rows)
-    before = session.ledger.applied(script_id)
-    if session.options.follow and Phase.CUTOVER in before:
+    planned = {
+        one: _plan_before_first_write(session, one, check_rows=check_rows)
+        for one in script_ids
+        if not session.ledger.applied(one)
+    }
+    runs = _begun(script_ids, session.begin)
+    for run in runs:
+        if run.script_id in planned:
+            _keep_plan(run, planned[run.script_id], check_rows=check_rows)
+    before = {one: session.ledger.applied(one) for one in script_ids}
+    if session.options.follow and Phase.CUTOVER in before[script_ids[0]]:
         raise Refused(
-            f"{script_id} has cut over: there is nothing to follow",
+            f"{script_ids[0]} has cut over: there is nothing to follow",
             kept="everything; nothing was changed",
-            hint=f"`rekey status {script_id}` shows where it is",
+            hint=f"`rekey status {script_ids[0]}` shows where it is",
         )
     if not session.options.follow:
-        run.state.set_fact(script_id, FOLLOWING, None)
-    last = to or (Phase.RECONCILE if len(before) < ORDER.index(Phase.CUTOVER) else before[-1])
-    for phase in ORDER[len(before) : ORDER.index(last) + 1]:
-        reasons = session.do(PHASES[phase].gate(run))
-        if reasons or phase in GATED:
-            session.do(_pass_gate(run, phase, reasons, asks_again(run, phase)))
-        with _naming_rows(session, run):
-            session.carry_out(script_id, phase)
+        for run in runs:
+            run.state.set_fact(run.script_id, FOLLOWING, None)
+    furthest = max(before.values(), key=len)
+    last = to or (Phase.RECONCILE if len(furthest) < ORDER.index(Phase.CUTOVER) else furthest[-1])
+    for phase in ORDER[: ORDER.index(last) + 1]:
+        left = [run for run in runs if phase not in session.ledger.applied(run.script_id)]
+        closed = {run.script_id: session.do(PHASES[phase].gate(run)) for run in left}
+        if any(closed.values()) or (phase in GATED and left):
+            session.do(_pass_gates(left, phase, closed, asks_again(left[0], phase)))
+        for run in left:
+            with _naming_rows(session, run):
+                session.carry_out(run.script_id, phase)
     if session.options.follow:
-        _follow_to_cutover(session, run)
-    after = session.ledger.applied(script_id)
+        _follow_to_cutover(session, runs[0])
+    return [_applied(session, run, before[run.script_id]) for run in runs]
+
+
+def _begun(script_ids: Sequence[str], begin: Callable[[str], Run]) -> list[Run]:
+    """Open migrations for work by `session.begin` or `session.resume`, as one group if they are several."""
+    opened = {one: begin(one) for one in sorted(script_ids)}
+    runs = [opened[one] for one in script_ids]
+    held = [run.still_alone for run in runs]
+
+    def all_held() -> None:
+        for check in held:
+            check()
+
+    if len(runs) > 1:
+        for run in runs:
+            run.group, run.still_alone = runs, all_held
+    return runs
+
+
+def members_of(session: Session, group: str) -> list[str]:
+    """Return the ids of a group's scripts, in the order in which they are applied."""
+    return [one for one, declared in session.scripts.items() if declared.migration.group == group]
+
+
+def _require_alone(session: Session, script_id: str, instead: str) -> None:
+    """Refuse to move the authority of a single member of a group; `instead` is the command for the whole.
+    Raises Refused."""
+    declared = session.scripts[script_id]
+    if declared.migration.group:
+        others = [one for one in members_of(session, declared.migration.group) if one != script_id]
+        raise Refused(
+            f"{script_id} is of the group {declared.migration.group}: it does that with"
+            f" {', '.join(others) or 'whatever joins it'}, or not at all",
+            kept="everything; nothing was changed",
+            hint=f"`rekey {instead}`",
+        )
+
+
+def _require_group(session: Session, group: str, script_ids: Sequence[str]) -> None:
+    """Refuse a group that is not whole; nothing is written. A script that joins too late is refused when its
+    control row would be made (`ControlStore.create`).
+
+    Raises:
+        Refused: a member's file is gone, or scripts of the group are not in this project.
+    """
+    stores = [session.opened(one).control for one in script_ids]
+    rows = session.do(stores[0].members())
+    strange = sorted({row.script_id for row in rows} - set(script_ids))
+    if strange:
+        raise Refused(
+            f"the group {group} has scripts in the restricted store that are not in this project:"
+            f" {', '.join(strange)}",
+            kept="everything; nothing was changed",
+            hint="put their files back, as they were, from version control; a group of another project that"
+            " uses the same restricted store needs another name",
+        )
+
+
+def _applied(session: Session, run: Run, before: list[Phase]) -> Applied:
+    script_id, after = run.script_id, session.ledger.applied(run.script_id)
     with _naming_rows(session, run):
         caught_up = session.do(PHASES[after[-1]].again(run)) if before == after else 0
     upcoming = following(after[-1])
@@ -221,6 +317,27 @@ def _keep_plan(run: Run, planned: Plan, *, check_rows: bool) -> None:
     run.state.audit("planned", run.script_id, details)
     if migration.inventory is not None:
         run.state.set_fact(run.script_id, ESTIMATED_ROWS, str(migration.inventory.rows.rows))
+
+
+async def _pass_gates(
+    runs: Sequence[Run], phase: Phase, closed: Mapping[str, Sequence[str]], hint: str
+) -> None:
+    """Record the gates of migrations that go on together. Raises GateClosed if one is closed."""
+    refusals: list[GateClosed] = []
+    for run in runs:
+        try:
+            await _pass_gate(run, phase, closed[run.script_id], hint)
+        except GateClosed as refusal:
+            refusals.append(refusal)
+    if len(runs) == 1 and refusals:
+        raise refusals[0]
+    if refusals:
+        asked: dict[str, list[str]] = {}
+        for run in runs:
+            for reason in closed[run.script_id]:
+                asked.setdefault(reason, []).append(run.script_id)
+        reasons = [f"{', '.join(members)}: {reason}" for reason, members in asked.items()]
+        raise GateClosed(phase, reasons, hint=hint)
 
 
 async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) -> None:
@@ -375,23 +492,58 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
         Refused: no way back from here, or another migration builds on this one.
         ConfigurationError: `drop` is None and the way leads to `source`.
     """
+    return _rollback(session, [script_id], to=to, drop=drop, whole=False)[script_id]
+
+
+def rollback_group(
+    session: Session, group: str, *, to: ControlPhase | None, drop: bool | None
+) -> dict[str, list[Phase]]:
+    """Take a group back, as `rollback` does: from cutover all members at once. Scripts of it that have not
+    begun stay as they are.
+
+    Returns:
+        The phases that were taken back, by script.
+    """
+    script_ids = members_of(session, group)
+    _require_group(session, group, script_ids)
+    known = {row.script_id for row in session.do(session.opened(script_ids[0]).control.members())}
+    begun = [one for one in script_ids if one in known or session.ledger.applied(one)]
+    return _rollback(session, begun or script_ids, to=to, drop=drop, whole=True)
+
+
+def _rollback(
+    session: Session, script_ids: Sequence[str], *, to: ControlPhase | None, drop: bool | None, whole: bool
+) -> dict[str, list[Phase]]:
     # Read before `resume`: a rollback that was cut off after the move of the control row leaves `cutover` in
     # the ledger, and `resume` removes it.
-    before = session.ledger.applied(script_id)
-    run = session.resume(script_id)
-    run.state.set_fact(script_id, FOLLOWING, None)
-    applied = session.ledger.applied(script_id)
+    cut_over = any(Phase.CUTOVER in session.ledger.applied(one) for one in script_ids)
+    runs = _begun(script_ids, session.resume)
+    applied = [phase for one in script_ids for phase in session.ledger.applied(one)]
+    if not whole and Phase.CUTOVER in applied:
+        stopped = " --writers-stopped" if runs[0].is_delta else ""
+        _require_alone(session, script_ids[0], f"rollback {runs[0].declared.named}{stopped}")
     goal = to
     if goal is None:
-        from_cutover = Phase.CUTOVER in before or Phase.CUTOVER in applied
+        from_cutover = cut_over or Phase.CUTOVER in applied
         goal = ControlPhase.DUAL_WRITE if from_cutover else ControlPhase.SOURCE
     downto = Phase.RECONCILE if goal is ControlPhase.DUAL_WRITE else None
     if goal is ControlPhase.SOURCE and Phase.COMPLETE not in applied and drop is None:
-        named = ", ".join(run.declared.migration.table_names)
+        named = ", ".join(name for run in runs for name in run.declared.migration.table_names)
         raise ConfigurationError(
-            f"rolling {script_id} back to `source`: say what happens to {named}",
+            f"rolling {runs[0].declared.named if whole else script_ids[0]} back to `source`: say what"
+            f" happens to {named}",
             hint="add --drop-targets or --keep-targets",
         )
+    for one in script_ids:
+        session.ledger.require_way_back(one, downto)
+    return {run.script_id: _take_back(session, run, goal, downto, drop=drop) for run in runs}
+
+
+def _take_back(
+    session: Session, run: Run, goal: ControlPhase, downto: Phase | None, *, drop: bool | None
+) -> list[Phase]:
+    script_id = run.script_id
+    run.state.set_fact(script_id, FOLLOWING, None)
     undone = session.ledger.rollback(script_id, downto)
     if goal is ControlPhase.SOURCE and drop:
         # A client must have acknowledged `source` before tables and control row are deleted.

@@ -9,7 +9,8 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from rekey.core.clock import Clock, SystemClock, format_ticks
 from rekey.core.progress import Progress
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
-from rekey.errors import Interrupted
+from rekey.errors import Interrupted, RekeyError
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
@@ -41,6 +42,10 @@ WRITING_S = 15.0
 """Seconds for which the runner writes under one intent of its own."""
 OPEN_S = WRITING_S + SHARED_SERVICE_S + SAFETY_S
 """Seconds after which no write that the runner announced in an intent can be in flight any more."""
+
+
+Counters = dict[str, int]
+"""Figures of a phase's work, for the audit log and `status`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +133,20 @@ class Run:
     """Runs the operator's hook for an event, which more is told of. `before` is the phase that may not begin
     if the hook fails: then GateClosed is raised; None: a hook that fails is only told."""
 
+    group: Sequence[Run] = ()
+    """The runs of its whole group, itself among them, where a command works on the group."""
+    crossed: Counters = field(default_factory=dict)
+    """Figures of the last crossing that moved this migration, which the run of another member made."""
+
     @property
     def script_id(self) -> str:
         """The migration's id."""
         return self.declared.script_id
+
+    @property
+    def together(self) -> Sequence[Run]:
+        """The runs whose authority moves at once: those of the group, or this one alone."""
+        return self.group or (self,)
 
     @property
     def ids(self) -> SafeIds:
@@ -203,20 +218,28 @@ class Run:
         self.stop.check()
 
 
+@contextmanager
+def of_member(run: Run) -> Iterator[None]:
+    """Let an error within say which member of a group it is about."""
+    try:
+        yield
+    except RekeyError as error:
+        if run.group and not error.what.startswith(run.script_id):
+            error.what = f"{run.script_id}: {error.what}"
+        raise
+
+
 def asks_again(run: Run, phase: Phase) -> str:
     """Return the hint of a closed gate: the command that asks it again."""
     step = {Phase.CUTOVER: "proceed" if run.options.follow else "cut-over", Phase.COMPLETE: "complete"}
     if phase not in step:
         return f"when that is mended: `rekey apply {run.script_id}`"
     stopped = phase is Phase.CUTOVER and (run.is_delta or run.options.writers_stopped)
-    again = next_step(step[phase] + ("-stopped" if stopped else ""), script=run.script_id)
+    again = next_step(step[phase] + ("-stopped" if stopped else ""), script=run.declared.named)
     return f"when that is mended: {again}"
 
 
 # --- phases ------------------------------------------------------------------------------------------------
-
-Counters = dict[str, int]
-"""Figures of a phase's work, for the audit log and `status`."""
 
 
 async def open_gate(_run: Run) -> list[str]:

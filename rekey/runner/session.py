@@ -90,7 +90,7 @@ class Session:
         loop: runs the work, and is not closed by the session; None: the session makes one.
         runs: the migrations that were opened, by id.
         following: since when the runner follows (`apply --follow`); "" while it does not.
-        taken_back: figures of the phases that were taken back, where there are any.
+        taken_back: figures of the phases that were taken back, where there are any, by script and phase.
         phase_ended: called with each run of a phase when it has ended, done or not.
     """
 
@@ -105,10 +105,10 @@ class Session:
     phase_ended: Callable[[PhaseRun], None] = lambda _run: None
     runs: dict[str, Run] = field(default_factory=dict, init=False)
     following: str = field(default="", init=False)
-    taken_back: dict[Phase, Counters] = field(default_factory=dict, init=False)
+    taken_back: dict[tuple[str, Phase], Counters] = field(default_factory=dict, init=False)
     _leases: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
-    _throttled: Throttle | None = field(default=None, init=False)
+    _rates: tuple[Throttle, Throttle] | None = field(default=None, init=False)
     _at_work: str = field(default="", init=False)
 
     def __enter__(self) -> Session:
@@ -164,7 +164,7 @@ class Session:
 
     def beat(self) -> None:
         """Tell the pulse of this runner."""
-        held = () if self._throttled is None else tuple(self._throttled.held())
+        held = () if self._rates is None else tuple(self._rates[0].held())
         pulse.write(self.config.state, pulse.pulse_of(self.progress, self._at_work, held, self.following))
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
@@ -243,12 +243,15 @@ class Session:
         declared = self.scripts[script_id]
         began = script_id if declared.is_kept else begun_as(declared, self.scripts, self.state.migrations())
         if began:
+            path = (
+                self.scripts[began].path if began in self.scripts else declared.path.with_name(f"{began}.py")
+            )
             raise Refused(
-                f"{began} has begun, and its script {began}.py is gone: renamed or deleted"
+                f"{began} has begun, and its script {path.name} is gone: renamed or deleted"
                 + ("" if declared.is_kept else f"; {script_id} fills the same tables"),
                 kept="everything; nothing was changed",
-                hint=f"if another file is {began}.py under a new name, give it that name again; else"
-                f" `rekey show {began} --script --out {declared.path.with_name(began)}.py` puts it back as it"
+                hint=f"if another file is {path.name} under a new name, give it that name again; else"
+                f" `rekey show {began} --script --out {path}` puts it back as it"
                 " was begun",
             )
         return open_migration(Prepared.of(self.config, declared), self.accounts)
@@ -334,11 +337,7 @@ class Session:
                 self.progress.note(f"{script_id}: {said}", "keys-rewrapped")
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.shared)
-        throttle = self._throttled = self._throttle()
-        if self.config.targets is not None:
-            throttle.begin_elsewhere()
-        restricted_rates = restricted_throttle(throttle, self.config)
-        listen(self.accounts, throttle, restricted_rates)
+        throttle, restricted_rates = self._rates = self._rates or self._begin_rates()
         run = Run(
             declared=declared,
             config=self.config,
@@ -370,7 +369,8 @@ class Session:
 
         async def end_in_order() -> None:
             service = throttle.service
-            if service is not None and service.account.rate != service.account.begins:
+            is_first = run is next(iter(self.runs.values()), run)  # one is enough: they share the rates
+            if is_first and service is not None and service.account.rate != service.account.begins:
                 self.progress.note(
                     f"{run.script_id}: rates followed the service; at the end {throttle.told()}"
                 )
@@ -411,6 +411,15 @@ class Session:
             require_same_rules(declared.script_id, (record.digest, record.secret_fingerprints), rules)
         # If the state file was lost, only the control row says how the migration started.
         require_same_rules(declared.script_id, (control.digest, control.fingerprints), rules)
+
+    def _begin_rates(self) -> tuple[Throttle, Throttle]:
+        """Return the throttles of the accounts; all migrations of a session share the accounts."""
+        throttle = self._throttle()
+        if self.config.targets is not None:
+            throttle.begin_elsewhere()
+        restricted_rates = restricted_throttle(throttle, self.config)
+        listen(self.accounts, throttle, restricted_rates)
+        return throttle, restricted_rates
 
     def _throttle(self) -> Throttle:
         """Return the throttle for the configured rates, or those that the operator sets during the run."""
@@ -505,7 +514,7 @@ class Session:
             self.add_on_top(script_id, OnTop.WAY_BACK)
         details: dict[str, Any] = {"phase": phase}
         if counters is not None:
-            details["counters"] = self.taken_back[phase] = counters
+            details["counters"] = self.taken_back[script_id, phase] = counters
         self.state.audit("phase-undone", script_id, details)
         _tell("taken back", "phase-undone", script_id, phase)
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)

@@ -83,6 +83,12 @@ def measured(run: Run) -> Measured | None:
 
 
 def expected_stop_s(run: Run) -> float | None:
-    """Return for how many seconds writers would have to stop now; None: nothing was measured."""
-    last = measured(run)
-    return None if last is None else last.stop_s(run.clock.ticks())
+    """Return for how many seconds writers would have to stop now, those of the whole group where it moves at
+    once; None: nothing was measured."""
+    stops = []
+    for one in run.together:
+        last = measured(one)
+        if last is None:
+            return None
+        stops.append(last.stop_s(run.clock.ticks()))
+    return sum(stops) - FIXED_S * (len(stops) - 1)

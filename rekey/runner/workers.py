@@ -99,6 +99,7 @@ class Workers:
             run_id=row.run_id,
             epoch=row.epoch,
             lease_id=run.lease_id if writes else "",
+            group=run.declared.migration.group,
         )
         return cls(run, basis, SealedKeys(run.script_id, travel_key(run.mapping, row)))
 

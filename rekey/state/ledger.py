@@ -167,31 +167,41 @@ class Ledger:
             Refused: a phase from which there is no way back is applied, or another script builds on this one.
             RekeyError: the error of the step; its phase and earlier ones stay marked.
         """
-        kept = () if downto is None else ORDER[: ORDER.index(downto) + 1]
         with self._exclusive() as backend:
-            undone = [phase for phase in self._applied(backend, script_id) if phase not in kept]
-            final = [phase for phase in undone if phase not in REVERSIBLE]
-            if final:
-                raise Refused(
-                    f"{script_id} has passed `{final[0]}`, from which there is no way back",
-                    kept="everything; nothing was changed",
-                    hint="write a new migration that goes the other way",
-                )
-            taken = {ledger_id(script_id, phase) for phase in undone}
-            staying = set(state_backend.ledger_ids(backend.connection)) & set(self._phases) - taken
-            builds_on = {
-                self._phases[entry].script_id
-                for entry in staying
-                if any(needed.id in taken for needed in self._phases[entry].depends)
-            }
-            if builds_on:
-                raise Refused(
-                    f"{', '.join(sorted(builds_on))} builds on {script_id}",
-                    kept="everything; nothing was changed",
-                    hint=f"`rekey rollback {max(builds_on)}` first",
-                )
+            undone = self._undone(backend, script_id, downto)
             backend.rollback_migrations(backend.to_rollback(self._listed(script_id, undone)))
         return undone[::-1]
+
+    def require_way_back(self, script_id: str, downto: Phase | None) -> None:
+        """Raise Refused as `rollback` does; nothing is taken back."""
+        with self._exclusive() as backend:
+            self._undone(backend, script_id, downto)
+
+    def _undone(self, backend: StateBackend, script_id: str, downto: Phase | None) -> list[Phase]:
+        """Return the phases that a rollback takes back, in order. Raises Refused."""
+        kept = () if downto is None else ORDER[: ORDER.index(downto) + 1]
+        undone = [phase for phase in self._applied(backend, script_id) if phase not in kept]
+        final = [phase for phase in undone if phase not in REVERSIBLE]
+        if final:
+            raise Refused(
+                f"{script_id} has passed `{final[0]}`, from which there is no way back",
+                kept="everything; nothing was changed",
+                hint="write a new migration that goes the other way",
+            )
+        taken = {ledger_id(script_id, phase) for phase in undone}
+        staying = set(state_backend.ledger_ids(backend.connection)) & set(self._phases) - taken
+        builds_on = {
+            self._phases[entry].script_id
+            for entry in staying
+            if any(needed.id in taken for needed in self._phases[entry].depends)
+        }
+        if builds_on:
+            raise Refused(
+                f"{', '.join(sorted(builds_on))} builds on {script_id}",
+                kept="everything; nothing was changed",
+                hint=f"`rekey rollback {max(builds_on)}` first",
+            )
+        return undone
 
     def align(self, script_id: str, phases: Iterable[Phase]) -> None:
         """Mark exactly these phases as applied; none is carried out or taken back."""

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
-from rekey.core.plain import told
+from rekey.core.plain import UNTOLD, told
 from rekey.declaration.migration import Declared
 from rekey.errors import RekeyError, ServiceError, TableMissing
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY, Cohort
@@ -96,10 +96,12 @@ class Intents:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A script that another script waits for, and the phase that it must have applied."""
+    """A script that another script waits for, the phase that it must have applied, and what the command that
+    takes it there is given: its id, or its group."""
 
     script_id: str
     phase: Phase
+    named: str = field(default="", compare=False, metadata=UNTOLD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +244,10 @@ def waits(script: Declared, scripts: Mapping[str, Declared], ledger_ids: Iterabl
     ids = set(ledger_ids)
     if applied_phases(ids, script.script_id):
         return ()
-    needed = [Wait(other, handover(scripts[other], script)) for other in sorted(script.depends)]
+    needed = [
+        Wait(other, handover(scripts[other], script), scripts[other].named)
+        for other in sorted(script.depends)
+    ]
     return tuple(one for one in needed if one.phase not in applied_phases(ids, one.script_id))
 
 
@@ -363,7 +368,7 @@ async def look_at(
     now, unreachable = clock.ticks(), ""
     refusal: RekeyError | None = None
     try:
-        control = await ControlStore(restricted, script_id).read()
+        control = await ControlStore(restricted, script_id, declared.migration.group).read()
         server_time = await restricted.server_time()
         now = ticks_of(server_time)
         lease = await _lease(restricted, script_id, server_time, not_ours=at_end)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
-from rekey.core.plain import UNTOLD
+from rekey.core.plain import UNTOLD, told
 from rekey.declaration.migration import Declared
 from rekey.phases import Phase
 from rekey.present.text import duration, moment
@@ -64,6 +64,8 @@ class Begun:
         phases: the phases that are applied now.
         steps: the phases that were entered and taken back, in order.
         kept: its script as it was begun.
+        file: the name of its file.
+        group: its group, "" where it has none, or its script is gone.
     """
 
     script_id: str
@@ -74,12 +76,16 @@ class Begun:
     phases: tuple[Phase, ...]
     steps: tuple[Step, ...]
     kept: KeptScript | None = field(metadata=UNTOLD)
+    file: str = field(metadata=UNTOLD)
+    group: str = field(metadata=told(if_any=True))
 
     def told(self, command: Callable[[str], str]) -> list[str]:
         """Return the lines about it; `command` returns a command as it is to be typed here."""
         tables = f": {self.source} -> {', '.join(self.targets)}" if self.targets else ""
         lines = [self.script_id + tables, *labelled("begun", moment(self.begun_at))]
-        script = f"{self.script_id}.py {_SCRIPT[self.script]}"
+        if self.group:
+            lines += labelled("group", self.group)
+        script = f"{self.file} {_SCRIPT[self.script]}"
         if self.kept is not None and self.script != "as begun":
             script += f"; as it was: {command(f'show {self.script_id} --script')}"
         lines += labelled("script", script)
@@ -137,6 +143,8 @@ def begun(state: State, scripts: Mapping[str, Declared | None]) -> list[Begun]:
                 phases=tuple(applied_phases(ids, script_id)),
                 steps=steps(runs, state.audit_events(script_id)),
                 kept=script,
+                file=f"{script_id}.py" if now is None else now.path.name,
+                group="" if now is None else now.migration.group,
             )
         )
     return sorted(found, key=lambda one: one.begun_at)

@@ -32,7 +32,7 @@ from rekey.core.plain import plain, told
 from rekey.core.texts import catalogue, filled
 from rekey.errors import Collision, RowRefused, WriterAtWork, in_words
 from rekey.next_steps import TEXTS as STEPS
-from rekey.next_steps import NextStep, after_findings, apply_to, next_step
+from rekey.next_steps import NextStep, after_findings, apply_to, next_step, with_names
 from rekey.phases import FOLLOWED, ORDER, ControlPhase, Phase
 from rekey.present.text import moment
 from rekey.protocol.control import ControlRow
@@ -185,6 +185,7 @@ class Status:
             "source": facts.source,
             "targets": list(facts.declared.migration.table_names),
             "capture": facts.declared.migration.capture,
+            "group": facts.declared.migration.group,
             "stage": self.stage,
             **plain(self.progress),
             "divergences": None if last is None else last.divergences,
@@ -470,17 +471,32 @@ def _named(rows: Sequence[ClientRow]) -> str:
 
 def _told(verdict: str, facts: Facts, *, safe: bool = True, **values: object) -> Verdict:
     """Return a verdict of `TEXTS`; `values` are for the names in braces in its texts."""
-    values = {"script": facts.script_id, "source": facts.source, "target": facts.target, **values}
+    script = facts.declared.named if verdict in _OF_A_GROUP else facts.script_id
+    values = with_names({"script": script, "source": facts.source, "target": facts.target, **values})
     texts = {**STEPS.get(verdict, {}), **TEXTS[verdict]}
     sentence, command, remark = filled(texts, values, "sentence", "command", "remark")
     return Verdict(sentence, command, remark, safe)
+
+
+_OF_A_GROUP = frozenset(
+    (
+        "not-begun",
+        "source",
+        "still-writing",
+        "freeze-cut-off",
+        "no-way-back",
+        "way-back",
+        "way-back-by-copying",
+    )
+)
+"""Verdicts whose command a whole group is given, where the migration has one."""
 
 
 def _not_begun(facts: Facts) -> Verdict:
     found, name = _told("not-begun", facts), facts.script_id
     if facts.waits_for:
         first = facts.waits_for[0]
-        command = apply_to(first.script_id, first.phase)
+        command = apply_to(first.named or first.script_id, first.phase)
         return replace(found, command=command, remark=f"{name} waits for that")
     if facts.at_work:
         return replace(found, command=f"status {name}", remark="a runner begins it just now; look again")
@@ -542,10 +558,11 @@ def _in_dual_write(facts: Facts, closed: str) -> Verdict:
         return replace(safe, command=step.command, remark=step.remark)
     if Phase.RECONCILE not in facts.phases:
         goes_on = "it goes on after its last checkpoint" if facts.segments else ""
-        return replace(safe, command=f"apply {name}", remark=goes_on)
+        return replace(safe, command=f"apply {facts.declared.named}", remark=goes_on)
     if closed:
         return replace(safe, command=verify, remark=f"{closed}, and cutover asks for one")
-    step = next_step("cut-over-stopped" if facts.is_delta else "cut-over", script=name)
+    code = "cut-over-stopped" if facts.is_delta else "cut-over"
+    step = next_step(code, script=facts.declared.named)
     command, remark = step.command, step.remark
     if behind := facts.clients_behind:
         command, remark = f"status {name}", f"first see why {_named(behind)} does not follow"

@@ -16,6 +16,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -149,6 +150,12 @@ def read_time(answer: Answer, doing: str) -> str:
 def read_row(answer: Answer, doing: str) -> Row:
     """Return the row of a point read."""
     return decode_row(checked(answer, doing).body)
+
+
+def read_tables(answer: Answer, doing: str) -> tuple[list[str], str | None]:
+    """Return names of tables, and the continuation of the list; None at its end."""
+    names = [one["TableName"] for one in json.loads(checked(answer, doing).body)["value"]]
+    return names, answer.headers.get("x-ms-continuation-NextTableName") or None
 
 
 def read_page(answer: Answer, doing: str) -> Fetched:

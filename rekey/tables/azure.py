@@ -26,7 +26,16 @@ from rekey.core.distribution import installed_version
 from rekey.core.limits import own_name
 from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
 from rekey.tables import wire
-from rekey.tables.answers import Answer, may_be_applied, read_batch, read_done, read_etag, read_row, read_time
+from rekey.tables.answers import (
+    Answer,
+    may_be_applied,
+    read_batch,
+    read_done,
+    read_etag,
+    read_row,
+    read_tables,
+    read_time,
+)
 from rekey.tables.base import (
     MAX_BATCH_BYTES,
     MAX_PAGE_ROWS,
@@ -199,6 +208,17 @@ class AzureTableService:
             return await self._requester.read(request, read_done)
         except (errors.TableMissing, errors.RowMissing, errors.TableBeingDeleted):
             return False
+
+    async def table_names(self) -> list[str]:
+        """Return the names of all tables of the account. Needs permission to list them."""
+        found: list[str] = []
+        after: str | None = ""
+        while after is not None:
+            path = "Tables" + wire.query_string([("NextTableName", after)] * bool(after))
+            request = Request("GET", path, "list tables", wire.COMMON_HEADERS)
+            names, after = await self._requester.read(request, read_tables)
+            found += names
+        return found
 
     async def server_time(self) -> str:
         """Return the service's time, in whole seconds. A refusal to list tables (403) tells it, too."""

@@ -245,6 +245,9 @@ class TableService(Protocol):
     async def table_exists(self, name: str) -> bool:
         """Tell whether the table exists."""
 
+    async def table_names(self) -> list[str]:
+        """Return the names of all tables of the account."""
+
     async def server_time(self) -> str:
         """Return the service's time as `2024-01-31T12:00:00.0000000Z` (UTC; may be in whole seconds)."""
 
@@ -319,6 +322,10 @@ class TwoAccounts(TableService):
     async def table_exists(self, name: str) -> bool:
         """Tell whether a table exists where its name says."""
         return await holding(self, name).table_exists(name)
+
+    async def table_names(self) -> list[str]:
+        """Return the names of the account of the tables."""
+        return await self.tables.table_names()
 
     async def server_time(self) -> str:
         """Return the time of the account of the tables."""

@@ -215,8 +215,10 @@ class MovingWorld(DualWorld):
         journal = self.journal("runner")
         propagator.announce = clients.announcing(journal, Waits(self.scheduler))
         gates = SimpleNamespace(clients_timeout_s=2 * OVER_S, freeze_timeout_s=2 * OVER_S, margin_s=OVER_S)
-        return SimpleNamespace(
+        run = SimpleNamespace(
             script_id=SCRIPT,
+            declared=SimpleNamespace(named=SCRIPT),
+            group=(),
             is_delta=False,
             control=self.store,
             registry=Registry(self.others, SCRIPT),
@@ -234,6 +236,8 @@ class MovingWorld(DualWorld):
             options=Options(),
             tell=tell_nobody,
         )
+        run.together = (run,)
+        return run
 
     async def _gate(self, action: str) -> None:
         """Wait until the search lets this actor go on."""

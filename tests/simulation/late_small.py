@@ -305,6 +305,8 @@ class LateWorld(DeltaWorld):
             checkpointed=lambda **_: None, by_workers=Counter(),
             options=Options(), tell=tell_nobody, share=1.0,
         )  # fmt: skip
+        run.together, run.group, run.crossed = (run,), (), {}
+        run.declared.named = SCRIPT
         return cast(Run, run)
 
     # --- what a worker asks of its host --------------------------------------------------------------------

@@ -25,7 +25,7 @@ from rekey.errors import TableMissing
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
-from rekey.protocol.control import CONTROL_ROW_KEY, ControlRow, from_row
+from rekey.protocol.control import ControlRow, control_key, from_row
 from rekey.tables.base import Accounts, Operation, Table, TableService, TableWrapper
 
 SAFETY_S = 2.0
@@ -100,7 +100,7 @@ class Fence:
         basis = self.task.basis
         try:
             control, lease = await asyncio.gather(
-                self._rows.get(EntityKey(basis.script_id, CONTROL_ROW_KEY)),
+                self._rows.get(control_key(basis.script_id, basis.group)),
                 self._rows.get(EntityKey(basis.script_id, LEASE_ROW_KEY)),
             )
         except TableMissing:

@@ -71,6 +71,7 @@ class Basis:
         script_id, digest: the migration and its declaration's digest.
         run_id, epoch: those of the control row.
         lease_id: the id of the runner lease, "" for work that writes nothing.
+        group: the migration's group.
     """
 
     version: str
@@ -81,6 +82,7 @@ class Basis:
     run_id: str
     epoch: int
     lease_id: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,8 @@ async def require_complete(run: Run) -> ControlRow:
             f"{run.script_id} is not complete: until then the mapping keeps source and targets in step",
             kept="everything; nothing was erased",
             hint="delete the rows through the application now, which takes them from source and targets;"
-            f" erase what the mapping knows of them after `rekey {apply_to(run.script_id, Phase.COMPLETE)}`",
+            " erase what the mapping knows of them after"
+            f" `rekey {apply_to(run.declared.named, Phase.COMPLETE)}`",
         )
     await wait_for_present(run)
     until = await heard_of_until(run)

@@ -60,7 +60,7 @@ async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int
         source = other.migration.source
         if other.script_id == run.script_id or source.lower() not in map(str.lower, names):
             continue
-        now = await ControlStore(run.restricted, other.script_id).read()
+        now = await ControlStore(run.restricted, other.script_id, other.migration.group).read()
         if now is not None and now.phase is ControlPhase.RETIRED:
             gone.add(source.lower())
         elif to_write and now is not None and now.phase not in (ControlPhase.SOURCE, ControlPhase.COMPLETE):
@@ -69,7 +69,7 @@ async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int
                 " changed here past its clients would stay in its targets, or come back from there",
                 kept="everything; nothing was changed",
                 hint="do it through the application, which changes both sides; or run the same command after"
-                f" `rekey apply {other.script_id} --to complete` (erase there, too)",
+                f" `rekey apply {other.named} --to complete` (erase there, too)",
             )
     there = {name for name in dict.fromkeys(names) if await run.tables.table_exists(name)}
     return frozenset(n for n, name in enumerate(names) if name in there and name.lower() not in gone)

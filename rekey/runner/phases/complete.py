@@ -7,6 +7,7 @@ Rules kept here:
 * Intents in the journal are settled before the control row moves, while the source still follows. An intent
   that could not be settled by then, and whose row the source cannot express, is given up after the move and
   recorded: otherwise no command could ever end it.
+* Of a group all members are settled before all move.
 * Capture "dual-write": not before the last client of the old view has ended. The source is written until
   every client has acknowledged and the journal is drained; that moment is stored, and `retire` compares rows
   with it.
@@ -30,8 +31,9 @@ from rekey.runner.clients import (
     settle_stale,
     unsettled_hint,
     until_quiet,
+    wait_for_present,
 )
-from rekey.runner.run import Counters, Operation, Run
+from rekey.runner.run import Counters, Operation, Run, of_member
 from rekey.runner.verification import closed_by_difference
 
 QUIET_AT = "quiet_at"
@@ -59,17 +61,11 @@ async def run(run: Run) -> Counters:
     """
     now = await run.control.read()
     await until_quiet(run)
-    follows = not run.is_delta and run.declared.migration.reverse
+    follows = _follows(run)
     if now is not None and now.phase is ControlPhase.CUTOVER:
-        if follows:  # after the move an intent that fails can only be given up
-            reasons = await closed_by_difference(run)
-            settled = await settle_stale(run, TARGET)
-            if settled.failed:
-                hint = unsettled_hint(run)
-                reasons.append(f"{settled.failed} intents of the journal cannot be settled; {hint}")
-            if reasons:
-                again = next_step("complete", script=run.script_id)
-                raise GateClosed(Phase.COMPLETE, reasons, hint=f"when that is mended: {again}")
+        for one in run.together:
+            with of_member(one):
+                await _settle_before(one)
         await move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
     counters: Counters = {}
     if not run.is_delta:
@@ -80,6 +76,26 @@ async def run(run: Run) -> Counters:
         run.state.set_fact(run.script_id, QUIET_AT, await fresh_second(run.source_time, run.clock))
     run.state.forget_keys(run.script_id)
     return counters
+
+
+def _follows(run: Run) -> bool:
+    return not run.is_delta and run.declared.migration.reverse
+
+
+async def _settle_before(run: Run) -> None:
+    """Settle what is left before the move: after it an intent that fails can only be given up."""
+    await until_quiet(run)
+    await wait_for_present(run)
+    if not _follows(run):
+        return
+    reasons = await closed_by_difference(run)
+    settled = await settle_stale(run, TARGET)
+    if settled.failed:
+        hint = unsettled_hint(run)
+        reasons.append(f"{settled.failed} intents of the journal cannot be settled; {hint}")
+    if reasons:
+        again = next_step("complete", script=run.declared.named)
+        raise GateClosed(Phase.COMPLETE, reasons, hint=f"when that is mended: {again}")
 
 
 async def _drain(run: Run) -> int:

@@ -16,6 +16,13 @@ Rules kept here, in capture "dual-write" (ADR 0019):
   the phase that it came from; nothing is lost, and the error says what the freeze waited for.
 * The way back is refused while rows are known to differ: it would make the source's rows the true ones.
 
+Of a group (ADR 0043):
+
+* All members are frozen at once, proved or drained one after the other under the same freeze, and moved at
+  once; where one refuses, all go back. The run of whichever member comes first does that for all.
+* What is slow, or can refuse, before the freeze is done for all members before the first move.
+* Stray writers of all members are looked for when the last one is compared.
+
 In capture "delta" (writers stop, a last pass, a last proof):
 
 * The freeze time is a whole second of the service's clock that lies after every write made before the
@@ -36,7 +43,7 @@ In capture "delta" (writers stop, a last pass, a last proof):
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 
@@ -45,13 +52,14 @@ from rekey.copy.delta import fresh_second, written_since
 from rekey.copy.sweep import gone
 from rekey.core.clock import earlier, format_ticks
 from rekey.core.concurrency import for_each
+from rekey.core.limits import is_elsewhere
 from rekey.errors import Findings, GateClosed, Moved, RekeyError, RowRefused, ServiceError, WriterAtWork
 from rekey.model import EntityKey, Row, key_of
 from rekey.next_steps import after_findings, next_step
 from rekey.phases import ControlPhase, Phase
 from rekey.present.text import counted, differing, duration, moment
 from rekey.protocol.control import ControlRow
-from rekey.protocol.rules import TARGET, authority
+from rekey.protocol.rules import SOURCE, TARGET, Side
 from rekey.runner.clients import (
     Deadline,
     closed_by_clients,
@@ -67,7 +75,7 @@ from rekey.runner.clients import (
 )
 from rekey.runner.hooks import HookEvent
 from rekey.runner.phases.reconcile import catch_up
-from rekey.runner.run import Counters, Operation, Run, asks_again
+from rekey.runner.run import Counters, Operation, Run, asks_again, of_member
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import (
     closed_by_difference,
@@ -110,13 +118,14 @@ async def gate(run: Run) -> list[str]:
 async def _closed_by_a_long_stop(run: Run) -> list[str]:
     """Return the reason that writers would stand still for longer than allowed (`--stop-at-most`), if so."""
     allowed_s = run.options.stop_at_most_s
-    if allowed_s is None:
+    if allowed_s is None or run is not run.together[0]:
         return []
     expected_s = expected_stop_s(run)
-    again = f"let the writers go on; `rekey apply {run.script_id}` brings the targets up to date and measures"
+    apply = f"`rekey apply {run.declared.named}`"
+    again = f"let the writers go on; {apply} brings the targets up to date and measures"
     if expected_s is None:
         return [f"how long the writers would stand still is not known (--stop-at-most): {again} it"]
-    expected_s += await quiet_in_s(run)
+    expected_s += max([await quiet_in_s(one) for one in run.together])
     if expected_s <= allowed_s:
         return []
     longer = f"for about {duration(expected_s)}, longer than {duration(allowed_s)} (--stop-at-most)"
@@ -128,47 +137,64 @@ async def run(run: Run) -> Counters:
     `dual_write`."""
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.CUTOVER:
-        return {}
-    await until_quiet(run)  # before the freeze: requests of earlier runs take effect before the last pass
+        return run.crossed
+    for one in run.together:
+        await until_quiet(one)  # before the freeze: requests of earlier runs take effect before the last pass
     if not run.is_delta:
-        return await cross(run, ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER)
+        await cross(run, ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER)
+        return run.crossed
     if now is not None and now.phase is ControlPhase.DUAL_WRITE:
         await _about_to_freeze(run, ControlPhase.CUTOVER)
         await run.control.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
     try:
-        counters = await _prove_under_freeze(run)
+        await _prove_under_freeze(run.together)
     except Exception as error:
         await leave_freeze(run, ControlPhase.DUAL_WRITE)
         if isinstance(error, Findings):
             await run.tell(HookEvent.DIVERGENCE)
         raise
     await run.control.move(ControlPhase.FREEZE, ControlPhase.CUTOVER)
-    return counters
+    return run.crossed
 
 
-async def _prove_under_freeze(run: Run) -> Counters:
-    frozen_at = await fresh_second(run.source_time, run.clock)
-    run.state.set_fact(run.script_id, FROZEN_AT, frozen_at)
-    if run.declared.migration.is_elsewhere:  # Timestamps of the target are by the clock of its own account
-        run.state.set_fact(run.script_id, TARGET_FROZEN_AT, await run.target_time())
-    counters, report = await _compare_under_freeze(run)
-    strays = []
-    async for row in written_since(run.source, frozen_at):
-        run.check()
-        strays.append(run.ids.short(run.source.name, key_of(row)))
-    if strays:  # asked first: rows that are still written differ, too, and no repair ends that
-        raise WriterAtWork(
-            "cutover",
-            [f"{len(strays)} source rows were written after the freeze: {', '.join(strays[:_NAMED])}"],
-            hint=str(next_step("still-writing", script=run.script_id, source=run.source.name)),
-        )
-    if report.findings:
-        raise Findings(
-            f"full verification under freeze found {wrong(report)} rows that differ",
-            kept="both tables; the migration is back in `dual_write`, the source is the authority",
-            hint=f"writers may go on; {after_findings(run.script_id, run.source.name, report.as_json())}",
-        )
-    return {**counters, "rows_compared": report.source_rows}
+async def _prove_under_freeze(runs: Sequence[Run]) -> None:
+    frozen_at: dict[bool, str] = {}  # by the clock of each account that holds a source
+    for one in runs:
+        elsewhere = is_elsewhere(one.source.name)
+        if elsewhere not in frozen_at:
+            frozen_at[elsewhere] = await fresh_second(one.source_time, one.clock)
+        one.state.set_fact(one.script_id, FROZEN_AT, frozen_at[elsewhere])
+        if (
+            one.declared.migration.is_elsewhere
+        ):  # Timestamps of the target are by the clock of its own account
+            one.state.set_fact(one.script_id, TARGET_FROZEN_AT, await one.target_time())
+    reports = []
+    for one in runs:
+        with of_member(one):
+            counters, report = await _compare_under_freeze(one)
+        one.crossed = {**counters, "rows_compared": report.source_rows}
+        reports.append(report)
+        if report.findings:
+            break
+    for one in runs[: len(reports)]:  # asked first: rows that are still written differ, too, and no repair
+        strays = []  # ends that; and asked when all is compared, so that nothing is written meanwhile
+        async for row in written_since(one.source, frozen_at[is_elsewhere(one.source.name)]):
+            one.check()
+            strays.append(one.ids.short(one.source.name, key_of(row)))
+        if strays:
+            said = f"{len(strays)} source rows were written after the freeze: {', '.join(strays[:_NAMED])}"
+            step = next_step("still-writing", script=one.declared.named, source=one.source.name)
+            with of_member(one):
+                raise WriterAtWork("cutover", [said], hint=str(step))
+    for one, report in zip(runs, reports, strict=False):
+        if report.findings:
+            step = after_findings(one.script_id, one.source.name, report.as_json())
+            with of_member(one):
+                raise Findings(
+                    f"full verification under freeze found {wrong(report)} rows that differ",
+                    kept="both tables; the migration is back in `dual_write`, the source is the authority",
+                    hint=f"writers may go on; {step}",
+                )
 
 
 async def _compare_under_freeze(run: Run) -> tuple[Counters, FullReport]:
@@ -193,14 +219,16 @@ async def _about_to_freeze(run: Run, end: ControlPhase) -> None:
     if by is not None and run.clock.ticks() >= by:
         late = f"the window closed at {moment(format_ticks(by))}, before writes were made to wait"
         raise GateClosed(end, [late], hint=asks_again(run, Phase.CUTOVER))
-    await run.tell(HookEvent.FREEZE, before=Phase.CUTOVER if end is ControlPhase.CUTOVER else None)
+    for one in run.together:
+        await one.tell(HookEvent.FREEZE, before=Phase.CUTOVER if end is ControlPhase.CUTOVER else None)
 
 
 # --- freezes -----------------------------------------------------------------------------------------------
 
 
-async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, int]:
-    """Move the authority from the side of `start` to the side of `end`, through a freeze.
+async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
+    """Move the authority from the side of `start` to the side of `end`, through a freeze; keep the figures in
+    `crossed` of each run.
 
     Args:
         run: the migration, capture "dual-write".
@@ -214,57 +242,75 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> dict[str, i
         Refused: clients did not follow, or the journal was not drained; the control row is in `start` again
             (or in `end`, if clients did not follow after the last move).
     """
-    side = authority(start)
-    control = await run.control.read()
-    if side is None or control is None or control.phase is not start:
-        raise Moved(
-            f"the control row of {run.script_id} does not say `{start}` any more",
-            kept="everything; nothing was changed",
-            hint=f"`rekey status {run.script_id}` shows where the migration is",
-        )
-    await wait_until_heard(run, control)
-    settled = await settle_stale(run, side)
-    if settled.failed:
-        unsettled = f"{settled.failed} intents of the journal cannot be settled"
-        raise GateClosed(end, [unsettled], hint=unsettled_hint(run))
+    side: Side = SOURCE if start is ControlPhase.DUAL_WRITE else TARGET
+    runs = run.together
+    for one in runs:
+        control = await one.control.read()
+        if control is None or control.phase is not start:
+            raise Moved(
+                f"the control row of {one.script_id} does not say `{start}` any more",
+                kept="everything; nothing was changed",
+                hint=f"`rekey status {one.script_id}` shows where the migration is",
+            )
+        await wait_until_heard(one, control)
+        with of_member(one):
+            settled = await settle_stale(one, side)
+            if settled.failed:
+                unsettled = f"{settled.failed} intents of the journal cannot be settled"
+                raise GateClosed(end, [unsettled], hint=unsettled_hint(one))
+        one.crossed = {"clients": 0, "intents_settled": settled.settled}
     await _about_to_freeze(run, end)
     deadline = Deadline(run.clock, run.config.gates.freeze_timeout_s)
     frozen = await run.control.move(start, ControlPhase.FREEZE)
     try:
-        clients = await wait_for_clients(run, frozen, deadline)
-        drained = await drain(run, side, deadline)
-        if not clients or (end is ControlPhase.CUTOVER and unfollowed(run)):
-            report = await verify_full(run)
-            if report.findings:
-                raise Findings(
-                    f"full verification under freeze found {wrong(report)} rows that differ",
-                    kept="both tables",
-                    hint="they were not written through a client;"
-                    f" {after_findings(run.script_id, run.source.name, report.as_json())};"
-                    " then run the same command again",
-                )
+        for one in runs:
+            with of_member(one):
+                await _drained(one, await _as_moved(one, run, frozen), side, end, deadline)
         run.check()
         after = await run.control.move(ControlPhase.FREEZE, end)
     except Exception as error:
         left = await leave_freeze(run, start, only=frozen.move_id)
         frozen_ms = round(deadline.elapsed_s * 1000)
         details = {"to": start, "error": type(error).__name__, "freeze_ms": frozen_ms}
-        run.state.audit("freeze-given-up", run.script_id, details)
+        for one in runs:
+            one.state.audit("freeze-given-up", one.script_id, details)
         if left and isinstance(error, RekeyError):
             error.kept = f"{error.kept or 'everything'}; the migration is back in `{start}`, and writes go on"
         if isinstance(error, Findings):
             await run.tell(HookEvent.DIVERGENCE)
         raise
     frozen_ms = round(deadline.elapsed_s * 1000)
-    await wait_for_clients(run, after)
-    counters = {
-        "clients": clients,
-        "intents_settled": settled.settled + drained,
-        "freeze_ms": frozen_ms,
-        "followed_ms": round(deadline.elapsed_s * 1000),
-    }
-    run.state.audit("freeze", run.script_id, {"to": end, **counters})
-    return counters
+    for one in runs:
+        await wait_for_clients(one, await _as_moved(one, run, after))
+        one.crossed |= {"freeze_ms": frozen_ms, "followed_ms": round(deadline.elapsed_s * 1000)}
+        one.state.audit("freeze", one.script_id, {"to": end, **one.crossed})
+
+
+async def _as_moved(run: Run, mover: Run, row: ControlRow) -> ControlRow:
+    """Return the control row of a migration that was moved with that of `mover`, which is `row`."""
+    return row if run is mover else await run.control.read() or row
+
+
+async def _drained(run: Run, frozen: ControlRow, side: Side, end: ControlPhase, deadline: Deadline) -> None:
+    """Wait until nothing is under way under the freeze, and compare where the journal proves nothing.
+
+    Raises:
+        Findings: rows differ.
+        Refused: clients did not follow, or the journal was not drained in time.
+    """
+    clients = await wait_for_clients(run, frozen, deadline)
+    drained = await drain(run, side, deadline)
+    run.crossed = {"clients": clients, "intents_settled": run.crossed["intents_settled"] + drained}
+    if not clients or (end is ControlPhase.CUTOVER and unfollowed(run)):
+        report = await verify_full(run)
+        if report.findings:
+            raise Findings(
+                f"full verification under freeze found {wrong(report)} rows that differ",
+                kept="both tables",
+                hint="they were not written through a client;"
+                f" {after_findings(run.script_id, run.source.name, report.as_json())};"
+                " then run the same command again",
+            )
 
 
 async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bool:
@@ -306,44 +352,82 @@ async def undo(run: Run) -> Counters | None:
     """
     now = await run.control.read()
     if now is None or now.phase is ControlPhase.DUAL_WRITE:
-        return None
+        return run.crossed or None
+    for one in run.together:
+        with of_member(one):
+            await _require_way_back(one)
+    if run.is_delta:
+        await _copy_back(run, now)
+        return run.crossed
+    for one in run.together:
+        # Set before the control row moves: verifications up to now do not open the gate of a later cutover.
+        one.state.set_fact(one.script_id, RETURNED_AFTER, str(last_number(one)))
+    await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
+    for one in run.together:
+        one.crossed = {}
+    return None
+
+
+async def _require_way_back(run: Run) -> None:
+    """Raise GateClosed, as `undo` does, before anything is written."""
+    name = run.declared.named
     if not run.declared.migration.reverse:
         raise GateClosed(
             "dual_write",
             ["the declaration says reverse=False: there is no way back after cutover"],
-            hint=f"stay with the target: {next_step('no-way-back', script=run.script_id)}",
+            hint=f"stay with the target: {next_step('no-way-back', script=name)}",
         )
-    if run.is_delta:
-        if not run.options.writers_stopped:
-            step = next_step("go-back", script=run.script_id, target=run.targets[0].name)
-            raise GateClosed("dual_write", [_NOT_STOPPED], hint=str(step))
-        return await _copy_back(run, now)
-    reasons = await closed_by_difference(run)
+    if run.is_delta and not run.options.writers_stopped:
+        step = next_step("go-back", script=name, target=run.targets[0].name)
+        raise GateClosed("dual_write", [_NOT_STOPPED], hint=str(step))
+    reasons = [] if run.is_delta else await closed_by_difference(run)
     if reasons:
-        hint = f"when nothing differs any more: `rekey rollback {run.script_id}` again"
+        hint = f"when nothing differs any more: `rekey rollback {name}` again"
         raise GateClosed("dual_write", reasons, hint=hint)
-    # Set before the control row moves: verifications up to now do not open the gate of a later cutover.
-    run.state.set_fact(run.script_id, RETURNED_AFTER, str(last_number(run)))
-    await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
-    return None
 
 
-async def _copy_back(run: Run, now: ControlRow) -> Counters:
+async def _copy_back(run: Run, now: ControlRow) -> None:
     """Copy the target rows written since cutover back to the source, verify, then move the control row."""
-    # A time before the application's first write to the target. The freeze time is preferred: it is by the
-    # clock of the target's account, the control row's times are by the restricted account's.
-    facts = run.state.facts(run.script_id)
-    frozen_at = facts.get(TARGET_FROZEN_AT if run.declared.migration.is_elsewhere else FROZEN_AT)
-    since = earlier(frozen_at or now.cutover_at or now.updated_at, run.config.gates.margin_s)
-    back, limit = BackPropagator(run.propagator), run.config.limits.concurrency
-    refused: list[RowRefused] = []
-    counters = {"rows_copied_back": 0, "rows_deleted_in_source": 0}
+    for one in run.together:
+        with of_member(one):
+            await _check_back(one, now)
+    if now.phase is ControlPhase.CUTOVER:
+        await _about_to_freeze(run, ControlPhase.DUAL_WRITE)
+        await run.control.move(ControlPhase.CUTOVER, ControlPhase.FREEZE)
+    try:
+        for one in run.together:
+            with of_member(one):
+                await _bring_back(one, now)
+                await _prove_the_way_back(one)
+    except Exception:
+        await leave_freeze(run, ControlPhase.CUTOVER)
+        raise
+    for one in run.together:
+        one.state.set_fact(one.script_id, WATERMARK, await one.source_time())
+    await run.control.move(ControlPhase.FREEZE, ControlPhase.DUAL_WRITE)
+
+
+async def _check_back(run: Run, now: ControlRow) -> None:
+    """Try every row that would be copied back; nothing is written. Raises GateClosed."""
+    back, refused = BackPropagator(run.propagator), list[RowRefused]()
 
     async def check(row: Row) -> None:
         try:
             await back.check(row)
         except RowRefused as problem:
             refused.append(problem)
+
+    await _each_changed(run, now, "check the way back", back, check)
+    if refused:
+        listed = "; ".join(f"{problem.row_id}: {problem.problem}" for problem in refused[:_NAMED])
+        reason = f"{counted(len(refused), 'target row')} cannot go back: {listed}"
+        raise GateClosed("dual_write", [reason], hint=refused[0].cure)
+
+
+async def _bring_back(run: Run, now: ControlRow) -> None:
+    """Copy to the source what was written to the target, and deleted there, since cutover."""
+    back, limit = BackPropagator(run.propagator), run.config.limits.concurrency
+    run.crossed = counters = {"rows_copied_back": 0, "rows_deleted_in_source": 0}
 
     async def settle(what: str, source_key: EntityKey) -> None:
         if await back.propagate(source_key):
@@ -354,35 +438,29 @@ async def _copy_back(run: Run, now: ControlRow) -> Counters:
     async def bring(row: Row) -> None:
         await settle("rows_copied_back", await back.claim_new(row))
 
-    async def each_changed(label: str, work: Callable[[Row], Awaitable[None]]) -> None:
-        with run.progress.task(label) as advance:
-            async for page in run.targets[0].scan(modified_from=since):
-                run.check()
-                await for_each(await back.differing(page.rows, limit=limit), work, limit=limit)
-                advance(len(page.rows))
+    await _each_changed(run, now, "copy back", back, bring)
+    with run.progress.task("copy deletes back") as advance:
+        portions = gone(run.targets[0], run.mapping, "r", advance=advance, check=run.check)
+        async with aclosing(portions):
+            async for portion in portions:
+                await for_each(portion, partial(settle, "rows_deleted_in_source"), limit=limit)
 
-    await each_changed("check the way back", check)  # every row, before anything is written
-    if refused:
-        listed = "; ".join(f"{problem.row_id}: {problem.problem}" for problem in refused[:_NAMED])
-        reason = f"{counted(len(refused), 'target row')} cannot go back: {listed}"
-        raise GateClosed("dual_write", [reason], hint=refused[0].cure)
-    if now.phase is ControlPhase.CUTOVER:
-        await _about_to_freeze(run, ControlPhase.DUAL_WRITE)
-        await run.control.move(ControlPhase.CUTOVER, ControlPhase.FREEZE)
-    try:
-        await each_changed("copy back", bring)
-        with run.progress.task("copy deletes back") as advance:
-            portions = gone(run.targets[0], run.mapping, "r", advance=advance, check=run.check)
-            async with aclosing(portions):
-                async for portion in portions:
-                    await for_each(portion, partial(settle, "rows_deleted_in_source"), limit=limit)
-        await _prove_the_way_back(run)
-    except Exception:
-        await leave_freeze(run, ControlPhase.CUTOVER)
-        raise
-    run.state.set_fact(run.script_id, WATERMARK, await run.source_time())
-    await run.control.move(ControlPhase.FREEZE, ControlPhase.DUAL_WRITE)
-    return counters
+
+async def _each_changed(
+    run: Run, now: ControlRow, label: str, back: BackPropagator, work: Callable[[Row], Awaitable[None]]
+) -> None:
+    """Await work for each target row that was written since cutover and differs."""
+    # A time before the application's first write to the target. The freeze time is preferred: it is by the
+    # clock of the target's account, the control row's times are by the restricted account's.
+    facts = run.state.facts(run.script_id)
+    frozen_at = facts.get(TARGET_FROZEN_AT if run.declared.migration.is_elsewhere else FROZEN_AT)
+    since = earlier(frozen_at or now.cutover_at or now.updated_at, run.config.gates.margin_s)
+    limit = run.config.limits.concurrency
+    with run.progress.task(label) as advance:
+        async for page in run.targets[0].scan(modified_from=since):
+            run.check()
+            await for_each(await back.differing(page.rows, limit=limit), work, limit=limit)
+            advance(len(page.rows))
 
 
 async def _prove_the_way_back(run: Run) -> None:
@@ -404,7 +482,7 @@ async def _prove_the_way_back(run: Run) -> None:
         raise Findings(
             f"after copying back, {differing(wrong(report))} between source and targets",
             kept="the target is still the authority; nothing was deleted from it",
-            hint=str(next_step("go-back-again", script=run.script_id)),
+            hint=str(next_step("go-back-again", script=run.declared.named)),
         )
 
 

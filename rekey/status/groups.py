@@ -1,0 +1,89 @@
+"""Groups of migrations that cut over together, judged as one. Pure.
+
+Rules kept here:
+
+* A group is as safe as the member that is worst off, and its next command is that of the member that is least
+  far: the group cannot go on before that one.
+* A group is judged only where all its members were looked at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rekey.declaration.migration import Declared
+from rekey.phases import ControlPhase
+from rekey.present.text import wrapped
+from rekey.status.judge import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group as one: as JSON its members have the order of the fields.
+
+    Attributes:
+        name: the group.
+        members: ids of its scripts, in the order in which they are applied.
+        stage: how many of them are how far.
+        safe: all are.
+        sentence: which side is the authority; where it is not safe, that of the member that is worst off.
+        next: the next command and its remark, as of a migration.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    stage: str
+    safe: bool
+    sentence: str
+    next: dict[str, str]
+
+    def told(self, command: Callable[[str], str]) -> list[str]:
+        """Return the lines about a group; `command` returns a command as it is to be typed here."""
+        lines = wrapped(f"group {self.name}: {', '.join(self.members)}")
+        lines += wrapped(self.sentence, first=f"  {'safe' if self.safe else 'ATTENTION':<14}")
+        if self.next["command"]:
+            lines.append(f"  {'next':<14}{command(self.next['command'].removeprefix('rekey '))}")
+        if self.next["remark"]:
+            lines += wrapped(f"({self.next['remark']})", first=" " * 16, rest=" " * 17)
+        return [*lines, *wrapped(self.stage, first=f"  {'stage':<14}")]
+
+
+_BEFORE = "The sources are the authority; what there is of the targets is a copy."
+_SIDES = {
+    None: _BEFORE,
+    ControlPhase.SOURCE: _BEFORE,
+    ControlPhase.DUAL_WRITE: _BEFORE,
+    ControlPhase.FREEZE: "Writes to all of them wait while the authority moves.",
+    ControlPhase.CUTOVER: "The targets are the authority of all of them.",
+    ControlPhase.COMPLETE: "The targets are the authority of all of them, and there is no way back.",
+    ControlPhase.RETIRED: "The targets are the authority of all of them, and there is no way back.",
+}
+"""What is said of a group that is safe, by the phase of its control rows."""
+
+
+def groups_of(statuses: Iterable[Status], scripts: Iterable[Declared]) -> list[Group]:
+    """Return the groups of which all members are among the statuses, each judged as one."""
+    members: dict[str, list[str]] = {}
+    for one in scripts:
+        if one.migration.group:
+            members.setdefault(one.migration.group, []).append(one.script_id)
+    seen = {one.facts.script_id: one for one in statuses}
+    whole = {name: ids for name, ids in members.items() if seen.keys() >= set(ids)}
+    return [_judged(name, [seen[one] for one in ids]) for name, ids in whole.items()]
+
+
+def _judged(name: str, statuses: Sequence[Status]) -> Group:
+    worst = min(statuses, key=lambda one: (one.verdict.safe, len(one.facts.phases)))
+    safe, control = worst.verdict.safe, worst.facts.control
+    sentence = _SIDES[None if control is None else control.phase]
+    stages = Counter(f"{one.facts.phases[-1]} done" if one.facts.phases else "not begun" for one in statuses)
+    return Group(
+        name,
+        tuple(one.facts.script_id for one in statuses),
+        ", ".join(f"{stage}: {number} of {len(statuses)}" for stage, number in stages.items()),
+        safe,
+        sentence if safe else f"{worst.facts.script_id}: {worst.verdict.sentence}",
+        worst.next,
+    )
