@@ -22,6 +22,7 @@ from rekey.client.route import Writer
 from rekey.client.work import ClientParts, Counters
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.core.concurrency import cancel
+from rekey.core.limits import ELSEWHERE
 from rekey.declaration.mapper import Mapper
 from rekey.errors import RowRefused, ServiceError, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
@@ -36,7 +37,7 @@ from rekey.runner import commands
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
-from rekey.tables.base import Operation, Verb
+from rekey.tables.base import Operation, TableService, Verb
 from rekey.tables.kinds import by_number
 from tests.declared import under_writes
 from tests.evidence import prove
@@ -179,7 +180,7 @@ class Company:
         async def alive(_call: Call) -> None:
             await asyncio.sleep(0)
 
-        accounts = self.project.tables, self.project.restricted
+        accounts = self.project.tables, self.project.targets, self.project.restricted
         for account in accounts:
             account.gate = kill
         with suppress(Killed):
@@ -290,15 +291,16 @@ class Client:
             return await self.writer.write(operations)
         async with self.lease.operation(writes=True):
             [operation] = operations
-            table = self.company.project.tables.table(self.company.mapper.migration.source)
+            table = project_tables(self.company.project).table(self.company.mapper.migration.source)
             return await table.transact([operation])
 
     async def _writer(self, control: ControlRow) -> Writer:
         project, mapper = self.company.project, self.company.mapper
         mapping = await project.mapping(self.company.script_id)
+        tables = project_tables(project)
         propagator = Propagator(
-            project.tables.table(mapper.migration.source),
-            by_number(mapper.tables, mapper.migration.secondary, project.tables.table),
+            tables.table(mapper.migration.source),
+            by_number(mapper.tables, mapper.migration.secondary, tables.table),
             mapper,
             mapping,
         )
@@ -382,9 +384,16 @@ async def traffic(client: Client, keys: list[EntityKey], change: Change, ledger:
         await clock.sleep(rng.choice((0.0, 0.05, 0.3)))
 
 
+def project_tables(project: Project) -> TableService:
+    """Return the tables of a project, wherever they are."""
+    return project.connect(project.config).tables
+
+
 def company(folder: Path, script: str, rows: list[Row]) -> Company:
     """Return a company with a script and a source that holds rows."""
     project = Project(folder)
+    if ELSEWHERE in script:
+        project.move_elsewhere()
     script_id = project.script(under_writes(script), "0001_subject.py")
     made = Company(project, script_id)
     made.do(project.fill(project.scripts[script_id].migration.source, rows))

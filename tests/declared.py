@@ -25,6 +25,19 @@ migration = Migration(
 '''
 """Keys from keys alone."""
 
+MOVE = '''\
+"""The same table in another account: the keys stay as they are."""
+from rekey import Migration, Target, keys
+
+migration = Migration(
+    source="SOURCE",
+    target=Target("TARGET", partition_key=keys.prop("PartitionKey"), row_key=keys.prop("RowKey")),
+    capture="delta",
+    waive={"personal-data": "made-up addresses"},
+)
+'''
+"""Unchanged keys."""
+
 POSTS = '''\
 """Posts by month, with an index by tag."""
 from rekey import Index, Migration, Target, keys, props

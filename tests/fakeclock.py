@@ -55,3 +55,23 @@ class FakeClock:
         finally:
             self._waiting.remove(entry)
             heapq.heapify(self._waiting)
+
+
+class Skewed:
+    """The clock of another service, which is some seconds off another clock."""
+
+    def __init__(self, clock: FakeClock, seconds: float) -> None:
+        """Take the clock that it goes by, and how far ahead of it this one is."""
+        self._clock, self._off = clock, round(seconds * TICKS_PER_SECOND)
+
+    def ticks(self) -> int:
+        """Return this clock's time in ticks."""
+        return self._clock.ticks() + self._off
+
+    def rising(self) -> float:
+        """Return this clock's time in seconds."""
+        return self.ticks() / TICKS_PER_SECOND
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, by either clock."""
+        await self._clock.sleep(seconds)

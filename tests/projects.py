@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rekey.core.clock import Clock
+from rekey.core.limits import is_elsewhere, own_name
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_scripts
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
-from rekey.migration.opening import Prepared, open_migration
+from rekey.migration.opening import Prepared, joined, open_migration
 from rekey.model import Row
 from rekey.project.config import Config, load_config
 from rekey.protocol.control import ControlStore
@@ -22,8 +23,8 @@ from rekey.protocol.journal import Journal
 from rekey.runner.run import Options, StopFlag
 from rekey.runner.session import Session
 from rekey.tables.base import Accounts
-from tests.declared import POSTS, SECONDARY, SECONDARY_FROM_KEYS, USERS, named
-from tests.fakeclock import FakeClock
+from tests.declared import MOVE, POSTS, SECONDARY, SECONDARY_FROM_KEYS, USERS, named
+from tests.fakeclock import FakeClock, Skewed
 from tests.memory import MemoryTableService
 
 CONFIG = """\
@@ -43,9 +44,19 @@ window_rows = 50
 retention = "0s"
 """
 
+ELSEWHERE = """
+[targets]
+endpoint = "http://127.0.0.1:10003/devstoreaccount1"
+"""
+SKEW_S = 40.0
+
 WRAPPING_KEY = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
 USERS_SCRIPT = named(USERS, "Users", "UsersV2")
+MOVE_SCRIPT = named(MOVE, "Users", "Users@targets")
+USERS_ELSEWHERE_SCRIPT = named(USERS, "Users", "Users@targets")
+POSTS_ELSEWHERE_SCRIPT = named(POSTS, "Posts", "PostsV2@targets", "PostsByTag")
+"""The main target in the account of targets, and the index next to the source."""
 POSTS_SCRIPT = named(POSTS, "Posts", "PostsV2", "PostsByTag")
 SECONDARY_SCRIPT = named(SECONDARY, "Races", "RacesV2")
 SECONDARY_FROM_KEYS_SCRIPT = named(SECONDARY_FROM_KEYS, "Races", "RacesV2")
@@ -53,7 +64,10 @@ SECONDARY_FROM_KEYS_SCRIPT = named(SECONDARY_FROM_KEYS, "Races", "RacesV2")
 
 @dataclass
 class Project:
-    """A folder with configuration and scripts, and the two accounts in memory."""
+    """A folder with configuration and scripts, and the accounts in memory.
+
+    With `ELSEWHERE` in its configuration there is an account of targets, too, whose clock is `SKEW_S` behind.
+    """
 
     folder: Path
     clock: FakeClock = field(default_factory=FakeClock)
@@ -61,8 +75,10 @@ class Project:
     """The clock of the machine that the commands run on; as the service's if nobody says otherwise."""
     tables: MemoryTableService = field(init=False)
     restricted: MemoryTableService = field(init=False)
+    targets: MemoryTableService = field(init=False)
 
     def __post_init__(self) -> None:
+        self.targets = MemoryTableService(clock=Skewed(self.clock, -SKEW_S))
         self.tables = MemoryTableService(clock=self.clock)
         self.restricted = MemoryTableService(clock=self.clock)
         (self.folder / "migrations").mkdir(parents=True, exist_ok=True)
@@ -92,9 +108,18 @@ class Project:
         """The scripts as they are on disk now."""
         return {script.script_id: script for script in load_scripts(self.config.migrations)}
 
-    def connect(self, _config: Config) -> Accounts:
+    def connect(self, config: Config) -> Accounts:
         """Connect to the tables in memory."""
-        return Accounts(self.tables, self.restricted)
+        return joined(
+            tables=self.tables,
+            targets=None if config.targets is None else self.targets,
+            restricted=self.restricted,
+        )
+
+    def move_elsewhere(self) -> None:
+        """Give the project an account of targets."""
+        with (self.folder / "rekey.toml").open("a", encoding="utf-8") as file:
+            file.write(ELSEWHERE)
 
     @contextmanager
     def session(
@@ -131,7 +156,7 @@ class Project:
 
     def rows(self, table: str) -> Sequence[Row]:
         """Return what a table holds."""
-        return self.tables.dump(table)
+        return (self.targets if is_elsewhere(table) else self.tables).dump(own_name(table))
 
 
 _LIVED: dict[Hashable, tuple[Project, dict[Path, tuple[int, bytes]]]] = {}
@@ -156,6 +181,7 @@ def lived(name: Hashable, folder: Path, live: Callable[[Project], None]) -> Proj
     before, kept = _LIVED[name]
     before = copy.deepcopy(before)
     project.clock, project.tables, project.restricted = before.clock, before.tables, before.restricted
+    project.targets = before.targets
     for path, (mode, data) in kept.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)

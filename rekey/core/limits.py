@@ -11,6 +11,8 @@ Rules kept here (Azure documentation, "Understanding the Table service data mode
 * An entity is at most 1 MiB by the documented formula, a string or binary property at most 64 KiB. The
   service refuses exactly 65,536 bytes, which the emulator lets pass.
 * A table name is a letter and 2 to 62 letters or digits, in any case; `tables` is the service's own.
+* A name that ends with `@targets` means a table of the account of `[targets]`. No table's name has an `@`:
+  the qualified name stands wherever a name does, and is resolved where a request is made (ADR 0042).
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ RESERVED_TABLES = frozenset({"tables", "rekeycontrol", "rekeyjournal", "rekeymap
 
 REFUSED_IN_KEYS = re.compile("[/\\\\#?\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 TABLE_NAME = re.compile("[A-Za-z][A-Za-z0-9]{2,62}")
+ELSEWHERE = "@targets"
 _RESERVED_NAMES = frozenset(name.lower() for name in SYSTEM_PROPERTIES)
 
 _ENTITY_OVERHEAD = 4
@@ -105,13 +108,25 @@ def check_address(row: Row, field: str) -> None:
         )
 
 
-def table_name_problem(name: object) -> str | None:
-    """Return what is wrong with a table name, None when it can be used."""
+def own_name(name: str) -> str:
+    """Return the name that a table has in its account."""
+    return name.removesuffix(ELSEWHERE)
+
+
+def is_elsewhere(name: str) -> bool:
+    """Tell whether a name means a table of the account of `[targets]`."""
+    return name.endswith(ELSEWHERE)
+
+
+def table_name_problem(name: object, *, qualified: bool = False) -> str | None:
+    """Return what is wrong with a table name, None when it can be used. `qualified`: it may end with
+    `@targets`."""
     if not isinstance(name, str):
         return f"a {type(name).__name__} is not a table name"
-    if TABLE_NAME.fullmatch(name) is None:
+    own = own_name(name) if qualified else name
+    if TABLE_NAME.fullmatch(own) is None:
         return f"{name!r} is not a table name"
-    if name.lower() in RESERVED_TABLES:
+    if own.lower() in RESERVED_TABLES:
         return f"the name {name!r} is reserved"
     return None
 

@@ -24,7 +24,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
+from rekey.core.limits import TABLE_NAME_CURE, is_elsewhere, table_name_problem
 from rekey.core.plain import UNTOLD, members, told
 from rekey.declaration.keys.base import (
     Expression,
@@ -104,7 +104,7 @@ class Target(_Filled):
     """The new table that the migration fills with one row for each source row.
 
     Args:
-        table: its name.
+        table: its name; `Users@targets` for the table Users in the account of `[targets]`.
         partition_key: the new PartitionKey.
         row_key: the new RowKey.
         properties: property operations (`rekey.declaration.props`); without any, every property is carried.
@@ -190,7 +190,7 @@ class Migration:
     """The declaration of one migration script, under the name `migration` in the script.
 
     Args:
-        source: the old table.
+        source: the old table; one that an earlier migration moved is named as there, `Users@targets`.
         target: the new table.
         indexes: further tables filled from the same rows.
         capture: `dual-write` (the application writes through rekey's client or proxy) or `delta` (no change
@@ -266,6 +266,11 @@ class Migration:
             for number, index in enumerate(self.indexes, start=1)
             if index.table == self.target.table
         }
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether any table of it is in the account of `[targets]`."""
+        return any(map(is_elsewhere, (self.source, *self.tables)))
 
     @property
     def filled(self) -> tuple[Target | Index, ...]:
@@ -399,8 +404,9 @@ def _check_choice(where: str, said: object, choices: tuple[str, ...]) -> None:
 
 
 def _check_table(where: str, name: object) -> None:
-    problem = table_name_problem(name)
-    refuse_if(problem, where, problem or "", cure=TABLE_NAME_CURE)
+    problem = table_name_problem(name, qualified=True)
+    cure = f'{TABLE_NAME_CURE}; for a table of the account of [targets], "@targets" after it'
+    refuse_if(problem, where, problem or "", cure=cure if "@" in str(name) else TABLE_NAME_CURE)
 
 
 def _uses_item(expression: Expression) -> bool:

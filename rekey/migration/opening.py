@@ -19,21 +19,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from rekey.core.limits import ELSEWHERE
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, required_secrets
-from rekey.errors import Moved, RekeyError, SecretMissing
+from rekey.errors import ConfigurationError, Moved, RekeyError, SecretMissing
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows, is_tombstone
 from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys, ids_key
 from rekey.mapping.store import Keyring, MappingStore, data_key_rows
 from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.next_steps import next_step
-from rekey.project.config import Config, account_key, resolve_secret
+from rekey.project.config import Config, account_key, is_same_account, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, read_local
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.propagate import Propagator
 from rekey.tables.azure import AzureTableService
-from rekey.tables.base import Accounts, Table
+from rekey.tables.base import Accounts, Table, TableService, TwoAccounts
 from rekey.tables.credentials import credential_of
 from rekey.tables.kinds import by_number
 
@@ -46,16 +47,51 @@ class Prepared:
         declared: the declaration.
         secret: returns the secret of this name, or raises SecretMissing.
         wrapping_key: returns the wrapping key, or raises SecretMissing.
+        targets: the endpoint of the account of targets, "" for none.
     """
 
     declared: Declared
     secret: Callable[[str], bytes]
     wrapping_key: Callable[[], WrappingKey | None]
+    targets: str = ""
 
     @classmethod
     def of(cls, config: Config, declared: Declared) -> Prepared:
-        """Prepare a migration of a project."""
-        return cls(declared, lambda name: resolve_secret(config, name), lambda: open_wrapping(config))
+        """Prepare a migration of a project.
+
+        Raises:
+            ConfigurationError: it has a table in the account of `[targets]`, and there is no such section.
+        """
+        if config.targets is None and declared.migration.is_elsewhere:
+            lines = declared.content.decode("utf-8", "replace").split("\n")
+            line = next((number for number, text in enumerate(lines, 1) if ELSEWHERE in text), None)
+            place = declared.path if line is None else f"{declared.path}, line {line}"
+            raise ConfigurationError(
+                f"{place}: {declared.script_id} has a table in the account of [targets], and {config.path}"
+                " names none",
+                kept="everything; nothing was changed",
+                hint='add [targets] with endpoint = "https://ACCOUNT.table.core.windows.net"; or, before the'
+                f" migration begins, take {ELSEWHERE} out of the script",
+            )
+        targets = "" if config.targets is None else config.targets.endpoint
+        return cls(
+            declared, lambda name: resolve_secret(config, name), lambda: open_wrapping(config), targets
+        )
+
+    @property
+    def elsewhere(self) -> str:
+        """The endpoint of the account of targets, if the migration has a table there; else ""."""
+        return self.targets if self.declared.migration.is_elsewhere else ""
+
+    def require_place(self, row: ControlRow) -> None:
+        """Refuse an account of targets other than that which a migration began with. Raises Moved."""
+        if self.elsewhere and not is_same_account(self.elsewhere, row.elsewhere):
+            raise Moved(
+                f"the account of [targets] is not the one that {self.declared.script_id} began with",
+                kept="everything done so far; nothing was written to the other account",
+                hint=f"name {row.elsewhere} there; to move the table to another account instead:"
+                f" {next_step('begin-anew', script=self.declared.script_id)}",
+            )
 
     @cached_property
     def _read(self) -> tuple[dict[str, bytes], dict[str, SecretMissing]]:
@@ -108,7 +144,7 @@ class OpenMigration:
 
     Attributes:
         prepared: its declaration and secrets.
-        accounts: the account of its tables, and the restricted account.
+        accounts: the accounts of its tables, and the restricted account.
         control: its control row.
     """
 
@@ -121,8 +157,10 @@ class OpenMigration:
 
         Raises:
             SecretMissing: the mapping is sealed, and there is no wrapping key.
+            Moved: its targets are in another account.
             Moved, SealedUnreadable: the data keys cannot be opened.
         """
+        self.prepared.require_place(row)
         table = self.accounts.restricted.table(MAPPING_TABLE)
         script_id, migration = self.prepared.declared.script_id, self.prepared.declared.migration
         of = script_id, migration.source, migration.tables
@@ -156,9 +194,9 @@ def open_migration(prepared: Prepared, accounts: Accounts) -> OpenMigration:
 
 
 async def secrets_refused(migration: OpenMigration, row: ControlRow | None) -> RekeyError | None:
-    """Return why commands that map rows refuse a migration: a secret or the wrapping key is missing, or not
-    the one that it began with; None when nothing is wrong. No data key is opened; Key Vault is asked for
-    secrets.
+    """Return why commands that map rows refuse a migration: a secret or the wrapping key is missing, or these
+    or the account of its targets are not those that it began with; None when nothing is wrong. No data key is
+    opened; Key Vault is asked for secrets.
 
     Args:
         migration: the migration.
@@ -174,6 +212,7 @@ async def secrets_refused(migration: OpenMigration, row: ControlRow | None) -> R
     try:
         prepared.require()
         if row is not None:
+            prepared.require_place(row)
             require_same_secrets(script_id, row.fingerprints, prepared.fingerprints)
         for one in rows:
             if isinstance(prepared.wrapping, WrappingKeys) and not is_tombstone(one):
@@ -238,9 +277,16 @@ def read_wrapping(source: SecretSource) -> bytes:
 
 
 def connect(config: Config) -> Accounts:
-    """Return both accounts; a connection is made by the first request. Raises ConfigurationError."""
-    tables, restricted = (
-        AzureTableService.open(account.endpoint, credential_of(account.name, account_key(account)))
-        for account in (config.tables, config.restricted)
-    )
-    return Accounts(tables, restricted)
+    """Return the accounts; a connection is made by the first request. Raises ConfigurationError."""
+    opened = {
+        section: AzureTableService.open(account.endpoint, credential_of(account.name, account_key(account)))
+        for section, account in config.accounts.items()
+    }
+    return joined(**opened)
+
+
+def joined(
+    *, tables: TableService, targets: TableService | None = None, restricted: TableService
+) -> Accounts:
+    """Return accounts that were opened one by one; None: there is no account of targets."""
+    return Accounts(tables if targets is None else TwoAccounts(tables, targets), restricted)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rekey.core.limits import is_elsewhere
 from rekey.core.severity import Severity
 from rekey.core.texts import catalogue, filled
 from rekey.declaration.keys.base import Prop
@@ -99,10 +100,12 @@ def _dual_write_problems(declared: Declared) -> Iterator[Problem]:
 
 
 def changes_nothing(migration: Migration) -> bool:
-    """Tell whether the only target would be a copy of the source, but for copies of the old keys."""
+    """Tell whether the only target would be a copy of the source in its account, but for copies of the old
+    keys."""
     target = migration.target
     return (
-        (target.partition_key, target.row_key) == (Prop(PARTITION_KEY), Prop(ROW_KEY))
+        is_elsewhere(target.table) == is_elsewhere(migration.source)
+        and (target.partition_key, target.row_key) == (Prop(PARTITION_KEY), Prop(ROW_KEY))
         and not migration.indexes
         and all(isinstance(one, Copy) for one in target.properties)
     )

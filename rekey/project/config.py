@@ -79,8 +79,7 @@ class Account:
 
     def is_same_as(self, other: Account) -> bool:
         """Tell whether another endpoint is of the same account, however it is written."""
-        ours, theirs = urlsplit(self.endpoint.lower()), urlsplit(other.endpoint.lower())
-        return (ours.netloc, ours.path.strip("/")) == (theirs.netloc, theirs.path.strip("/"))
+        return is_same_account(self.endpoint, other.endpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +275,7 @@ class Config:
     restricted: Account
     state: Path
     migrations: Path
+    targets: Account | None = None
     secrets: Mapping[str, SecretSource] = field(default_factory=dict)
     sealing: Sealing = field(default_factory=Sealing)
     limits: Limits = field(default_factory=Limits)
@@ -291,8 +291,15 @@ class Config:
 
     @property
     def endpoints(self) -> str:
-        """The endpoints of both accounts, as state files and tasks record them."""
+        """The endpoints of tables and restricted store, as state files and tasks record them; that of the
+        targets is in the control row of a migration that has tables there."""
         return f"{self.tables.endpoint} {self.restricted.endpoint}"
+
+    @property
+    def accounts(self) -> dict[str, Account]:
+        """The accounts, by the section that names each."""
+        elsewhere = {} if self.targets is None else {"targets": self.targets}
+        return {"tables": self.tables, **elsewhere, "restricted": self.restricted}
 
     @property
     def rates(self) -> Limits:
@@ -321,11 +328,12 @@ class Config:
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 problem = f"the file of {what} is open to other users (mode {mode:04o})"
                 found.append(f"{problem}; `chmod 600 {source.where}` closes it")
-        if self.restricted.is_https and self.restricted.is_same_as(self.tables):
-            found.append(
-                "[restricted] is the same account as [tables]: who may read the migrated tables"
-                " may also read the old keys"
-            )
+        found += [
+            f"[restricted] is the same account as [{section}]: who may read the migrated tables"
+            " may also read the old keys"
+            for section, account in self.accounts.items()
+            if account is not self.restricted and account.is_https and self.restricted.is_same_as(account)
+        ]
         return found
 
 
@@ -350,7 +358,8 @@ def load_config(path: Path) -> Config:
     document.allow(*(one.name for one in fields(Config) if one.name != "path"))
     return Config(
         path=path,
-        tables=_account(document.section("tables", required=True)),
+        tables=(tables := _account(document.section("tables", required=True))),
+        targets=_targets(document.section("targets"), tables),
         restricted=_account(document.section("restricted", required=True)),
         state=_path(document.section("state"), ".rekey/state.sqlite"),
         migrations=_path(document.section("migrations"), "migrations"),
@@ -468,6 +477,32 @@ def _account(section: Section) -> Account:
             " pasted here, treat it as known to others and renew it",
         )
     return Account(_endpoint(section, endpoint.strip()), key_env)
+
+
+def _targets(section: Section, tables: Account) -> Account | None:
+    if not section.content:
+        return None
+    account = _account(section)
+    if account.is_same_as(tables):
+        # `Users` and `Users@targets` would be one table, copied onto itself and retired.
+        section.fail("endpoint", "is the account of [tables]", "name the other account, or remove [targets]")
+    return account
+
+
+def is_same_account(one: str, other: str) -> bool:
+    """Tell whether two endpoints are of the same account, however they are written."""
+    return _place(one) == _place(other)
+
+
+def _place(endpoint: str) -> tuple[str, str]:
+    """Return what is the same for all spellings of an account's endpoint: its host and its path."""
+    parts = urlsplit(endpoint.lower())
+    host = parts.netloc.removesuffix({"https": ":443", "http": ":80"}[parts.scheme])
+    name, dot, domain = host.partition(".")
+    if "table." in domain:
+        # a private link, and the endpoint that reads the other region, are of the same account
+        host = name.removesuffix("-secondary") + dot + domain.removeprefix("privatelink.")
+    return host, parts.path.strip("/")
 
 
 def _endpoint(section: Section, text: str) -> str:

@@ -63,6 +63,7 @@ class ControlRow:
         run_id: random, of the run that made the row; ties state file and restricted store together.
         digest: of the declaration.
         source, targets: table names; targets main first.
+        elsewhere: the endpoint of the account of tables whose names say `@targets`; "" where there is none.
         fingerprints: secret name to fingerprint.
         id_key: 32 random bytes: the key of the safe ids; if sealed, what that is derived from (`ids_key`).
         copied: every row of the source is in the targets; before that they must not be read.
@@ -93,6 +94,7 @@ class ControlRow:
     completed_at: str | None = field(default=None, metadata=column("CompletedAt", MOMENT, may_be_absent=True))
     updated_at: str = field(default="", metadata=column("UpdatedAt", MOMENT, may_be_absent=True))
     move_id: str = field(default="", metadata=column("MoveId"))
+    elsewhere: str = field(default="", metadata=column("TargetsEndpoint", may_be_absent=True))
     etag: str = ""
 
     @property

@@ -35,7 +35,7 @@ from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.sweeper import Sweeper
 from rekey.state.models import CHECKPOINT_AT
 from rekey.state.store import State
-from rekey.tables.base import SHARED_SERVICE_S, Table, TableService
+from rekey.tables.base import SHARED_SERVICE_S, Table, TableService, holding
 
 WRITING_S = 15.0
 """Seconds for which the runner writes under one intent of its own."""
@@ -168,6 +168,14 @@ class Run:
     def source(self) -> Table:
         """The source table."""
         return self.propagator.source
+
+    async def source_time(self) -> str:
+        """Return the time by the clock of the source's account, which its rows' Timestamps are by."""
+        return await holding(self.tables, self.source.name).server_time()
+
+    async def target_time(self) -> str:
+        """Return the time by the clock of the main target's account."""
+        return await holding(self.tables, self.targets[0].name).server_time()
 
     @property
     def targets(self) -> Sequence[Table]:

@@ -64,7 +64,7 @@ from rekey.state.store import State
 from rekey.status import pulse
 from rekey.status.facts import begun_as
 from rekey.tables.allowance import while_allowed
-from rekey.tables.base import Accounts
+from rekey.tables.base import Accounts, holding
 from rekey.tables.kinds import by_number
 from rekey.tables.sent import OnTop, on_top, requests_in, since
 
@@ -308,6 +308,7 @@ class Session:
             targets=declared.migration.table_names,
             fingerprints=prepared.fingerprints,
             id_key=new_key(),
+            elsewhere=prepared.elsewhere,
         )
         row = await control.create(first)
         self._guard(prepared, row)
@@ -355,7 +356,7 @@ class Session:
             options=self.options,
             progress=self.progress,
             stop=self.stop,
-            clock=ServiceClock(await tables.server_time(), self.clock),
+            clock=ServiceClock(await holding(tables, declared.migration.source).server_time(), self.clock),
             still_alone=lease.check,
             lease_id=lease.lease_id,
             factory=self.factory,
@@ -385,7 +386,7 @@ class Session:
 
         Raises:
             StateUnusable: the state file is of another migration, or the restricted store is another one.
-            Moved: declaration or secrets are not those that the migration started with.
+            Moved: declaration, secrets or the account of targets are not those that it started with.
         """
         declared, rules = prepared.declared, (prepared.declared.digest, prepared.fingerprints)
         record = self.state.migration(declared.script_id)
@@ -401,6 +402,7 @@ class Session:
             self.state.forget(declared.script_id)
         if control is None:
             return
+        prepared.require_place(control)
         if record is not None:
             require_same_place(record, declared.migration.source, self.config.endpoints, control.run_id)
             require_same_rules(declared.script_id, (record.digest, record.secret_fingerprints), rules)

@@ -214,7 +214,7 @@ async def _begun(run: Run, *, anew: bool) -> str:
     comparison is cut off and goes on."""
     since = None if anew else run.state.get_fact(run.script_id, COMPARING_SINCE)
     if since is None:
-        since = await fresh_second(run.tables.server_time, run.clock)
+        since = await fresh_second(run.source_time, run.clock)
         run.state.set_fact(run.script_id, COMPARING_SINCE, since)
     return since
 

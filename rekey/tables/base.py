@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from rekey.core.limits import is_elsewhere, own_name
 from rekey.errors import RequestRejected
 from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row, key_of
 from rekey.tables.sent import Sent
@@ -266,14 +267,99 @@ class Silence:
     tried_s: float
 
 
+class _Named(TableWrapper):
+    """A table under the name that it has in the declaration."""
+
+    def __init__(self, whole: Table, name: str) -> None:
+        super().__init__(whole)
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """The table's name as declared."""
+        return self._name
+
+
 @dataclass(frozen=True, slots=True)
-class Accounts:
-    """Connections to the two accounts of a migration.
+class TwoAccounts(TableService):
+    """The account of the tables and that of the targets: the name says where a table is (`core.limits`).
 
     Attributes:
-        tables: the account of the application's tables.
+        tables: the account of names without an ending; it tells the time, see `holding`.
+        targets: the account of names that end with `@targets`.
+    """
+
+    tables: TableService
+    targets: TableService
+
+    @property
+    def last_open(self) -> float | None:
+        """When an attempt to write to either was last left open."""
+        opened = [at for one in (self.tables, self.targets) if (at := one.last_open) is not None]
+        return max(opened, default=None)
+
+    @property
+    def late_s(self) -> float:
+        """The longer time of both."""
+        return max(self.tables.late_s, self.targets.late_s)
+
+    @property
+    def sent(self) -> Sent:
+        """The requests sent to both so far."""
+        return Sent(self.tables.sent.counts + self.targets.sent.counts)
+
+    @property
+    def silence(self) -> Silence | None:
+        """Whether one of them has not answered for seconds."""
+        return self.tables.silence or self.targets.silence
+
+    def table(self, name: str) -> Table:
+        """Return a handle on a table of the account that its name says."""
+        found = holding(self, name).table(own_name(name))
+        return _Named(found, name) if is_elsewhere(name) else found
+
+    def shared(self, name: str) -> Table:
+        """Return such a handle on a table whose rows other clients write at the same time."""
+        found = holding(self, name).shared(own_name(name))
+        return _Named(found, name) if is_elsewhere(name) else found
+
+    async def create_table(self, name: str) -> bool:
+        """Create a table where its name says."""
+        return await holding(self, name).create_table(own_name(name))
+
+    async def delete_table(self, name: str) -> bool:
+        """Delete a table where its name says."""
+        return await holding(self, name).delete_table(own_name(name))
+
+    async def table_exists(self, name: str) -> bool:
+        """Tell whether a table exists where its name says."""
+        return await holding(self, name).table_exists(own_name(name))
+
+    async def server_time(self) -> str:
+        """Return the time of the account of the tables."""
+        return await self.tables.server_time()
+
+    async def close(self) -> None:
+        """Close both."""
+        await self.tables.close()
+        await self.targets.close()
+
+
+def holding(service: TableService, name: str) -> TableService:
+    """Return the account that holds the table of a name: whose clock its rows' Timestamps are by."""
+    if not isinstance(service, TwoAccounts):
+        return service
+    return service.targets if is_elsewhere(name) else service.tables
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Connections to the accounts of a migration.
+
+    Attributes:
+        tables: the account of the application's tables; `TwoAccounts` where `[targets]` is another one.
         restricted: the account of the restricted store.
-        by_workers: requests to both, by kind, that workers reported; their reports are added to it.
+        by_workers: requests to all, by kind, that workers reported; their reports are added to it.
     """
 
     tables: TableService
@@ -281,17 +367,24 @@ class Accounts:
     by_workers: Counter[str] = field(default_factory=Counter, compare=False)
 
     @property
+    def services(self) -> tuple[TableService, ...]:
+        """The accounts, each once: of the tables, of the targets where there is one, the restricted one."""
+        tables = self.tables
+        both = (tables.tables, tables.targets) if isinstance(tables, TwoAccounts) else (tables,)
+        return (*both, self.restricted)
+
+    @property
     def sent(self) -> Counter[str]:
-        """The requests sent to both accounts so far, by kind, those of workers included."""
+        """The requests sent to all accounts so far, by kind, those of workers included."""
         return self.tables.sent.counts + self.restricted.sent.counts + self.by_workers
 
     def silences(self) -> list[Silence]:
         """Return the accounts that do not answer; one for each host."""
-        found = [one for service in (self.tables, self.restricted) if (one := service.silence) is not None]
+        found = [one for service in self.services if (one := service.silence) is not None]
         return list({one.host: one for one in found}.values())
 
     async def close(self) -> None:
-        """Close both connections."""
+        """Close all connections."""
         await self.tables.close()
         await self.restricted.close()
 

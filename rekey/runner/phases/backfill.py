@@ -81,7 +81,7 @@ async def copy_rows(run: Run) -> Counters:
     """Copy every segment that is not done."""
     segments = run.state.segments(run.script_id, PURPOSE)
     if not segments:
-        run.state.set_fact(run.script_id, COPYING_SINCE, await run.tables.server_time())
+        run.state.set_fact(run.script_id, COPYING_SINCE, await run.source_time())
         segments = run.state.add_segments(run.script_id, PURPOSE, [EVERYTHING])
     done = sum(segment.rows for segment in segments)
 

@@ -77,7 +77,7 @@ async def run(run: Run) -> Counters:
         # The intents that are left are settled and kept, or (without `reverse`) the source does not follow.
         await run.journal.clear()
         await forget_ended(run)
-        run.state.set_fact(run.script_id, QUIET_AT, await fresh_second(run.tables.server_time, run.clock))
+        run.state.set_fact(run.script_id, QUIET_AT, await fresh_second(run.source_time, run.clock))
     run.state.forget_keys(run.script_id)
     return counters
 

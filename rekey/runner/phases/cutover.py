@@ -84,6 +84,8 @@ from rekey.verify.report import FullReport
 
 FROZEN_AT = "frozen_at"
 """Fact: the freeze time of capture "delta"; `retire` compares with it."""
+TARGET_FROZEN_AT = "target_frozen_at"
+"""Fact: the same by the clock of the target's account, where that is another one."""
 _NAMED = 20
 """How many rows an error names at most."""
 _NOT_STOPPED = "nobody has confirmed that the application's writers are stopped (--writers-stopped)"
@@ -145,8 +147,10 @@ async def run(run: Run) -> Counters:
 
 
 async def _prove_under_freeze(run: Run) -> Counters:
-    frozen_at = await fresh_second(run.tables.server_time, run.clock)
+    frozen_at = await fresh_second(run.source_time, run.clock)
     run.state.set_fact(run.script_id, FROZEN_AT, frozen_at)
+    if run.declared.migration.is_elsewhere:  # Timestamps of the target are by the clock of its own account
+        run.state.set_fact(run.script_id, TARGET_FROZEN_AT, await run.target_time())
     counters, report = await _compare_under_freeze(run)
     strays = []
     async for row in written_since(run.source, frozen_at):
@@ -327,8 +331,9 @@ async def undo(run: Run) -> Counters | None:
 async def _copy_back(run: Run, now: ControlRow) -> Counters:
     """Copy the target rows written since cutover back to the source, verify, then move the control row."""
     # A time before the application's first write to the target. The freeze time is preferred: it is by the
-    # clock of the tables' account, the control row's times are by the restricted account's.
-    frozen_at = run.state.get_fact(run.script_id, FROZEN_AT)
+    # clock of the target's account, the control row's times are by the restricted account's.
+    facts = run.state.facts(run.script_id)
+    frozen_at = facts.get(TARGET_FROZEN_AT if run.declared.migration.is_elsewhere else FROZEN_AT)
     since = earlier(frozen_at or now.cutover_at or now.updated_at, run.config.gates.margin_s)
     back, limit = BackPropagator(run.propagator), run.config.limits.concurrency
     refused: list[RowRefused] = []
@@ -375,7 +380,7 @@ async def _copy_back(run: Run, now: ControlRow) -> Counters:
     except Exception:
         await leave_freeze(run, ControlPhase.CUTOVER)
         raise
-    run.state.set_fact(run.script_id, WATERMARK, await run.tables.server_time())
+    run.state.set_fact(run.script_id, WATERMARK, await run.source_time())
     await run.control.move(ControlPhase.FREEZE, ControlPhase.DUAL_WRITE)
     return counters
 

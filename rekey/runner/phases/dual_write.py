@@ -61,7 +61,7 @@ async def again(run: Run) -> int:
 async def _begin_watermark(run: Run) -> None:
     """Store the first watermark if there is none. Call before the backfill reads its first row."""
     if run.state.get_fact(run.script_id, WATERMARK) is None:
-        run.state.set_fact(run.script_id, WATERMARK, await run.tables.server_time())
+        run.state.set_fact(run.script_id, WATERMARK, await run.source_time())
 
 
 async def undo(run: Run) -> None:

@@ -57,7 +57,7 @@ async def bring_changes(run: Run, number: int = 1) -> int:
         result = await delta_pass(
             run.source,
             run.copier,
-            server_time=run.tables.server_time,
+            server_time=run.source_time,
             clock=run.clock,
             watermark=_watermark(run),
             margin_seconds=run.config.gates.margin_s,

@@ -42,7 +42,7 @@ async def gate(run: Run) -> list[str]:
     reasons = []
     if now.phase is ControlPhase.COMPLETE:
         over_at = later(now.completed_at or now.updated_at, run.config.gates.retention_s)
-        if ticks_of(await run.tables.server_time()) < ticks_of(over_at):
+        if ticks_of(await run.source_time()) < ticks_of(over_at):
             reasons.append(f"the retention period ends at {over_at}")
     if run.options.typed_table != run.source.name:
         reasons.append("the source table's name was not typed, or typed differently")
