@@ -310,11 +310,11 @@ async def test_stopped_and_gone_on_from_a_checkpoint_it_gives_the_same_digests(
 ) -> None:
     """What is stored at any moment counts no row twice and leaves none out: a target whose rows come in no
     order is read from its beginning again. (A source is never in such a service.)"""
-    ordered = MemoryTableService(clock=memory.clock)
-    ordered._tables = memory._tables
-    source = ordered.table("Users")
     monkeypatch.setattr("rekey.verify.summing.CHECKPOINT_ROWS", 1)
     world = await filled(World(memory, USERS), [user(f"u{n:04}@example.com") for n in range(COUNT)])
+    ordered = MemoryTableService(clock=memory.clock)
+    ordered._tables = {name.lower(): rows for name, rows in memory._tables.items()}
+    source = ordered.table("Users")
     undisturbed = await full(context(world, tmp_path, source=source))
     stored = [json.dumps(Partial.fresh(1).as_state())]
     _, stop = stopping_after(calls)
