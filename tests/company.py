@@ -26,6 +26,7 @@ from rekey.core.limits import ELSEWHERE
 from rekey.declaration.mapper import Mapper
 from rekey.errors import RowRefused, ServiceError, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
+from rekey.migration.opening import Prepared
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
 from rekey.project.secrets_source import fingerprint
@@ -252,6 +253,7 @@ class Client:
                 {"users": fingerprint(SECRET)} if "users" in declared.path.read_text() else {},
                 view,
                 name,
+                Prepared.of(project.config, declared).elsewhere,
             ),
             settings=settings,
             settle=self._settle,

@@ -127,7 +127,7 @@ SOUND = Observed(
     store=store(),
     stored=(migration(),),
     writing=Writing("rekeycontrol"),
-    crossing=Crossing(tried=True),
+    crossings={"tables": Crossing(tried=True)},
 )
 """Nothing to say but what the data plane cannot show."""
 

@@ -27,6 +27,7 @@ from typing import TypeAlias
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
 from rekey.core.edm import DATETIME
 from rekey.core.guarantees import COSMOS, STORAGE, Guarantees
+from rekey.core.limits import own_name
 from rekey.errors import (
     Ambiguous,
     ConditionFailed,
@@ -212,18 +213,20 @@ class MemoryTableService:
             and may cancel a caller there ("crash before this effect").
         deletion_seconds: how long a deleted table's name answers TableBeingDeleted.
         mood: like which service they answer.
+        elsewhere: whether this is the account of `[targets]`.
     """
 
     def __init__(
         self,
         *,
+        elsewhere: bool = False,
         clock: Clock | None = None,
         faults: Faults | None = None,
         gate: Gate | None = None,
         deletion_seconds: float = 40.0,
         mood: Mood = Mood.AZURITE,
     ) -> None:
-        self.mood = mood
+        self.mood, self.elsewhere = mood, elsewhere
         self.clock: Clock = clock or SystemClock()
         self.faults: Faults = faults or NoFaults()
         self.gate: Gate = gate or _pass
@@ -247,6 +250,7 @@ class MemoryTableService:
 
     def table(self, name: str) -> MemoryTable:
         """Return a handle; the table need not exist yet."""
+        check_table_name(name, elsewhere=self.elsewhere)
         return MemoryTable(self, name)
 
     def shared(self, name: str) -> MemoryTable:
@@ -255,7 +259,7 @@ class MemoryTableService:
 
     async def create_table(self, name: str) -> bool:
         """Create a table; False when it was there already. Raises TableBeingDeleted, RequestRejected."""
-        check_table_name(name)
+        check_table_name(name, elsewhere=self.elsewhere)
         fault = await self.enter("create_table", name)
         self._refuse_deleted(name)
         made = self._at(name) not in self._tables
@@ -348,7 +352,7 @@ class MemoryTable(Table):
     def __init__(self, service: MemoryTableService, name: str) -> None:
         self._service = service
         self._name = name
-        self._encoder = Encoder("https://account.table.core.windows.net", name, service.guarantees)
+        self._encoder = Encoder("https://account.table.core.windows.net", own_name(name), service.guarantees)
 
     @property
     def guarantees(self) -> Guarantees:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rekey.core.clock import Clock
-from rekey.core.limits import is_elsewhere, own_name
+from rekey.core.limits import is_elsewhere
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_scripts
 from rekey.mapping.rows import JOURNAL_TABLE
@@ -78,7 +78,7 @@ class Project:
     targets: MemoryTableService = field(init=False)
 
     def __post_init__(self) -> None:
-        self.targets = MemoryTableService(clock=Skewed(self.clock, -SKEW_S))
+        self.targets = MemoryTableService(clock=Skewed(self.clock, -SKEW_S), elsewhere=True)
         self.tables = MemoryTableService(clock=self.clock)
         self.restricted = MemoryTableService(clock=self.clock)
         (self.folder / "migrations").mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ class Project:
 
     def rows(self, table: str) -> Sequence[Row]:
         """Return what a table holds."""
-        return (self.targets if is_elsewhere(table) else self.tables).dump(own_name(table))
+        return (self.targets if is_elsewhere(table) else self.tables).dump(table)
 
 
 _LIVED: dict[Hashable, tuple[Project, dict[Path, tuple[int, bytes]]]] = {}

@@ -52,7 +52,7 @@ def doctor(shell: Shell, strict: bool, read_only: bool, live: bool) -> ExitCode:
         from rekey.doctor.live import run  # imports half of rekey
 
         told: list[Told] = [found("live-not-tried", "accounts")]
-        if observed.tables.is_usable and observed.restricted.is_usable:
+        if all(account.is_usable for account in observed.accounts):
             requests = counted(run.REQUESTS, "request")
             shell.note(f"about {requests} are sent, to throw-away tables `rekeylive…`, in about two minutes")
             kept, signed = str(live_path(config.state)), "not signed" if signer is None else "signed"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from rekey.errors import WritesRefused
 from rekey.phases import FOLLOWED, ControlPhase
+from rekey.project.config import is_same_account
 from rekey.protocol.control import ControlRow
 
 CONTROL_GONE = "control-gone"
@@ -25,6 +26,7 @@ OTHER_RUN = "other-run"
 MOVED_BACK = "control-moved-back"
 DIGEST_MOVED = "digest-moved"
 SECRET_MOVED = "secret-moved"  # noqa: S105 - a code
+TARGETS_MOVED = "targets-moved"
 LEASE_LOST = "lease-lost"
 CLOSED = "closed"
 
@@ -45,6 +47,7 @@ class ClientFacts:
         fingerprints: of the secrets it has, by name.
         view: `old` or `new`.
         name: the client's name, for people; given by the application.
+        elsewhere: the endpoint of the account of targets; "" where no table of the migration is there.
     """
 
     script_id: str
@@ -52,6 +55,7 @@ class ClientFacts:
     fingerprints: Mapping[str, str]
     view: str
     name: str = ""
+    elsewhere: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,14 @@ def reading(before: ControlRow | None, now: ControlRow | None, facts: ClientFact
         return Reading(before, lost, lost.code)
     if now is None:
         return Reading(None)
+    if now.digest == facts.digest and not is_same_account(now.elsewhere, facts.elsewhere):
+        refusal = Refusal(
+            TARGETS_MOVED,
+            f"the account of targets of this client is not the one that {facts.script_id} began with",
+            f"give it {now.elsewhere} as targets_endpoint, or as [targets] endpoint",
+            reads_too=facts.view == "new",
+        )
+        return Reading(now, refusal, TARGETS_MOVED)  # in every phase: what it writes would be elsewhere
     differs = _differs(now, facts)
     if differs is None:
         return Reading(now)

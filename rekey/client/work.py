@@ -19,6 +19,7 @@ from itertools import count
 from typing import TypeVar
 
 from rekey.client.lease import ClientLease, Permit
+from rekey.core.limits import ELSEWHERE
 from rekey.errors import CredentialRefused, ServiceError
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE, Forward, TargetKey
 from rekey.model import EntityKey, Row
@@ -169,9 +170,10 @@ class ClientParts:
 
 
 def account_of(error: ServiceError) -> str:
-    """Return which account an error is of, `restricted` or `tables`, by the table that it names."""
-    restricted = any(name in error.what for name in (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE))
-    return "restricted" if restricted else "tables"
+    """Return which account an error is of, `restricted`, `targets` or `tables`, by the table it names."""
+    if any(name in error.what for name in (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE)):
+        return "restricted"
+    return "targets" if ELSEWHERE in error.what else "tables"
 
 
 def refused_by(error: CredentialRefused) -> CredentialRefused:

@@ -137,6 +137,7 @@ class Reading:
 
     def __post_init__(self) -> None:
         self.readers = max(1, self.readers)
+        self.throttle = None if self.throttle is None else self.throttle.of(self.source.name)
         self._open = deque(segment for segment in self.segments if not segment.done)
         self._active: dict[int, _Active] = {}
         self._read: deque[tuple[list[Row], int, Segment]] = deque()

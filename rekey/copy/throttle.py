@@ -4,6 +4,7 @@ Rules kept here:
 
 * Rates are of entities a second: of the account (source rows read and target rows written), and of each
   partition of the source and of the targets. Mapping rows lie in the other account and are not counted.
+  Each account has the rates by itself: what one answers slows nothing down in another (`Throttle.of`).
 * The operator's rates (`steering`) are read again and again: they apply to the next batch, not the next run.
   While they say "paused", requests already sent are finished and nothing new is sent.
 * The service's answers lower a configured rate too (`Pace`): it may be slower than was configured, never
@@ -34,7 +35,7 @@ from functools import partial
 from rekey.copy.aimd import ServiceRates
 from rekey.copy.pace import BUSY, Pace
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock
-from rekey.core.limits import PARTITION_TARGET
+from rekey.core.limits import PARTITION_TARGET, is_elsewhere
 from rekey.core.progress import Held, Holds
 from rekey.project.config import Config
 from rekey.tables import allowance
@@ -93,6 +94,7 @@ class Throttle:
         steering: returns the rates that apply now, from those given here; asked at most twice a second.
         stopping: tells that the work is to stop; then a pause holds nothing up.
         begins: as in `Rates`.
+        elsewhere: the throttle of the account of targets; None where there is none.
     """
 
     entities_per_second: int | None = None
@@ -101,6 +103,7 @@ class Throttle:
     steering: Callable[[Rates], Rates] | None = None
     stopping: Callable[[], bool] = lambda: False
     begins: int | None = None
+    elsewhere: Throttle | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.given = self.rates = Rates(self.entities_per_second, self.partition, begins=self.begins)
@@ -110,6 +113,22 @@ class Throttle:
         self._partitions: dict[Hashable, _Lane] = {}
         self._pace = Pace(self._now)
         self._service: ServiceRates | None = None
+
+    def begin_elsewhere(self) -> None:
+        """Begin to keep the rates in the account of targets, too, by its own answers."""
+        given = self.given
+        self.elsewhere = Throttle(
+            given.account,
+            self.clock,
+            given.partition,
+            lambda _given: self.look(),
+            self.stopping,
+            given.begins,
+        )
+
+    def of(self, table: str) -> Throttle:
+        """Return the throttle of the account that holds a table."""
+        return self.elsewhere if self.elsewhere is not None and is_elsewhere(table) else self
 
     @property
     def service(self) -> ServiceRates | None:
@@ -259,13 +278,15 @@ class Throttle:
 
     def count_anew(self) -> None:
         """Forget how many entities were taken so far."""
+        if self.elsewhere is not None:
+            self.elsewhere.count_anew()
         for lane in self._partitions.values():
             lane.entities = 0
 
     def busiest(self) -> dict[str, tuple[int, float]]:
         """Return, by table, the entities that its busiest partition took since `count_anew`, and how many it
         may take a second; nothing where partitions have no rate."""
-        found: dict[str, tuple[int, float]] = {}
+        found = {} if self.elsewhere is None else self.elsewhere.busiest()
         for partition, lane in self._partitions.items():
             table = str(partition[0]) if isinstance(partition, tuple) else ""
             if self.rates.partition is not None and lane.entities > found.get(table, (-1, 0.0))[0]:
@@ -277,7 +298,7 @@ class Throttle:
         rates, now = self.rates, self.clock.ticks()
         if rates.paused:
             return [Held(Holds.PAUSE)]
-        found = []
+        found = [] if self.elsewhere is None else self.elsewhere.held()
         if self._pace.rate is not None:
             found.append(Held(Holds.REFUSALS, round(self._pace.rate)))
         elif rates.account is not None and self._account.next > now:
@@ -308,7 +329,8 @@ class Throttle:
         """Return the rates of the account that apply now in words; "" for no limit."""
         kinds = [] if self.service is None else sorted(map(Kind, self.service.kinds))
         rates = [("", self._account_rate()), *((f" by {kind}", self._kind_rate(kind)) for kind in kinds)]
-        return ", ".join(f"{rate:,.0f} entities/s{of}" for of, rate in rates if rate is not None)
+        own = ", ".join(f"{rate:,.0f} entities/s{of}" for of, rate in rates if rate is not None)
+        return own if self.elsewhere is None else f"{own}; in [targets] {self.elsewhere.told()}"
 
     def _partition_rate(self, kind: Kind, partition: Hashable) -> float | None:
         """Entities a second of a partition, times `_SHARE`; None for no limit."""
@@ -381,11 +403,14 @@ def restricted_throttle(throttle: Throttle, config: Config) -> Throttle:
     """Return the throttle of mapping rows: under no rate, unless rates follow the service.
 
     Args:
-        throttle: that of the tables; the same one where the restricted account is the same account.
+        throttle: that of the tables; its account's is returned where the restricted account is the same.
         config: says which accounts there are.
     """
     if config.limits.follows and config.restricted.is_same_as(config.tables):
         return throttle
+    same = config.targets is not None and config.restricted.is_same_as(config.targets)
+    if config.limits.follows and same and throttle.elsewhere is not None:
+        return throttle.elsewhere
 
     def rates(_given: Rates) -> Rates:
         now = throttle.look()
@@ -395,7 +420,7 @@ def restricted_throttle(throttle: Throttle, config: Config) -> Throttle:
 
 
 def listen(accounts: Accounts, throttle: Throttle, restricted: Throttle) -> None:
-    """Let the throttles of both accounts hear what these answer.
+    """Let the throttles of all accounts hear what these answer.
 
     Single rows of the restricted account wait for no rate: leases are among them.
     """
@@ -404,7 +429,9 @@ def listen(accounts: Accounts, throttle: Throttle, restricted: Throttle) -> None
         if restricted.service is not None:
             restricted.heard(kind, status, seconds)
 
-    if isinstance(accounts.tables, AzureTableService):
-        accounts.tables.listen(throttle.heard, throttle.admit)
-    if isinstance(accounts.restricted, AzureTableService) and accounts.restricted is not accounts.tables:
-        accounts.restricted.listen(heard)
+    *of_tables, restricted_account = accounts.services
+    for account, own in zip(of_tables, (throttle, throttle.elsewhere), strict=False):
+        if isinstance(account, AzureTableService) and own is not None:
+            account.listen(own.heard, own.admit)
+    if isinstance(restricted_account, AzureTableService) and restricted_account not in of_tables:
+        restricted_account.listen(heard)

@@ -290,7 +290,8 @@ class BatchWriter:
     async def _write(self, held: BatchBuffer, batch: list[Write]) -> None:
         try:
             # A batch that waits for a rate holds no slot: a partition at its limit does not hold up others.
-            throttle = self._copier.restricted if held is self._mapping else self._copier.throttle
+            of_tables = self._copier.throttle.of(held.table.name)
+            throttle = self._copier.restricted if held is self._mapping else of_tables
             partition = (held.table.name, batch[0].row[PARTITION_KEY])
             await throttle.take(len(batch), partition, Kind.BATCH)
             async with self._slots:

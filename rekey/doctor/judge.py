@@ -6,7 +6,7 @@ Rules kept here:
   the data plane, with one exception: a service that refuses a key because keys are switched off says so.
 * With a token, a refused list of tables is no fault: a role on single tables has no right to the list.
 * Only what was tried is claimed. A test that could not be made is reported as not made.
-* The credential of `[tables]` must open nothing of the restricted account. One account for both sections
+* No credential of the tables must open anything of the restricted account. One account for both sections
   protects the old keys from no one; on Azurite this does no harm and is a note.
 * Of a file's mode only the access of others than the owner is reported. Root reads everything and is never
   mentioned.
@@ -30,6 +30,7 @@ from rekey.core.severity import Severity
 from rekey.doctor.observed import (
     KEYS_OFF,
     AccountSeen,
+    Crossing,
     FileSeen,
     Kind,
     MigrationSeen,
@@ -80,10 +81,10 @@ def _configuration(observed: Observed) -> Iterator[Told]:
         azurite = observed.restricted.kind is Kind.AZURITE
         but = "; on Azurite it does not matter" if azurite else ""
         severity = Severity.NOTE if azurite else None
-        yield found("same-account", "[restricted]", severity, on_azurite=but)
+        yield found("same-account", "[restricted]", severity, on_azurite=but, section=seen.same_account)
     elif seen.same_key:
         severity = Severity.NOTE if observed.tables.has_published_key else None
-        yield found("same-key", "[restricted]", severity)
+        yield found("same-key", "[restricted]", severity, section=seen.same_key)
     for account in observed.accounts:
         yield from _account_key(account, f"[{account.section}]")
     if file.writers:
@@ -233,7 +234,7 @@ def _roles(seen: AccountSeen, section: str) -> Iterator[Told]:
         return
     if not seen.takes_no_keys:
         yield found("shared-key-unknown", section, name=name)
-    if seen.section == "tables" and accepted:
+    if seen.section != "restricted" and accepted:
         yield found("account-wide", section)
     yield found("roles-not-visible", section, name=name)
 
@@ -258,15 +259,16 @@ def _access(observed: Observed) -> Iterator[Told]:
         yield found("writing-not-tried", "[restricted]")
     if writing.left:
         yield found("left-behind", "[restricted]", left=writing.left)
-    crossing = observed.crossing
-    if crossing.read:
-        azurite = observed.tables.has_published_key and observed.restricted.has_published_key
-        severity = Severity.NOTE if azurite else None
-        yield found("restricted-open", "[restricted]", severity, read=listed(crossing.read))
-    elif crossing.same_identity:
-        yield found("same-identity", "[restricted]")
-    elif crossing.tried:
-        yield Fact("[restricted]", "the credential of [tables] reads nothing here")
+    for account in observed.accounts:
+        crossing = observed.crossings.get(account.section, Crossing())
+        if crossing.read:
+            azurite = account.has_published_key and observed.restricted.has_published_key
+            said = {"read": listed(crossing.read), "section": account.section}
+            yield found("restricted-open", "[restricted]", Severity.NOTE if azurite else None, **said)
+        elif crossing.same_identity and account is observed.tables:
+            yield found("same-identity", "[restricted]")
+        elif crossing.tried:
+            yield Fact("[restricted]", f"the credential of [{account.section}] reads nothing here")
 
 
 def _sources(observed: Observed) -> Iterator[Told]:
@@ -274,6 +276,9 @@ def _sources(observed: Observed) -> Iterator[Told]:
     read = [one.source for one in scripts if sources.get(one.source) is Reading.READ]
     if read:
         yield Fact("[tables]", f"read: {listed(read)}")
+    for script in scripts:
+        if script.elsewhere and observed.targets is None:
+            yield found("targets-missing", script.script_id)
     retired = {one.script_id for one in observed.stored if one.phase == ControlPhase.RETIRED}
     for script in scripts:
         reading = sources.get(script.source)

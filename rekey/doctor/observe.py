@@ -33,6 +33,7 @@ from typing import TypeAlias, TypeVar
 
 from rekey.core.clock import ticks_of
 from rekey.core.distribution import DISTRIBUTION
+from rekey.core.limits import is_elsewhere
 from rekey.declaration.migration import required_secrets
 from rekey.declaration.scripts import load_scripts
 from rekey.doctor.observed import (
@@ -95,19 +96,28 @@ async def observe(
     """
     configuration = see_configuration(config)
     migrations = see_migrations(config, configuration.secrets)
-    tables = await see_account("tables", config.tables, ask)
-    restricted = await see_account("restricted", config.restricted, ask)
+    seen = {section: await see_account(section, account, ask) for section, account in config.accounts.items()}
+    tables, targets, restricted = seen["tables"], seen.get("targets"), seen["restricted"]
     sources: dict[str, Reading] = {}
-    if tables.is_usable:
-        # Connected without the other account, so that only this one can fail.
-        async with connect(replace(config, restricted=config.tables)) as accounts:
+    for holder in (tables, targets):
+        if holder is None or not holder.is_usable:
+            continue
+        # Connected without the other accounts, so that only this one can fail.
+        alone = replace(
+            config,
+            tables=holder.account,
+            targets=None if holder is tables else holder.account,
+            restricted=holder.account,
+        )
+        async with connect(alone) as accounts:
             for script in migrations.scripts:
-                sources[script.source] = await _read_table(accounts.tables, script.source)
+                if is_elsewhere(script.source) == (holder is targets):
+                    sources[script.source] = await _read_table(accounts.tables, script.source)
     store: dict[str, Reading] = {}
     stored: tuple[MigrationSeen, ...] = ()
     writing = Writing()
     if restricted.is_usable:
-        async with connect(replace(config, tables=config.restricted)) as accounts:
+        async with connect(replace(config, tables=config.restricted, targets=None)) as accounts:
             service = accounts.restricted
             store = {name: await _read_table(service, name) for name in STORE}
             has_control = store[CONTROL_TABLE] is Reading.READ
@@ -117,9 +127,12 @@ async def observe(
                 stored = tuple([await see(script) for script in migrations.scripts])
             if writes:
                 writing = await _try_writing(service, has_control=has_control)
-    crossing = Crossing()
-    if not configuration.same_account:
-        crossing = await _try_crossing(tables, restricted, ask)
+    others = {section: one for section, one in seen.items() if section != "restricted"}
+    crossings = {
+        section: await _try_crossing(one, restricted, ask)
+        for section, one in others.items()
+        if not one.account.is_same_as(config.restricted)
+    }
     return Observed(
         configuration=configuration,
         tables=tables,
@@ -131,7 +144,8 @@ async def observe(
         store=store,
         stored=stored,
         writing=writing,
-        crossing=crossing,
+        targets=targets,
+        crossings=crossings,
     )
 
 
@@ -148,17 +162,18 @@ def _tried(call: Callable[[], T]) -> tuple[T | None, RekeyError | None]:
 
 def see_configuration(config: Config) -> ConfigurationSeen:
     """Observe the configuration file, its secrets, wrapping key and evidence key. May ask Key Vault."""
-    tables_key, restricted_key = (
-        _tried(partial(account_key, account))[0] for account in (config.tables, config.restricted)
-    )
+    keys = {section: _tried(partial(account_key, account))[0] for section, account in config.accounts.items()}
+    own = keys.pop("restricted")
+    same = [one for one in keys if config.accounts[one].is_same_as(config.restricted)]
+    alike = [section for section, key in keys.items() if key is not None and key == own]
     wrapping = config.sealing.key
     if wrapping is not None and wrapping.kind is SecretKind.KEY_VAULT:
         wrapping = None  # it never leaves Key Vault
     evidence = config.evidence
     return ConfigurationSeen(
         file=see_file(config.path) or FileSeen(str(config.path)),
-        same_account=config.tables.is_same_as(config.restricted),
-        same_key=tables_key is not None and tables_key == restricted_key,
+        same_account=same[0] if same else "",
+        same_key=alike[0] if alike else "",
         secrets=tuple(
             _see_secret(name, source, partial(resolve_secret, config, name))
             for name, source in sorted(config.secrets.items())
@@ -334,6 +349,7 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
             unsealed=_tried(partial(open_wrapping, config))[1] if one.migration.is_sealed else None,
             sealed=one.migration.is_sealed,
             shredded=shredded.get(one.script_id, frozenset()),
+            elsewhere=one.migration.is_elsewhere,
         )
         for one in declared
     ]
@@ -374,7 +390,7 @@ async def _own_credential(account: Account) -> AsyncIterator[Credential]:
 
 
 async def _try_crossing(tables: AccountSeen, restricted: AccountSeen, ask: Ask) -> Crossing:
-    """Try to read the restricted account with the credential of the application's tables.
+    """Try to read the restricted account with the credential of an account of the application's tables.
 
     A shared key is tried under the names of both accounts: names are no secret.
     """

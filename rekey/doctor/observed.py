@@ -91,8 +91,8 @@ class ConfigurationSeen:
 
     Attributes:
         file: the configuration file.
-        same_account: `[tables]` and `[restricted]` name one account.
-        same_key: both accounts have the same shared key.
+        same_account: the section that names the same account as `[restricted]`; "" for none.
+        same_key: the section of another account that has the same shared key; "" for none.
         secrets: the secrets, ordered by name.
         wrapping: the wrapping key of sealed mappings, None when none is configured, or it stays in Key Vault.
         evidence_file: the key file that signs evidence, None when there is none.
@@ -101,8 +101,8 @@ class ConfigurationSeen:
     """
 
     file: FileSeen
-    same_account: bool = False
-    same_key: bool = False
+    same_account: str = ""
+    same_key: str = ""
     secrets: tuple[SecretSeen, ...] = ()
     wrapping: SecretSeen | None = None
     evidence_file: FileSeen | None = None
@@ -128,7 +128,7 @@ class AccountSeen:
     """One account of the configuration, and its answers to requests for the list of tables.
 
     Attributes:
-        section: `tables` or `restricted`.
+        section: `tables`, `targets` or `restricted`.
         account: as configured.
         anonymous: the answer to a request without a credential.
         trouble: why there is no credential for it.
@@ -241,7 +241,7 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """What the credential of `[tables]` may read of the restricted account.
+    """What the credential of another account may read of the restricted account.
 
     Attributes:
         tried: whether it was tried.
@@ -316,6 +316,7 @@ class ScriptSeen:
     Attributes:
         script_id: its id.
         source: the table it migrates.
+        elsewhere: whether a table of it is in the account of `[targets]`.
         unresolved: names of secrets it needs that cannot be read, with the error of each.
         unsealed: why the wrapping key that it needs cannot be used, None when it can or none is needed.
         sealed: whether its mapping is sealed.
@@ -328,6 +329,7 @@ class ScriptSeen:
     unsealed: RekeyError | None = None
     sealed: bool = False
     shredded: frozenset[str] = frozenset()
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +387,8 @@ class Observed:
         sources: outcome of reading each source table, of those that were tried.
         store: outcome of reading each table of the restricted store.
         stored: the project's migrations as found in the restricted store.
+        targets: the account of targets, None where none is configured.
+        crossings: what the credential of each other account may read of the restricted one, by its section.
     """
 
     configuration: ConfigurationSeen
@@ -397,9 +401,10 @@ class Observed:
     store: Mapping[str, Reading] = field(default_factory=dict)
     stored: tuple[MigrationSeen, ...] = ()
     writing: Writing = field(default_factory=Writing)
-    crossing: Crossing = field(default_factory=Crossing)
+    targets: AccountSeen | None = None
+    crossings: Mapping[str, Crossing] = field(default_factory=dict)
 
     @property
-    def accounts(self) -> tuple[AccountSeen, AccountSeen]:
-        """Both accounts."""
-        return self.tables, self.restricted
+    def accounts(self) -> tuple[AccountSeen, ...]:
+        """All accounts, the restricted one last."""
+        return self.tables, *(() if self.targets is None else (self.targets,)), self.restricted

@@ -279,7 +279,11 @@ def read_wrapping(source: SecretSource) -> bytes:
 def connect(config: Config) -> Accounts:
     """Return the accounts; a connection is made by the first request. Raises ConfigurationError."""
     opened = {
-        section: AzureTableService.open(account.endpoint, credential_of(account.name, account_key(account)))
+        section: AzureTableService.open(
+            account.endpoint,
+            credential_of(account.name, account_key(account)),
+            elsewhere=section == "targets",
+        )
         for section, account in config.accounts.items()
     }
     return joined(**opened)

@@ -10,7 +10,8 @@ Rules kept here:
 * The file holds no secret, but says in exactly one place where each one is. A SAS, a key or a connection
   string that was pasted in is refused, and values of the file are not repeated in messages, so that it is
   not echoed either.
-* Without a configured rate, the service's own targets (`rekey.core.limits`) apply where `[tables]` is https.
+* Without a configured rate, the service's own targets (`rekey.core.limits`) apply where `[tables]` or
+  `[targets]` is https.
   Rates that follow the service (`"auto"`) begin at them, and plans reckon with them (ADR 0038).
 """
 
@@ -26,7 +27,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, TABLE_NAME
+from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, table_name_problem
 from rekey.errors import ConfigurationError, SecretMissing, reason_of
 from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
@@ -303,9 +304,10 @@ class Config:
 
     @property
     def rates(self) -> Limits:
-        """The limits that plans reckon with: where `[tables]` is https, or rates follow the service, with the
-        service's own targets for rates not given."""
-        is_service = self.tables.is_https or self.limits.follows
+        """The limits that plans reckon with: where `[tables]` or `[targets]` is https, or rates follow the
+        service, with the service's own targets for rates not given."""
+        is_https = self.tables.is_https or (self.targets is not None and self.targets.is_https)
+        is_service = is_https or self.limits.follows
         return self.limits.with_targets() if is_service else self.limits
 
     def warnings(self) -> list[str]:
@@ -497,7 +499,7 @@ def is_same_account(one: str, other: str) -> bool:
 def _place(endpoint: str) -> tuple[str, str]:
     """Return what is the same for all spellings of an account's endpoint: its host and its path."""
     parts = urlsplit(endpoint.lower())
-    host = parts.netloc.removesuffix({"https": ":443", "http": ":80"}[parts.scheme])
+    host = parts.netloc.removesuffix({"https": ":443", "http": ":80"}.get(parts.scheme, ""))
     name, dot, domain = host.partition(".")
     if "table." in domain:
         # a private link, and the endpoint that reads the other region, are of the same account
@@ -614,9 +616,8 @@ def _hooks(section: Section) -> Hooks:
 def _proxy(section: Section) -> Proxy:
     views = section.section("views")
     for alias in views.content:
-        for name in (alias, views.text(alias) or ""):
-            if not TABLE_NAME.fullmatch(name):
-                views.fail(alias, "is not the name of a table", 'write for example Users = "UsersV2"')
+        if table_name_problem(alias) or table_name_problem(views.text(alias) or "", qualified=True):
+            views.fail(alias, "is not the name of a table", 'write for example Users = "UsersV2"')
     access = _proxy_access(section.section("access"))
     others = {name: value for name, value in section.content.items() if name not in ("views", "access")}
     section.content = others

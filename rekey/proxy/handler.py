@@ -31,6 +31,7 @@ from rekey.client.sdk.answers import Answer, error_answer
 from rekey.client.sdk.calls import Read, Write, call_in, row_of
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
+from rekey.core.limits import is_elsewhere, own_name
 from rekey.errors import RekeyError
 from rekey.model import EntityKey, key_of
 from rekey.proxy.access import Access, Asked, Granted, judge, needs
@@ -73,16 +74,19 @@ class Handler:
         *,
         body_bytes: int,
         request_s: float,
+        elsewhere: Upstream | None = None,
     ) -> None:
         """Take the parts.
 
         Args:
             account, upstream, routes, meter: the parts.
+            elsewhere: the account of targets, where there is one.
             access: whom requests are granted to.
             body_bytes: the largest body.
             request_s: how long a request may take.
         """
         self._account, self._upstream, self._routes = account, upstream, routes
+        self._elsewhere = elsewhere
         self._access, self._meter = access, meter
         self._body_bytes, self._request_s = body_bytes, request_s
 
@@ -233,7 +237,7 @@ class Handler:
             headers["Content-Length"] = "0"
         if route.alias:
             headers.pop("accept-encoding", None)
-        async with self._upstream.send(
+        async with self._upstream_of(route).send(
             asked.sent_method, self._path(asked, route), headers, data, reads=asked.is_read, token=one.token
         ) as response:
             if route.alias:
@@ -251,15 +255,19 @@ class Handler:
             await streaming.write_eof()
             return streaming
 
+    def _upstream_of(self, route: Route) -> Upstream:
+        """Return the account that holds the table of a route."""
+        return self._elsewhere if self._elsewhere and is_elsewhere(route.table) else self._upstream
+
     def _path(self, asked: Incoming, route: Route) -> str:
         """Return resource and query upstream."""
-        resource, query = asked.resource, unsigned(asked.query)
+        resource, query, own = asked.resource, unsigned(asked.query), own_name(route.table)
         if route.alias and asked.kind is Kind.TABLE:
-            resource = f"Tables('{route.table}')"
+            resource = f"Tables('{own}')"
         elif route.alias and asked.key is not None:
-            resource = entity_path(route.table, asked.key)
+            resource = entity_path(own, asked.key)
         elif route.alias and asked.kind is Kind.ROWS:
-            resource = route.table + ("()" if unquote(resource).endswith("()") else "")
+            resource = own + ("()" if unquote(resource).endswith("()") else "")
         return f"{resource}?{query}" if query else resource
 
     async def _create(self, one: _One, asked: Incoming) -> web.StreamResponse:
@@ -271,7 +279,7 @@ class Handler:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise rejected("InvalidInput", "the body names no table") from None
         if route.alias:
-            body = b'{"TableName":"%b"}' % route.table.encode()
+            body = b'{"TableName":"%b"}' % own_name(route.table).encode()
         return await self._pass(one, asked, route, body)
 
     # --- what a client carries ----------------------------------------------------------------------------
@@ -286,7 +294,7 @@ class Handler:
         async with (
             core.reading(),
             asyncio.timeout(core.plan.settings.longest_operation_s),  # a freeze waits for it
-            self._upstream.send(
+            self._upstream_of(route).send(
                 asked.sent_method,
                 "$batch" if body is not None else self._path(asked, route),
                 headers,
@@ -330,7 +338,7 @@ class Handler:
         if route.core is not None and not batch.is_query:
             one.batch = batch
             return response_of(await self._write(one, asked, route.core, batch))
-        endpoint = self._upstream.endpoint
+        endpoint = self._upstream_of(route).endpoint
         content_type, body = write_batch(batch, lambda part: f"{endpoint}/{self._path(part, route)}")
         sent = replace(asked, headers={**asked.headers, "content-type": content_type})
         if route.core is None:
@@ -401,7 +409,7 @@ async def _whole(response: Any, route: Route) -> Reply:
     """Return an answer of the account, read to its end; under an alias it names the application's table."""
     body, headers = await response.read(), _ours(response)
     if route.alias:
-        renaming = Renaming(route.table, route.alias)
+        renaming = Renaming(own_name(route.table), route.alias)
         headers = list(renaming.headers(dict(headers)).items())
         body = renaming.body(body, response.headers.get("Content-Type", ""))
     return Reply(response.status, headers, body)

@@ -5,6 +5,7 @@ Rules kept here:
 * A table of a migration with capture "dual-write" has a client of its own, with its own lease, from its first
   request on: a proxy that nobody asks for the old view is no client of it, and `complete` need not wait.
 * An alias gives an application's name to another table of such a migration. Under it nothing else is reached.
+  A table of the account of targets is reached under an alias alone: no address can hold its qualified name.
 * Tables of the restricted store are reached by nobody, also where they are in the same account.
 * A name that two migrations claim is an error: the operator says which migrations this proxy follows.
 """
@@ -18,6 +19,7 @@ from functools import partial
 
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.plan import Endpoint, Plan, connect
+from rekey.core.limits import is_elsewhere
 from rekey.errors import ConfigurationError
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.migration.opening import Prepared
@@ -33,7 +35,7 @@ class Route:
     """Where requests for one name go.
 
     Attributes:
-        table: the table upstream.
+        table: the table upstream, as the declaration names it.
         core: the client that carries them; None: they pass.
         alias: the application's name for the table, "" where it is the table's own.
     """
@@ -54,7 +56,8 @@ class Routes:
         """
         self.cores = cores
         spelled = {name.lower(): name for name in cores}
-        self._routes = {name.lower(): Route(name, core) for name, core in cores.items()}
+        here = {name: core for name, core in cores.items() if not is_elsewhere(name)}
+        self._routes = {name.lower(): Route(name, core) for name, core in here.items()}
         for alias, table in views.items():
             name = spelled.get(table.lower())
             if name is None:
@@ -109,4 +112,5 @@ def _connected(config: Config, plan: Plan) -> Accounts:
     def endpoint(account: Account) -> Endpoint:
         return Endpoint(account.endpoint, credential_of(account.name, account_key(account)))
 
-    return connect(endpoint(config.tables), endpoint(config.restricted), plan.settings, {})
+    given = {section: endpoint(account) for section, account in config.accounts.items()}
+    return connect(**given, settings=plan.settings, options={})

@@ -24,6 +24,7 @@ from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
 from rekey.migration.opening import Prepared, connect
 from rekey.model import EntityKey, Row
+from rekey.project.config import Account as StorageAccount
 from rekey.project.config import Config, account_key
 from rekey.project.secrets_source import read_local
 from rekey.proxy.access import Access
@@ -93,13 +94,8 @@ async def proxying(
     async def read(table: str, key: EntityKey) -> Row | None:
         return await accounts.tables.table(table).get(key)
 
-    upstream = Upstream(
-        account.endpoint,
-        Signer(credential_of(account.name, account_key(account))),
-        connections=limits.upstream,
-        connect_s=_CONNECT_S,
-        read_s=_READ_S,
-    )
+    upstream = _upstream(account, limits.upstream)
+    elsewhere = None if config.targets is None else _upstream(config.targets, limits.upstream)
     meter = Meter()
     handler = Handler(
         # An endpoint has several spellings (a port, a private link); the name of an account is unique.
@@ -112,6 +108,7 @@ async def proxying(
         meter,
         body_bytes=limits.body,
         request_s=limits.request_s,
+        elsewhere=elsewhere,
     )
     health = Health(meter, Keys(token, mappers, read))
     try:
@@ -123,7 +120,14 @@ async def proxying(
     finally:
         await routes.close()
         await upstream.close()
+        if elsewhere is not None:
+            await elsewhere.close()
         await accounts.close()
+
+
+def _upstream(account: StorageAccount, connections: int) -> Upstream:
+    signer = Signer(credential_of(account.name, account_key(account)))
+    return Upstream(account.endpoint, signer, connections=connections, connect_s=_CONNECT_S, read_s=_READ_S)
 
 
 def run(

@@ -241,10 +241,12 @@ class Azurite:
         """The TCP port on 127.0.0.1."""
         self._keys = {
             name: base64.b64encode(secrets.token_bytes(64)).decode("ascii")
-            for name in ("tables", "restricted")
+            for name in ("tables", "targets", "restricted")
         }
         self.tables: AzuriteAccount
         """The account for source and target tables, once it runs."""
+        self.targets: AzuriteAccount
+        """The account for tables that a script names so, once it runs."""
         self.restricted: AzuriteAccount
         """The account for the restricted store, once it runs."""
 
@@ -263,7 +265,7 @@ class Azurite:
                     AzuriteAccount(name, f"http://{_HOST}:{self.port}/{name}", key)
                     for name, key in self._keys.items()
                 ]
-                self.tables, self.restricted = accounts[0], accounts[-1]
+                self.tables, self.targets, self.restricted = accounts
                 said = _wait_until_ready(self._process, home / _LOG)
                 if not said:
                     return self

@@ -135,13 +135,28 @@ class Project:
 
     def write_for(self, azurite: Azurite, **limits: int) -> None:
         """Write the project for an Azurite, whose keys are in the environment of the commands alone."""
-        accounts = {"REHEARSAL_TABLES_KEY": azurite.tables, "REHEARSAL_RESTRICTED_KEY": azurite.restricted}
+        accounts = {
+            "REHEARSAL_TABLES_KEY": azurite.tables,
+            "REHEARSAL_TARGETS_KEY": azurite.targets,
+            "REHEARSAL_RESTRICTED_KEY": azurite.restricted,
+        }
         self._environment |= {variable: account.key for variable, account in accounts.items()}
-        tables, restricted = (Account(account.endpoint, name) for name, account in accounts.items())
-        self.write(tables, restricted, **limits)
+        tables, targets, restricted = (Account(account.endpoint, name) for name, account in accounts.items())
+        self.write(tables, restricted, targets if self.is_elsewhere else None, **limits)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether a script has a table in the account of targets."""
+        return any(one.migration.is_elsewhere for one in self.scripts)
 
     def write(
-        self, tables: Account, restricted: Account, *, window_rows: int, entities_per_second: int
+        self,
+        tables: Account,
+        restricted: Account,
+        targets: Account | None = None,
+        *,
+        window_rows: int,
+        entities_per_second: int,
     ) -> None:
         """Write configuration, evidence key and scripts. Raises ConfigurationError."""
         self.folder.chmod(0o700)
@@ -152,7 +167,7 @@ class Project:
         )
         template = Path(__file__).with_name("configuration.txt").read_text("utf-8")
         configuration = template.format(
-            tables=_section(tables),
+            tables=_section(tables) + ("" if targets is None else f"\n\n[targets]\n{_section(targets)}"),
             restricted=_section(restricted),
             secrets=secrets_of_scripts,
             wrapping_key=_WRAPPING_KEY,

@@ -23,6 +23,7 @@ from pathlib import Path
 from azure.core.exceptions import AzureError
 
 from rekey.client.sdk.client_sync import DualWriteTableClient
+from rekey.core.limits import is_elsewhere
 from rekey.declaration.mapper import Mapper
 from rekey.mapping.sealing import LocalWrappingKey
 from rekey.rehearse.application import Application, LiveApplication
@@ -78,14 +79,17 @@ def rehearse(
         project = Project(own, script)
         mapper = Mapper(project.declared.migration, project.secrets)
         stock = Stock.of(mapper, rows, data, seed)
-        tell.say("Starting an Azurite of its own, with two accounts.")
+        tell.say(
+            f"Starting an Azurite of its own, with {'three' if project.is_elsewhere else 'two'} accounts."
+        )
         with ExitStack() as stack:
             azurite = stack.enter_context(Azurite())
             life = _on_stage(project, azurite, mapper, stock, tell, seed, stack)
             try:
                 life.take_dependencies_through()
                 tell.say(f"Loading rows into {life.application.source_name}: {stock.described}.")
-                asyncio.run(load(azurite.tables, stock, life.application))
+                source = azurite.targets if is_elsewhere(mapper.migration.source) else azurite.tables
+                asyncio.run(load(source, stock, life.application))
                 for assumption in stock.assumptions:
                     tell.say(f"Assumed: {assumption}.")
                 life.live()
@@ -132,7 +136,8 @@ def _on_stage(
     tables, restricted = open_service(azurite.tables), open_service(azurite.restricted)
     sealed = project.declared.migration.is_sealed
     wrapping = LocalWrappingKey(project.wrapping_key) if sealed else None
-    witness = Witness(tables, restricted, project.declared.script_id, mapper, wrapping)
+    targets = open_service(azurite.targets)
+    witness = Witness(tables, restricted, project.declared.script_id, mapper, wrapping, targets)
     writes = min(_WRITES_AT_MOST, max(10, stock.count // _WRITES_SHARE))
     # The kill waits for this many checkpointed rows: a fifth to a half of all.
     share = random.Random(f"kill/{seed}").uniform(0.2, 0.5)  # noqa: S311 - a choice to be made again
@@ -154,6 +159,8 @@ def _client(project: Project, azurite: Azurite, view: str) -> DualWriteTableClie
         migration=project.declared,
         restricted_endpoint=azurite.restricted.endpoint,
         restricted_credential=key_of_account(azurite.restricted),
+        targets_endpoint=azurite.targets.endpoint,
+        targets_credential=key_of_account(azurite.targets),
         secrets=project.secrets,
         wrapping_key=project.wrapping_key,
         name=f"application-{view}",

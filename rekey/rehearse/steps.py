@@ -19,6 +19,7 @@ from pathlib import Path
 
 from azure.data.tables import UpdateMode
 
+from rekey.core.limits import own_name
 from rekey.core.texts import catalogue, filled
 from rekey.declaration.migration import Migration
 from rekey.errors import ExitCode
@@ -109,7 +110,9 @@ class Life:
         """Take the scripts that this one depends on to `complete`, on empty tables. Raises NotAsItMustBe."""
         for one in self.project.scripts[:-1]:
             self._say("dependency", script=self._script_id, needed=one.script_id)
-            self.witness.tables.create_table_if_not_exists(one.migration.source)
+            self.witness.service(one.migration.source).create_table_if_not_exists(
+                own_name(one.migration.source)
+            )
             self._run("apply", one.script_id)
             self._run("verify", one.script_id, "--mode", "full")
             self._run(*apply_to(one.script_id, Phase.COMPLETE).split(), "--writers-stopped")

@@ -24,6 +24,7 @@ from rekey.copy.batches import pack
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.concurrency import for_each
 from rekey.core.edm import BOOLEAN, DATETIME, DOUBLE, INT32, INT64, STRING, canonical
+from rekey.core.limits import own_name
 from rekey.declaration.keys.base import WHOLE_ROW, Prop
 from rekey.declaration.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
 from rekey.declaration.keys.pieces import Part
@@ -114,8 +115,9 @@ async def load(account: AzuriteAccount, stock: Stock, application: Application) 
     kept_back: list[Row] = []
     waiting: list[Operation] = []
     async with AzureTableService.open(account.endpoint, SharedKey.of(account.name, account.key)) as service:
-        await service.create_table(application.source_name)
-        table = service.table(application.source_name)
+        source = own_name(application.source_name)
+        await service.create_table(source)
+        table = service.table(source)
 
         async def insert_waiting() -> None:
             await for_each(pack(waiting, table.encoded_size), table.transact, limit=_BATCHES_AT_ONCE)

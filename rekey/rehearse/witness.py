@@ -25,6 +25,7 @@ from azure.core.pipeline.transport import RequestsTransport
 from azure.data.tables import TableClient, TableServiceClient
 
 from rekey.core.edm import canonical_content
+from rekey.core.limits import is_elsewhere, own_name
 from rekey.declaration.mapper import Mapper
 from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import CONTROL_TABLE, MAPPING_TABLE
@@ -94,7 +95,7 @@ class Witness:
     """Reader that compares the tables of one migration.
 
     Attributes:
-        tables, restricted: the SDK's clients of both accounts.
+        tables, restricted, targets: the SDK's clients of the accounts.
         script_id: the migration.
         mapper: its mapper.
         wrapping: the wrapping key of a sealed mapping, None when it is in the clear.
@@ -105,15 +106,20 @@ class Witness:
     script_id: str
     mapper: Mapper
     wrapping: WrappingKey | None = None
+    targets: TableServiceClient | None = None
 
     @property
     def source_name(self) -> str:
         """The source table's name."""
         return self.mapper.migration.source
 
+    def service(self, table: str) -> TableServiceClient:
+        """Return the SDK's client of the account that holds a table."""
+        return self.targets if self.targets is not None and is_elsewhere(table) else self.tables
+
     def client(self, table: str) -> TableClient:
         """Return the SDK's client of one table."""
-        return self.tables.get_table_client(table)
+        return self.service(table).get_table_client(own_name(table))
 
     def rows(self, table: str) -> Iterator[Row]:
         """Yield the wire rows of a table in service order, page by page."""
@@ -136,7 +142,8 @@ class Witness:
 
     def exists(self, table: str) -> bool:
         """Tell whether a table exists."""
-        return any(item.name.lower() == table.lower() for item in self.tables.list_tables())
+        own = own_name(table).lower()
+        return any(item.name.lower() == own for item in self.service(table).list_tables())
 
     def safe_ids(self) -> SafeIds:
         """Return the migration's safe ids, made with the control row's key and, if sealed, the root key."""

@@ -335,6 +335,8 @@ class Session:
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.shared)
         throttle = self._throttled = self._throttle()
+        if self.config.targets is not None:
+            throttle.begin_elsewhere()
         restricted_rates = restricted_throttle(throttle, self.config)
         listen(self.accounts, throttle, restricted_rates)
         run = Run(

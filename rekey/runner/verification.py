@@ -103,25 +103,26 @@ def context(
         concurrency=run.config.limits.concurrency,
         scans=2 * run.config.limits.scans,  # what the account allows is all for reading
         ahead=run.share == 1 and not run.copier.throttle.has_rates,
-        take=run.copier.throttle.arrived if run.share == 1 else _within_share(run),
+        take=_within_share(run),
         clock=run.clock,
     )
 
 
-def _within_share(run: Run) -> Callable[[int, Hashable | None], Awaitable[None]]:
-    """Return a function that lets pages through at the run's share of the rate in force, or of the service's
-    target where none is in force."""
+def _within_share(run: Run) -> Callable[[str, int, Hashable | None], Awaitable[None]]:
+    """Return a function that lets pages of a table through at the rates in force; at the run's share of them
+    where it has not all, or of the service's target where none is in force."""
     throttle, due = run.copier.throttle, run.clock.rising()
 
-    async def take(rows: int, partition: Hashable | None) -> None:
+    async def take(table: str, rows: int, partition: Hashable | None) -> None:
         nonlocal due
-        rate = (throttle.look().account or ACCOUNT_TARGET) * run.share
-        due = max(due, run.clock.rising()) + rows / rate
+        if run.share < 1:
+            rate = (throttle.look().account or ACCOUNT_TARGET) * run.share
+            due = max(due, run.clock.rising()) + rows / rate
         own = due
-        while (left := own - run.clock.rising()) > 0:
+        while run.share < 1 and (left := own - run.clock.rising()) > 0:
             run.check()
             await run.clock.sleep(min(left, _LOOK_S))
-        await throttle.arrived(rows, partition)
+        await throttle.of(table).arrived(rows, partition)
 
     return take
 

@@ -24,6 +24,7 @@ from rekey import errors
 from rekey.core.clock import Clock, SystemClock, ticks_of
 from rekey.core.distribution import installed_version
 from rekey.core.guarantees import STORAGE, Guarantees, guarantees_of
+from rekey.core.limits import own_name
 from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
 from rekey.tables import wire
 from rekey.tables.answers import Answer, may_be_applied, read_batch, read_done, read_etag, read_row, read_time
@@ -59,6 +60,8 @@ class AzureTableService:
     Attributes:
         endpoint: without a trailing slash.
         guarantees: what the service guarantees.
+        elsewhere: whether this is the account of `[targets]`: the names of its tables end with `@targets`
+            everywhere but on the wire.
         sizes: page sizes, by table and selection.
 
     >>> async with AzureTableService.open(endpoint, credential) as service:
@@ -69,6 +72,7 @@ class AzureTableService:
     _transport: Transport
     _requester: Requester
     guarantees: Guarantees = STORAGE
+    elsewhere: bool = False
     sizes: dict[tuple[str, str], PageSize] = field(default_factory=dict)
 
     @classmethod
@@ -84,6 +88,7 @@ class AzureTableService:
         proxies: Mapping[str, str] | None = None,
         connection_verify: bool | str = True,
         guarantees: Guarantees | None = None,
+        elsewhere: bool = False,
     ) -> AzureTableService:
         """Return a service; the first request connects.
 
@@ -97,6 +102,7 @@ class AzureTableService:
             proxies: address of the proxy by scheme, before what the environment names.
             connection_verify: whether the server's certificate is checked, or a file of those to trust.
             guarantees: what the service guarantees; None: what its endpoint says.
+            elsewhere: whether this is the account of `[targets]`.
         """
         endpoint = endpoint.rstrip("/")
         guarantees = guarantees or guarantees_of(endpoint)
@@ -112,7 +118,7 @@ class AzureTableService:
         )
         jitter = random.Random()  # noqa: S311 - spreads retries, keeps no secret
         requester = Requester(transport, retry or RetryPolicy(), clock or SystemClock(), jitter)
-        return cls(endpoint, transport, requester, guarantees)
+        return cls(endpoint, transport, requester, guarantees, elsewhere)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -156,20 +162,20 @@ class AzureTableService:
 
     def table(self, name: str) -> AzureTable:
         """Return a handle on a table; sends no request. Raises RequestRejected for an impossible name."""
-        check_table_name(name)
+        check_table_name(name, elsewhere=self.elsewhere)
         return AzureTable(self, name, self._requester)
 
     def shared(self, name: str) -> AzureTable:
         """Return a handle on a table whose rows other clients write too, see `TableService.shared`."""
-        check_table_name(name)
+        check_table_name(name, elsewhere=self.elsewhere)
         policy = replace(self._requester.policy, repeats_open_writes=False, content_settles=False)
         requester = replace(self._requester, policy=policy)
         return AzureTable(self, name, requester, SHARED_SERVICE_S)
 
     async def create_table(self, name: str) -> bool:
         """Create a table; False when it was there already. Raises TableBeingDeleted."""
-        check_table_name(name)
-        body = orjson.dumps({"TableName": name})
+        check_table_name(name, elsewhere=self.elsewhere)
+        body = orjson.dumps({"TableName": own_name(name)})
         headers = {**self.headers, **_SENDING}
         request = Request("POST", "Tables", f"create table {name}", headers, body)
         outcome = await self._requester.call(request, read_done)
@@ -187,8 +193,8 @@ class AzureTableService:
     async def delete_table(self, name: str) -> bool:
         """Delete a table; False when there was none, or it is being deleted already (but True where an
         earlier attempt of this call may have deleted it)."""
-        check_table_name(name)
-        request = Request("DELETE", f"Tables('{name}')", f"delete table {name}", self.headers)
+        check_table_name(name, elsewhere=self.elsewhere)
+        request = Request("DELETE", f"Tables('{own_name(name)}')", f"delete table {name}", self.headers)
         outcome = await self._requester.call(request, read_done)
         if isinstance(outcome.error, errors.TableMissing | errors.RowMissing | errors.TableBeingDeleted):
             return outcome.ambiguous
@@ -196,9 +202,9 @@ class AzureTableService:
 
     async def table_exists(self, name: str) -> bool:
         """Tell whether the table exists. Needs permission to read that table only."""
-        check_table_name(name)
+        check_table_name(name, elsewhere=self.elsewhere)
         selected = [("$select", PARTITION_KEY)] if self.guarantees.narrows else []
-        path = f"{name}()" + wire.query_string([*selected, ("$top", "1")])
+        path = f"{own_name(name)}()" + wire.query_string([*selected, ("$top", "1")])
         request = Request("GET", path, f"look for table {name}", self.headers)
         try:
             return await self._requester.read(request, read_done)
@@ -228,9 +234,9 @@ class AzureTable(Table):
     def __init__(
         self, service: AzureTableService, name: str, requester: Requester, service_s: int | None = None
     ) -> None:
-        self._service, self._name = service, name
+        self._service, self._name, self._own = service, name, own_name(name)
         self._requester, self._service_s = requester, service_s
-        self._encoder = wire.Encoder(service.endpoint, name, service.guarantees)
+        self._encoder = wire.Encoder(service.endpoint, self._own, service.guarantees)
 
     @property
     def guarantees(self) -> Guarantees:
@@ -246,7 +252,7 @@ class AzureTable(Table):
         """Return the row with its ETag and Timestamp, or None when there is none."""
         selected = select is not None and self.guarantees.narrows
         parameters = [("$select", _selection(select or ()))] if selected else []
-        path = wire.entity_path(self._name, key) + wire.query_string(parameters)
+        path = wire.entity_path(self._own, key) + wire.query_string(parameters)
         request = Request("GET", path, f"read a row of {self._name}", self._service.headers)
         try:
             row = await self._requester.read(request, read_row)
@@ -332,9 +338,9 @@ class AzureTable(Table):
 
     async def write(self, operation: Operation) -> str:
         """Carry out one operation; return the row's new ETag, "" after a delete."""
-        verb, path, doing = operation.verb, self._name, f"insert into {self._name}"
+        verb, path, doing = operation.verb, self._own, f"insert into {self._name}"
         if verb is not Verb.INSERT:
-            path = wire.entity_path(self._name, operation.key)
+            path = wire.entity_path(self._own, operation.key)
             doing = f"{verb.replace('_', ' ')} a row of {self._name}"
         headers, body, method = self._service.headers, None, wire.METHODS[verb]
         if verb is not Verb.DELETE:

@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from rekey.core.guarantees import STORAGE, Guarantees
-from rekey.core.limits import is_elsewhere, own_name
+from rekey.core.limits import is_elsewhere
 from rekey.errors import RequestRejected
 from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row, key_of
 from rekey.tables.sent import Sent
@@ -281,19 +281,6 @@ class Silence:
     tried_s: float
 
 
-class _Named(TableWrapper):
-    """A table under the name that it has in the declaration."""
-
-    def __init__(self, whole: Table, name: str) -> None:
-        super().__init__(whole)
-        self._name = name
-
-    @property
-    def name(self) -> str:
-        """The table's name as declared."""
-        return self._name
-
-
 @dataclass(frozen=True, slots=True)
 class TwoAccounts(TableService):
     """The account of the tables and that of the targets: the name says where a table is (`core.limits`).
@@ -329,25 +316,23 @@ class TwoAccounts(TableService):
 
     def table(self, name: str) -> Table:
         """Return a handle on a table of the account that its name says."""
-        found = holding(self, name).table(own_name(name))
-        return _Named(found, name) if is_elsewhere(name) else found
+        return holding(self, name).table(name)
 
     def shared(self, name: str) -> Table:
         """Return such a handle on a table whose rows other clients write at the same time."""
-        found = holding(self, name).shared(own_name(name))
-        return _Named(found, name) if is_elsewhere(name) else found
+        return holding(self, name).shared(name)
 
     async def create_table(self, name: str) -> bool:
         """Create a table where its name says."""
-        return await holding(self, name).create_table(own_name(name))
+        return await holding(self, name).create_table(name)
 
     async def delete_table(self, name: str) -> bool:
         """Delete a table where its name says."""
-        return await holding(self, name).delete_table(own_name(name))
+        return await holding(self, name).delete_table(name)
 
     async def table_exists(self, name: str) -> bool:
         """Tell whether a table exists where its name says."""
-        return await holding(self, name).table_exists(own_name(name))
+        return await holding(self, name).table_exists(name)
 
     async def server_time(self) -> str:
         """Return the time of the account of the tables."""

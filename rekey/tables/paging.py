@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from rekey.core.concurrency import cancel
+from rekey.core.limits import own_name
 from rekey.errors import RowMissing, TableMissing
 from rekey.model import EntityKey, KeyRange, key_of
 from rekey.tables.answers import Answer, Fetched, checked, read_page
@@ -79,7 +80,7 @@ async def read_range(
 
     Args:
         requester: sends requests.
-        table: the table's name.
+        table: the table's name as declared.
         within: the range.
         queries: returns the parameters of the queries whose rows, one query after the other, are a range.
         size: the page size of this table and selection; every page is recorded in it.
@@ -149,7 +150,7 @@ class _Asked:
     ) -> None:
         self._requester, self._table, self.rows = requester, table, rows
         doing = f"read a page of {table}"
-        self._request = Request("GET", f"{table}()" + query_string(parameters), doing, headers)
+        self._request = Request("GET", f"{own_name(table)}()" + query_string(parameters), doing, headers)
         self.address_bytes = len(self._request.path)
         self._answer: asyncio.Future[Answer] | None = None
 

@@ -32,9 +32,19 @@ _WHOLE = re.compile(r"\s*[+-]?\d{1,20}\s*", re.ASCII)
 _DIGITS = re.compile("[0-9a-fA-F]{32}")
 
 
-def check_table_name(name: str) -> None:
-    """Raise RequestRejected when the service would refuse a table name."""
-    if not limits.TABLE_NAME.fullmatch(name) or name.lower() == "tables":
+def check_table_name(name: str, *, elsewhere: bool = False) -> None:
+    """Raise RequestRejected when the service would refuse a table name, or the table is not in this account.
+
+    Args:
+        name: as in the declaration.
+        elsewhere: whether this is the account of `[targets]`.
+    """
+    own = limits.own_name(name) if elsewhere else name
+    if (
+        not limits.TABLE_NAME.fullmatch(own)
+        or own.lower() == "tables"
+        or limits.is_elsewhere(name) != elsewhere
+    ):
         raise rejected("InvalidResourceName", f"the service refuses the table name {name!r}")
 
 

@@ -61,7 +61,7 @@ def partition_of(table: Table, rows: Sequence[Row]) -> Hashable | None:
     return (table.name, first) if first == last else None
 
 
-async def at_once(_rows: int, _partition: Hashable | None) -> None:
+async def at_once(_table: str, _rows: int, _partition: Hashable | None) -> None:
     """Return without waiting: the default of `take`."""
 
 
@@ -95,7 +95,8 @@ class ReconcileContext:
         scans: how many parts of tables are summed up at a time.
         ahead: whether a part's next page is fetched while one is worked on: not where rates hold, since a
             partition would be asked for a page that its rate has no room for.
-        take: waits until so many rows of a partition (None: of several) may be read; called for every page.
+        take: waits until so many rows of a table and a partition (None: of several) may be read; called for
+            every page.
         recheck: when a difference counts.
         clock: tells the time and waits; a `FakeClock` in tests.
     """
@@ -120,7 +121,7 @@ class ReconcileContext:
     concurrency: int = 16
     scans: int = 8
     ahead: bool = True
-    take: Callable[[int, Hashable | None], Awaitable[None]] = field(default=at_once, repr=False)
+    take: Callable[[str, int, Hashable | None], Awaitable[None]] = field(default=at_once, repr=False)
     recheck: RecheckPolicy = field(default_factory=RecheckPolicy)
     clock: Clock = field(default_factory=SystemClock, repr=False)
 
@@ -156,7 +157,7 @@ class ReconcileContext:
     async def taken(self, table: Table, page: Page) -> None:
         """Count a page of a table that was read against the rates, and wait until they allow for it."""
         if page.rows:
-            await self.take(len(page.rows), partition_of(table, page.rows))
+            await self.take(table.name, len(page.rows), partition_of(table, page.rows))
 
     def source_id(self, key: EntityKey) -> str:
         """Return the short safe id of a source row."""

@@ -60,7 +60,7 @@ def apply(project: Project, to: Phase | None = None) -> None:
 def test_a_table_moves_to_another_account_under_its_own_name(moved: Project) -> None:
     apply(moved, Phase.CUTOVER)
     assert contents_of(moved, "Users@targets") == contents_of(moved, "Users")
-    assert len(moved.targets.dump("Users")) == len(ROWS)
+    assert len(moved.targets.dump("Users@targets")) == len(ROWS)
 
 
 @pytest.mark.parametrize("margin", ["0s", "1s"])
@@ -72,7 +72,7 @@ def test_what_is_written_after_cutover_comes_back_although_the_clock_of_its_acco
     config = moved.folder / "rekey.toml"
     config.write_text(config.read_text().replace("[gates]", f'[gates]\nmargin = "{margin}"'))
     apply(moved, Phase.CUTOVER)
-    asyncio.run(moved.targets.table("Users").insert(user("new@example.com", "p1")))
+    asyncio.run(moved.targets.table("Users@targets").insert(user("new@example.com", "p1")))
     with moved.session(STOPPED) as session:
         commands.rollback(session, SCRIPT, to=None, drop=None)
     assert contents_of(moved, "Users") == contents_of(moved, "Users@targets")

@@ -484,7 +484,7 @@ class StormService(MemoryTableService):
         process: Process | None = OWNER.get()
         if process is None:
             return await unseen(name)
-        check_table_name(name)
+        check_table_name(name, elsewhere=self.elsewhere)
         allowance.check()
         try:
             done: bool = await self.storm.request(

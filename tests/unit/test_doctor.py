@@ -22,6 +22,7 @@ from tests.diagnosing import (
     DAY,
     NOW,
     SOUND,
+    account,
     azurite,
     changed,
     file,
@@ -66,13 +67,13 @@ def stored(**more: object) -> Observed:
 
 CASES: dict[str, Case] = {
     # configuration
-    "same-account": Case(WARNING, changed("configuration", same_account=True)),
+    "same-account": Case(WARNING, changed("configuration", same_account="tables")),
     "key-unusable": Case(ERROR, changed("tables", trouble=NO)),
     "key-where-token": Case(WARNING, keyed("tables"), changed(tables=azurite("tables", name="own"))),
     "same-key": Case(
         WARNING,
-        changed("configuration", same_key=True),
-        changed("configuration", same_key=True, same_account=True),
+        changed("configuration", same_key="tables"),
+        changed("configuration", same_key="tables", same_account="tables"),
     ),
     "published-key": Case(
         NOTE, changed(tables=azurite("tables")), changed(tables=azurite("tables", name="own"))
@@ -153,8 +154,13 @@ CASES: dict[str, Case] = {
         changed(writing=Writing("rekeycontrol", NO, left="a row")),
         changed(writing=Writing("rekeycontrol", NO)),
     ),
-    "restricted-open": Case(ERROR, changed(crossing=Crossing(tried=True, read=("rekeymap",)))),
-    "same-identity": Case(NOTE, changed(crossing=Crossing(same_identity=True))),
+    "targets-missing": Case(
+        ERROR,
+        scripts(elsewhere=True),
+        replace(scripts(elsewhere=True), targets=account("targets"), crossings={}),
+    ),
+    "restricted-open": Case(ERROR, changed(crossings={"tables": Crossing(tried=True, read=("rekeymap",))})),
+    "same-identity": Case(NOTE, changed(crossings={"tables": Crossing(same_identity=True)})),
     # clock
     "clock-off": Case(
         WARNING,
@@ -260,9 +266,13 @@ def test_an_error_fails_a_warning_only_when_strict_a_note_never() -> None:
 
 def test_one_account_for_both_and_one_published_key_are_notes_on_azurite() -> None:
     both = {name: azurite(name) for name in ("tables", "restricted")}
-    one = replace(changed("configuration", same_account=True), **both)
+    one = replace(changed("configuration", same_account="tables"), **both)
     assert [found.severity for found in findings(one, "same-account")] == [NOTE]
-    two = replace(changed("configuration", same_key=True), **both, crossing=Crossing(True, ("rekeymap",)))
+    two = replace(
+        changed("configuration", same_key="tables"),
+        **both,
+        crossings={"tables": Crossing(True, ("rekeymap",))},
+    )
     assert [found.severity for found in findings(two, "same-key")] == [NOTE]
     assert [found.severity for found in findings(two, "restricted-open")] == [NOTE]
 

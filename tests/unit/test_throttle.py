@@ -17,7 +17,7 @@ from rekey.errors import Unavailable
 from rekey.project.config import Account, Config, Limits
 from rekey.tables.answers import Answer
 from rekey.tables.azure import AzureTableService
-from rekey.tables.base import Accounts
+from rekey.tables.base import Accounts, TwoAccounts
 from rekey.tables.credentials import SharedKey
 from rekey.tables.requests import Requester, RetryPolicy
 from rekey.tables.sent import Kind
@@ -419,3 +419,25 @@ async def test_answers_of_the_restricted_account_count_only_where_rates_follow_t
             assert not mapped._pace.is_crowded
         else:
             assert mapped.service.account.refused == 50
+
+
+async def test_each_account_has_the_rates_by_itself_and_a_refusal_slows_down_its_own() -> None:
+    clock = FakeClock()
+    throttle = Throttle(100, clock, partition=50)
+    throttle.begin_elsewhere()
+    there = throttle.of("Users@targets")
+    assert throttle.of("Users") is throttle is not there
+    assert (there.look(), there.limits_partitions) == (throttle.look(), True)
+    began = clock.ticks()
+    await throttle.take(100)
+    await there.take(100)
+    assert clock.ticks() == began, "the rows read here take nothing of the rate there"
+    tables, targets, restricted = (
+        AzureTableService.open(
+            f"https://{name}.table.core.windows.net", SharedKey(name, b"k"), elsewhere=name == "targets"
+        )
+        for name in ("tables", "targets", "restricted")
+    )
+    listen(Accounts(TwoAccounts(tables, targets), restricted), throttle, Throttle(None, clock))
+    for service, own in ((tables, throttle), (targets, there)):
+        assert service._transport.listener == own.heard

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -31,6 +32,7 @@ from rekey.client.sdk.plan import (
     prepared_with,
 )
 from rekey.client.work import Acknowledge
+from rekey.core.limits import is_elsewhere, own_name
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError
@@ -54,6 +56,8 @@ class DualWriting(ABC, Generic[CredentialT]):
         migration: Declared | Path | str,
         restricted_endpoint: str,
         restricted_credential: AnyCredential,
+        targets_endpoint: str | None = None,
+        targets_credential: CredentialT | None = None,
         secrets: Mapping[str, bytes],
         wrapping_key: bytes | WrappingKey | None = None,
         credential: CredentialT | None = None,
@@ -69,9 +73,11 @@ class DualWriting(ABC, Generic[CredentialT]):
 
         Args:
             endpoint, table_name, credential, kwargs: as for the SDK's client; `proxies` and
-                `connection_verify` hold for both accounts.
+                `connection_verify` hold for all accounts. A new table in the account of targets is named as
+                in the script, `Users@targets`, or without the ending where the old one has another name.
             migration: the migration script's path, or the script as loaded.
             restricted_endpoint, restricted_credential: the account of mapping, journal and control row.
+            targets_endpoint, targets_credential: the account of the tables that the script names so.
             secrets: the secrets that the declaration names.
             wrapping_key: what `[sealing]` of the runner names, if the mapping is sealed: a secret's bytes, or
                 a `rekey.mapping.vault.KeyVaultWrappingKey`.
@@ -89,8 +95,11 @@ class DualWriting(ABC, Generic[CredentialT]):
                 `connection_cert`, another `location_mode` or `api_version`).
             ValueError, TypeError: the tables account's endpoint or credential is wrong, as the SDK says it.
         """
+        targets = (
+            None if targets_endpoint is None else account_of(targets_endpoint, targets_credential, "targets")
+        )
         plan = Plan(
-            prepared_with(migration, secrets, wrapping_key),
+            prepared_with(migration, secrets, wrapping_key, targets),
             table_name,
             view,
             name=name,
@@ -99,19 +108,23 @@ class DualWriting(ABC, Generic[CredentialT]):
             shadow_seed=shadow_seed,
             acknowledge=acknowledge,
         )
+        tables = partial(account_of, endpoint, credential, "tables")
         restricted = account_of(restricted_endpoint, restricted_credential)
         options = options_of(kwargs)
 
         def connected() -> Accounts:
             # The SDK's constructor has refused what is no address or no credential, in its words.
-            return connect(account_of(endpoint, credential), restricted, plan.settings, options)
+            return connect(tables(), restricted, plan.settings, options, targets)
 
         self._core = ClientCore(plan, connected)
         self._own: list[Any] = []
         policy = self._policy(CustomHookPolicy(**kwargs))
         first = [*policies_of(kwargs.pop("per_call_policies", None)), policy]
+        if targets_endpoint is not None and is_elsewhere(plan.table):
+            endpoint, credential = targets_endpoint, targets_credential
         table_client: Any = super()
-        table_client.__init__(endpoint, table_name, credential=credential, per_call_policies=first, **kwargs)
+        own = own_name(table_name)
+        table_client.__init__(endpoint, own, credential=credential, per_call_policies=first, **kwargs)
 
     @classmethod
     def from_config(
@@ -161,6 +174,8 @@ class DualWriting(ABC, Generic[CredentialT]):
             migration=prepared.declared,
             restricted_endpoint=config.restricted.endpoint,
             restricted_credential=credential(config.restricted),
+            targets_endpoint=None if config.targets is None else config.targets.endpoint,
+            targets_credential=None if config.targets is None else credential(config.targets),
             secrets=prepared.secrets,
             wrapping_key=prepared.wrapping,
             view=view,

@@ -205,7 +205,7 @@ def _with_outcome(error: E, code: str = "") -> E:
 
 
 def _is_about(error: ServiceError, table: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(table)}(?!\w)", error.what, re.IGNORECASE) is not None
+    return re.search(rf"(?<!\w){re.escape(table)}(?![\w@])", error.what, re.IGNORECASE) is not None
 
 
 # --- how a refusal gets past the SDK -----------------------------------------------------------------------

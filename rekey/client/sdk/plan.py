@@ -32,11 +32,12 @@ from azure.core.credentials_async import AsyncTokenCredential
 
 from rekey.client.reading import ON_THE_WAY_S, ClientFacts, LeaseSettings
 from rekey.client.work import Acknowledge
+from rekey.core.limits import own_name
 from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError, SecretMissing
 from rekey.mapping.sealing import LocalWrappingKey, WrappingKey
-from rekey.migration.opening import Prepared
+from rekey.migration.opening import Prepared, joined
 from rekey.protocol.rules import View
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts
@@ -123,7 +124,12 @@ class Plan:
         prepared.wrapping, prepared.mapper  # noqa: B018 - a secret that is absent or too short is told now
         fingerprints = prepared.fingerprints
         self.facts = ClientFacts(
-            self.declared.script_id, self.declared.digest, fingerprints, str(self.view), name
+            self.declared.script_id,
+            self.declared.digest,
+            fingerprints,
+            str(self.view),
+            name,
+            prepared.elsewhere,
         )
         self.settings = settings or LeaseSettings()
         self.shadow_reads, self.shadow_seed = shadow_reads, shadow_seed
@@ -135,7 +141,11 @@ def view_of(migration: Migration, table: str, view: View | str | None) -> tuple[
     Raises:
         ConfigurationError: the migration has no such table, or the table is not of the view asked for.
     """
-    spelled = {name.lower(): name for name in (migration.source, *migration.tables)}
+    names = migration.source, *migration.tables
+    # The first of a name counts: the old table, where the new one has the same name in another account.
+    spelled = {own_name(name).lower(): name for name in reversed(names)} | {
+        name.lower(): name for name in names
+    }
     name = spelled.get(table.lower())
     if name is None:
         raise ConfigurationError(
@@ -157,14 +167,22 @@ def prepared_with(
     migration: Declared | Path | str,
     secrets: Mapping[str, bytes],
     wrapping_key: bytes | WrappingKey | None,
+    targets: Endpoint | None = None,
 ) -> Prepared:
-    """Return a migration, loaded if a path is given, with the secrets and the wrapping key that a caller
-    gave.
+    """Return a migration, loaded if a path is given, with the secrets, the wrapping key and the account of
+    targets that a caller gave.
 
     Raises:
         DeclarationError: the script cannot be used.
+        ConfigurationError: it has a table in the account of targets, and none was given.
     """
     declared = migration if isinstance(migration, Declared) else load_script(Path(migration))
+    if targets is None and declared.migration.is_elsewhere:
+        raise ConfigurationError(
+            f"{declared.script_id} has a table in the account of [targets], and the client was given none",
+            hint="give targets_endpoint= and targets_credential=, what [targets] in the runner's rekey.toml"
+            " names; `from_config` reads it from there",
+        )
 
     def wrapping() -> WrappingKey:
         if wrapping_key is None:
@@ -175,7 +193,8 @@ def prepared_with(
             )
         return LocalWrappingKey(wrapping_key) if isinstance(wrapping_key, bytes) else wrapping_key
 
-    return Prepared(declared, lambda name: secrets.get(name, b""), wrapping)
+    place = "" if targets is None else targets.address
+    return Prepared(declared, lambda name: secrets.get(name, b""), wrapping, place)
 
 
 def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,7 +217,7 @@ def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in _HEEDED if given.get(name) is not None}
 
 
-# --- the two accounts -------------------------------------------------------------------------------------
+# --- the accounts -----------------------------------------------------------------------------------------
 
 
 class _Borrowed:
@@ -224,12 +243,13 @@ class _Borrowed:
         pass
 
 
-def account_of(endpoint: str, credential: AnyCredential | None) -> Endpoint:
+def account_of(endpoint: str, credential: AnyCredential | None, which: str = "restricted") -> Endpoint:
     """Return an account's endpoint without its query, and the credential for it.
 
     Args:
         endpoint: as the SDK takes it.
         credential: None when the endpoint has a shared access signature.
+        which: the account, for the error.
 
     Raises:
         CredentialMissing: there is no credential.
@@ -243,7 +263,7 @@ def account_of(endpoint: str, credential: AnyCredential | None) -> Endpoint:
         return Endpoint(bare, credential)
     if not hasattr(credential, "get_token"):
         raise CredentialMissing(
-            "there is no credential for the restricted account",
+            f"there is no credential for the {which} account",
             hint="give an AzureNamedKeyCredential, an AzureSasCredential or a token credential",
         )
     return Endpoint(bare, _Borrowed(credential))
@@ -258,15 +278,24 @@ def timeouts_for(settings: LeaseSettings) -> Timeouts:
 
 
 def connect(
-    tables: Endpoint, restricted: Endpoint, settings: LeaseSettings, options: Mapping[str, Any]
+    tables: Endpoint,
+    restricted: Endpoint,
+    settings: LeaseSettings,
+    options: Mapping[str, Any],
+    targets: Endpoint | None = None,
 ) -> Accounts:
-    """Return the core's own connections to both accounts; the first request connects. `options`: as
+    """Return the core's own connections to the accounts; the first request connects. `options`: as
     `options_of` returns them."""
-    timeouts = timeouts_for(settings)
     shared = replace(RETRY, repeats_open_writes=False, content_settles=False)
-    return Accounts(
-        AzureTableService.open(tables.address, tables.credential, retry=shared, timeouts=timeouts, **options),
-        AzureTableService.open(
-            restricted.address, restricted.credential, retry=RETRY, timeouts=timeouts, **options
-        ),
+
+    def opened(one: Endpoint, retry: RetryPolicy = shared, *, elsewhere: bool = False) -> AzureTableService:
+        timeouts = timeouts_for(settings)
+        return AzureTableService.open(
+            one.address, one.credential, retry=retry, timeouts=timeouts, elsewhere=elsewhere, **options
+        )
+
+    return joined(
+        tables=opened(tables),
+        targets=None if targets is None else opened(targets, elsewhere=True),
+        restricted=opened(restricted, RETRY),
     )

@@ -23,6 +23,7 @@ from rekey.client.sdk.calls import Call, Read, Table, Write, call_of
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
 from rekey.client.sdk.thread import LoopThread
+from rekey.core.limits import own_name
 from rekey.errors import RekeyError, RequestRejected
 
 R = TypeVar("R", HttpResponse, AsyncHttpResponse)
@@ -42,7 +43,7 @@ class _Policy:
         """Return what a request asks for; None for one that goes on unchanged; or the answer to one that the
         service would refuse."""
         try:
-            call = call_of(request.http_request, self._core.table)
+            call = call_of(request.http_request, own_name(self._core.table))
         except RequestRejected as refused:
             batch = bool(getattr(request.http_request, "multipart_mixed_info", None))
             return answer_to_error(refused, self._core.table, batch=batch)

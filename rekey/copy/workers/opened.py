@@ -63,6 +63,8 @@ class Opened:
 
     def __post_init__(self) -> None:
         self.throttle = Throttle(steering=lambda _given: self.rates)
+        if self.config.targets is not None:
+            self.throttle.begin_elsewhere()
         self.restricted = restricted_throttle(self.throttle, self.config)
         listen(self.accounts, self.throttle, self.restricted)
 

@@ -19,12 +19,14 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.plan import Endpoint, Plan, connect, prepared_with
+from rekey.core.limits import ELSEWHERE
 from rekey.declaration.mapper import Mapper
 from rekey.doctor.live.checks import Seen
 from rekey.doctor.live.stage import Stage, credential
@@ -78,17 +80,19 @@ def apart(accounts: Accounts, prefix: str) -> Accounts:
     return replace(accounts, restricted=cast("TableService", _Apart(accounts.restricted, prefix)))
 
 
-async def life(capture: str, config: Config, tables: Stage, restricted: Stage) -> Seen:
+async def life(capture: str, config: Config, *stages: Stage) -> Seen:
     """Take a small migration of a capture through its life, and return what was seen.
 
     Args:
         capture: of the migration.
         config: the accounts are those of this project.
-        tables, restricted: the stages of both accounts, which remove the tables.
+        stages: those of its accounts (tables, targets if there is one, restricted), which remove the tables.
     """
+    tables, elsewhere, restricted = stages[0], stages[-2], stages[-1]
     prefix, seen = f"{tables.prefix}{capture[:2]}", dict[str, str]()
     source, target = f"{prefix}source", f"{prefix}target"
-    tables.names += [source, target]
+    tables.names.append(source)
+    elsewhere.names.append(target)
     restricted.names += [f"{prefix}{name}" for name in (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE)]
     dual = capture == "dual-write"
     said = () if dual else ("--writers-stopped",)
@@ -96,9 +100,10 @@ async def life(capture: str, config: Config, tables: Stage, restricted: Stage) -
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rekey-live-")))
         (folder / "scripts").mkdir()
         script = folder / "scripts" / "0001_live.py"
-        script.write_text(_SCRIPT.format(source=source, target=target, capture=capture), "utf-8")
+        declared = target if elsewhere is tables else target + ELSEWHERE
+        script.write_text(_SCRIPT.format(source=source, target=declared, capture=capture), "utf-8")
         project = Project(folder, script, program=(_PROGRAM, prefix))
-        project.write(config.tables, config.restricted, window_rows=4, entities_per_second=4)
+        project.write(config.tables, config.restricted, config.targets, window_rows=4, entities_per_second=4)
         stack.callback(project.stop)
         mapper = Mapper(project.declared.migration, project.secrets)
         await tables.service.create_table(source)
@@ -112,7 +117,7 @@ async def life(capture: str, config: Config, tables: Stage, restricted: Stage) -
             expected = [mapper.map(row)[0].row for row in found]
             if {row[ROW_KEY]: row["N"] for row in found} != holds:
                 return "the source is not what was written"
-            same = _contents(await _rows(tables.service.table(target))) == _contents(expected)
+            same = _contents(await _rows(elsewhere.service.table(target))) == _contents(expected)
             return "equal" if same else "the target is not what the source gives"
 
         async def command(step: str, *words: str) -> None:
@@ -123,14 +128,16 @@ async def life(capture: str, config: Config, tables: Stage, restricted: Stage) -
         async with AsyncExitStack() as clients:
 
             async def client(table: str) -> Write:
-                prepared = prepared_with(project.declared, project.secrets, project.wrapping_key)
+                secrets, wrapping = project.secrets, project.wrapping_key
+                prepared = prepared_with(project.declared, secrets, wrapping, ends.get("targets"))
                 plan = Plan(prepared, table, name="live", settings=_SETTINGS)
-                core = ClientCore(plan, lambda: apart(connect(ends[0], ends[1], _SETTINGS, {}), prefix))
+                opened = partial(connect, **ends, settings=_SETTINGS, options={})
+                core = ClientCore(plan, lambda: apart(opened(), prefix))
                 clients.push_async_callback(core.close)
                 await core.open()
                 return lambda operation: core.write([operation])
 
-            ends = [Endpoint(one.endpoint, credential(one)) for one in (config.tables, config.restricted)]
+            ends = {name: Endpoint(one.endpoint, credential(one)) for name, one in config.accounts.items()}
             in_old = await client(source) if dual else old.write
             running = project.start("apply", "0001_live")
             copied = 0
@@ -151,7 +158,7 @@ async def life(capture: str, config: Config, tables: Stage, restricted: Stage) -
             if dual:
                 await command("verified", "verify", "0001_live", "--mode", "full")
             await command("cut_over", "apply", "0001_live", "--to", "cutover", *said)
-            in_new = await client(target) if dual else tables.service.table(target).write
+            in_new = await client(declared) if dual else elsewhere.service.table(target).write
             await _write(in_new, holds, "second", lambda *row: mapper.map(_row(*row))[0].row)
             await command("taken_back", "rollback", "0001_live", *said)
     return seen

@@ -61,7 +61,7 @@ async def checked(stage: Stage, checks: Mapping[str, Check], until: float) -> di
     }
 
 
-async def live(config: Config, accounts: tuple[AccountSeen, AccountSeen]) -> dict[str, Any]:
+async def live(config: Config, accounts: tuple[AccountSeen, ...]) -> dict[str, Any]:
     """Make a run on accounts that can be reached, and return its report.
 
     Raises:
@@ -80,10 +80,11 @@ async def live(config: Config, accounts: tuple[AccountSeen, AccountSeen]) -> dic
             stale = await leftovers(account.account, now)
             removed = [name for name in stale if await service.delete_table(name)]
             told.append({"section": account.section, "service": str(account.kind), "removed": removed})
-        tried = accounts[:1] if config.tables.is_same_as(config.restricted) else accounts
+        others = [one.account for one in accounts[:-1]]
+        tried = accounts[:-1] if any(map(config.restricted.is_same_as, others)) else accounts
         every = {**ALIKE, **WIRE}
         checking = [asyncio.ensure_future(checked(stage, every, until)) for stage in stages[: len(tried)]]
-        await together(checking)  # where one fails, the other makes no table any more
+        await together(checking)  # where one fails, no other makes a table any more
         for account, found_there in zip(tried, checking, strict=True):
             azurite = account.kind is Kind.AZURITE
             seen += [(account.section, name, azurite, one) for name, one in found_there.result().items()]
