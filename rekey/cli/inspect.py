@@ -56,4 +56,4 @@ async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tu
             )
         except TableMissing:
             raise no_such_table(table, config) from None
-    return found, facts_of_profile(profile, found.inventory, is_cosmos=config.tables.is_cosmos)
+    return found, facts_of_profile(profile, found.inventory)

@@ -335,6 +335,7 @@ async def _copy_back(run: Run, now: ControlRow) -> Counters:
     facts = run.state.facts(run.script_id)
     frozen_at = facts.get(TARGET_FROZEN_AT if run.declared.migration.is_elsewhere else FROZEN_AT)
     since = earlier(frozen_at or now.cutover_at or now.updated_at, run.config.gates.margin_s)
+    finds = run.targets[0].guarantees.narrows  # else every row is compared
     back, limit = BackPropagator(run.propagator), run.config.limits.concurrency
     refused: list[RowRefused] = []
     counters = {"rows_copied_back": 0, "rows_deleted_in_source": 0}
@@ -356,7 +357,7 @@ async def _copy_back(run: Run, now: ControlRow) -> Counters:
 
     async def each_changed(label: str, work: Callable[[Row], Awaitable[None]]) -> None:
         with run.progress.task(label) as advance:
-            async for page in run.targets[0].scan(modified_from=since):
+            async for page in run.targets[0].scan(modified_from=since if finds else None):
                 run.check()
                 await for_each(await back.differing(page.rows, limit=limit), work, limit=limit)
                 advance(len(page.rows))
