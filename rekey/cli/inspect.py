@@ -13,7 +13,7 @@ import click
 
 from rekey.cli.shell import Shell, command, flag, no_such_table
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
-from rekey.errors import ExitCode, TableMissing
+from rekey.errors import ConfigurationError, ExitCode, TableMissing
 from rekey.inspect.inspect import inspect_table
 from rekey.inspect.render import inspection_text
 from rekey.inspect.report import Inspection
@@ -50,9 +50,15 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
 async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, Facts]:
     config = load_config(shell.config_path)
     async with shell.connect(config) as accounts:
+        inspected = accounts.tables.table(table)
+        if not inspected.guarantees.ordered:
+            raise ConfigurationError(
+                f"{table} is in {inspected.guarantees.service}, and is sampled by ranges of keys",
+                hint="inspect a table of an account of Azure Table Storage",
+            )
         try:
             found, profile = await inspect_table(
-                accounts.tables.table(table), exact=exact, show_keys=show_keys, progress=shell.progress()
+                inspected, exact=exact, show_keys=show_keys, progress=shell.progress()
             )
         except TableMissing:
             raise no_such_table(table, config) from None

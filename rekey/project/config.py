@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rekey.core.guarantees import Guarantees, guarantees_of
+from rekey.core.guarantees import COSMOS, Guarantees, guarantees_of
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, table_name_problem
 from rekey.errors import ConfigurationError, SecretMissing, reason_of
 from rekey.project.keyvault import split_url
@@ -490,7 +490,12 @@ def _targets(section: Section, tables: Account) -> Account | None:
     if account.is_same_as(tables):
         # `Users` and `Users@targets` would be one table, copied onto itself and retired.
         section.fail("endpoint", "is the account of [tables]", "name the other account, or remove [targets]")
-    return replace(account, consistency=section.text("consistency"))
+    consistency = section.text("consistency")
+    if consistency is not None and account.guarantees is not COSMOS:
+        section.fail(
+            "consistency", "is said of Cosmos DB alone", "remove it: Table storage has no such setting"
+        )
+    return replace(account, consistency=consistency)
 
 
 def is_same_account(one: str, other: str) -> bool:

@@ -16,6 +16,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from urllib.parse import urlsplit
 
 import orjson
@@ -120,7 +121,7 @@ class AzureTableService:
         requester = Requester(transport, retry or RetryPolicy(), clock or SystemClock(), jitter)
         return cls(endpoint, transport, requester, guarantees, elsewhere)
 
-    @property
+    @cached_property
     def headers(self) -> dict[str, str]:
         """The headers of every request."""
         return {**wire.COMMON_HEADERS, "x-ms-version": self.guarantees.api_version}
