@@ -492,9 +492,7 @@ def _targets(section: Section, tables: Account) -> Account | None:
         section.fail("endpoint", "is the account of [tables]", "name the other account, or remove [targets]")
     consistency = section.text("consistency")
     if consistency is not None and account.guarantees is not COSMOS:
-        section.fail(
-            "consistency", "is said of Cosmos DB alone", "remove it: Table storage has no such setting"
-        )
+        section.fail("consistency", "is said of Cosmos DB alone", "remove it: Table storage has none")
     return replace(account, consistency=consistency)
 
 

@@ -1,5 +1,5 @@
-"""A whole life over HTTP with a target that is spoken to as to Cosmos DB: Azurite plays it, and says 429 to every
-third request."""
+"""A whole life over HTTP with a target that is spoken to as to Cosmos DB: Azurite plays it, and says 429 to
+every third request."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def asked(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_life_with_429_and_what_was_never_seen_is_not_asked(
     azurite: Azurite, asked: list[str], tmp_path: Path, table_name: Callable[[str], str]
 ) -> None:
-    """Of the target no range of keys is asked, no filter by Timestamp, no selection; nothing is sent as PATCH."""
+    """Of the target no range of keys is asked, no filter by Timestamp, no selection; no PATCH is sent."""
     name = table_name("Moved")
     there = f"{name}@targets"
     project = Real(tmp_path, azurite=azurite)
