@@ -39,6 +39,8 @@ class Begun:
     declared: Declared
     tables: TableService
     restricted: TableService
+    elsewhere: str = ""
+    """The endpoint of the account of targets, where a table is there."""
     store: ControlStore = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +72,7 @@ class Begun:
                 targets=migration.tables,
                 fingerprints={name: fingerprint(SECRETS[name]) for name in required_secrets(migration)},
                 id_key=new_key(),
+                elsewhere=self.elsewhere,
             )
         )
 

@@ -31,7 +31,7 @@ from rekey import Migration, Target, keys
 
 migration = Migration(
     source="SOURCE",
-    target=Target("TARGET", partition_key=keys.prop("PartitionKey"), row_key=keys.prop("RowKey")),
+    target=Target("TARGET", partition_key=keys.keep(), row_key=keys.keep()),
     capture="delta",
     waive={"personal-data": "made-up addresses"},
 )

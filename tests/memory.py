@@ -85,9 +85,8 @@ class Mood(Enum):
         like 404 and 412.)
     COSMOS: of Cosmos DB for Table, what is recorded and documented (`rekey.core.guarantees`): rows come in
         no order and pages go on by a token, keys are not empty and shorter, some names of properties are
-        refused, 2 MiB are the most of a transaction, a missing table is a missing row, and names of
-        tables differ by case. Answers say what
-        they charge.
+        refused, DateTimes have 7 digits, 2 MiB are the most of a transaction, a missing table is a missing
+        row, and names of tables differ by case. Answers say what they charge.
     """
 
     AZURITE = "azurite"
@@ -157,12 +156,12 @@ class StoredRows:
         """Write a row at `now` ticks, or a tick after its last write if that is later."""
         ticks = max(now, self.last_ticks.get(place, 0) + 1)
         self.last_ticks[place] = ticks
-        if self.mood is Mood.STORAGE:
-            for name in [name for name, kind in content.items() if kind == DATETIME]:
-                if name.endswith(TYPE_SUFFIX):
-                    content[name.removesuffix(TYPE_SUFFIX)] = unpadded(
-                        content[name.removesuffix(TYPE_SUFFIX)]
-                    )
+        for name in [name for name, kind in content.items() if kind == DATETIME]:
+            if name.endswith(TYPE_SUFFIX) and self.mood is not Mood.AZURITE:
+                moment = format_ticks(ticks_of(content[name.removesuffix(TYPE_SUFFIX)]))
+                content[name.removesuffix(TYPE_SUFFIX)] = (
+                    unpadded(moment) if self.mood is Mood.STORAGE else moment
+                )
         stored = StoredRow(content, ticks, self.mood)
         if place not in self.rows:
             bisect.insort(self.order, place)

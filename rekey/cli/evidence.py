@@ -198,6 +198,8 @@ def verify(
 @_KEY
 @click.option("--endpoint", metavar="URL", help="The account of the tables. By default this project's.")
 @click.option("--key-env", metavar="NAME", help="The environment variable with that account's shared key.")
+@click.option("--targets-endpoint", metavar="URL", help="The account of tables named NAME@targets, likewise.")
+@click.option("--targets-key-env", metavar="NAME", help="The variable with the shared key of that account.")
 @flag("--mapping", help="Map the source's rows again, with this project's script and secrets.")
 def recompute(
     shell: Shell,
@@ -205,6 +207,8 @@ def recompute(
     key_files: tuple[Path, ...],
     endpoint: str | None,
     key_env: str | None,
+    targets_endpoint: str | None,
+    targets_key_env: str | None,
     mapping: bool,
 ) -> ExitCode:
     """Compute the content digests of the bundle in FOLDER again, from the tables.
@@ -212,8 +216,9 @@ def recompute(
     Reads the tables, nothing else. Exit code 1 when one differs: it was written since the verification, or
     is not what was verified. The bundle is checked first.
     """
-    if key_env is not None and endpoint is None:
-        raise click.UsageError("--key-env goes with --endpoint")
+    if endpoint is None and (key_env or targets_endpoint or targets_key_env):
+        raise click.UsageError("--key-env, --targets-endpoint and --targets-key-env go with --endpoint")
+    targets = targets_endpoint, targets_key_env
     if endpoint is None or mapping:
         _refuse_within(shell, folder)
     keys = _keys_for(shell, key_files, folder)
@@ -226,7 +231,9 @@ def recompute(
         )
     recorded = last_full(payload(folder))
     mapper = _mapper(shell, verdict) if mapping else None
-    config = load_config(shell.config_path) if endpoint is None else reading(endpoint, key_env)
+    config = load_config(shell.config_path) if endpoint is None else reading(endpoint, key_env, targets)
+    for table in (recorded["source"], *(one["table"] for one in recorded["tables"])):
+        config.holding(table)
 
     async def from_tables() -> list[Compared]:
         async with shell.connect(config) as accounts:

@@ -35,7 +35,7 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
     dates, card numbers and the like), whether new rows go to one end, properties and their types, and advice
     on what may become a problem. Reads only. Advice does not change the exit code.
     """
-    problem = table_name_problem(table)
+    problem = table_name_problem(table, qualified=True)
     if problem is not None:
         raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
     found, facts = shell.do(_inspect(shell, table, exact, show_keys))
@@ -49,16 +49,16 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
 
 async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, Facts]:
     config = load_config(shell.config_path)
+    _, account = config.holding(table)
+    if not account.guarantees.ordered:
+        raise ConfigurationError(
+            f"{table} is in {account.guarantees.service}, where no range of keys can be read",
+            hint="inspect a table of an account of Azure Table Storage",
+        )
     async with shell.connect(config) as accounts:
-        inspected = accounts.tables.table(table)
-        if not inspected.guarantees.ordered:
-            raise ConfigurationError(
-                f"{table} is in {inspected.guarantees.service}, and is sampled by ranges of keys",
-                hint="inspect a table of an account of Azure Table Storage",
-            )
         try:
             found, profile = await inspect_table(
-                inspected, exact=exact, show_keys=show_keys, progress=shell.progress()
+                accounts.tables.table(table), exact=exact, show_keys=show_keys, progress=shell.progress()
             )
         except TableMissing:
             raise no_such_table(table, config) from None

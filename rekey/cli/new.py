@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from rekey.cli.shell import Shell, command
-from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
+from rekey.core.limits import TABLE_NAME_CURE, own_name, table_name_problem
 from rekey.declaration.scripts import load_scripts
 from rekey.errors import ConfigurationError, DeclarationError, ExitCode, reason_of
 from rekey.project.config import load_config
@@ -44,9 +44,9 @@ def new(
     # `user_mails` gives `UserMails`.
     words = "".join(word[:1].upper() + word[1:] for word in re.split(r"[_-]+", name))
     from_table = source or (words if len(words) > 2 else f"{words}Table")[:61]
-    to_table = target or f"{from_table[:61]}V2"
+    to_table = target or f"{own_name(from_table)[:61]}V2"
     for option, table in (("--source", from_table), ("--target", to_table)):
-        problem = table_name_problem(table)
+        problem = table_name_problem(table, qualified=True)
         if problem is not None:
             raise click.UsageError(f"{option}: {problem}; {TABLE_NAME_CURE}")
     if from_table.lower() == to_table.lower():

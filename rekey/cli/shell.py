@@ -34,6 +34,7 @@ import click
 
 from rekey.cli import signals
 from rekey.core import logs
+from rekey.core.limits import own_name
 from rekey.errors import ConfigurationError, ExitCode, visible
 from rekey.present.text import WIDTH
 
@@ -457,8 +458,9 @@ def command(
 
 
 def no_such_table(name: str, config: Config) -> ConfigurationError:
-    """Return the error for a table that is missing in the account of the application's tables."""
+    """Return the error for a table that is missing in its account."""
+    section, account = config.holding(name)
     return ConfigurationError(
-        f"there is no table {name} in account {config.tables.name}",
-        hint="check the name, and [tables] endpoint in rekey.toml",
+        f"there is no table {own_name(name)} in account {account.name}",
+        hint=f"check the name, and [{section}] endpoint in rekey.toml",
     )

@@ -18,7 +18,8 @@ from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, Row
 
 _COSMOS_HOSTS = (".table.cosmos.azure.com", ".table.cosmosdb.azure.com")
-_RESERVED = frozenset({"id", "rid", "etag", "resourceid"})
+_RESERVED = frozenset({"id", "rid", "resourceid"})
+"""Documented; of `etag`, which is documented, too, it is recorded that it is taken."""
 
 
 @dataclass(frozen=True, slots=True)

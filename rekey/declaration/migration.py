@@ -27,9 +27,12 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from rekey.core.limits import TABLE_NAME_CURE, is_elsewhere, table_name_problem
 from rekey.core.plain import UNTOLD, members, told
 from rekey.declaration.keys.base import (
+    KEEP_CURE,
+    KEEPS_WHOLE_KEYS,
     Expression,
     InvalidDeclaration,
     Item,
+    Kept,
     Prop,
     constant_prefix,
     need,
@@ -53,6 +56,7 @@ MAPPINGS = ("plain", "sealed")
 FORMAT = "rekey/declaration/v1"
 MAIN_PARTITION_KEY = "MainPartitionKey"
 MAIN_ROW_KEY = "MainRowKey"
+_HELD_BY = {"partition_key": PARTITION_KEY, "row_key": ROW_KEY}
 POINTER = frozenset({MAIN_PARTITION_KEY, MAIN_ROW_KEY})
 _IF_ANY = told(if_any=True)
 """Properties of every index row: the key of the main target row."""
@@ -75,7 +79,12 @@ class _Filled:
     def __post_init__(self) -> None:
         _check_table(f"{self.kind}.table", self.table)
         for name, key in self._keys():
-            need_expression(f"{self.where}.{name}", key)
+            field = f"{self.where}.{name}"
+            need_expression(field, key)
+            if isinstance(key, Kept):
+                object.__setattr__(self, name, Prop(_HELD_BY[name]))
+            elif any(isinstance(node, Kept) for node in key.walk()):
+                raise InvalidDeclaration(field, KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
         cure = "write properties=[props.…]"
         where = f"{self.where}.properties"
         properties = need_list(where, self.properties, Operation, "property operations", cure=cure)

@@ -93,6 +93,10 @@ class Prepared:
         """The endpoint of the account of targets, if the migration has a table there; else ""."""
         return self.targets if self.declared.migration.is_elsewhere else ""
 
+    def endpoints(self, config: Config) -> str:
+        """Return the endpoints of the migration's accounts, as its record in the state file has them."""
+        return " ".join(filter(None, (config.endpoints, self.elsewhere)))
+
     def require_place(self, row: ControlRow) -> None:
         """Refuse an account of targets other than that which a migration began with. Raises Moved."""
         if self.elsewhere and not is_same_account(self.elsewhere, row.elsewhere):

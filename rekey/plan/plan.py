@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from rekey.core.clock import Clock, SystemClock, format_ticks
-from rekey.core.limits import PARTITION_TARGET
+from rekey.core.limits import PARTITION_TARGET, is_elsewhere
 from rekey.core.progress import Progress
 from rekey.core.severity import Severity
 from rekey.errors import TableMissing
@@ -233,6 +233,11 @@ def _with_rows(
         tries_rows=options.tries_rows,
         source_bytes=inventory.stored_bytes,
         mapping_bytes=survey.mapping_bytes(weights),
+        rows_elsewhere=sum(
+            fill.rows
+            for fill, table in zip(fills, migration.tables, strict=True)
+            if is_elsewhere(table) != is_elsewhere(migration.source)
+        ),
     )
     problems = row_problems(inventory, survey.refused, collisions, fills, subject.ids_hold)
     plan = replace(

@@ -28,7 +28,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rekey.core.guarantees import COSMOS, Guarantees, guarantees_of
-from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, table_name_problem
+from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, is_elsewhere, table_name_problem
 from rekey.errors import ConfigurationError, SecretMissing, reason_of
 from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
@@ -304,6 +304,17 @@ class Config:
         elsewhere = {} if self.targets is None else {"targets": self.targets}
         return {"tables": self.tables, **elsewhere, "restricted": self.restricted}
 
+    def holding(self, table: str) -> tuple[str, Account]:
+        """Return the section and the account of a table. Raises ConfigurationError: there is none."""
+        if not is_elsewhere(table):
+            return "tables", self.tables
+        if self.targets is None:
+            raise ConfigurationError(
+                f"{table} is in the account of [targets], and {self.path} has no such section",
+                hint='add [targets] with endpoint = "https://ACCOUNT.table.core.windows.net"',
+            )
+        return "targets", self.targets
+
     @property
     def rates(self) -> Limits:
         """The limits that plans reckon with: where `[tables]` or `[targets]` is https, or rates follow the
@@ -382,11 +393,18 @@ def load_config(path: Path) -> Config:
     )
 
 
-def reading(endpoint: str, key_env: str | None) -> Config:
-    """Return a configuration of one account, for work that only reads tables. Raises ConfigurationError."""
-    said = {"endpoint": endpoint, "key_env": key_env}
-    account = _account(Section(Path("the command line"), "", said))
-    return Config(Path(), account, account, state=Path(), migrations=Path())
+def reading(
+    endpoint: str, key_env: str | None, targets: tuple[str | None, str | None] = (None, None)
+) -> Config:
+    """Return a configuration for work that only reads tables: of one account, or with one of `targets` (its
+    endpoint and the variable of its key). Raises ConfigurationError."""
+
+    def account(endpoint: str, key_env: str | None) -> Account:
+        return _account(Section(Path("the command line"), "", {"endpoint": endpoint, "key_env": key_env}))
+
+    tables, (elsewhere, elsewhere_key) = account(endpoint, key_env), targets
+    other = None if elsewhere is None else account(elsewhere, elsewhere_key)
+    return Config(Path(), tables, tables, state=Path(), migrations=Path(), targets=other)
 
 
 def resolve_secret(config: Config, name: str) -> bytes:

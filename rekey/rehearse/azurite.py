@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from rekey.errors import ConfigurationError, MachineFailed
 
@@ -234,6 +234,9 @@ class Azurite:
     ...     print(azurite.tables.endpoint)
     """
 
+    persistence: ClassVar[tuple[str, ...]] = ("--inMemoryPersistence",)
+    """What Azurite is told about where it keeps tables: nowhere, they end with it."""
+
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -290,7 +293,7 @@ class Azurite:
         command = [
             *(program, "--require", str(_END_WITH_PARENT), str(entry)),
             *("--tableHost", _HOST, "--tablePort", str(self.port), "--tableKeepAliveTimeout", "60"),
-            *("--silent", "--disableTelemetry", "--skipApiVersionCheck", "--inMemoryPersistence"),
+            *("--silent", "--disableTelemetry", "--skipApiVersionCheck", *self.persistence),
         ]
         accounts = ";".join(f"{name}:{key}" for name, key in self._keys.items())
         with (home / _LOG).open("w") as log:

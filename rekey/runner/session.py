@@ -318,7 +318,7 @@ class Session:
             declared.migration.source,
             row.run_id,
             prepared.fingerprints,
-            self.config.endpoints,
+            prepared.endpoints(self.config),
         )
         # Also for one that a version began which kept no script: the digest says that this is the same one.
         self.state.keep_script(script_id, row.targets, declared.content)
@@ -406,7 +406,8 @@ class Session:
             return
         prepared.require_place(control)
         if record is not None:
-            require_same_place(record, declared.migration.source, self.config.endpoints, control.run_id)
+            endpoints = prepared.endpoints(self.config)
+            require_same_place(record, declared.migration.source, endpoints, control.run_id)
             require_same_rules(declared.script_id, (record.digest, record.secret_fingerprints), rules)
         # If the state file was lost, only the control row says how the migration started.
         require_same_rules(declared.script_id, (control.digest, control.fingerprints), rules)

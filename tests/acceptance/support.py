@@ -36,6 +36,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from rekey.copy.batches import pack
+from rekey.core.limits import ELSEWHERE
 from rekey.mapping.sealing import (
     FORWARD,
     REVERSE,
@@ -76,9 +77,13 @@ def command() -> str:
 
 
 class Wire:
-    """The tables of one account over plain HTTP: wire rows as they are, pages put together."""
+    """The tables of one account over plain HTTP: wire rows as they are, pages put together.
 
-    def __init__(self, account: AzuriteAccount) -> None:
+    Tables whose names end with `@targets` are those of the account `elsewhere`.
+    """
+
+    def __init__(self, account: AzuriteAccount, elsewhere: AzuriteAccount | None = None) -> None:
+        self._elsewhere = None if elsewhere is None else Wire(elsewhere)
         parts = urlsplit(account.endpoint)
         self._connect = http.client.HTTPConnection if parts.scheme == "http" else http.client.HTTPSConnection
         if not account.key:
@@ -91,6 +96,8 @@ class Wire:
         self, method: str, path: str, body: Row | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
         """Send one request; return status, headers (lower case) and body."""
+        if self._elsewhere is not None and ELSEWHERE in path:
+            return self._elsewhere.ask(method, path.replace(ELSEWHERE, ""), body, headers)
         target = f"{self._base}/{path}"
         date = formatdate(usegmt=True)
         to_sign = f"{date}\n/{self._account}{target.partition('?')[0]}"
@@ -119,10 +126,13 @@ class Wire:
         self._done("create", status, body)
 
     def names(self) -> set[str]:
-        """Return the names of all tables of the account."""
+        """Return the names of all tables."""
         status, _, body = self.ask("GET", "Tables")
         self._done("names", status, body)
-        return {one["TableName"] for one in json.loads(body)["value"]}
+        others = () if self._elsewhere is None else self._elsewhere.names()
+        return {one["TableName"] for one in json.loads(body)["value"]} | {
+            f"{one}{ELSEWHERE}" for one in others
+        }
 
     def drop(self, table: str) -> None:
         """Delete a table with all its rows."""
@@ -301,6 +311,8 @@ class Project:
 
     Attributes:
         from_nothing: run the installed command, instead of what is forked.
+        elsewhere: the account of targets; then the target there has the name of the source. None: there is
+            no such account.
     """
 
     folder: Path
@@ -309,6 +321,7 @@ class Project:
     number: int = field(default_factory=lambda: next(_NUMBERS))
     environment: dict[str, str] = field(default_factory=dict)
     ran: list[Ran] = field(default_factory=list)
+    elsewhere: AzuriteAccount | None = None
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -317,10 +330,14 @@ class Project:
         self.source, self.target, self.index = (
             f"T{self.number}{base}" for base in ("Source", "Target", "Index")
         )
+        if self.elsewhere is not None:
+            self.target = f"{self.source}{ELSEWHERE}"
+            self.environment["ACCEPTANCE_TARGETS_KEY"] = self.elsewhere.key
         MADE.update((self.source, self.target, self.index))
         self.script_id = f"{self.number:04d}_subject"
         self.state = self.folder / "state" / "state.sqlite"
-        self.wire, self.restricted = Wire(self.azurite.tables), Wire(self.azurite.restricted)
+        self.wire = Wire(self.azurite.tables, self.elsewhere)
+        self.restricted = Wire(self.azurite.restricted)
         self.environment |= {
             "ACCEPTANCE_TABLES_KEY": self.azurite.tables.key,
             "ACCEPTANCE_RESTRICTED_KEY": self.azurite.restricted.key,
@@ -346,6 +363,8 @@ class Project:
     ) -> None:
         """Write the configuration."""
         self.state = state or self.state
+        if self.elsewhere is not None:
+            more += f'\n[targets]\nendpoint = "{self.elsewhere.endpoint}"\nkey_env = "ACCEPTANCE_TARGETS_KEY"'
         rate = f"entities_per_second = {entities_per_second}" if entities_per_second else ""
         (self.folder / "rekey.toml").write_text(
             f"""\

@@ -21,6 +21,7 @@ from azure.data.tables import TableSasPermissions, generate_table_sas
 from rekey import Migration, Target, keys, props
 from rekey.client.lease import Permit
 from rekey.client.route import Writer
+from rekey.core.limits import ELSEWHERE, own_name
 from rekey.declaration.migration import Declared
 from rekey.phases import ControlPhase
 from rekey.project.config import Config
@@ -28,7 +29,8 @@ from rekey.protocol.registry import Registry
 from rekey.proxy.forward import Upstream
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
-from rekey.tables.base import Operation
+from rekey.tables.base import Operation, TableService, TwoAccounts
+from rekey.tables.credentials import SharedKey
 from tests.begun import Begun, declared_as
 from tests.proxying import QUICK, Answered, Wired, changeset, comparable, config_of, proxied, through, wired
 
@@ -171,15 +173,16 @@ async def transactions(ask: Ask, table: str, endpoint: str) -> None:
 SCENARIOS = (singles, with_its_own_etag, odd_keys, transactions)
 
 
-def migration_of(table_name: Callable[[str], str]) -> Declared:
-    """Return a migration of these tests' own tables."""
+def migration_of(table_name: Callable[[str], str], *, elsewhere: bool = False) -> Declared:
+    """Return a migration of these tests' own tables; to another account under the same name, or to one."""
     name = table_name("Users")
+    target = f"{name}{ELSEWHERE}" if elsewhere else f"{name}V2"
     return declared_as(
         f"s{name}",
         Migration(
             source=name,
             target=Target(
-                f"{name}V2",
+                target,
                 partition_key=keys.prop("PartitionKey"),
                 row_key=keys.opaque(keys.prop("RowKey"), domain="user", secret="users"),
                 properties=[props.copy("RowKey", to="Mail")],
@@ -192,11 +195,12 @@ def migration_of(table_name: Callable[[str], str]) -> Declared:
 async def begun_in(
     phases: Sequence[ControlPhase],
     declared: Declared,
-    tables: AzureTableService,
+    tables: TableService,
     restricted: AzureTableService,
+    elsewhere: str = "",
 ) -> Begun:
     """Bring a migration through phases; without any it has no control row."""
-    begun = await Begun(declared, tables, restricted).create_tables()
+    begun = await Begun(declared, tables, restricted, elsewhere).create_tables()
     if phases:
         await begun.begin()
     for phase in phases:
@@ -251,9 +255,11 @@ async def test_a_proxy_answers_as_the_account_does(
         assert one == other
 
 
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 async def test_under_an_alias_the_new_table_answers_by_the_old_name(
     scenario: Callable[..., Any],
+    elsewhere: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     azurite: Azurite,
@@ -261,15 +267,24 @@ async def test_under_an_alias_the_new_table_answers_by_the_old_name(
     tables_service: AzureTableService,
     restricted_service: AzureTableService,
 ) -> None:
-    """The target's own name is in no answer, whatever metadata is asked for."""
-    declared, plain = migration_of(table_name), table_name("Plain")
+    """The target's own name is in no answer, whatever metadata is asked for; also of another account's."""
+    declared, plain = migration_of(table_name, elsewhere=elsewhere), table_name("Plain")
     source, target = declared.migration.source, declared.migration.target.table
-    await begun_in(COMPLETE, declared, tables_service, restricted_service)
+    there = azurite.targets if elsewhere else azurite.tables
+    more = f'[proxy.views]\n{source} = "{target}"'
+    if elsewhere:
+        monkeypatch.setenv("PROXY_TARGETS_KEY", there.key)
+        more += f'\n[targets]\nendpoint = "{there.endpoint}"\nkey_env = "PROXY_TARGETS_KEY"'
+    credential = SharedKey.of(azurite.targets.name, azurite.targets.key)
+    async with AzureTableService.open(azurite.targets.endpoint, credential, elsewhere=True) as targets:
+        both = TwoAccounts(tables_service, targets)
+        await begun_in(COMPLETE, declared, both, restricted_service, there.endpoint if elsewhere else "")
     await tables_service.create_table(plain)
-    config = config_of(tmp_path, azurite, monkeypatch, f'[proxy.views]\n{source} = "{target}"')
+    config = config_of(tmp_path, azurite, monkeypatch, more)
     async with (
         proxied(config, declared) as proxy,
         wired(azurite.tables.endpoint, azurite.tables) as direct,
+        wired(there.endpoint, there) as beyond,
         wired(through(proxy, azurite), azurite.tables) as behind,
     ):
         expected = await answers(direct, plain, scenario)
@@ -278,7 +293,7 @@ async def test_under_an_alias_the_new_table_answers_by_the_old_name(
         assert target.encode() not in (await behind.ask("GET", f"Tables('{source}')")).body
         again = await behind.ask("POST", "Tables", {"TableName": source})
         assert (again.status, again.code) == (409, "TableAlreadyExists"), again
-        kept = (await direct.ask("GET", f"{target}()")).json["value"]
+        kept = (await beyond.ask("GET", f"{own_name(target)}()")).json["value"]
         assert kept == (await behind.ask("GET", f"{source}()")).json["value"]
         assert (await direct.ask("GET", f"{source}()")).json["value"] == []
 

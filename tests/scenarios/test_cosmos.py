@@ -333,3 +333,12 @@ def test_what_requests_were_charged_is_shown(
     [migration] = json.loads(rekey("status", SCRIPT, "--json", code=None).out)["migrations"]
     assert ROWS < migration["requests"]["request_units"] <= units
     assert "request units charged, as Cosmos DB told" in rekey("status", SCRIPT, "--requests", code=None).out
+
+
+def test_a_table_there_is_not_inspected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An inspection samples by ranges of keys."""
+    rekey = Commands(cosmos(tmp_path), capsys, monkeypatch)
+    assert "no range of keys can be read" in rekey("inspect", "Users@targets", code=ExitCode.USAGE).err
+    assert rekey("inspect", "Users").out

@@ -59,7 +59,7 @@ def test_the_template_is_a_configuration_and_states_the_defaults(file: Path) -> 
 
 def test_everything_in_the_templates_comments_is_accepted_too(file: Path) -> None:
     text = re.sub(
-        r"^# (endpoint|key_env|entities_per_second|file|\[secrets|\[sealing)",
+        r"^# (endpoint|key_env|entities_per_second|file|\[secrets|\[sealing|\[targets)",
         r"\1",
         default_config(),
         flags=re.M,
@@ -71,6 +71,7 @@ def test_everything_in_the_templates_comments_is_accepted_too(file: Path) -> Non
         lines.append("#" if line.startswith('endpoint = "http:') else line)
     config = load_config(write(file, "\n".join(lines)))
     assert config.tables == Account("https://ACCOUNT.table.core.windows.net", "TABLES_KEY")
+    assert config.targets == Account("https://OTHER.table.core.windows.net", "TARGETS_KEY")
     assert config.secrets["users"] == SecretSource(SecretKind.FILE, "/run/secrets/users")
     assert config.limits.entities_per_second == 5000
     assert config.sealing.key == SecretSource(SecretKind.FILE, str(file.parent / "sealing.key"))
@@ -328,3 +329,32 @@ def test_one_account_is_told_however_its_endpoint_is_written() -> None:
     assert one.is_same_as(Account("https://ACME.table.core.windows.net/"))
     assert not one.is_same_as(Account("https://other.table.core.windows.net"))
     assert not Account("http://127.0.0.1:10002/a").is_same_as(Account("http://127.0.0.1:10002/b"))
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "https://a.table.core.windows.net",
+        "https://A.table.core.windows.net:443/",
+        "https://a.privatelink.table.core.windows.net",
+        "https://a-secondary.table.core.windows.net",
+    ],
+)
+def test_targets_in_the_account_of_the_tables_are_refused_however_it_is_spelled(
+    file: Path, endpoint: str
+) -> None:
+    """`Users` and `Users@targets` would be one table, and retiring the one would delete the other."""
+    text = """[tables]
+endpoint = "https://a.table.core.windows.net"
+[restricted]
+endpoint = "https://r.table.core.windows.net"
+[targets]
+endpoint = "ENDPOINT"
+"""
+    with pytest.raises(ConfigurationError, match=r"line 6: \[targets\] endpoint: is the account of"):
+        load_config(write(file, text.replace("ENDPOINT", endpoint)))
+    other = load_config(write(file, text.replace("ENDPOINT", "https://b.table.core.windows.net")))
+    assert list(other.accounts) == ["tables", "targets", "restricted"]
+    assert other.warnings() == []
+    same = load_config(write(file, text.replace("ENDPOINT", "https://r.table.core.windows.net")))
+    assert "the same account as [targets]" in "".join(same.warnings())

@@ -221,6 +221,16 @@ WRONG: dict[str, tuple[Callable[[], Any], str, str]] = {
         "props.copy",
     ),
     "cast without inverse": (lambda: properties(props.cast("A", "int64")), "reverse", "was="),
+    "part of a key kept": (
+        lambda: target(row_key=keys.keep() + keys.literal("x")),
+        "target.row_key",
+        'keys.prop("RowKey")',
+    ),
+    "no such account": (
+        lambda: migration(target=target(table="New@elsewhere")),
+        "target.table",
+        '"@targets" after it',
+    ),
     "key of Timestamp": (
         lambda: migration(
             target=target(
@@ -271,6 +281,17 @@ def test_old_keys_are_found_in_copies_and_in_keys_used_as_they_were() -> None:
     swapped = target(partition_key=ROW, row_key=PARTITION)
     assert swapped.old_key_fields() == ("RowKey", "PartitionKey")
     assert target(row_key=keys.lower("RowKey")).old_key_fields() == ("PartitionKey", None)
+
+
+def test_a_key_that_is_kept_is_the_property_itself_and_a_table_may_keep_its_name_in_another_account() -> None:
+    said = target(table="Old@targets", partition_key=keys.keep(), row_key=keys.keep())
+    meant = target(table="Old@targets", partition_key=keys.prop("PartitionKey"), row_key=keys.prop("RowKey"))
+    assert said == meant
+    moves = migration(target=said)
+    assert moves.is_elsewhere
+    assert moves.tables == ("Old@targets",)
+    assert moves.digest() == migration(target=meant).digest()
+    assert not migration().is_elsewhere
 
 
 def test_capture_is_required_by_keyword() -> None:

@@ -115,3 +115,11 @@ def test_an_empty_table_costs_a_request_a_scan_and_no_time() -> None:
     cost = estimate(work(0, largest=0), limits(16))
     assert [one.at_targets_s for one in cost.durations] == [0, 0, 0]
     assert cost.requests_total > 0
+
+
+def test_two_accounts_share_the_rows_and_the_busier_one_bounds_the_time() -> None:
+    """Half of them here and half elsewhere take half as long, where the account's rate is the bound."""
+    rate = limits(1000, entities_per_second=10)
+    one, two = (estimate(work(1000, rows_elsewhere=rows), rate).durations[0] for rows in (0, 1000))
+    assert one.at_limits_bound == two.at_limits_bound == "10 entities/s configured"
+    assert one.at_limits_s == pytest.approx(2 * two.at_limits_s)

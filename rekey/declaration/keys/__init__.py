@@ -8,7 +8,7 @@ and `keys.join`. One file per family: `base`, `text`, `pieces`, `moments`, `hash
 
 from __future__ import annotations
 
-from rekey.declaration.keys.base import Expression, InvalidDeclaration, item, join, literal, prop
+from rekey.declaration.keys.base import Expression, InvalidDeclaration, item, join, keep, literal, prop
 from rekey.declaration.keys.escape import custom
 from rekey.declaration.keys.hashes import bucket, hashed, opaque
 from rekey.declaration.keys.moments import date, inverted_seconds, inverted_ticks, ticks
@@ -27,6 +27,7 @@ __all__ = [
     "inverted_ticks",
     "item",
     "join",
+    "keep",
     "literal",
     "lower",
     "normalize",

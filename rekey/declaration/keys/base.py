@@ -332,6 +332,25 @@ class Item(Expression, op="item"):
         return lambda _, item: item
 
 
+KEEPS_WHOLE_KEYS = "keys.keep() is a whole key, not a part of one"
+KEEP_CURE = 'write keys.prop("PartitionKey") or keys.prop("RowKey") there'
+
+
+@dataclass(frozen=True)
+class Kept(Expression, op="keep"):
+    """The key as it is: a table of a declaration has `Prop` in its place. See `keep`."""
+
+    def compile(self, scope: Scope) -> Evaluator:
+        """Raise: a declaration with it in another place is refused before."""
+        raise InvalidDeclaration(scope.field, KEEPS_WHOLE_KEYS, cure=KEEP_CURE)
+
+
+def keep() -> Expression:
+    """Return the key as it is in the source: `partition_key=keys.keep()` is the old PartitionKey,
+    `row_key=keys.keep()` the old RowKey."""
+    return Kept()
+
+
 def prop(name: str, default: str | None = None) -> Expression:
     """Return the canonical text of the property `name`, `PartitionKey`, `RowKey` or `Timestamp`.
 

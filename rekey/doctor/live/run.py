@@ -106,7 +106,7 @@ async def live(config: Config, accounts: tuple[AccountSeen, ...]) -> dict[str, A
     return {
         "schema": LIVE_SCHEMA,
         "rekey": installed_version(),
-        "endpoints": config.endpoints,
+        "endpoints": " ".join(one.endpoint for one in config.accounts.values()),
         "ended_at": now,
         "accounts": [{**one, "left": stage.left} for one, stage in zip(told, stages, strict=True)],
         "checks": [

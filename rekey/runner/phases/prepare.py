@@ -31,9 +31,10 @@ async def gate(run: Run) -> list[str]:
         ConfigurationError: the source does not exist.
     """
     if not await run.tables.table_exists(run.source.name):
+        section, account = run.config.holding(run.source.name)
         raise ConfigurationError(
-            f"the source table {run.source.name} does not exist in this account",
-            hint=f"check [tables] endpoint, and `source=` in {run.declared.path.name}",
+            f"the source table {run.source.name} does not exist in account {account.name}",
+            hint=f"check [{section}] endpoint, and `source=` in {run.declared.path.name}",
         )
     reasons = []
     for table in run.mapper.read_once:
