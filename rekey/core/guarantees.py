@@ -18,8 +18,9 @@ from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, Row
 
 _COSMOS_HOSTS = (".table.cosmos.azure.com", ".table.cosmosdb.azure.com")
-_RESERVED = frozenset({"id", "rid", "resourceid"})
-"""Documented; of `etag`, which is documented, too, it is recorded that it is taken."""
+_RESERVED = frozenset({"id", "rid", "etag", "resourceid"})
+"""Lower case. Of `etag` and `Etag` in one row the second is recorded to be lost without a word; so names that
+differ by case alone are refused, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,13 @@ class Guarantees:
             if len(key) * 4 > most and len(key.encode("utf-8", "surrogatepass")) > most:
                 cure = "shorten it, or use keys.hashed or keys.opaque"
                 raise self._refused("key-too-long", field, f"the {name} is longer than {most} bytes", cure)
+        met = set[str]()
         for name in row:
-            if name.lower() in _RESERVED:
+            if name.lower() in _RESERVED or name.lower() in met:
+                also = " as another one, but for its case" if name.lower() in met else ""
                 cure = f'rename or drop it: props.rename("{name}", …), props.drop("{name}")'
-                raise self._refused("bad-property-name", field, f"a property is named {name}", cure)
+                raise self._refused("bad-property-name", field, f"a property is named {name}{also}", cure)
+            met.add(name.lower())
 
     def _refused(self, code: str, field: str, problem: str, cure: str) -> RowRefused:
         return RowRefused(code, field, f"{problem}, which {self.service} refuses", cure=cure)

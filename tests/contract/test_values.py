@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from rekey.core.edm import canonical, canonical_content
+from rekey.core.guarantees import COSMOS
 from rekey.errors import RequestRejected
 from rekey.model import EntityKey, KeyRange, Row, content_of, key_of
 from rekey.tables.base import Operation, Table, Verb
 from tests.guaranteed import takes
-from tests.memory import MemoryTable
+from tests.memory import MemoryTable, unpadded
 
 VALUES: dict[str, tuple[Any, str | None]] = {
     "Text": ("Ada", None),
@@ -97,6 +98,8 @@ async def test_a_value_survives_every_way_in_and_out(table: Table, name: str) ->
             name == "GuidUpper"
         ):  # the service and the tables in memory answer in lower case, Azurite as it was sent
             one[name] = one[name].upper()
+        if edm == "Edm.DateTime" and table.guarantees is COSMOS and isinstance(table, MemoryTable):
+            one[name] = unpadded(one[name]) if value == unpadded(value) else one[name]
         assert canonical(one, name) == canonical(sent, name)
         assert type(one[name]) is type(value)
         if not isinstance(value, float):

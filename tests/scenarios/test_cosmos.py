@@ -220,11 +220,11 @@ def test_workers_copy_and_the_runner_compares(tmp_path: Path) -> None:
 
 
 TOO_LONG = MOVE_SCRIPT.replace(
-    'row_key=keys.prop("RowKey")',
+    "row_key=keys.keep()",
     'row_key=keys.join("", keys.literal("x" * 250), keys.prop("RowKey")),'
     ' properties=[props.copy("RowKey", to="Old")]',
 ).replace("Target, keys", "Target, keys, props")
-EMPTY = MOVE_SCRIPT.replace('row_key=keys.prop("RowKey")', 'row_key=keys.prop("RowKey"), allow_empty=True')
+EMPTY = MOVE_SCRIPT.replace("row_key=keys.keep()", "row_key=keys.keep(), allow_empty=True")
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,10 @@ async def test_tables_in_memory_give_a_row_back_as_the_service_did(fact: Fact) -
     service = in_mood(fact)
     await service.create_table("Facts")
     sent, recorded = json.loads(fact["sent"]), decode_row(fact["got"].encode())
+    if fact["service"] == "cosmos" and "loses" in fact:  # without a word: rekey does not let it come to that
+        with pytest.raises(errors.RequestRejected):
+            await service.table("Facts").insert(sent)
+        return
     await service.table("Facts").insert(sent)
     [read] = service.dump("Facts")
     content, expected = content_of(read), content_of(recorded)
