@@ -19,8 +19,7 @@ from rekey.model import PARTITION_KEY, ROW_KEY, Row
 
 _COSMOS_HOSTS = (".table.cosmos.azure.com", ".table.cosmosdb.azure.com")
 _RESERVED = frozenset({"id", "rid", "etag", "resourceid"})
-"""Lower case. Of `etag` and `Etag` in one row the second is recorded to be lost without a word; so names that
-differ by case alone are refused, too."""
+"""Lower case. `Etag` is recorded to be lost without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,10 @@ class Guarantees:
             if len(key) * 4 > most and len(key.encode("utf-8", "surrogatepass")) > most:
                 cure = "shorten it, or use keys.hashed or keys.opaque"
                 raise self._refused("key-too-long", field, f"the {name} is longer than {most} bytes", cure)
-        met = set[str]()
         for name in row:
-            if name.lower() in _RESERVED or name.lower() in met:
-                also = " as another one, but for its case" if name.lower() in met else ""
+            if name.lower() in _RESERVED:
                 cure = f'rename or drop it: props.rename("{name}", …), props.drop("{name}")'
-                raise self._refused("bad-property-name", field, f"a property is named {name}{also}", cure)
-            met.add(name.lower())
+                raise self._refused("bad-property-name", field, f"a property is named {name}", cure)
 
     def _refused(self, code: str, field: str, problem: str, cure: str) -> RowRefused:
         return RowRefused(code, field, f"{problem}, which {self.service} refuses", cure=cure)

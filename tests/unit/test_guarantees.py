@@ -49,8 +49,7 @@ def test_the_endpoint_says_which_service_an_account_is() -> None:
         ({**ROW, "RowKey": "x" * 255}, None),
         ({**ROW, "RowKey": "é" * 127, "PartitionKey": "x" * 1024}, None),
         ({**ROW, "Etag": 1}, "bad-property-name"),
-        ({**ROW, "a": 1}, "bad-property-name"),
-        ({**ROW, "Identity": 1, "ETags": 1}, None),
+        ({**ROW, "Identity": 1, "ETags": 1, "a": 1}, None),
     ],
 )
 def test_rows_that_cosmos_refuses_are_refused_with_a_code_and_without_the_key(
