@@ -37,6 +37,7 @@ class Where:
     environment: dict[str, str] = field(repr=False)
     settings: dict[str, float] = field(default_factory=dict)
     proxies: tuple[str, ...] = ()
+    targets: AzuriteAccount | None = None
 
 
 def mapper_of(where: Where) -> Callable[[Row], tuple[str, str]]:

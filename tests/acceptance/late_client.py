@@ -26,6 +26,7 @@ from azure.core.credentials import AzureNamedKeyCredential
 from azure.core.exceptions import AzureError, HttpResponseError
 from azure.data.tables import TableClient, UpdateMode
 
+from rekey.core.limits import is_elsewhere, own_name
 from rekey.rehearse.azurite import AzuriteAccount
 from tests.acceptance.dualwriting_clients import Where, mapper_of, open_client
 from tests.acceptance.dualwriting_ledger import Content, Ledger, State
@@ -79,6 +80,7 @@ def where_of(said: dict[str, Any]) -> Where:
     return Where(
         tables=AzuriteAccount(**said["tables"]),
         restricted=AzuriteAccount(**said["restricted"]),
+        targets=AzuriteAccount(**said["targets"]),
         script=Path(said["script"]),
         source=said["source"],
         target=said["target"],
@@ -126,10 +128,11 @@ async def _opened(job: Job, where: Where) -> AsyncIterator[Any]:
 
 
 def _plain(where: Where, view: View) -> TableClient:
-    account = where.tables
+    table = where.source if view == "old" else where.target
+    account = where.targets if where.targets is not None and is_elsewhere(table) else where.tables
     return TableClient(
         account.endpoint,
-        where.source if view == "old" else where.target,
+        own_name(table),
         credential=AzureNamedKeyCredential(account.name, account.key),
         retry_total=0,
         retry_to_secondary=False,

@@ -40,6 +40,8 @@ LIFE_SECONDS = 480.0
 _TICK = 0.05
 _LOOK_EVERY = 0.25
 _MOST_BEGUN_AGAIN = 200
+BEYOND = "beyond"
+"""All who reach the account of targets: what is beyond is one account for all of them, or it is refused."""
 _OLD_SIDE = (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
 
 
@@ -93,7 +95,7 @@ QUICK = Scale(
 SUM = (
     *("commands", "exits 0", "refusals", "kills of runners", "stops of runners", "second runners"),
     *("kills of workers", "stops of workers", "kills of clients", "stops of clients"),
-    *("hold", "drop", "repeat", "delay", "requests"),
+    *("times away", "hold", "drop", "repeat", "delay", "requests"),
     *("acknowledged", "open", "failed", "reads", "rests", "findings"),
 )
 """The figures of a life, in the order in which they are printed."""
@@ -135,17 +137,26 @@ class Stand:
         self.contained = self.two and self.lot.random() < 0.75 and namespaces_work()
         self.workers = not route and self.lot.random() < 0.25
         self.route = list(route) or self._draw_route()
+        # Drawn by itself, so that a seed keeps its way through the phases.
+        self.elsewhere = not route and random.Random(f"{seed} elsewhere").random() < 0.5
         kind = [self.capture, self.world_name, "two runners" if self.two else ""]
         kind += ["containers" if self.contained else "", "workers" if self.workers else ""]
+        kind += ["another account" if self.elsewhere else ""]
         self.outcome = Outcome(seed, ", ".join(filter(None, [*kind, " ".join(self.route)])))
         self.figures = self.outcome.figures
-        self.project = Project(folder / "project", azurite)
+        self.project = Project(
+            folder / "project", azurite, elsewhere=azurite.targets if self.elsewhere else None
+        )
         self.control_folder = folder / "clients"
         self.control_folder.mkdir(parents=True)
         (folder / "printed").mkdir()
         self.proxy = LateProxy(
-            azurite.tables.endpoint, {"runner": CALM, "clients": CALM}, seed, folder / "proxy.log"
+            azurite.tables.endpoint,
+            {"runner": CALM, "clients": CALM, BEYOND: CALM},
+            seed,
+            folder / "proxy.log",
         )
+        self._back_at, self._beyond = 0.0, CALM
         self.clients: dict[str, Client] = {}
         self._ended: list[Job] = []
         self._generation: Counter[str] = Counter()
@@ -207,6 +218,10 @@ class Stand:
                 **asdict(azurite.restricted),
                 "endpoint": self.proxy.address("clients", azurite.restricted.endpoint),
             },
+            "targets": {
+                **asdict(azurite.targets),
+                "endpoint": self.proxy.address(BEYOND, azurite.targets.endpoint),
+            },
             "script": str(self.script),
             "source": project.source,
             "target": project.target,
@@ -233,6 +248,13 @@ class Stand:
     def _new_key(self, row: dict[str, Any]) -> tuple[str, str]:
         return key_of(self.mapper.map(row)[0].row)
 
+    @property
+    def _targets(self) -> str:
+        if not self.elsewhere:
+            return ""
+        endpoint = self.proxy.address(BEYOND, self.project.azurite.targets.endpoint)
+        return f'[targets]\nendpoint = "{endpoint}"\nkey_env = "ACCEPTANCE_TARGETS_KEY"'
+
     def _configure(self, folder: Path, state: Path, party: str) -> None:
         through, azurite = self.proxy.address, self.project.azurite
         (folder / "rekey.toml").write_text(
@@ -240,6 +262,7 @@ class Stand:
 [tables]
 endpoint = "{through(party, azurite.tables.endpoint)}"
 key_env = "ACCEPTANCE_TABLES_KEY"
+{self._targets}
 [restricted]
 endpoint = "{through(party, azurite.restricted.endpoint)}"
 key_env = "ACCEPTANCE_RESTRICTED_KEY"
@@ -336,7 +359,7 @@ freeze_timeout = "40s"
         """End all writers of capture "delta", and wait until nothing of them is under way any more."""
         for base in list(self.clients):
             self._end_client(base)
-        while self.proxy.held("clients"):
+        while self.proxy.held("clients") or self.proxy.held(BEYOND):
             self._tick()
         time.sleep(0.5)
 
@@ -355,6 +378,16 @@ freeze_timeout = "40s"
             if self.figures["clients begun again"] > _MOST_BEGUN_AGAIN:
                 raise Stuck("clients end again and again")
 
+    def _go_away(self, now: float) -> None:
+        """Let the account of targets answer nobody for a while."""
+        self.figures["times away"] += 1
+        self.proxy.change(BEYOND, Weather(drop=1.0))
+        self._back_at = now + self.lot.uniform(0.5, self.scale.held)
+
+    def _come_back(self) -> None:
+        self._back_at = 0.0
+        self.proxy.change(BEYOND, self._beyond)
+
     def _blow_at_clients(self, now: float) -> None:
         """Kill a client, or stop one for a while."""
         if not self._blows or now < self._next_blow or not self.clients:
@@ -362,6 +395,9 @@ freeze_timeout = "40s"
         first, self._next_blow = not self._next_blow, now + self.lot.uniform(*self.scale.blow_every)
         base = self.lot.choice(sorted(self.clients))
         client = self.clients[base]
+        if self.elsewhere and not first and self.lot.random() < 0.3:
+            self._go_away(now)
+            return
         dealt = self.figures["kills of clients"] + self.figures["stops of clients"]
         if first or client.stopped or dealt >= self.scale.blows:
             return
@@ -393,6 +429,8 @@ freeze_timeout = "40s"
         if now >= self._next_look:
             self._next_look = now + _LOOK_EVERY
             self._look()
+        if self._back_at and now >= self._back_at:
+            self._come_back()
         self._attend_clients(without)
         self._blow_at_clients(now)
 
@@ -421,19 +459,20 @@ freeze_timeout = "40s"
         if not on:
             self.proxy.change("runner", CALM)
             self.proxy.change("clients", CALM)
+            self._beyond = CALM
+            self._come_back()
             return
         held = self.scale.held
-        self.proxy.change(
-            "runner",
-            Weather(
-                hold=self.lot.uniform(0.01, 0.06),
-                drop=0.004,
-                repeat=0.012,
-                delay=0.04,
-                held_s=held,
-                delay_s=0.3,
-            ),
+        self._beyond = Weather(
+            hold=self.lot.uniform(0.01, 0.06),
+            drop=0.004,
+            repeat=0.012,
+            delay=0.04,
+            held_s=held,
+            delay_s=0.3,
         )
+        self.proxy.change("runner", self._beyond)
+        self.proxy.change(BEYOND, self._beyond)
         self.proxy.change(
             "clients",
             Weather(

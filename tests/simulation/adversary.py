@@ -106,6 +106,7 @@ class Adversary:
         clock: the service's clock.
         write: does one write of the application; None while writers are stopped.
         hostile: whether kills and failures happen at all.
+        may_be_away: an account that is not reached at times, for some calls.
         swift: whether commands take hardly any time, so that what is late is late for many of them.
         happened: what happened, counted.
     """
@@ -114,6 +115,7 @@ class Adversary:
     clock: FakeClock
     write: Callable[[], object] | None = None
     hostile: bool = True
+    may_be_away: MemoryTableService | None = None
     swift: bool = False
     happened: Counter[str] = field(default_factory=Counter)
     trace: int = 0
@@ -137,6 +139,7 @@ class Adversary:
     def begin_command(self) -> None:
         """A new process begins; in a hostile life it may be killed before any of its effects."""
         self._dead = False
+        self._away = 0
         self._waiting.clear()
         kills = self.hostile and self.random.random() < 0.4
         self._kill_in = self.random.randint(1, 220) if kills else 0
@@ -183,6 +186,13 @@ class Adversary:
         """Choose what goes wrong with a call of the runner."""
         if self._busy or not self.hostile:
             return None
+        if service is self.may_be_away:
+            if not self._away and self.random.random() < 0.003:
+                self.happened["account away"] += 1
+                self._away = self.random.randint(1, 30)
+            if self._away:
+                self._away -= 1
+                return Fault(FaultKind.NOT_SENT)
         draw = self.random.random()
         kind: FaultKind | None = None
         if call.action == "page" and draw < 0.2:

@@ -31,6 +31,7 @@ from unittest import mock
 from rekey.client.reading import ClientFacts, LeaseSettings
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.plan import timeouts_for
+from rekey.core.limits import ELSEWHERE, is_elsewhere
 from rekey.declaration.mapper import Mapper
 from rekey.errors import (
     Collision,
@@ -48,7 +49,7 @@ from rekey.mapping.rows import (
     MAPPING_TABLE,
 )
 from rekey.mapping.sealing import LocalWrappingKey
-from rekey.migration.opening import Prepared
+from rekey.migration.opening import Prepared, joined
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
@@ -57,7 +58,7 @@ from rekey.protocol.rules import SOURCE, View, authority
 from rekey.runner import commands, verification
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options
-from rekey.runner.session import Accounts, Session
+from rekey.runner.session import Session
 from tests.declared import under_writes
 from tests.projects import (
     POSTS_SCRIPT,
@@ -83,6 +84,7 @@ from tests.simulation.judging import (
     Found,
     PairsWatch,
     draw_limits,
+    elsewhere_or_not,
     left_of_other_runs,
     main_rows,
     rows_of,
@@ -136,6 +138,8 @@ class Life:
     seed: int
     harsh: bool = True
     kinds: ClassVar[dict[str, tuple[str, type[Application]]]] = KINDS
+    moves: ClassVar[bool] = True
+    """Whether it is drawn that the main target is in another account."""
     random: random.Random = field(init=False)
     commands: Counter[str] = field(default_factory=Counter)
     clients: list[Client] = field(default_factory=list)
@@ -156,6 +160,11 @@ class Life:
         self.project = Project(self.folder, StormClock(self.loop))
         self.project.tables = StormService(self.storm, self.project.clock)
         self.project.restricted = StormService(self.storm, self.project.clock)
+        self.project.targets = StormService(self.storm, self.project.clock, elsewhere=True)
+        script = elsewhere_or_not(script, f"{self.kind} {self.seed}") if self.moves else script
+        self.elsewhere = ELSEWHERE in script
+        if self.elsewhere:
+            self.project.move_elsewhere()
         self.project.script(script, f"{SCRIPT}.py")
         draw_limits(self.folder, self.random)
         self.declared = self.project.scripts[SCRIPT]
@@ -311,17 +320,23 @@ class Life:
         draw = random.Random(f"{self.kind} {self.seed} {name}")
         slowness = draw.choice((1.0, 1.0, 1.0, 10.0))
         process = Process(name, float(service), self.failing, slowness, unasked=0.5)
+        targets = self.project.config.targets
         prepared = Prepared(
-            self.declared, {"users": SECRET}.__getitem__, lambda: LocalWrappingKey(WRAPPING_KEY.encode())
+            self.declared,
+            {"users": SECRET}.__getitem__,
+            lambda: LocalWrappingKey(WRAPPING_KEY.encode()),
+            "" if targets is None else targets.endpoint,
         )
-        facts = ClientFacts(SCRIPT, self.declared.digest, prepared.fingerprints, str(view), name)
+        facts = ClientFacts(
+            SCRIPT, self.declared.digest, prepared.fingerprints, str(view), name, prepared.elsewhere
+        )
         plan = plan_for(prepared, facts, self.settings, 0.0)
-        accounts = Accounts(self.project.tables, self.project.restricted)
+        accounts = self.project.connect(self.project.config)
         client = Client(
             process,
             view,
             ClientCore(plan, lambda: accounts),
-            self.project.tables.table(plan.table),
+            accounts.tables.table(plan.table),  # type: ignore[arg-type]
             self.application,
             self.storm,
             notes=lambda: self.notes,
@@ -354,6 +369,9 @@ class Life:
             elif lot < 0.9 and len(living) > 2:
                 self.storm.happened["client closed"] += 1
                 client.close()
+            elif lot >= 0.97 and self.elsewhere:
+                self.storm.happened["account away"] += 1
+                self.storm.away_until = self.loop.now + draw.choice((1.0, 5.0, 20.0)) * draw.random()
 
     def _opens_soon(self) -> bool:
         return self.control is not None
@@ -457,10 +475,12 @@ class Life:
     ) -> None:
         """Run one command as a process of its own; somebody else does `also` while that stands still."""
         driver: Any = Driver(self.storm, process, also)
-        accounts = Accounts(
-            self.project.tables.seen_by(process, machine),  # type: ignore[attr-defined]
-            self.project.restricted.seen_by(process, machine),  # type: ignore[attr-defined]
+        tables, targets, restricted = (
+            one.seen_by(process, machine)  # type: ignore[attr-defined]
+            for one in (self.project.tables, self.project.targets, self.project.restricted)
         )
+        own = targets if self.elsewhere else None
+        accounts = joined(tables=tables, targets=own, restricted=restricted)
         with (
             mock.patch.object(lease, "_PROCESS", process.name),
             mock.patch.multiple(project, clock=machine, connect=lambda _: accounts),
@@ -552,7 +572,8 @@ class Life:
         self.before = after
 
     def _rows(self, table: str, service: StormService | None = None) -> list[Row]:
-        service = service or self.project.tables  # type: ignore[assignment]
+        there = self.project.targets if is_elsewhere(table) else self.project.tables
+        service = service or there  # type: ignore[assignment]
         if not self.loop.run(service.table_exists(table)):  # type: ignore[union-attr]
             return []
         return service.dump(table)  # type: ignore[union-attr]

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from rekey.core.limits import ELSEWHERE
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration
 from rekey.errors import SealedUnreadable
@@ -37,6 +39,18 @@ def draw_limits(folder: Path, draw: random.Random) -> None:
     windows = draw.choice((3, 7, 20))
     text = toml.read_text("utf-8").replace("window_rows = 50", f"window_rows = {windows}\nconcurrency = 3")
     toml.write_text(text, "utf-8")
+
+
+def elsewhere_or_not(script: str, seed: object) -> str:
+    """Return a script as it is, or (drawn) with its main target in the account of targets, under the source's
+    name or its own."""
+    draw = random.Random(f"{seed} elsewhere")
+    if draw.random() < 0.5:
+        return script
+    source, target = (
+        re.findall(pattern, script)[0] for pattern in (r'source="(\w+)"', r'Target\(\s*"(\w+)"')
+    )
+    return script.replace(f'"{target}"', f'"{draw.choice((source, target))}{ELSEWHERE}"')
 
 
 def wrong_targets(

@@ -19,8 +19,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+from rekey.core.limits import ELSEWHERE
 from rekey.declaration.mapper import Mapper
 from rekey.errors import Collision, Findings, Interrupted, Locked, RekeyError, ServiceError
 from rekey.mapping.rows import MAPPING_TABLE
@@ -33,13 +35,22 @@ from rekey.runner import commands, session
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
-from tests.projects import POSTS_SCRIPT, SECONDARY_FROM_KEYS_SCRIPT, SECONDARY_SCRIPT, USERS_SCRIPT, Project
+from tests.fakeclock import Skewed
+from tests.projects import (
+    POSTS_SCRIPT,
+    SECONDARY_FROM_KEYS_SCRIPT,
+    SECONDARY_SCRIPT,
+    SKEW_S,
+    USERS_SCRIPT,
+    Project,
+)
 from tests.simulation.adversary import LONGEST_REQUEST_S, Adversary, Connected
 from tests.simulation.applications import Application, Names, Posts, Races, Users
 from tests.simulation.judging import (
     Found,
     PairsWatch,
     draw_limits,
+    elsewhere_or_not,
     left_of_other_runs,
     main_rows,
     rows_of,
@@ -83,6 +94,8 @@ class Life:
     folder: Path
     kind: str
     seed: int
+    moves: bool = True
+    """Whether it is drawn that the main target is in another account."""
     random: random.Random = field(init=False)
     project: Project = field(init=False)
     adversary: Adversary = field(init=False)
@@ -96,6 +109,9 @@ class Life:
         self.project = Project(self.folder)
         clock = self.project.clock
         self.project.tables, self.project.restricted = Connected(clock=clock), Connected(clock=clock)
+        self.project.targets = Connected(clock=Skewed(clock, -SKEW_S), elsewhere=True)
+        script = elsewhere_or_not(script, f"{self.kind} {self.seed}") if self.moves else script
+        self.elsewhere = ELSEWHERE in script
         self.project.script(script, f"{SCRIPT}.py")
         draw_limits(self.folder, self.random)
         with (self.folder / "rekey.toml").open("a", encoding="utf-8") as toml:
@@ -103,12 +119,17 @@ class Life:
         self.mapper = Mapper(self.project.scripts[SCRIPT].migration, {"users": SECRET})
         self.adversary = Adversary(self.random, self.project.clock)
         self.adversary.swift = self.random.random() < 0.5
+        if self.elsewhere:
+            self.project.move_elsewhere()
+            self.adversary.own(self.project.targets)
+            self.adversary.may_be_away = self.project.targets
         self.adversary.own(self.project.tables)
         self.adversary.own(self.project.restricted)
         self.application = application(self.random, self.mapper)
         self.pairs = PairsWatch(self.mapper)
-        self.source = self.project.tables.table(self.mapper.migration.source)
-        self.main = self.project.tables.table(self.mapper.tables[0])
+        tables = self.project.connect(self.project.config).tables
+        self.source: Any = tables.table(self.mapper.migration.source)
+        self.main: Any = tables.table(self.mapper.tables[0])
 
     # --- the life ----------------------------------------------------------------------------------------
 
@@ -213,7 +234,7 @@ class Life:
     def _attempt(self, name: str, work: Callable[[Session], object], options: Options | None = None) -> bool:
         self.adversary.begin_command()
         machine = self.adversary.machine
-        for service in (self.project.tables, self.project.restricted):
+        for service in (self.project.tables, self.project.targets, self.project.restricted):
             service.repeating = Repeating(self.project.clock, self.random)  # type: ignore[attr-defined]
         try:
             with mock.patch.object(self.project, "clock", machine), self.project.session(options) as one:
@@ -271,7 +292,7 @@ class Life:
             raise Found(f"{self}: {when} {wrong}")
 
     def _rows(self, table: str) -> list[Row]:
-        return self.project.tables.dump(table)
+        return list(self.project.rows(table))
 
     def _contents(self, table: str) -> dict[EntityKey, Row]:
         return contents(self._rows(table))

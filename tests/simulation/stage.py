@@ -65,6 +65,7 @@ class Stage(Life):
         DELTA: (USERS_SCRIPT, Users),
         DUAL: (under_writes(USERS_SCRIPT), Users),
     }
+    moves = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

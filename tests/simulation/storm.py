@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
+from rekey.core.limits import is_elsewhere
 from rekey.errors import Ambiguous, CredentialRefused, ServiceError, Unavailable
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
 from rekey.tables import allowance
@@ -217,6 +218,7 @@ class Storm:
     Attributes:
         seed: everything is drawn from it.
         calm: nothing fails any more (what is under way goes on).
+        away_until: until when, by the loop's time, the account of targets is not reached.
         happened: what happened, counted.
         trace: a sum over all that took effect, to tell two lives apart.
         repeats_unseen: whether connections send PUT and DELETE again without a word.
@@ -227,6 +229,7 @@ class Storm:
     seed: str
     loop: StormLoop
     calm: bool = False
+    away_until: float = 0.0
     happened: Counter[str] = field(default_factory=Counter)
     trace: int = 0
     repeats_unseen: ClassVar[bool] = False
@@ -415,6 +418,9 @@ class Storm:
         lot, which = draw.random(), draw.random()
         if self.calm:
             return None
+        if is_elsewhere(call.table) and self.loop.now < self.away_until:
+            writes = call.writes or call.action in _OF_TABLES
+            return Fault(FaultKind.LOST_REQUEST if writes and which < 0.5 else FaultKind.NOT_SENT)
         if call.action == "page" and lot < 0.2:
             return Fault(_PAGES[int(which * len(_PAGES))])
         writes = call.writes or call.action in _OF_TABLES
@@ -430,15 +436,15 @@ class Storm:
 class StormService(MemoryTableService):
     """Tables in memory, reached through a storm. Without an owner (set-up, judging) a call passes at once."""
 
-    def __init__(self, storm: Storm, clock: FakeClock) -> None:
-        super().__init__(clock=clock)
+    def __init__(self, storm: Storm, clock: FakeClock, *, elsewhere: bool = False) -> None:
+        super().__init__(clock=clock, elsewhere=elsewhere)
         self.storm = storm
         self.machine: FakeClock = clock
         self.repeating: Repeating | None = None
 
     def seen_by(self, process: Process, machine: FakeClock) -> StormService:
         """Return the same tables as a process that repeats sees them, through connections of its own."""
-        seen = StormService(self.storm, self.clock)  # type: ignore[arg-type]
+        seen = StormService(self.storm, self.clock, elsewhere=self.elsewhere)  # type: ignore[arg-type]
         seen._tables, seen._being_deleted = self._tables, self._being_deleted
         seen.machine = machine
         seen.repeating = Repeating(machine, random.Random(f"{self.storm.seed} {process.name} repeats"))
