@@ -21,10 +21,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from hashlib import blake2b
 from typing import TypeAlias
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
 from rekey.core.edm import DATETIME
+from rekey.core.guarantees import COSMOS, STORAGE, Guarantees
 from rekey.core.limits import own_name
 from rekey.errors import (
     Ambiguous,
@@ -32,6 +34,7 @@ from rekey.errors import (
     RequestRejected,
     RowExists,
     RowMissing,
+    RowRefused,
     ServiceError,
     TableBeingDeleted,
     TableMissing,
@@ -50,7 +53,6 @@ from rekey.model import (
 )
 from rekey.tables import allowance
 from rekey.tables.base import (
-    MAX_BATCH_BYTES,
     MAX_PAGE_ROWS,
     SIGNED_S,
     Operation,
@@ -59,7 +61,14 @@ from rekey.tables.base import (
     Verb,
     rejected,
 )
-from rekey.tables.rules import check_batch, check_key_part, check_table_name, merged, stored_form
+from rekey.tables.rules import (
+    check_batch,
+    check_key_part,
+    check_table_name,
+    merged,
+    stored_form,
+    too_large,
+)
 from rekey.tables.sent import OPERATIONS, Kind, Sent
 from rekey.tables.wire import Encoder
 from tests.faults import Call, Fault, FaultKind, Faults, NoFaults
@@ -74,10 +83,15 @@ class Mood(Enum):
     STORAGE: fractions of Timestamps, ETags and DateTimes have no trailing zeros; an error of a transaction of
         one operation names it for a missing table alone. (Of 409 there is no recording: it is taken to be
         like 404 and 412.)
+    COSMOS: of Cosmos DB for Table, what is recorded and documented (`rekey.core.guarantees`): rows come in
+        no order and pages go on by a token, keys are not empty and shorter, some names of properties are
+        refused, DateTimes have 7 digits, 2 MiB are the most of a transaction, a missing table is a missing
+        row, and names of tables differ by case. Answers say what they charge.
     """
 
     AZURITE = "azurite"
     STORAGE = "storage"
+    COSMOS = "cosmos"
 
 
 def unpadded(moment: str) -> str:
@@ -93,6 +107,12 @@ def _formatted(ticks: int, mood: Mood) -> str:
 
 Order: TypeAlias = tuple[bytes, bytes]
 """`EntityKey.order`: where a row stands."""
+
+
+@lru_cache(maxsize=65_536)
+def _scattered(place: Order) -> bytes:
+    """Return where a row comes in a scan that is in no order: the same each time, and by no key."""
+    return blake2b(b"\0\0".join(place), digest_size=8).digest()
 
 
 @dataclass(slots=True)
@@ -136,12 +156,12 @@ class StoredRows:
         """Write a row at `now` ticks, or a tick after its last write if that is later."""
         ticks = max(now, self.last_ticks.get(place, 0) + 1)
         self.last_ticks[place] = ticks
-        if self.mood is Mood.STORAGE:
-            for name in [name for name, kind in content.items() if kind == DATETIME]:
-                if name.endswith(TYPE_SUFFIX):
-                    content[name.removesuffix(TYPE_SUFFIX)] = unpadded(
-                        content[name.removesuffix(TYPE_SUFFIX)]
-                    )
+        for name in [name for name, kind in content.items() if kind == DATETIME]:
+            if name.endswith(TYPE_SUFFIX) and self.mood is not Mood.AZURITE:
+                moment = format_ticks(ticks_of(content[name.removesuffix(TYPE_SUFFIX)]))
+                content[name.removesuffix(TYPE_SUFFIX)] = (
+                    unpadded(moment) if self.mood is Mood.STORAGE else moment
+                )
         stored = StoredRow(content, ticks, self.mood)
         if place not in self.rows:
             bisect.insort(self.order, place)
@@ -223,6 +243,11 @@ class MemoryTableService:
         """For how long what was signed is accepted: as with a shared key."""
         return SIGNED_S
 
+    @property
+    def guarantees(self) -> Guarantees:
+        """What the service guarantees."""
+        return COSMOS if self.mood is Mood.COSMOS else STORAGE
+
     def table(self, name: str) -> MemoryTable:
         """Return a handle; the table need not exist yet."""
         check_table_name(name, elsewhere=self.elsewhere)
@@ -237,25 +262,25 @@ class MemoryTableService:
         check_table_name(name, elsewhere=self.elsewhere)
         fault = await self.enter("create_table", name)
         self._refuse_deleted(name)
-        made = name.lower() not in self._tables
-        self._tables.setdefault(name.lower(), StoredRows(mood=self.mood))
-        self._names.setdefault(name.lower(), name)
+        made = self._at(name) not in self._tables
+        self._tables.setdefault(self._at(name), StoredRows(mood=self.mood))
+        self._names.setdefault(self._at(name), name)
         self.leave(fault)
         return made
 
     async def delete_table(self, name: str) -> bool:
         """Delete a table; False when there was none. Its name stays taken for `deletion_seconds`."""
         fault = await self.enter("delete_table", name)
-        dropped = self._tables.pop(name.lower(), None) is not None
+        dropped = self._tables.pop(self._at(name), None) is not None
         if dropped:
-            self._being_deleted[name.lower()] = self.clock.ticks() + self._deletion_ticks
+            self._being_deleted[self._at(name)] = self.clock.ticks() + self._deletion_ticks
         self.leave(fault)
         return dropped
 
     async def table_exists(self, name: str) -> bool:
         """Tell whether the table exists (one that is being deleted does not)."""
         self.leave(await self.enter("table_exists", name))
-        return name.lower() in self._tables
+        return self._at(name) in self._tables
 
     async def table_names(self) -> list[str]:
         """Return the names of all tables, as they were made."""
@@ -273,7 +298,7 @@ class MemoryTableService:
 
     def dump(self, name: str) -> list[Row]:
         """Return all rows of a table as read, without a gate, a fault or a call being counted."""
-        rows = self._tables[name.lower()]
+        rows = self._tables[self._at(name)]
         return [rows.rows[place].as_read(None) for place in rows.order]
 
     async def enter(
@@ -287,6 +312,8 @@ class MemoryTableService:
             allowance.check()
         self._calls += 1
         self.sent.add(_KINDS.get(action, Kind.WRITE).value)
+        if self.mood is Mood.COSMOS:
+            self.sent.charge("1.24" if action in _READS else f"{5.33 * max(1, len(operations)):.2f}")
         if action == "transact":
             self.sent.add(OPERATIONS, len(operations))
         call = Call(action, table, operations, self._calls, read)
@@ -308,14 +335,17 @@ class MemoryTableService:
 
     def rows(self, name: str) -> StoredRows:
         """Return a table's rows. Raises TableMissing, TableBeingDeleted."""
-        rows = self._tables.get(name.lower())
+        rows = self._tables.get(self._at(name))
         if rows is None:
             self._refuse_deleted(name)
             raise TableMissing(f"there is no table {name} (TableNotFound)", code="TableNotFound", status=404)
         return rows
 
+    def _at(self, name: str) -> str:
+        return name if self.mood is Mood.COSMOS else name.lower()
+
     def _refuse_deleted(self, name: str) -> None:
-        until = self._being_deleted.get(name.lower())
+        until = self._being_deleted.get(self._at(name))
         if until is not None and self.clock.ticks() < until:
             raise TableBeingDeleted(
                 f"table {name} is being deleted (TableBeingDeleted)", code="TableBeingDeleted", status=409
@@ -328,7 +358,12 @@ class MemoryTable(Table):
     def __init__(self, service: MemoryTableService, name: str) -> None:
         self._service = service
         self._name = name
-        self._encoder = Encoder("https://account.table.core.windows.net", own_name(name))
+        self._encoder = Encoder("https://account.table.core.windows.net", own_name(name), service.guarantees)
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """What the service guarantees."""
+        return self._service.guarantees
 
     @property
     def name(self) -> str:
@@ -340,7 +375,12 @@ class MemoryTable(Table):
         check_key_part(key.partition)
         check_key_part(key.row)
         self._service.leave(await self._service.enter("get", self._name, read=key.partition))
-        stored = self._service.rows(self._name).rows.get(key.order)
+        try:
+            stored = self._service.rows(self._name).rows.get(key.order)
+        except TableMissing:
+            if self._service.mood is not Mood.COSMOS:
+                raise
+            stored = None
         return None if stored is None else stored.as_read(select)
 
     async def write(self, operation: Operation) -> str:
@@ -355,8 +395,8 @@ class MemoryTable(Table):
     async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
         """Apply all operations or none; return the new ETags."""
         check_batch(operations)
-        if sum(map(self.encoded_size, operations)) > MAX_BATCH_BYTES:
-            raise rejected("RequestBodyTooLarge", "a transaction has more than 4 MiB", status=413)
+        if sum(map(self.encoded_size, operations)) > self.guarantees.batch_bytes:
+            raise too_large(self.guarantees)
         return await self._run("transact", tuple(operations))
 
     async def scan(
@@ -375,7 +415,18 @@ class MemoryTable(Table):
         rest = within
         after, upto = within.after, within.upto
         one = after.partition if after and upto and after.partition == upto.partition else None
-        while True:
+        token: bytes | None = b""
+        while self._service.mood is Mood.COSMOS and token is not None:
+            fault = await self._service.enter("page", self._name, read=one)
+            stored, token = self._after(token, one, _page_limit(fault, page_rows))
+            found = [
+                row.as_read(select)
+                for row in stored
+                if key_of(row.content) in within and (since is None or row.ticks >= since)
+            ]
+            if found or token is not None:
+                yield Page(found, None, full=len(stored) == page_rows)
+        while self._service.mood is not Mood.COSMOS:
             fault = await self._service.enter("page", self._name, read=one)
             limit = _page_limit(fault, page_rows)
             places, more = self._places(rest, since, limit)
@@ -387,6 +438,19 @@ class MemoryTable(Table):
                 yield Page(page, rest.after if rest is not within else None, full=len(page) == page_rows)
             if not more:
                 return
+
+    def _after(self, token: bytes, partition: str | None, limit: int) -> tuple[list[StoredRow], bytes | None]:
+        """Return the next rows, at most `limit`, of all or one partition, in no order, and the token of the
+        page that follows."""
+        rows = self._service.rows(self._name).rows
+        rest = sorted(
+            (at, place)
+            for place, row in rows.items()
+            if (at := _scattered(place)) > token and partition in (None, row.content[PARTITION_KEY])
+        )
+        taken = rest[:limit]
+        following = taken[-1][0] if taken else token
+        return [rows[place] for _, place in taken], following if len(rest) > limit else None
 
     def _places(self, rest: KeyRange, since: int | None, limit: int) -> tuple[list[Order], bool]:
         """Return where the next rows of a range are, at most `limit`, and whether more follow."""
@@ -405,7 +469,7 @@ class MemoryTable(Table):
     async def _run(self, action: str, operations: tuple[Operation, ...]) -> list[str | None]:
         """Check, pass the gate, apply all or none, then lose the answer if a fault says so."""
         prepared = [
-            _prepare(operation, index if action == "transact" else None)
+            _prepare(operation, index if action == "transact" else None, self.guarantees)
             for index, operation in enumerate(operations)
         ]
         fault = await self._service.enter(action, self._name, operations)
@@ -417,6 +481,9 @@ class MemoryTable(Table):
                     refused.index = 0
                 elif len(operations) == 1:
                     refused.index = None
+            if isinstance(refused, TableMissing) and self._service.mood is Mood.COSMOS:
+                missing = "the resource does not exist (ResourceNotFound)"
+                raise RowMissing(missing, code="ResourceNotFound", status=404) from None
             raise
         self._service.leave(fault)
         return etags
@@ -440,16 +507,21 @@ class MemoryTable(Table):
         return etags
 
 
-def _prepare(operation: Operation, index: int | None) -> Row:
+def _prepare(operation: Operation, index: int | None, guarantees: Guarantees) -> Row:
     """Return the content to store (of a delete: its key), or raise RequestRejected as the service would."""
     try:
         if operation.verb is not Verb.DELETE:
-            return stored_form(operation.row)
+            content = stored_form(operation.row)
+            guarantees.check_row(content, "")
+            return content
         check_key_part(operation.row.get(PARTITION_KEY))
         check_key_part(operation.row.get(ROW_KEY))
     except RequestRejected as refused:
         refused.index = index
         raise
+    except RowRefused as refused:
+        code = "PropertiesNeedValue" if refused.code == "empty-key" else "InvalidInput"
+        raise rejected(code, refused.problem, index) from None
     return operation.row
 
 

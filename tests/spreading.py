@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rekey.copy.workers.work import close_host, host, work
-from rekey.tables.base import Accounts
+from rekey.migration.opening import joined
 from rekey.tables.sent import Sent
 from tests.memory import MemoryTableService
 from tests.projects import Project
@@ -81,7 +81,13 @@ class Apart(MemoryTableService):
 def inline(project: Project, **more: Any) -> Iterator[Inline]:
     """Let workers be this process, on the project's tables."""
     close_host()
-    host(lambda _config: Accounts(Apart(project.tables), Apart(project.restricted)))
+    host(
+        lambda config: joined(
+            tables=Apart(project.tables),
+            targets=None if config.targets is None else Apart(project.targets),
+            restricted=Apart(project.restricted),
+        )
+    )
     made = Inline(**more)
     _current.append(made)
     try:

@@ -13,7 +13,7 @@ import click
 
 from rekey.cli.shell import Shell, command, flag, no_such_table
 from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
-from rekey.errors import ExitCode, TableMissing
+from rekey.errors import ConfigurationError, ExitCode, TableMissing
 from rekey.inspect.inspect import inspect_table
 from rekey.inspect.render import inspection_text
 from rekey.inspect.report import Inspection
@@ -50,6 +50,11 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
 async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, Facts]:
     config = load_config(shell.config_path)
     _, account = config.holding(table)
+    if not account.guarantees.ordered:
+        raise ConfigurationError(
+            f"{table} is in {account.guarantees.service}, where no range of keys can be read",
+            hint="inspect a table of an account of Azure Table Storage",
+        )
     async with shell.connect(config) as accounts:
         try:
             found, profile = await inspect_table(
@@ -57,4 +62,4 @@ async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tu
             )
         except TableMissing:
             raise no_such_table(table, config) from None
-    return found, facts_of_profile(profile, found.inventory, is_cosmos=account.is_cosmos)
+    return found, facts_of_profile(profile, found.inventory)

@@ -2,8 +2,8 @@
 
 Rules kept here:
 
-* A batch holds one partition of one table, at most 100 operations, at most 4 MiB of encoded body, and each
-  row once (the service's limits).
+* A batch holds one partition of one table, at most 100 operations, at most as many bytes of encoded body as
+  the service takes (4 MiB; `Table.guarantees`), and each row once (the service's limits).
 * Within a partition new operations are ordered by row key before they are cut, so that a batch's keys lie
   close together and a conflict can be looked up with one range query.
 * Writes that fill no batch are held back for a few windows, then written in a smaller batch: a rare partition
@@ -54,18 +54,19 @@ def in_order(members: list[Op]) -> list[Op]:
     return members
 
 
-def cut(members: Iterable[Op], size_of: SizeOf) -> Iterator[list[Op]]:
-    """Yield operations of one partition, in the order given, in batches; the last one may be small."""
-    return cut_units(([operation] for operation in members), size_of)
+def cut(members: Iterable[Op], size_of: SizeOf, most: int = MAX_BATCH_BYTES) -> Iterator[list[Op]]:
+    """Yield operations of one partition, in the order given, in batches of at most `most` bytes; the last one
+    may be small."""
+    return cut_units(([operation] for operation in members), size_of, most)
 
 
-def cut_units(units: Iterable[list[Op]], size_of: SizeOf) -> Iterator[list[Op]]:
+def cut_units(units: Iterable[list[Op]], size_of: SizeOf, most: int = MAX_BATCH_BYTES) -> Iterator[list[Op]]:
     """Yield operations of one partition in batches; those of a unit, which fits into one, stay together."""
     batch: list[Op] = []
     size = 0
     for unit in units:
         bytes_more = sum([size_of(operation) for operation in unit])
-        full = len(batch) + len(unit) > MAX_BATCH_OPERATIONS or size + bytes_more > MAX_BATCH_BYTES
+        full = len(batch) + len(unit) > MAX_BATCH_OPERATIONS or size + bytes_more > most
         if batch and full:
             yield batch
             batch, size = [], 0
@@ -98,6 +99,7 @@ class BatchBuffer:
         self.numbers = numbers
         self.together = len(numbers) > 1
         self.unit = attrgetter("source" if self.together else "key")
+        self._measure = table.encoded_size, table.guarantees.batch_bytes
         self._windows = windows
         self._held: dict[str, list[Write]] = {}
 
@@ -112,9 +114,9 @@ class BatchBuffer:
             members = [write for write in members if not met or self.unit(write) not in met]
         if self.together:
             units = sorted(_by_source(members), key=lambda unit: utf16_order(unit[0].row[ROW_KEY]))
-            full = list(cut_units(_by_source(held) + units, self.table.encoded_size))
+            full = list(cut_units(_by_source(held) + units, *self._measure))
         else:
-            full = list(cut(held + in_order(members), self.table.encoded_size))
+            full = list(cut(held + in_order(members), *self._measure))
         if len(full[-1]) < MAX_BATCH_OPERATIONS:
             self._held[partition] = full.pop()
         return full, twice

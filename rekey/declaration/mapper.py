@@ -20,7 +20,15 @@ from typing import NamedTuple
 import orjson
 
 from rekey.core.edm import STRING, edm_type
-from rekey.core.limits import SURELY_ADDRESSED, SURELY_SMALL_FIELDS, check_address, check_key, check_row
+from rekey.core.guarantees import STORAGE, Guarantees
+from rekey.core.limits import (
+    SURELY_ADDRESSED,
+    SURELY_SMALL_FIELDS,
+    check_address,
+    check_key,
+    check_row,
+    is_elsewhere,
+)
 from rekey.declaration.keys.base import Evaluator, Expression, Literal, Scope
 from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.keys.pieces import ItemsOf
@@ -76,12 +84,15 @@ class Mapper:
             the authority, writing back gives the source row another one: do not compare these then.
     """
 
-    def __init__(self, migration: Migration, secrets: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, migration: Migration, secrets: Mapping[str, bytes], elsewhere: Guarantees = STORAGE
+    ) -> None:
         """Compile the declaration.
 
         Args:
             migration: the declaration.
             secrets: secret bytes by name, at least those of `required_secrets(migration)`.
+            elsewhere: what the service of the account of `[targets]` guarantees, and refuses.
 
         Raises:
             SecretMissing: a secret is absent or shorter than 16 bytes.
@@ -95,9 +106,10 @@ class Mapper:
         self.timestamp_copies = tuple(one.property_mapping.from_timestamp for one in migration.filled)
         self.needs_timestamp = any(self.timestamp_copies) or TIMESTAMP in migration.key_inputs
         self._main_scope = Scope("target.properties", secrets)
-        self._main = _RowMaker(migration.target, "target", secrets)
+        self._main = _RowMaker(migration.target, "target", secrets, elsewhere)
         self._indexes = [
-            (number, _IndexMaker(index, secrets)) for number, index in enumerate(migration.indexes, start=1)
+            (number, _IndexMaker(index, secrets, elsewhere))
+            for number, index in enumerate(migration.indexes, start=1)
         ]
         self._old_partition, self._old_row = migration.target.old_key_fields()
 
@@ -215,8 +227,11 @@ class Mapper:
 class _RowMaker:
     """Maker of the rows of one table."""
 
-    def __init__(self, of: Target | Index, where: str, secrets: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, of: Target | Index, where: str, secrets: Mapping[str, bytes], elsewhere: Guarantees
+    ) -> None:
         self._where = where
+        self._narrower = elsewhere if is_elsewhere(of.table) and elsewhere is not STORAGE else None
         self._partition = _key_maker(of.partition_key, f"{where}.partition_key", secrets, of.allow_empty)
         self._row = _key_maker(of.row_key, f"{where}.row_key", secrets, of.allow_empty)
         self.fill: Step = of.property_mapping.compile(Scope(f"{where}.properties", secrets))
@@ -232,14 +247,16 @@ class _RowMaker:
         self.fill(row, out)
         if len(out) > SURELY_SMALL_FIELDS or len(out[PARTITION_KEY]) + len(out[ROW_KEY]) > SURELY_ADDRESSED:
             check_row(out, self._where)
+        if self._narrower is not None:
+            self._narrower.check_row(out, self._where)
         return out
 
 
 class _IndexMaker(_RowMaker):
     """Maker of the rows of one index table, each with the pointer to the main row."""
 
-    def __init__(self, index: Index, secrets: Mapping[str, bytes]) -> None:
-        super().__init__(index, index.where, secrets)
+    def __init__(self, index: Index, secrets: Mapping[str, bytes], elsewhere: Guarantees) -> None:
+        super().__init__(index, index.where, secrets, elsewhere)
         carries = index.property_mapping.carries
         self._hidden = [name for name in sorted(POINTER) if carries(name)]
         self._items: ItemsOf | None = None

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rekey.core.guarantees import COSMOS
 from rekey.errors import RekeyError
 from rekey.project.config import AZURITE_ACCOUNT, Account
 from rekey.tables.probe import NO_TOKEN, Heard
@@ -165,7 +166,7 @@ class AccountSeen:
         unknown service: of a proxy in between, or of an imitation.
         """
         server = self.anonymous.server.lower()
-        if self.account.is_cosmos:
+        if self.account.guarantees is COSMOS:
             return Kind.COSMOS
         if not self.anonymous.answered:
             return Kind.SILENT

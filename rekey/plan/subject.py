@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rekey.core.guarantees import COSMOS
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
 from rekey.errors import SecretMissing
@@ -76,7 +77,7 @@ class PlanOptions:
         show_keys: keep keys of examples and collisions in the result, for the operator's eyes only.
         sample: how much a sample reads.
         limits: the configured limits: window size, concurrency, rate.
-        is_cosmos: the endpoint is Cosmos DB's, which has limits of its own.
+        is_cosmos: the account of `[targets]` is Cosmos DB's.
         gates: the configured gates: the retention period says how long both tables exist.
         tries_rows: `apply` will try every row before the first write.
         prices: the configured prices.
@@ -94,7 +95,8 @@ class PlanOptions:
     @classmethod
     def of(cls, config: Config, **how: Any) -> PlanOptions:
         """Return the options that a configuration gives; `how`: the others, or other ones."""
-        given = {"gates": config.gates, "prices": config.prices, "is_cosmos": config.tables.is_cosmos}
+        is_cosmos = config.targets is not None and config.targets.guarantees is COSMOS
+        given = {"gates": config.gates, "prices": config.prices, "is_cosmos": is_cosmos}
         return cls(**{"limits": config.rates, **given, **how})
 
 

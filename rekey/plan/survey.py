@@ -78,7 +78,6 @@ class Survey:
         self._ids = subject.ids
         self._source = migration.source
         self._show_keys = options.show_keys
-        self._is_cosmos = options.is_cosmos
         self._size_of = [tables.table(name).encoded_size for name in mapper.tables]
         sealer = None
         if migration.is_sealed:
@@ -130,9 +129,6 @@ class Survey:
         self.mapped[part] += len(mapped)
         met = self.target_rows[part]
         self.target_rows[part] = [rows + len(pairs) for rows, pairs in zip(met, made, strict=True)]
-        if self._is_cosmos:
-            for of_row, _ in mapped:
-                self.gatherer.limit(of_row)
         if self.packing.open:
             unit = self._rows_together(mapped)
             filled = [

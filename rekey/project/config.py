@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from rekey.core.guarantees import COSMOS, Guarantees, guarantees_of
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, is_elsewhere, table_name_problem
 from rekey.errors import ConfigurationError, SecretMissing, reason_of
 from rekey.project.keyvault import split_url
@@ -39,7 +40,6 @@ AZURITE_ACCOUNT = "devstoreaccount1"
 # Published in the documentation of Azurite; every installation has it, so it protects nothing.
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
-_COSMOS_HOSTS = (".table.cosmos.azure.com", ".table.cosmosdb.azure.com")
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 _OTHER_SERVICES = frozenset({"blob", "queue", "file", "dfs", "web"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -57,10 +57,12 @@ class Account:
     Attributes:
         endpoint: `https://…` or, on loopback only, `http://…`, without a trailing slash.
         key_env: name of the environment variable that holds its shared key, or None.
+        consistency: what a Cosmos DB account is said to be set to; rekey cannot see it.
     """
 
     endpoint: str
     key_env: str | None = None
+    consistency: str | None = None
 
     @property
     def is_https(self) -> bool:
@@ -74,9 +76,9 @@ class Account:
         return parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
 
     @property
-    def is_cosmos(self) -> bool:
-        """Whether the endpoint is Cosmos DB's, which has limits of its own."""
-        return (urlsplit(self.endpoint).hostname or "").endswith(_COSMOS_HOSTS)
+    def guarantees(self) -> Guarantees:
+        """What the account's service guarantees."""
+        return guarantees_of(self.endpoint)
 
     def is_same_as(self, other: Account) -> bool:
         """Tell whether another endpoint is of the same account, however it is written."""
@@ -483,8 +485,8 @@ def read_toml(path: Path, *, absent: str) -> Section:
         ) from None
 
 
-def _account(section: Section) -> Account:
-    section.allow("endpoint", "key_env")
+def _account(section: Section, *more: str) -> Account:
+    section.allow("endpoint", "key_env", *more)
     endpoint = section.text("endpoint")
     if endpoint is None:
         section.fail("endpoint", "is missing", 'write endpoint = "https://ACCOUNT.table.core.windows.net"')
@@ -502,11 +504,14 @@ def _account(section: Section) -> Account:
 def _targets(section: Section, tables: Account) -> Account | None:
     if not section.content:
         return None
-    account = _account(section)
+    account = _account(section, "consistency")
     if account.is_same_as(tables):
         # `Users` and `Users@targets` would be one table, copied onto itself and retired.
         section.fail("endpoint", "is the account of [tables]", "name the other account, or remove [targets]")
-    return account
+    consistency = section.text("consistency")
+    if consistency is not None and account.guarantees is not COSMOS:
+        section.fail("consistency", "is said of Cosmos DB alone", "remove it: Table storage has none")
+    return replace(account, consistency=consistency)
 
 
 def is_same_account(one: str, other: str) -> bool:

@@ -166,13 +166,15 @@ async def verify_full(
     label, done = "compare" if brings else "verify", 0
     if work is not None:
         done = sum(one.rows for one in work.reads.values())
+    # A table that can only be read from its beginning to its end is no work for slices.
+    in_slices = run.factory is not None and all(one.guarantees.ordered for one in run.targets)
     with run.progress.task(label, total=rows_to_read(run), done=done) as advance:
         comparing = full(
             context(run, control, advance, brings=brings, since=since, keys=keys),
             partial=work,
             checkpoint=lambda sums: keep(run, basis, sums),
             repair=repair,
-            reader=None if run.factory is None else await Workers.of(run, writes=False),
+            reader=await Workers.of(run, writes=False) if in_slices else None,
         )
         try:
             report = await while_sweeping(run, authority(control) or SOURCE, comparing)

@@ -16,13 +16,15 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from urllib.parse import urlsplit
 
 import orjson
 
 from rekey import errors
-from rekey.core.clock import Clock, SystemClock
+from rekey.core.clock import Clock, SystemClock, ticks_of
 from rekey.core.distribution import installed_version
+from rekey.core.guarantees import STORAGE, Guarantees, guarantees_of
 from rekey.core.limits import own_name
 from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
 from rekey.tables import wire
@@ -37,7 +39,6 @@ from rekey.tables.answers import (
     read_time,
 )
 from rekey.tables.base import (
-    MAX_BATCH_BYTES,
     MAX_PAGE_ROWS,
     SHARED_SERVICE_S,
     Operation,
@@ -50,11 +51,11 @@ from rekey.tables.base import (
 from rekey.tables.credentials import Credential
 from rekey.tables.paging import FIRST_PAGE_ROWS, PageSize, Parameters, read_range
 from rekey.tables.requests import Landed, Requester, RetryPolicy, all_landed
-from rekey.tables.rules import check_batch, check_table_name
+from rekey.tables.rules import check_batch, check_table_name, too_large
 from rekey.tables.sent import OPERATIONS, Kind, Sent
 from rekey.tables.transport import Request, Timeouts, Transport
 
-_SENDING = {**wire.COMMON_HEADERS, "Content-Type": "application/json", "Prefer": "return-no-content"}
+_SENDING = {"Content-Type": "application/json", "Prefer": "return-no-content"}
 _UNSETTLED = (
     *(errors.RowExists, errors.RowMissing, errors.ConditionFailed),
     *(errors.Unavailable, errors.Ambiguous),
@@ -68,6 +69,7 @@ class AzureTableService:
 
     Attributes:
         endpoint: without a trailing slash.
+        guarantees: what the service guarantees.
         elsewhere: whether this is the account of `[targets]`: the names of its tables end with `@targets`
             everywhere but on the wire.
         sizes: page sizes, by table and selection.
@@ -79,6 +81,7 @@ class AzureTableService:
     endpoint: str
     _transport: Transport
     _requester: Requester
+    guarantees: Guarantees = STORAGE
     elsewhere: bool = False
     sizes: dict[tuple[str, str], PageSize] = field(default_factory=dict)
 
@@ -94,6 +97,7 @@ class AzureTableService:
         clock: Clock | None = None,
         proxies: Mapping[str, str] | None = None,
         connection_verify: bool | str = True,
+        guarantees: Guarantees | None = None,
         elsewhere: bool = False,
     ) -> AzureTableService:
         """Return a service; the first request connects.
@@ -107,9 +111,11 @@ class AzureTableService:
             clock: times the waits between attempts.
             proxies: address of the proxy by scheme, before what the environment names.
             connection_verify: whether the server's certificate is checked, or a file of those to trust.
+            guarantees: what the service guarantees; None: what its endpoint says.
             elsewhere: whether this is the account of `[targets]`.
         """
         endpoint = endpoint.rstrip("/")
+        guarantees = guarantees or guarantees_of(endpoint)
         transport = Transport(
             endpoint,
             credential,
@@ -118,10 +124,16 @@ class AzureTableService:
             agent=f"rekey/{installed_version()}",
             proxies=proxies or {},
             verify=connection_verify,
+            signs_whole=guarantees.signs_whole,
         )
         jitter = random.Random()  # noqa: S311 - spreads retries, keeps no secret
         requester = Requester(transport, retry or RetryPolicy(), clock or SystemClock(), jitter)
-        return cls(endpoint, transport, requester, elsewhere)
+        return cls(endpoint, transport, requester, guarantees, elsewhere)
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """The headers of every request."""
+        return {**wire.COMMON_HEADERS, "x-ms-version": self.guarantees.api_version}
 
     @property
     def last_open(self) -> float | None:
@@ -174,7 +186,8 @@ class AzureTableService:
         """Create a table; False when it was there already. Raises TableBeingDeleted."""
         check_table_name(name, elsewhere=self.elsewhere)
         body = orjson.dumps({"TableName": own_name(name)})
-        request = Request("POST", "Tables", f"create table {name}", _SENDING, body)
+        headers = {**self.headers, **_SENDING}
+        request = Request("POST", "Tables", f"create table {name}", headers, body)
         outcome = await self._requester.call(request, read_done)
         if outcome.error is not None and outcome.error.code == "TableAlreadyExists":
             return False
@@ -191,9 +204,7 @@ class AzureTableService:
         """Delete a table; False when there was none, or it is being deleted already (but True where an
         earlier attempt of this call may have deleted it)."""
         check_table_name(name, elsewhere=self.elsewhere)
-        request = Request(
-            "DELETE", f"Tables('{own_name(name)}')", f"delete table {name}", wire.COMMON_HEADERS
-        )
+        request = Request("DELETE", f"Tables('{own_name(name)}')", f"delete table {name}", self.headers)
         outcome = await self._requester.call(request, read_done)
         if isinstance(outcome.error, errors.TableMissing | errors.RowMissing | errors.TableBeingDeleted):
             return outcome.ambiguous
@@ -202,8 +213,9 @@ class AzureTableService:
     async def table_exists(self, name: str) -> bool:
         """Tell whether the table exists. Needs permission to read that table only."""
         check_table_name(name, elsewhere=self.elsewhere)
-        path = f"{own_name(name)}()" + wire.query_string([("$select", PARTITION_KEY), ("$top", "1")])
-        request = Request("GET", path, f"look for table {name}", wire.COMMON_HEADERS)
+        selected = [("$select", PARTITION_KEY)] if self.guarantees.narrows else []
+        path = f"{own_name(name)}()" + wire.query_string([*selected, ("$top", "1")])
+        request = Request("GET", path, f"look for table {name}", self.headers)
         try:
             return await self._requester.read(request, read_done)
         except (errors.TableMissing, errors.RowMissing, errors.TableBeingDeleted):
@@ -223,7 +235,7 @@ class AzureTableService:
     async def server_time(self) -> str:
         """Return the service's time, in whole seconds. A refusal to list tables (403) tells it, too."""
         path = "Tables" + wire.query_string([("$top", "1")])
-        request = Request("GET", path, "ask the service for its time", wire.COMMON_HEADERS)
+        request = Request("GET", path, "ask the service for its time", self.headers)
         return await self._requester.read(request, read_time)
 
     async def close(self) -> None:
@@ -245,7 +257,12 @@ class AzureTable(Table):
     ) -> None:
         self._service, self._name, self._own = service, name, own_name(name)
         self._requester, self._service_s = requester, service_s
-        self._encoder = wire.Encoder(service.endpoint, self._own)
+        self._encoder = wire.Encoder(service.endpoint, self._own, service.guarantees)
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """What the service guarantees."""
+        return self._service.guarantees
 
     @property
     def name(self) -> str:
@@ -254,9 +271,10 @@ class AzureTable(Table):
 
     async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
         """Return the row with its ETag and Timestamp, or None when there is none."""
-        parameters = [] if select is None else [("$select", _selection(select))]
+        selected = select is not None and self.guarantees.narrows
+        parameters = [("$select", _selection(select or ()))] if selected else []
         path = wire.entity_path(self._own, key) + wire.query_string(parameters)
-        request = Request("GET", path, f"read a row of {self._name}", wire.COMMON_HEADERS)
+        request = Request("GET", path, f"read a row of {self._name}", self._service.headers)
         try:
             row = await self._requester.read(request, read_row)
         except errors.RowMissing:
@@ -264,18 +282,18 @@ class AzureTable(Table):
         return row if select is None else wire.projected(row, select)
 
     def encoded_size(self, operation: Operation) -> int:
-        """Return how many bytes an operation takes of MAX_BATCH_BYTES; its encoding is kept for sending."""
+        """Return how many bytes an operation takes of a transaction's; its encoding is kept for sending."""
         return self._encoder.size(operation)
 
     async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
         """Apply all operations or none; return the new ETags (None for deletes)."""
         check_batch(operations)
         parts = [self._encoder.encode(operation) for operation in operations]
-        if sum(map(len, parts)) + len(parts) * wire.BOUNDARY_BYTES > MAX_BATCH_BYTES:
-            raise rejected("RequestBodyTooLarge", "a transaction has more than 4 MiB", status=413)
+        if sum(map(len, parts)) + len(parts) * wire.BOUNDARY_BYTES > self.guarantees.batch_bytes:
+            raise too_large(self.guarantees)
         mark = secrets.token_hex(16)
         doing = f"write a batch to {self._name}"
-        headers = {**wire.COMMON_HEADERS, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
+        headers = {**self._service.headers, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
         # All or nothing: once the version of one row has changed, the transaction can no longer be applied.
         on_version = any(map(_on_version, operations))
         request = Request(
@@ -293,29 +311,46 @@ class AzureTable(Table):
         page_rows: int = MAX_PAGE_ROWS,
         ahead: bool = True,
     ) -> AsyncIterator[Page]:
-        """Iterate over the rows of a key range in service order; with `ahead`, one page is fetched ahead."""
+        """Iterate over the rows of a key range; with `ahead`, one page is fetched ahead."""
         if not 1 <= page_rows <= MAX_PAGE_ROWS:
             raise rejected("InvalidInput", "a page has 1 to 1,000 rows")
-        selection = "" if select is None else _selection(select)
+        ordered = self.guarantees.ordered
+        finds = self.guarantees.narrows
+        selection = "" if select is None or not finds else _selection(select)
         common = [("$select", selection)] if selection else []
         changed = "" if modified_from is None else wire.modified_filter(modified_from)
 
         def queries(rest: KeyRange) -> list[Parameters]:
+            if not ordered:
+                return [[("$filter", one)] if one else [] for one in wire.partition_filters(rest)]
             filters = [wire.both(one, changed) for one in wire.range_filters(rest)]
             return [[*common, ("$filter", one)] if one else common for one in filters]
 
-        cursor = within.after
+        cursor = within.after if ordered else None
         # A selection is of keys and small properties: a thousand rows of them are no large page.
         unsure = 0 if selection else FIRST_PAGE_ROWS
         size = self._service.sizes.setdefault((self._name, selection), PageSize(unsure))
         reading = read_range(
-            self._requester, self._name, within, queries, size=size, most=page_rows, ahead=ahead
+            self._requester,
+            self._name,
+            within,
+            queries,
+            size=size,
+            headers=self._service.headers,
+            most=page_rows,
+            ahead=ahead,
+            ordered=ordered,
         )
+        since = ticks_of(modified_from) if modified_from is not None and not finds else None
         async with aclosing(reading) as pages:
             async for fetched, more in pages:
                 rows = fetched.rows
-                if rows:
+                if ordered and rows:
                     cursor = key_of(rows[-1])
+                if not ordered:
+                    rows = [row for row in rows if key_of(row) in within]
+                if since is not None:
+                    rows = [row for row in rows if ticks_of(row[TIMESTAMP]) >= since]
                 if select is not None:
                     rows = [wire.projected(row, select) for row in rows]
                 if rows or more:
@@ -328,13 +363,15 @@ class AzureTable(Table):
         if verb is not Verb.INSERT:
             path = wire.entity_path(self._own, operation.key)
             doing = f"{verb.replace('_', ' ')} a row of {self._name}"
-        headers, body = wire.COMMON_HEADERS, None
+        headers, body, method = self._service.headers, None, wire.METHODS[verb]
         if verb is not Verb.DELETE:
-            headers, body = _SENDING, wire.encode_row(operation.row)
+            headers, body = {**headers, **_SENDING}, wire.encode_row(operation.row)
+        if method == "PATCH" and self.guarantees.merges_by_post:
+            method, headers = "POST", {**headers, "X-HTTP-Method": "MERGE"}
         if verb in wire.CONDITIONAL:
             headers = {**headers, "If-Match": "*" if operation.etag is None else operation.etag}
         on_version = _on_version(operation)
-        request = Request(wire.METHODS[verb], path, doing, headers, body, on_version, self._service_s)
+        request = Request(method, path, doing, headers, body, on_version, self._service_s)
         [etag] = await self._written(request, [operation], read_etag)
         return etag or ""
 

@@ -7,9 +7,10 @@ Rules kept here:
 * A call that returns has been applied; one that raises RowExists, RowMissing, ConditionFailed,
   RequestRejected, TableMissing, CredentialRefused or EndpointDown has not. Only Unavailable and Ambiguous
   leave it open. Before they raise these, implementations retry and settle ambiguous outcomes by reading back.
-* `transact` is all or nothing: at most 100 operations of one partition, each row once, and MAX_BATCH_BYTES
-  as `encoded_size` counts them.
-* Results of `scan` come in service order (`EntityKey.order`) and are not a snapshot.
+* `transact` is all or nothing: at most 100 operations of one partition, each row once, and as many bytes as
+  the service guarantees (`Table.guarantees`), as `encoded_size` counts them.
+* Results of `scan` come in service order (`EntityKey.order`), where the service guarantees one, and are not a
+  snapshot.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from rekey.core.guarantees import STORAGE, Guarantees
 from rekey.core.limits import is_elsewhere
 from rekey.errors import RequestRejected
 from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row, key_of
 from rekey.tables.sent import Sent
 
 MAX_BATCH_OPERATIONS = 100
-MAX_BATCH_BYTES = 4 * 1024 * 1024 - 1024
-"""Most bytes of the operations of a transaction: 4 MiB, less 1 KiB for the body around them."""
+MAX_BATCH_BYTES = STORAGE.batch_bytes
+"""Most bytes of the operations of a transaction of Azure Table Storage."""
 MAX_PAGE_ROWS = 1000
 SHARED_SERVICE_S = 10
 """Most seconds that the service works on a write to a table that other clients write too (the `timeout`
@@ -89,7 +91,8 @@ class Page:
 
     Attributes:
         rows: wire rows in service order.
-        cursor: everything up to and including this key has been returned; None if nothing was yet.
+        cursor: everything up to and including this key has been returned; None if nothing was yet, and where
+            rows come in no order: such a scan cannot be resumed.
         bytes: size of the rows on the wire; 0 where they did not come over a wire.
         full: whether it has as many rows as were asked for.
     """
@@ -113,6 +116,11 @@ class Table(Protocol):
     @property
     def name(self) -> str:
         """The table's name as declared."""
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """What the service guarantees that it is in."""
+        return STORAGE
 
     async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
         """Return the row with its ETag and Timestamp, or None when there is none."""
@@ -141,7 +149,7 @@ class Table(Protocol):
         await self.write(Operation(Verb.DELETE, {PARTITION_KEY: key.partition, ROW_KEY: key.row}, etag))
 
     def encoded_size(self, operation: Operation) -> int:
-        """Return how many bytes an operation takes of `MAX_BATCH_BYTES`. Raises RequestRejected."""
+        """Return how many bytes an operation takes of a transaction's. Raises RequestRejected."""
 
     async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
         """Apply all operations or none; return the new ETags (None for deletes).
@@ -158,7 +166,8 @@ class Table(Protocol):
         page_rows: int = MAX_PAGE_ROWS,
         ahead: bool = True,
     ) -> AsyncIterator[Page]:
-        """Iterate over the rows of a key range in service order.
+        """Iterate over the rows of a key range: in service order, where there is one. Else the whole table is
+        read, or the partition in which the range lies, and other rows are left out.
 
         Args:
             within: the key range.
@@ -181,6 +190,11 @@ class TableWrapper(Table):
     def name(self) -> str:
         """The table's name as declared."""
         return self.whole.name
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """What the service guarantees that it is in."""
+        return self.whole.guarantees
 
     async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
         """Return the row, or None when there is none."""

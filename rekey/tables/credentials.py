@@ -4,7 +4,8 @@ Rules kept here:
 
 * A repr never shows a key. A request is signed after everything else about it is decided, over the address
   as it goes out.
-* Source: "Authorize with Shared Key", section "Table service (Shared Key Lite authorization)".
+* Source: "Authorize with Shared Key", sections "Table service (Shared Key Lite
+  authorization)" and "Table service (Shared Key authorization)".
 """
 
 from __future__ import annotations
@@ -111,10 +112,15 @@ class _Exchanging(policies.AsyncHTTPPolicy[HttpRequest, Any]):
 
 
 class Signer:
-    """Authorises each attempt of a request with a credential, and closes that if it is a token credential."""
+    """Authorises each attempt of a request with a credential, and closes that if it is a token credential.
 
-    def __init__(self, credential: Credential) -> None:
-        self._credential = credential
+    Args:
+        credential: the credential.
+        whole: a key signs method and content type, too (Shared Key), not date and address alone (Lite).
+    """
+
+    def __init__(self, credential: Credential, *, whole: bool = False) -> None:
+        self._credential, self._whole = credential, whole
         kinds = (SharedKey, AzureNamedKeyCredential, AzureSasCredential)
         self._token = None if isinstance(credential, kinds) else _BearerToken(credential)
 
@@ -139,7 +145,8 @@ class Signer:
             )
         if isinstance(credential, AzureNamedKeyCredential):
             credential = SharedKey.of(*credential.named_key)
-        return await exchange(address, headers | signed_headers(cast(SharedKey, credential), address))
+        before = f"{method}\n\n{headers.get('Content-Type', '')}\n" if self._whole else ""
+        return await exchange(address, headers | signed_headers(cast(SharedKey, credential), address, before))
 
     @property
     def accepted_s(self) -> float:
@@ -157,13 +164,15 @@ class Signer:
             await close()
 
 
-def signed_headers(credential: SharedKey, url: str) -> dict[str, str]:
-    """Return date and signature (Shared Key Lite) of a request to a table service that is sent now."""
+def signed_headers(credential: SharedKey, url: str, before: str = "") -> dict[str, str]:
+    """Return date and signature (Shared Key Lite) of a request to a table service that is sent now. `before`:
+    what Shared Key signs before the date: method, Content-MD5 and Content-Type, each with a line end."""
     date, parts = _date(int(time.time() - credential.signed_s_ago)), urlsplit(url)
     comp = parse_qs(parts.query).get("comp") if parts.query else None  # the only parameter that is signed
-    text = f"{date}\n/{credential.account}{parts.path}{f'?comp={comp[0]}' if comp else ''}"
+    text = f"{before}{date}\n/{credential.account}{parts.path}{f'?comp={comp[0]}' if comp else ''}"
+    scheme = "SharedKey" if before else "SharedKeyLite"
     signature = base64.b64encode(hmac.digest(credential.key, text.encode(), "sha256")).decode("ascii")
-    return {"x-ms-date": date, "Authorization": f"SharedKeyLite {credential.account}:{signature}"}
+    return {"x-ms-date": date, "Authorization": f"{scheme} {credential.account}:{signature}"}
 
 
 @lru_cache(maxsize=1)

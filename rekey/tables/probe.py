@@ -21,6 +21,7 @@ from yarl import URL
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.distribution import installed_version
+from rekey.core.guarantees import guarantees_of
 from rekey.tables.answers import clean_code, moment_of
 from rekey.tables.credentials import SCOPE, Credential, SharedKey, signed_headers
 from rekey.tables.transport import environment_proxy
@@ -151,12 +152,18 @@ class _Connector(aiohttp.TCPConnector):
 
 
 async def _headers(address: str, credential: Credential | None) -> dict[str, str]:
-    headers = {**COMMON_HEADERS, "User-Agent": f"rekey/{installed_version()}"}
+    guarantees = guarantees_of(address)
+    headers = {
+        **COMMON_HEADERS,
+        "x-ms-version": guarantees.api_version,
+        "User-Agent": f"rekey/{installed_version()}",
+    }
     match credential:
         case None:
             return headers
         case SharedKey():
-            return {**headers, **signed_headers(credential, address)}
+            before = "GET\n\n\n" if guarantees.signs_whole else ""
+            return {**headers, **signed_headers(credential, address, before)}
         case AzureNamedKeyCredential() | AzureSasCredential():
             raise ValueError("a configuration names a key or an identity")
     token = await credential.get_token(SCOPE)

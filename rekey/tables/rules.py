@@ -23,6 +23,7 @@ from uuid import UUID
 
 from rekey.core import edm, limits
 from rekey.core.clock import ticks_of
+from rekey.core.guarantees import Guarantees
 from rekey.errors import RequestRejected
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row, is_custom
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, rejected
@@ -55,6 +56,12 @@ def check_key_part(value: object) -> None:
         raise rejected("KeyValueTooLarge", f"a key is longer than {limits.MAX_KEY_UNITS} UTF-16 units")
     if limits.REFUSED_IN_KEYS.search(value):
         raise rejected("OutOfRangeInput", "a key has a character that the service refuses")
+
+
+def too_large(guarantees: Guarantees) -> RequestRejected:
+    """Return the error for a transaction with more bytes than the service takes."""
+    most = (guarantees.batch_bytes + 1024) // 1024**2
+    return rejected("RequestBodyTooLarge", f"a transaction has more than {most} MiB", status=413)
 
 
 def check_batch(operations: Sequence[Operation]) -> None:

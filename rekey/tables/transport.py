@@ -130,6 +130,7 @@ class Transport:
         agent: what the User-Agent begins with.
         proxies: address of the proxy by scheme, before what the environment names.
         verify: whether the server's certificate is checked, or a file of those to trust.
+        signs_whole: whether a key signs by Shared Key, not Shared Key Lite.
     """
 
     def __init__(
@@ -142,11 +143,12 @@ class Transport:
         agent: str,
         proxies: Mapping[str, str] = MappingProxyType({}),
         verify: bool | str = True,
+        signs_whole: bool = False,
     ) -> None:
         self._endpoint = endpoint
         parts = urlsplit(endpoint)
         self._shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        self._signer = Signer(credential)
+        self._signer = Signer(credential, whole=signs_whole)
         self.timeouts = timeouts
         self._connections = connections
         self._options: dict[str, Any] = {
@@ -198,6 +200,7 @@ class Transport:
         try:
             answer = await self._signer.send(request.method, address, headers, exchange)
             outcome = str(answer.status)
+            self.sent.charge(answer.headers.get("x-ms-request-charge", ""))
             if self.listener is not None:
                 self.listener(kind, answer.status, time.monotonic() - started)
             return answer

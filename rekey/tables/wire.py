@@ -33,6 +33,7 @@ from urllib.parse import quote
 import orjson
 
 from rekey.core.edm import DOUBLE
+from rekey.core.guarantees import STORAGE, Guarantees
 from rekey.errors import RequestRejected
 from rekey.model import (
     ETAG,
@@ -48,9 +49,7 @@ from rekey.model import (
 )
 from rekey.tables.base import Operation, Verb, rejected
 
-API_VERSION = "2020-12-06"
-"""The oldest version that takes tokens; Azurite 3.35 knows it."""
-
+API_VERSION = STORAGE.api_version
 ACCEPT = "application/json;odata=minimalmetadata"
 
 COMMON_HEADERS = {"Accept": ACCEPT, "DataServiceVersion": "3.0", "x-ms-version": API_VERSION}
@@ -71,7 +70,6 @@ METHODS = {
     Verb.INSERT_OR_MERGE: "PATCH",
     Verb.DELETE: "DELETE",
 }
-_METHODS = {verb: f"{method} ".encode() for verb, method in METHODS.items()}
 CONDITIONAL = frozenset({Verb.REPLACE, Verb.MERGE, Verb.DELETE})
 _SEPARATORS_BEGIN = 0xE2
 """The first byte of U+2028 and U+2029 in UTF-8."""
@@ -154,6 +152,17 @@ def range_filters(within: KeyRange) -> list[str]:
     rest = [] if after.row == LAST_ROW else [_rest_of_partition(after)]
     beyond = f"PartitionKey gt {quoted(after.partition)}"
     return [*rest, *([beyond] if upto is None else _up_to(beyond, upto))]
+
+
+def partition_filters(within: KeyRange) -> list[str]:
+    """Return the filters of the partition in which a range lies, or of all rows where it lies in several: for
+    a service of which a range of keys cannot be asked. The range's rows are among their results."""
+    after, upto = within.after, within.upto
+    if after is None or upto is None:
+        return [""]
+    if upto.order <= after.order:
+        return []
+    return [f"PartitionKey eq {quoted(after.partition)}" if after.partition == upto.partition else ""]
 
 
 def modified_filter(modified_from: str) -> str:
@@ -295,9 +304,11 @@ class Encoder:
     Args:
         endpoint: the account's endpoint without a trailing slash.
         table: the table's name.
+        guarantees: what the service guarantees.
     """
 
-    def __init__(self, endpoint: str, table: str) -> None:
+    def __init__(self, endpoint: str, table: str, guarantees: Guarantees = STORAGE) -> None:
+        self._merges_by_post = guarantees.merges_by_post
         self._base = f"{endpoint}/".encode()
         self._table = table
         self._insert_head = _PART_HEAD + b"POST " + self._base + table.encode() + _INSERT_HEAD
@@ -325,9 +336,21 @@ class Encoder:
             condition = b"If-Match: %b\r\n" % ("*" if operation.etag is None else operation.etag).encode()
         if verb is Verb.DELETE:
             return b"".join((_PART_HEAD, b"DELETE ", self._base, path, _PLAIN_HEAD, condition, b"\r\n"))
-        body = encode_row(operation.row)
+        body, method = encode_row(operation.row), METHODS[verb]
+        if method == "PATCH" and self._merges_by_post:
+            method, condition = "POST", b"X-HTTP-Method: MERGE\r\n" + condition
         return b"".join(
-            (_PART_HEAD, _METHODS[verb], self._base, path, _JSON_HEAD, condition, b"\r\n", body, b"\r\n")
+            (
+                _PART_HEAD,
+                b"%b " % method.encode(),
+                self._base,
+                path,
+                _JSON_HEAD,
+                condition,
+                b"\r\n",
+                body,
+                b"\r\n",
+            )
         )
 
 

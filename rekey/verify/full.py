@@ -9,7 +9,8 @@ Rules kept here:
   content, so that a row under a wrong key is recognised when exactly one row is missing and exactly one is
   extra with that content.
 * Where a comparison brings what is missing (`ctx.brings`), the first pass notes which page each row came in
-  (`trace`); of the second only the pages are read that have a row without an equal one. Those rows are taken
+  (`trace`); of the second only the pages are read that have a row without an equal one
+  (where rows come in no order, that table, once). Those rows are taken
   out of the sums, propagated, observed, and put back as they are then: so equal sums prove the tables equal
   after that, too. In a comparison that was cut off and goes on, all is read again, and sums stay as read.
 * The joins give candidates, not findings: tables changed while they were read. Each candidate is observed by
@@ -23,7 +24,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any, Protocol, TypeAlias
@@ -33,7 +34,7 @@ from rekey.core.concurrency import for_each
 from rekey.core.spill import Spill, hash_of
 from rekey.declaration.mapper import Mapper
 from rekey.errors import RowRefused
-from rekey.model import EntityKey, Row, key_of
+from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.sent import OnTop, on_top
 from rekey.verify.context import ReconcileContext
 from rekey.verify.digest import bucket_of, content_digest, digester
@@ -100,6 +101,9 @@ async def full(
     work = partial or Partial.fresh(len(ctx.targets), ctx.mapper.read_once)
     # Rows that an earlier sitting read are in no trace.
     traces = ctx.brings and reader is None and not work.sitting
+    for number in ctx.mapper.read_once:
+        if not ctx.targets[number].guarantees.ordered:
+            work.start_over(number, ctx.mapper.together if number in ctx.mapper.together else {number})
     work.sit_down(ctx.now())
     sides = list(zip(work.expected, work.actual, strict=True))
     found, repaired = Findings(), None
@@ -222,30 +226,44 @@ async def spill_left_over(
     left_over = trace.left_over(frozenset().union(*differing))
     if left_over is None:
         raise TooMany
+    places: dict[tuple[int, KeyRange], dict[bytes, int]] = {}
+    for number, odd in sorted(left_over.items()):
+        places.setdefault(trace.page(number), {}).update(odd)
     again = Again()
     not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
     digests = [digester(name, without) for name, without in zip(ctx.mapper.tables, not_compared, strict=True)]
 
-    async def read(number: int) -> None:
-        wanted = left_over[number]
-        table, within = trace.page(number)
-        sides: list[Side] = []
-        async for page in ctx.whole(table).scan(within):
-            ctx.stop()
-            sides += _sides_of(table, page.rows, ctx.mapper)
-            await ctx.taken(ctx.whole(table), page)
-        hashed = [b"" if one[0] == REFUSED else digests[one[1]](one[2]) for one in sides]
-        lost = {wanted[digest] for digest in wanted.keys() - set(hashed)}
-        for one, digest in zip(sides, hashed, strict=True):
+    async def read(place: tuple[int, KeyRange]) -> None:
+        wanted = places[place]
+        missed = set(wanted)
+        async for one, digest in _read_sides(ctx, place, digests):
             if digest in wanted:
                 again.take_out(one, digest)
-            # Of a row that is not there as it was read first, all that may be it now are looked at.
-            if not digest or digest in wanted or group_of(bucket_of(*key_of(one[2]))) in lost:
+                missed.discard(digest)
+            if not digest or digest in wanted:
                 spill.put(_record(one, not_compared))
-        again.exact = again.exact and not lost
+        # Of a row that is not there as it was read first, all that may be it now are looked at.
+        groups = {wanted[digest] for digest in missed}
+        if groups:
+            again.exact = False
+            async for one, digest in _read_sides(ctx, place, digests):
+                if digest and group_of(bucket_of(*key_of(one[2]))) in groups:
+                    spill.put(_record(one, not_compared))
 
-    await for_each(sorted(left_over), read, limit=ctx.scans)
+    await for_each(places, read, limit=ctx.scans)
     return again
+
+
+async def _read_sides(
+    ctx: ReconcileContext, place: tuple[int, KeyRange], digests: Sequence[Callable[[Row], bytes]]
+) -> AsyncIterator[tuple[Side, bytes]]:
+    """Iterate over what rows of a range of a table stand for, each with its digest (b"" of a refused one)."""
+    table = ctx.whole(place[0])
+    async for page in table.scan(place[1]):
+        ctx.stop()
+        for one in _sides_of(place[0], page.rows, ctx.mapper):
+            yield one, b"" if one[0] == REFUSED else digests[one[1]](one[2])
+        await ctx.taken(table, page)
 
 
 # --- the second pass: rows of differing buckets ----------------------------------------------------------

@@ -1,26 +1,30 @@
-"""The same tests on both implementations of the table interface; in memory like Azurite and like Storage."""
+"""The same tests on both implementations of the table interface: in memory in each mood; on Azurite, also
+spoken to as to Cosmos DB for Table, which sends what that service takes and asks for no more than it does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from rekey.core.guarantees import COSMOS, STORAGE
 from rekey.tables.base import Table, TableService
 from tests.fakeclock import FakeClock
+from tests.given import open_account
 from tests.memory import MemoryTableService, Mood
 
 
 @pytest.fixture(
-    params=[*Mood, pytest.param(None, marks=pytest.mark.azurite)],
-    ids=lambda mood: "azurite" if mood is None else f"memory-{mood.value}",
+    params=[*Mood, *(pytest.param(one, marks=pytest.mark.azurite) for one in (STORAGE, COSMOS))],
+    ids=[*(f"memory-{mood.value}" for mood in Mood), "azurite", "azurite-as-cosmos"],
 )
-def service(request: pytest.FixtureRequest) -> TableService:
-    """The tables of one account: in memory, in each mood, then on Azurite."""
-    if request.param is not None:
-        return MemoryTableService(clock=FakeClock(), mood=request.param)
-    found: TableService = request.getfixturevalue("tables_service")
-    return found
+async def service(request: pytest.FixtureRequest) -> AsyncIterator[TableService]:
+    """The tables of one account."""
+    if isinstance(request.param, Mood):
+        yield MemoryTableService(clock=FakeClock(), mood=request.param)
+        return
+    async with open_account(request.getfixturevalue("azurite").tables, guarantees=request.param) as found:
+        yield found
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from rekey.verify.full import full
 from rekey.verify.render import render
 from rekey.verify.report import Change, Kind, Outcome, PropertyDifference, exit_code
 from tests.every import every
-from tests.memory import MemoryTableService
+from tests.fakeclock import FakeClock
+from tests.memory import MemoryTableService, Mood
 from tests.verifying import context, filled, rows_of, source_id, target_id
 from tests.worlds import LOWERED, POSTS, USERS, World, post, user
 
@@ -135,6 +136,12 @@ async def check_plant(world: World, table: int, source_key: EntityKey, plant: Pl
     assert exit_code(after) == ExitCode.DONE
     world.assert_in_step()
     assert list(folder.iterdir()) == []
+
+
+@pytest.fixture(params=[Mood.AZURITE, Mood.COSMOS], ids=lambda mood: mood.value)
+def memory(request: pytest.FixtureRequest, clock: FakeClock) -> MemoryTableService:
+    """Tables in memory, with rows in the order of their keys and in none."""
+    return MemoryTableService(clock=clock, mood=request.param)
 
 
 @pytest.mark.parametrize("name", PLANTS)

@@ -135,6 +135,10 @@ CASES: dict[str, Case] = {
     ),
     "azurite": Case(NOTE, changed(tables=azurite("tables"))),
     "cosmos": Case(ERROR, changed("tables", account=Account("https://contoso.table.cosmos.azure.com"))),
+    "cosmos-targets": Case(
+        WARNING,
+        changed(targets=account("targets", account=Account("https://contoso.table.cosmos.azure.com"))),
+    ),
     # access
     "source-unreadable": Case(ERROR, changed(sources={"Users": Reading.REFUSED}), changed(sources={})),
     "source-missing": Case(

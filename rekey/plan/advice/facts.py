@@ -43,7 +43,6 @@ class TableFacts:
         rows_met_together: mean rows of a partition among the rows read; near 1.0 hardly any two rows share
             one, however many partitions there are.
         property_names: names of properties in the rows looked at.
-        longest_row_key: bytes of the longest RowKey; 0 where all were not measured.
         pointer_rows: rows looked at that hold a whole pointer to a main row.
         hottest_share: share of new rows that go to one partition at a time, 0.0 to 1.0.
         partition_order: where new partitions go, by Timestamps.
@@ -60,7 +59,6 @@ class TableFacts:
     property_names: frozenset[str]
     pointer_rows: int
     hottest_share: float
-    longest_row_key: int = 0
     partition_order: Order = Order.UNKNOWN
     declared: Target | Index | None = None
 
@@ -139,7 +137,7 @@ class Facts:
         repeated: rows that were mapped twice.
         unrepeatable: how many of these got other keys the second time.
         hash_inputs: the inputs of unkeyed hashes.
-        is_cosmos: the endpoint is Cosmos DB's.
+        is_cosmos: the account of `[targets]` is Cosmos DB's.
         prices: as configured.
     """
 

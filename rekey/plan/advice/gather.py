@@ -4,14 +4,13 @@ Rules kept here:
 
 * Counts that were made on all rows (rows, partitions, collisions) are taken from there; shares need no more
   than a sample.
-* What Cosmos DB refuses is looked for in every row: it would refuse the row.
 * Hashes are evaluated with made-up secrets: only their inputs are looked at.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
@@ -50,7 +49,6 @@ class Tally(RowCounts):
         super().__init__()
         self._property_names: set[str] = set()
         self._pointer_rows = 0
-        self._longest_row_key = 0
         self._streams: Counter[str] = Counter()
         self._stamps: dict[str, str] = {}
 
@@ -64,12 +62,6 @@ class Tally(RowCounts):
         self._property_names.update(names)
         self._pointer_rows += MAIN_PARTITION_KEY in row and MAIN_ROW_KEY in row
         self._streams[stream] += 1
-
-    def limit(self, row: Row) -> None:
-        """Look at what Cosmos DB limits, in a row that need not be in the sample."""
-        size = len(row[ROW_KEY].encode("utf-8", "surrogatepass"))
-        self._longest_row_key = max(self._longest_row_key, size)
-        self._property_names.update(property_names(row))
 
     def facts(
         self,
@@ -99,7 +91,6 @@ class Tally(RowCounts):
             partitions_exact=exact,
             rows_met_together=together,
             property_names=frozenset(self._property_names),
-            longest_row_key=self._longest_row_key,
             pointer_rows=self._pointer_rows,
             hottest_share=max(self._streams.values(), default=0) / self.rows if self.rows else 0.0,
             partition_order=signs.order,
@@ -153,11 +144,6 @@ class Gatherer:
                 with suppress(RowRefused):
                     found.inputs.add(evaluate(row, item))
 
-    def limit(self, mapped: Iterable[tuple[int, Row]]) -> None:
-        """Look at target rows, of which most are not in the sample, for what Cosmos DB would refuse."""
-        for number, target in mapped:
-            self.tallies[1 + number].limit(target)
-
     def facts(
         self,
         inventory: Inventory,
@@ -199,7 +185,7 @@ class Gatherer:
         )
 
 
-def facts_of_profile(profile: TableProfile, inventory: Inventory, *, is_cosmos: bool = False) -> Facts:
+def facts_of_profile(profile: TableProfile, inventory: Inventory) -> Facts:
     """Return the facts of a table that was inspected."""
 
     def scaled(counted: int) -> int:
@@ -221,7 +207,7 @@ def facts_of_profile(profile: TableProfile, inventory: Inventory, *, is_cosmos: 
         hottest_share=largest / profile.rows if profile.rows else 0.0,
         partition_order=profile.partition_order.order,
     )
-    return Facts(today=today, is_cosmos=is_cosmos)
+    return Facts(today=today)
 
 
 def facts_of_declaration(migration: Migration, *, is_cosmos: bool = False) -> Facts:
