@@ -229,6 +229,9 @@ def asked_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
             )
     for name, case in document.get("requests", {}).get("cases", {}).items():
         found[f"requests, {name}"] = case
+    for name, one in document.get("proxy", {}).items():
+        if "asked" in one:
+            found[f"proxy, {name.replace('_', ' ')}"] = one
     for name, one in document.get("sizes", {}).items():
         found[f"sizes, {name}"] = one
     return {
