@@ -108,14 +108,30 @@ class Sizes:
     row_check: int = 300_000
     peers: int = 100_000
     rates: float = 1.0
-    proxy: proxy.Sizes = proxy.Sizes()
+    proxy: proxy.Sizes = proxy.FULL
 
 
 FULL = replace(
     Sizes(), limits=1_000_000, freeze=1_000_000, sizes=(10_000, 1_000_000, 3_000_000), row_check=1_000_000
 )
 QUICK = Sizes(
-    (400,), 400, 2_000, 2_000, 2_000, 2_000, 2_000, (1_000, 2_000), 1_000, 2_000, 2, 1, 1, 2_000, 400, 0.02, proxy.QUICK
+    (400,),
+    400,
+    2_000,
+    2_000,
+    2_000,
+    2_000,
+    2_000,
+    (1_000, 2_000),
+    1_000,
+    2_000,
+    2,
+    1,
+    1,
+    2_000,
+    400,
+    0.02,
+    proxy.QUICK,
 )
 
 

@@ -1,7 +1,7 @@
 """The calls of one client, timed one by one: `python -m benchmarks.dualwrite_calls KIND SCRIPT VIEW CALLS`.
 
-KIND `plain` is the SDK's own client on a table that no migration knows, `proxied` the same on the table SCRIPT, through
-the proxy at $BENCH_PROXY. Prints the median seconds by verb.
+KIND `plain` is the SDK's own client on a table that no migration knows, `proxied` the same on the table
+SCRIPT, through the proxy at $BENCH_PROXY. Prints the median seconds by verb.
 """
 
 from __future__ import annotations

@@ -121,6 +121,8 @@ class Handler:
         if error is not None:
             indexed = getattr(error, "index", None) is not None
             answer = answer_to(error, table, reads=is_read, batch=one.batch is not None or indexed)
+        if one.route is not None and one.route.alias:
+            answer = replace(answer, body=answer.body.replace(table.encode(), one.route.alias.encode()))
         said = {"accept": one.request.headers.get("Accept", "")} if one.asked is None else one.asked.headers
         return response_of(reply_of(said, answer, one.batch), close=one.asked is None)
 
