@@ -3,11 +3,11 @@
 Rules kept here:
 
 * The proxy is the command with processes of its own. Point reads go to a stub that answers at once, so that
-  the proxy is what is measured; requests are signed once, and answers only counted, so that asking costs little.
+  the proxy is what is measured; requests are signed once, and answers only counted.
 * Added latency is that of the same request, one at a time over one connection, in turns through the proxy and
   to the stub itself: median against median, 99th percentile against 99th percentile.
 * Reads a second "on one core" are those for each second of a processor: stub and asker need cores.
-  Several processes are the sum over them. The wall clock's figure stands beside it, and says as much only where there
+  Several processes are the sum over them. The wall clock says as much only where there
   are cores for all.
 * Inserts are timed through the SDK's own client, 30 ms from the accounts, against the same without a proxy.
 """

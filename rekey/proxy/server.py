@@ -44,6 +44,7 @@ class _Connection(RequestHandler):
     def __init__(self, sockets: _Sockets, **options: Any) -> None:
         super().__init__(sockets, loop=asyncio.get_running_loop(), **options)
         self._sockets = sockets
+        self._unused: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take it, unless there are too many; one that sends no request in time is closed."""
@@ -55,11 +56,13 @@ class _Connection(RequestHandler):
             transport.write(_FULL)
             self.force_close()
             return
-        asyncio.get_running_loop().call_later(limits.idle_s, self._close_unused)
+        self._unused = asyncio.get_running_loop().call_later(limits.idle_s, self._close_unused)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Count it out."""
         self._sockets.meter.connections -= 1
+        if self._unused is not None:
+            self._unused.cancel()  # which would keep it for so long
         super().connection_lost(exc)
 
     def _close_unused(self) -> None:
