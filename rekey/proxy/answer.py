@@ -45,6 +45,7 @@ _MINIMAL = "minimalmetadata"
 _TIME = re.compile(r"W/\"datetime'(?P<time>[0-9TZ%A.:-]+)'\"")
 _LEVEL = re.compile(r"odata=(nometadata|minimalmetadata|fullmetadata)", re.IGNORECASE)
 _TOLD = ("odata.metadata", "odata.id", "odata.type", "odata.editLink", "odata.nextLink", "TableName")
+_ADDRESS = re.compile(r"https?://[^\s;,()]+")
 _SCHEMA = "http://schemas.microsoft.com/ado/2007/08/dataservices/metadata"
 
 
@@ -134,7 +135,7 @@ def _worded(answer: Answer, request_id: str, accept: str) -> Answer:
     if answer.status < HTTPStatus.BAD_REQUEST:
         return answer
     error = orjson.loads(answer.body)["odata.error"]
-    code, text = error["code"], error["message"]["value"]
+    code, text = error["code"], _ADDRESS.sub("the account", error["message"]["value"])
     if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
         text, code = f"The server is busy. {code}: {text}", "ServerBusy"
     text = f"{text}\nRequestId:{request_id}\nTime:{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"

@@ -18,10 +18,10 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -31,23 +31,26 @@ from rekey.client.sdk.answers import Answer, error_answer
 from rekey.client.sdk.calls import Read, Write, call_in, row_of
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
-from rekey.errors import RekeyError
+from rekey.errors import RekeyError, Unavailable
 from rekey.model import EntityKey, key_of
-from rekey.proxy.access import Access, Asked, Granted, judge, needs
+from rekey.proxy.access import Access, Asked, Granted, PolicyUnread, judge, needs
 from rekey.proxy.answer import Renaming, Reply, is_atom, reply_of, reply_to_write
 from rekey.proxy.batch import Batch, read_batch, write_batch
 from rekey.proxy.forward import Upstream, passed_back, passed_on
 from rekey.proxy.meter import Meter
 from rekey.proxy.parse import Incoming, Kind, parse, unsigned
 from rekey.proxy.route import RESTRICTED, Route, Routes
-from rekey.proxy.sas import confined
+from rekey.proxy.sas import confined, policies_in, unauthenticated
 from rekey.tables.base import rejected
-from rekey.tables.wire import entity_path, loads
+from rekey.tables.wire import API_VERSION, entity_path, loads
 
 _LOG = logging.getLogger("rekey.proxy")
 _JUDGED = (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
 _BUFFERED_BYTES = 64 * 1024
 """A body up to this size is read before it is sent on."""
+_POLICIES_S, _POLICIES_KEPT = 5.0, 1_000
+"""For how long stored access policies are taken as they were read, and of how many tables."""
+Policies: TypeAlias = Mapping[str, Mapping[str, str]]
 _OPEN = "OperationTimedOut"
 _OPEN_SAID = "The operation could not be completed within the permitted time; it may have been applied."
 
@@ -85,6 +88,7 @@ class Handler:
         self._account, self._upstream, self._routes = account, upstream, routes
         self._access, self._meter = access, meter
         self._body_bytes, self._request_s = body_bytes, request_s
+        self._policies: dict[str, tuple[float, Policies]] = {}
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -132,7 +136,7 @@ class Handler:
             request.method, request.raw_path, list(request.headers.items()), self._account.name
         )
         inserts = asked.kind is Kind.ROWS and asked.method == "POST"
-        granted = self._judged(one, asked, () if inserts or asked.kind is Kind.BATCH else (asked,))
+        granted = await self._judged(one, asked, () if inserts or asked.kind is Kind.BATCH else (asked,))
         self._check_length(asked)
         if asked.headers.get("expect"):
             if asked.headers["expect"].lower() != "100-continue":
@@ -144,7 +148,7 @@ class Handler:
         if inserts:
             if granted.within is not None:
                 one.asked = asked = replace(asked, content=await self._body(request))
-            self._judged(one, asked, (asked,))
+            await self._judged(one, asked, (asked,))
         asked = _confined(asked, granted)
         if asked.kind is Kind.TABLES and asked.method == "POST":
             return await self._create(one, asked)
@@ -161,7 +165,7 @@ class Handler:
         one.asked = asked = replace(asked, content=asked.content or await self._body(request))
         return response_of(await self._write(one, asked, core, None))
 
-    def _judged(self, one: _One, asked: Incoming, operations: Sequence[Incoming]) -> Granted:
+    async def _judged(self, one: _One, asked: Incoming, operations: Sequence[Incoming]) -> Granted:
         """Return to whom a request is granted. Raises RequestRejected.
 
         Args:
@@ -178,19 +182,43 @@ class Handler:
         known = [key for key in keys if key is not None]
         headers, request = list(one.request.headers.items()), one.request
         named = operations[0].table if operations else asked.table
-        one.granted = judge(
-            Asked(
-                *(request.method, asked.path, asked.query, headers, request.remote or "", request.secure),
-                named or None,
-                resource,
-                frozenset(rights),
-                keys=known if len(known) == len(keys) and keys else None,
-                confines=True,
-            ),
-            self._access,
-            time.time(),
+        judged = Asked(
+            *(request.method, asked.path, asked.query, headers, request.remote or "", request.secure),
+            named or None,
+            resource,
+            frozenset(rights),
+            keys=known if len(known) == len(keys) and keys else None,
+            confines=True,
         )
+        try:
+            one.granted = judge(judged, self._access, time.time())
+        except PolicyUnread as unread:
+            judged = replace(judged, policies=await self._policies_of(unread.table))
+            one.granted = judge(judged, self._access, time.time())
         return one.granted
+
+    async def _policies_of(self, table: str) -> Policies:
+        """Return the stored access policies of a table, as they were a few seconds ago at most.
+
+        Raises:
+            RequestRejected: the account does not tell them.
+            Unavailable: it does not answer.
+        """
+        name = self._route(table).table
+        read_at, policies = self._policies.get(name, (-_POLICIES_S, {}))
+        if time.monotonic() - read_at < _POLICIES_S:
+            return policies
+        headers = {"x-ms-version": API_VERSION, "Accept": "application/xml"}
+        async with self._upstream.send("GET", f"{name}?comp=acl", headers, None, reads=True) as response:
+            body = await response.read()
+        if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise Unavailable("the stored access policies could not be read", code=str(response.status))
+        if response.status != HTTPStatus.OK:
+            raise unauthenticated("The stored access policy cannot be read.")
+        if len(self._policies) >= _POLICIES_KEPT:
+            self._policies.clear()
+        self._policies[name] = time.monotonic(), policies_in(body.decode("utf-8", "replace"))
+        return self._policies[name][1]
 
     def _route(self, table: str) -> Route:
         """Return the route of a name. Raises RequestRejected for a table of the restricted store."""
@@ -285,6 +313,12 @@ class Handler:
         call = None if body is not None else call_in(asked, asked.table)
         headers = passed_on(asked.headers)
         headers.pop("accept-encoding", None)
+        if one.token and not core.is_open:  # nobody else's token makes the proxy a client of this view
+            async with self._upstream.send(
+                "GET", f"{route.table}()?$top=1", headers, None, reads=True, token=one.token
+            ) as response:
+                if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+                    return await _whole(response, route)
         async with (
             core.reading(),
             asyncio.timeout(core.plan.settings.longest_operation_s),  # a freeze waits for it
@@ -326,7 +360,7 @@ class Handler:
     async def _batch(self, one: _One, asked: Incoming) -> web.StreamResponse:
         one.asked = asked = replace(asked, content=await self._body(one.request))
         batch = read_batch(asked, self._account.name)
-        granted = self._judged(one, asked, batch.parts)
+        granted = await self._judged(one, asked, batch.parts)
         batch = replace(batch, parts=tuple(_confined(part, granted) for part in batch.parts))
         one.route = route = self._route(batch.table) if batch.table else Route("")
         if route.core is not None and not batch.is_query:

@@ -552,6 +552,48 @@ async def test_a_signature_of_a_key_range_reads_and_writes_nothing_beyond_it(
             assert [(one["RowKey"], one.get("B")) for one in rows] == [("a", 1), ("b", None), ("c", None)]
 
 
+async def test_a_signature_is_good_for_what_its_stored_access_policy_says_now(
+    config: Config,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a migrated table and in one that passes; a policy that is taken away revokes it."""
+    monkeypatch.setattr("rekey.proxy.handler._POLICIES_S", 0.0)
+    declared, plain = migration_of(table_name), table_name("Plain")
+    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    await tables_service.create_table(plain)
+    key = AzureNamedKeyCredential(azurite.tables.name, azurite.tables.key)
+    xml = {"Content-Type": "application/xml", "Accept": "application/xml"}
+    async with (
+        proxied(config, declared) as proxy,
+        wired(through(proxy, azurite), azurite.tables) as owner,
+    ):
+        for table in (plain, declared.migration.source):
+            signed = generate_table_sas(key, table, policy_id="readers")
+
+            async def ask(method: str, path: str, *more: Any, signed: str = signed) -> int:
+                answer = await owner.ask(method, f"{path}?{signed}", *more, signs=False)
+                return answer.status
+
+            assert await ask("GET", f"{table}()") == 403
+            policy = (
+                b'<?xml version="1.0"?><SignedIdentifiers><SignedIdentifier><Id>readers</Id><AccessPolicy>'
+                b"<Start>2024-01-01T00:00:00Z</Start><Expiry>2200-01-01T00:00:00Z</Expiry>"
+                b"<Permission>ra</Permission>"
+                b"</AccessPolicy></SignedIdentifier></SignedIdentifiers>"
+            )
+            assert (await owner.ask("PUT", f"{table}?comp=acl", policy, xml)).status == 204
+            assert await ask("POST", table, row("a"), NO_ECHO) == 204
+            assert await ask("GET", f"{table}()") == 200
+            assert await ask("DELETE", table + place("a"), None, IF_ANY) == 403
+            none = b'<?xml version="1.0"?><SignedIdentifiers />'
+            assert (await owner.ask("PUT", f"{table}?comp=acl", none, xml)).status == 204
+            assert await ask("GET", f"{table}()") == 403
+
+
 async def test_new_keys_are_told_at_the_admin_address(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -19,6 +19,7 @@ from rekey.errors import (
     RequestRejected,
     RowExists,
     RowRefused,
+    Unavailable,
     WritesRefused,
 )
 from rekey.model import EntityKey
@@ -410,6 +411,7 @@ def test_an_error_of_the_writer_is_told_in_the_services_words() -> None:
         (WritesRefused("frozen", "a freeze", hint="wait", retryable=True), 503, "ServerBusy"),
         (WritesRefused("old-view-over", "it is over", hint="deploy"), 403, "old-view-over"),
         (EndpointDown("no connection to http://inside", code="X"), 503, "ServerBusy"),
+        (Unavailable("not answered by https://inside:443/a (X)", code="X"), 503, "ServerBusy"),
         (Ambiguous("sent", code="X"), 500, "OperationTimedOut"),
         (TimeoutError(), 500, "OperationTimedOut"),
         (RowExists("there", code="EntityAlreadyExists", status=409), 409, "EntityAlreadyExists"),
