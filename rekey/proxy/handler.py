@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, TypeAlias
 from urllib.parse import unquote
+from xml.etree.ElementTree import ParseError
 
 from aiohttp import web
 from azure.core.exceptions import AzureError, ServiceRequestError
@@ -213,12 +214,14 @@ class Handler:
             body = await response.read()
         if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise Unavailable("the stored access policies could not be read", code=str(response.status))
-        if response.status != HTTPStatus.OK:
-            raise unauthenticated("The stored access policy cannot be read.")
+        try:
+            found = policies_in(body if response.status == HTTPStatus.OK else b"")
+        except ParseError:
+            raise unauthenticated("The stored access policy cannot be read.") from None
         if len(self._policies) >= _POLICIES_KEPT:
             self._policies.clear()
-        self._policies[name] = time.monotonic(), policies_in(body.decode("utf-8", "replace"))
-        return self._policies[name][1]
+        self._policies[name] = time.monotonic(), found
+        return found
 
     def _route(self, table: str) -> Route:
         """Return the route of a name. Raises RequestRejected for a table of the restricted store."""

@@ -20,10 +20,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import unescape
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TypeAlias
 from urllib.parse import unquote
+from xml.etree.ElementTree import fromstring
 
 from rekey.errors import RequestRejected
 from rekey.model import EntityKey
@@ -212,19 +212,17 @@ def _readable(signed: Signed) -> Signed:
     return signed
 
 
-_POLICY = re.compile(
-    r"<SignedIdentifier><Id>([^<]{1,64})</Id>(?:<AccessPolicy>(.*?)</AccessPolicy>|<AccessPolicy ?/>)?", re.S
-)
-_TERM = re.compile(r"<(Start|Expiry|Permission)>([^<]*)</\1>")
-_TERMS = {"Start": "st", "Expiry": "se", "Permission": "sp"}
+_TERMS = {"st": "Start", "se": "Expiry", "sp": "Permission"}
 
 
-def policies_in(acl: str) -> dict[str, dict[str, str]]:
-    """Return the policies in an answer to Get Table ACL: the terms of each, as parameters, by its id."""
-    squeezed = re.sub(r">\s+<", "><", acl)
+def policies_in(acl: bytes) -> dict[str, dict[str, str]]:
+    """Return the policies in an answer to Get Table ACL: the terms of each, as parameters, by its id. Raises
+    ParseError."""
     return {
-        unescape(name): {_TERMS[term]: value for term, value in _TERM.findall(terms) if value}
-        for name, terms in _POLICY.findall(squeezed)
+        one.findtext("Id", ""): {
+            name: value for name, term in _TERMS.items() if (value := one.findtext(f"AccessPolicy/{term}"))
+        }
+        for one in fromstring(acl).iter("SignedIdentifier")  # noqa: S314 - of the account itself
     }
 
 

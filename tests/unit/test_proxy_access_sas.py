@@ -333,7 +333,7 @@ POLICIES = policies_in(
     "</SignedIdentifier><SignedIdentifier><Id>a&amp;b</Id></SignedIdentifier><SignedIdentifier><Id>over</Id>"
     "<AccessPolicy><Expiry>2026-11-21T08:00:00.0000000Z</Expiry><Permission>r</Permission></AccessPolicy>"
     "</SignedIdentifier><SignedIdentifier><Id>rights</Id><AccessPolicy><Permission>r</Permission><Start/>"
-    "</AccessPolicy></SignedIdentifier></SignedIdentifiers>"
+    "</AccessPolicy></SignedIdentifier></SignedIdentifiers>".encode("utf-8-sig")
 )
 
 
