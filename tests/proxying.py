@@ -63,10 +63,12 @@ drain = "0s"
 
 
 @asynccontextmanager
-async def proxied(config: Config, *declared: Declared) -> AsyncIterator[Listening]:
-    """Run a proxy that follows some migrations."""
+async def proxied(
+    config: Config, *declared: Declared, others: Mapping[str, bytes] | None = None
+) -> AsyncIterator[Listening]:
+    """Run a proxy that follows some migrations. `others`: further keys of applications, by their names."""
     key = base64.b64decode(account_key(config.tables) or "")
-    access = Access(config.tables.name, {"application": key})
+    access = Access(config.tables.name, {"application": key, **(others or {})})
     async with proxying(config, declared, access, ANYWHERE, ANYWHERE, settings=QUICK) as found:
         yield found
 

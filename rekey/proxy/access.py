@@ -111,11 +111,12 @@ class Granted:
 
 
 class PolicyUnread(Exception):
-    """A verified signature names a stored access policy of the table `table`, which was not read yet."""
+    """A signature, verified with the key `name`, names a stored access policy of the table `table`, which was
+    not read yet."""
 
-    def __init__(self, table: str) -> None:
+    def __init__(self, name: str, table: str) -> None:
         super().__init__()
-        self.table = table
+        self.name, self.table = name, table
 
 
 def needs(kind: str, method: str, comp: str, *, conditional: bool) -> tuple[str, frozenset[str]]:
@@ -213,7 +214,7 @@ def _by_sas(asked: Asked, access: Access, now: float, signed: sas.Signed) -> Gra
         raise unauthenticated("The signature is not valid.")
     if "si" in signed.said:
         if asked.policies is None:
-            raise PolicyUnread(signed.said["tn"])
+            raise PolicyUnread(name, signed.said["tn"])
         signed = signed.under(asked.policies)
     if not signed.of_account and asked.table is None and asked.rights:
         raise refused()

@@ -155,7 +155,7 @@ class Handler:
             return await self._create(one, asked)
         if not asked.table:
             return await self._pass(one, asked, Route(""))
-        one.route = route = self._route(asked.table)
+        one.route = route = self._route(asked.table, one.caller)
         core = route.core
         if core is None or asked.comp == "acl" or asked.kind is Kind.TABLE:
             if core is not None and asked.kind is Kind.TABLE and asked.method == "DELETE":
@@ -194,18 +194,19 @@ class Handler:
         try:
             one.granted = judge(judged, self._access, time.time())
         except PolicyUnread as unread:
-            judged = replace(judged, policies=await self._policies_of(unread.table))
+            judged = replace(
+                judged, policies=await self._policies_of(self._route(unread.table, unread.name).table)
+            )
             one.granted = judge(judged, self._access, time.time())
         return one.granted
 
-    async def _policies_of(self, table: str) -> Policies:
+    async def _policies_of(self, name: str) -> Policies:
         """Return the stored access policies of a table, as they were a few seconds ago at most.
 
         Raises:
             RequestRejected: the account does not tell them.
             Unavailable: it does not answer.
         """
-        name = self._route(table).table
         read_at, policies = self._policies.get(name, (-_POLICIES_S, {}))
         if time.monotonic() - read_at < _POLICIES_S:
             return policies
@@ -223,9 +224,9 @@ class Handler:
         self._policies[name] = time.monotonic(), found
         return found
 
-    def _route(self, table: str) -> Route:
-        """Return the route of a name. Raises RequestRejected for a table of the restricted store."""
-        route = self._routes.of(table)
+    def _route(self, table: str, caller: str) -> Route:
+        """Return a caller's route of a name. Raises RequestRejected for a table of the restricted store."""
+        route = self._routes.of(table, caller)
         if self._account.holds_restricted and route.table.lower() in RESTRICTED:
             said = "This request is not authorized to perform this operation."
             raise rejected("AuthorizationFailure", said, status=403)
@@ -300,7 +301,7 @@ class Handler:
         body = await self._body(one.request)
         try:
             document = loads(body)
-            one.route = route = self._route(str(document["TableName"]))
+            one.route = route = self._route(str(document["TableName"]), one.caller)
         except (ValueError, KeyError, TypeError, RecursionError):
             raise rejected("InvalidInput", "the body names no table") from None
         if route.alias:
@@ -365,7 +366,7 @@ class Handler:
         batch = read_batch(asked, self._account.name)
         granted = await self._judged(one, asked, batch.parts)
         batch = replace(batch, parts=tuple(_confined(part, granted) for part in batch.parts))
-        one.route = route = self._route(batch.table) if batch.table else Route("")
+        one.route = route = self._route(batch.table, one.caller) if batch.table else Route("")
         if route.core is not None and not batch.is_query:
             one.batch = batch
             return response_of(await self._write(one, asked, route.core, batch))
@@ -387,6 +388,11 @@ class _One:
         self.batch: Batch | None = None
         self.streaming: web.StreamResponse | None = None
         self.granted: Granted | None = None
+
+    @property
+    def caller(self) -> str:
+        """What the configuration calls the key that it was signed with."""
+        return "" if self.granted is None else self.granted.name
 
     @property
     def token(self) -> str:

@@ -6,8 +6,9 @@ table under the application's old name. And what it does besides: replicas, a fr
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -329,6 +330,44 @@ async def test_under_an_alias_the_new_table_answers_by_the_old_name(
         kept = (await direct.ask("GET", f"{target}()")).json["value"]
         assert kept == (await behind.ask("GET", f"{source}()")).json["value"]
         assert (await direct.ask("GET", f"{source}()")).json["value"] == []
+
+
+async def test_each_caller_is_given_the_table_that_its_own_alias_means(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+) -> None:
+    """Old and new versions under one name, through one proxy, told apart by their keys; one with aliases of
+    its own is given none of the others'."""
+    declared = migration_of(table_name)
+    source, target = declared.migration.source, declared.migration.target.table
+    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    views = f'[proxy.views.moved]\n{source} = "{target}"\n[proxy.views.unmoved]\n'
+    keys = "".join(f'[proxy.access.keys.{name}]\nenv = "X"\n' for name in ("moved", "unmoved"))
+    config = config_of(tmp_path, azurite, monkeypatch, f'[proxy.views]\nPeople = "{target}"\n{views}{keys}')
+    others = {"moved": b"the key of the new version, 32 B", "unmoved": b"the key of the old version, 32 B"}
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(proxied(config, declared, others=others))
+        rest = await stack.enter_async_context(wired(through(proxy, azurite), azurite.tables))
+        moved, unmoved = [
+            await stack.enter_async_context(
+                wired(through(proxy, azurite), replace(azurite.tables, key=b64encode(key).decode()))
+            )
+            for key in others.values()
+        ]
+        assert (await unmoved.ask("POST", source, row("a"), NO_ECHO)).status == 204
+        [old] = (await unmoved.ask("GET", f"{source}()")).json["value"]
+        [new] = (await moved.ask("GET", f"{source}()")).json["value"]
+        assert (old["RowKey"], new["Mail"]) == ("a", "a")
+        assert (await moved.ask("MERGE", source + place(new["RowKey"]), {"A": 1}, IF_ANY)).status == 204
+        assert (await unmoved.ask("GET", source + place("a"))).json["A"] == 1
+        assert (await rest.ask("GET", source + place("a"))).json["A"] == 1
+        assert (await rest.ask("GET", "People" + place(new["RowKey"]))).json["A"] == 1
+        for other in (moved, unmoved):
+            assert (await other.ask("GET", "People()")).status == 404
 
 
 async def test_what_is_written_through_a_proxy_is_in_the_new_table_too(

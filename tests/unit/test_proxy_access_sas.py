@@ -371,7 +371,7 @@ def test_a_policy_is_read_for_a_verified_signature_alone() -> None:
     """And of the table that was signed."""
     with pytest.raises(PolicyUnread) as unread:
         granted(asked(query=by_policy("whole")))
-    assert unread.value.table == "Orders"
+    assert (unread.value.name, unread.value.table) == ("orders", "Orders")
     forged = by_policy("whole").replace("sig=", "sig=A")
     assert refusal(asked(query=forged)) == "AuthenticationFailed"
     assert (

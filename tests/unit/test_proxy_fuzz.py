@@ -85,8 +85,8 @@ class World:
         self.endpoint = "http://upstream/acct"
         self.plan = self
         self.settings = LeaseSettings()
-        routes = Routes({}, {})
-        routes._routes["moved"] = Route("Moved", cast(ClientCore, self))
+        routes = Routes({}, {}, {})
+        routes._routes[""]["moved"] = Route("Moved", cast(ClientCore, self))
         self.meter, limits = Meter(), ProxyLimits(body=65_536, line=8_192, idle_s=5.0)
         handler = Handler(
             Account(ACCOUNT, holds_restricted=True),
