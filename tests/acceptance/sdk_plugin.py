@@ -2,8 +2,8 @@
 
 It stands in for `devtools_testutils`, which is not published: accounts, names, no recordings. When a table's
 client is first used, a migration of that table is begun, in the view and the phase that `SETTING` names:
-`old-dual_write`, `new-dual_write`, `old-cutover` or `new-cutover`; with `plain` clients are the SDK's own. With
-`proxied` they are, too, and all goes through a proxy beside; with `proxied-dual_write` and
+`old-dual_write`, `new-dual_write`, `old-cutover` or `new-cutover`; with `plain` clients are the SDK's own.
+With `proxied` they are, too, and all goes through a proxy beside; with `proxied-dual_write` and
 `proxied-cutover` that carries each table, as the source of a migration that is begun before it is created.
 
 Creating and deleting tables is left to the SDK's client: tests begin and end with it, and a dual-write client
