@@ -144,6 +144,19 @@ async def wired(endpoint: str, account: AzuriteAccount) -> AsyncIterator[Wired]:
         yield Wired(session, endpoint.rstrip("/"), account)
 
 
+@asynccontextmanager
+async def between(
+    config: Config, azurite: Azurite, *declared: Declared
+) -> AsyncIterator[tuple[Wired, Wired]]:
+    """Run a proxy; yield a way to the account itself, and one through the proxy."""
+    async with (
+        proxied(config, *declared) as proxy,
+        wired(azurite.tables.endpoint, azurite.tables) as direct,
+        wired(through(proxy, azurite), azurite.tables) as behind,
+    ):
+        yield direct, behind
+
+
 def through(found: Listening, azurite: Azurite) -> str:
     """Return the endpoint of a proxy, with the account's name as the path begins on Azurite."""
     return found.url + azurite.tables.name

@@ -127,7 +127,7 @@ class Handler:
             indexed = getattr(error, "index", None) is not None
             answer = answer_to(error, table, reads=is_read, batch=one.batch is not None or indexed)
         if one.route is not None and one.route.alias:
-            answer = replace(answer, body=answer.body.replace(table.encode(), one.route.alias.encode()))
+            answer = _under(answer, table.encode(), one.route.alias.encode())
         said = {"accept": one.request.headers.get("Accept", "")} if one.asked is None else one.asked.headers
         return response_of(reply_of(said, answer, one.batch), close=one.asked is None)
 
@@ -159,7 +159,7 @@ class Handler:
         core = route.core
         if core is None or asked.comp == "acl" or asked.kind is Kind.TABLE:
             if core is not None and asked.kind is Kind.TABLE and asked.method == "DELETE":
-                await core.deleting_table()
+                return await self._delete_table(one, asked, route, core)
             return await self._pass(one, asked, route, asked.content or None)
         if asked.is_read:
             return response_of(await self._read(one, asked, route, core))
@@ -213,6 +213,9 @@ class Handler:
         headers = {"x-ms-version": API_VERSION, "Accept": "application/xml"}
         async with self._upstream.send("GET", f"{name}?comp=acl", headers, None, reads=True) as response:
             body = await response.read()
+        if response.status != HTTPStatus.OK:
+            said = "stored access policies could not be read (%d)"
+            _LOG.warning(said, response.status, extra={"event": "policies"})
         if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise Unavailable("the stored access policies could not be read", code=str(response.status))
         try:
@@ -308,6 +311,16 @@ class Handler:
             body = b'{"TableName":"%b"}' % route.table.encode()
         return await self._pass(one, asked, route, body)
 
+    async def _delete_table(
+        self, one: _One, asked: Incoming, route: Route, core: ClientCore
+    ) -> web.StreamResponse:
+        """Delete a table of a migration, which is refused while that works with it."""
+        refused = await self._not_accepted(one, asked, route, core)
+        if refused is not None:
+            return response_of(refused)
+        await core.deleting_table()
+        return await self._pass(one, asked, route)
+
     # --- what a client carries ----------------------------------------------------------------------------
 
     async def _read(
@@ -317,12 +330,9 @@ class Handler:
         call = None if body is not None else call_in(asked, asked.table)
         headers = passed_on(asked.headers)
         headers.pop("accept-encoding", None)
-        if one.token and not core.is_open:  # nobody else's token makes the proxy a client of this view
-            async with self._upstream.send(
-                "GET", f"{route.table}()?$top=1", headers, None, reads=True, token=one.token
-            ) as response:
-                if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-                    return await _whole(response, route)
+        refused = await self._not_accepted(one, asked, route, core)
+        if refused is not None:
+            return refused
         async with (
             core.reading(),
             asyncio.timeout(core.plan.settings.longest_operation_s),  # a freeze waits for it
@@ -339,6 +349,15 @@ class Handler:
         if isinstance(call, Read) and not one.token and reply.status in _JUDGED and core.shadows():
             core.shadow(call, reply.status, reply.body)
         return reply
+
+    async def _not_accepted(self, one: _One, asked: Incoming, route: Route, core: ClientCore) -> Reply | None:
+        """Return the account's answer to a token that it does not take for reading this table: such a token
+        must not make the proxy a client of the view. None: it takes it, or the proxy is one already."""
+        if not one.token or core.is_open:
+            return None
+        path, headers = f"{route.table}()?$top=1", passed_on(asked.headers)
+        async with self._upstream.send("GET", path, headers, None, reads=True, token=one.token) as response:
+            return None if response.status == HTTPStatus.OK else await _whole(response, route)
 
     async def _write(self, one: _One, asked: Incoming, core: ClientCore, batch: Batch | None) -> Reply:
         requests = (asked,) if batch is None else batch.parts
@@ -440,6 +459,12 @@ def _confined(asked: Incoming, granted: Granted) -> Incoming:
     if granted.within is None or asked.kind is not Kind.ROWS or not asked.is_read:
         return asked
     return replace(asked, query=confined(asked.query, granted.within))
+
+
+def _under(answer: Answer, table: bytes, alias: bytes) -> Answer:
+    """Return the answer to a request that failed, with the application's name for the table."""
+    parts = tuple(_under(part, table, alias) for part in answer.parts)
+    return replace(answer, body=answer.body.replace(table, alias), parts=parts)
 
 
 async def _whole(response: Any, route: Route) -> Reply:

@@ -32,7 +32,18 @@ from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation
 from tests.begun import Begun, declared_as
-from tests.proxying import QUICK, Answered, Wired, changeset, comparable, config_of, proxied, through, wired
+from tests.proxying import (
+    QUICK,
+    Answered,
+    Wired,
+    between,
+    changeset,
+    comparable,
+    config_of,
+    proxied,
+    through,
+    wired,
+)
 
 pytestmark = [pytest.mark.azurite]
 STATES: dict[str, tuple[ControlPhase, ...]] = {
@@ -285,11 +296,7 @@ async def test_a_proxy_answers_as_the_account_does(
     table = table_name("Alone") if state == "plain" else declared.migration.source
     await tables_service.create_table(table)
     await tables_service.create_table(plain)
-    async with (
-        proxied(config, declared) as proxy,
-        wired(azurite.tables.endpoint, azurite.tables) as direct,
-        wired(through(proxy, azurite), azurite.tables) as behind,
-    ):
+    async with between(config, azurite, declared) as (direct, behind):
         expected = await answers(direct, plain, scenario)
         found = await answers(behind, table, scenario)
     for one, other in zip(found, expected, strict=True):
@@ -312,11 +319,7 @@ async def test_under_an_alias_the_new_table_answers_by_the_old_name(
     await begun_in(COMPLETE, declared, tables_service, restricted_service)
     await tables_service.create_table(plain)
     config = config_of(tmp_path, azurite, monkeypatch, f'[proxy.views]\n{source} = "{target}"')
-    async with (
-        proxied(config, declared) as proxy,
-        wired(azurite.tables.endpoint, azurite.tables) as direct,
-        wired(through(proxy, azurite), azurite.tables) as behind,
-    ):
+    async with between(config, azurite, declared) as (direct, behind):
         expected = await answers(direct, plain, scenario)
         found = await answers(behind, source, scenario)
         assert found == expected
@@ -381,11 +384,7 @@ async def test_what_is_written_through_a_proxy_is_in_the_new_table_too(
     declared = migration_of(table_name)
     source, target = declared.migration.source, declared.migration.target.table
     begun = await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
-    async with (
-        proxied(config, declared) as proxy,
-        wired(azurite.tables.endpoint, azurite.tables) as direct,
-        wired(through(proxy, azurite), azurite.tables) as behind,
-    ):
+    async with between(config, azurite, declared) as (direct, behind):
 
         async def both() -> tuple[list[Any], list[Any]]:
             found = [(await direct.ask("GET", f"{table}()")).json["value"] for table in (source, target)]
@@ -440,11 +439,7 @@ async def test_a_write_that_looks_like_a_read_gets_past_neither_the_client_nor_a
         expiry=datetime(2200, 1, 1, tzinfo=UTC),
     )
     disguised = {"X-HTTP-Method": ""}
-    async with (
-        proxied(config, declared) as proxy,
-        wired(azurite.tables.endpoint, azurite.tables) as direct,
-        wired(through(proxy, azurite), azurite.tables) as behind,
-    ):
+    async with between(config, azurite, declared) as (direct, behind):
         query = (
             f"--b\r\nContent-Type: application/http\r\n\r\nGET {behind.endpoint}/{source}() HTTP/1.1\r\n"
             "X-HTTP-Method: \r\nContent-Type: application/json\r\n\r\n"
@@ -667,11 +662,7 @@ async def test_what_is_not_about_rows_passes(
 ) -> None:
     """Service properties, the list of tables, stored access policies, and a large body."""
     table = table_name("Plain")
-    async with (
-        proxied(config) as proxy,
-        wired(azurite.tables.endpoint, azurite.tables) as direct,
-        wired(through(proxy, azurite), azurite.tables) as behind,
-    ):
+    async with between(config, azurite) as (direct, behind):
         assert (await behind.ask("POST", "Tables", {"TableName": table})).status == 201
         large = {"PartitionKey": "p", "RowKey": "r", **{f"P{number}": "x" * 30_000 for number in range(20)}}
         assert (await behind.ask("POST", table, large, NO_ECHO)).status == 204

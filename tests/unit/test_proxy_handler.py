@@ -16,16 +16,19 @@ TOKEN = "Bearer a-token"
 
 
 @pytest.mark.parametrize(
-    ("status", "is_open", "asked", "permits"),
+    ("method", "status", "is_open", "asked", "permits"),
     [
-        (403, False, ["Moved()?$top=1"], 0),
-        (401, False, ["Moved()?$top=1"], 0),
-        (200, False, ["Moved()?$top=1", "Moved()"], 1),
-        (403, True, ["Moved()"], 1),
+        ("GET", 403, False, ["Moved()?$top=1"], 0),
+        ("GET", 401, False, ["Moved()?$top=1"], 0),
+        ("GET", 503, False, ["Moved()?$top=1"], 0),
+        ("GET", 200, False, ["Moved()?$top=1", "Moved()"], 1),
+        ("GET", 403, True, ["Moved()"], 1),
+        ("DELETE", 403, False, ["Moved()?$top=1"], 0),
+        ("DELETE", 200, False, ["Moved()?$top=1", "Tables('Moved')"], 1),
     ],
 )
 async def test_a_token_that_the_account_refuses_makes_the_proxy_no_client(
-    status: int, is_open: bool, asked: list[str], permits: int
+    method: str, status: int, is_open: bool, asked: list[str], permits: int
 ) -> None:
     """With each client `complete` would wait for a view that nobody uses."""
 
@@ -44,9 +47,13 @@ async def test_a_token_that_the_account_refuses_makes_the_proxy_no_client(
             self.permits += 1
             yield
 
+        async def deleting_table(self) -> None:
+            self.permits += 1
+
     world = Asked(tokens=True)
     cast(Any, world).is_open = is_open
-    sent = f"GET /acct/Moved() HTTP/1.1\r\nHost: x\r\nAuthorization: {TOKEN}\r\n\r\n".encode()
+    place = "Moved()" if method == "GET" else "Tables('Moved')"
+    sent = f"{method} /acct/{place} HTTP/1.1\r\nHost: x\r\nAuthorization: {TOKEN}\r\n\r\n".encode()
     answered = await exchange(world, [sent], secure=True)
     assert answered.startswith(f"HTTP/1.1 {status} ".encode())
     assert ([path for _, path in world.passed], world.permits) == (asked, permits)
