@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import asked, dualwrite, freezes, machine, peers, project, pure, rates, stubbed
+from benchmarks import asked, dualwrite, freezes, machine, peers, project, proxy, pure, rates, stubbed
 from benchmarks.measure import Measured, run
 from rekey.rehearse.azurite import Azurite
 
@@ -108,13 +108,30 @@ class Sizes:
     row_check: int = 300_000
     peers: int = 100_000
     rates: float = 1.0
+    proxy: proxy.Sizes = proxy.FULL
 
 
 FULL = replace(
     Sizes(), limits=1_000_000, freeze=1_000_000, sizes=(10_000, 1_000_000, 3_000_000), row_check=1_000_000
 )
 QUICK = Sizes(
-    (400,), 400, 2_000, 2_000, 2_000, 2_000, 2_000, (1_000, 2_000), 1_000, 2_000, 2, 1, 1, 2_000, 400, 0.02
+    (400,),
+    400,
+    2_000,
+    2_000,
+    2_000,
+    2_000,
+    2_000,
+    (1_000, 2_000),
+    1_000,
+    2_000,
+    2,
+    1,
+    1,
+    2_000,
+    400,
+    0.02,
+    proxy.QUICK,
 )
 
 
@@ -146,6 +163,7 @@ PARTS: dict[str, Callable[[Sizes], dict[str, Any]]] = {
     "dual_write": lambda sizes: {
         "dual_write": dualwrite.measure(sizes.calls, say, dualwrite.KINDS[: sizes.kinds])
     },
+    "proxy": lambda sizes: {"proxy": proxy.measure(sizes.proxy, say)},
     "rows_per_cpu_second": lambda sizes: {"rows_per_cpu_second": pure.measure(sizes.pure)},
 }
 

@@ -240,8 +240,8 @@ def asked_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
         )
     for name, case in document.get("requests", {}).get("cases", {}).items():
         found[f"requests, {name}"] = case
-    for name, one in document.get("sizes", {}).items():
-        found[f"sizes, {name}"] = one
+    for part in ("proxy", "sizes"):
+        found |= {f"{part}, {name}": one for name, one in document.get(part, {}).items() if "asked" in one}
     return {
         name: {"asked": one["asked"], "measured": one["measured"], "met": one["met"]}
         for name, one in found.items()

@@ -93,7 +93,7 @@ def measure(calls: int, say: Callable[[str], None], kinds: Sequence[Kind] = KIND
         tempfile.TemporaryDirectory() as name,
         Latency(azurite.port, LATENCY_SECONDS) as line,
     ):
-        bench = _Bench(Path(name) / "project", azurite, line.port, calls, say)
+        bench = Bench(Path(name) / "project", azurite, line.port, calls, say)
         plain = bench.calls("plain", "", "")
         figures: dict[str, Any] = {
             "latency_ms": round(1000 * LATENCY_SECONDS),
@@ -111,14 +111,16 @@ def measure(calls: int, say: Callable[[str], None], kinds: Sequence[Kind] = KIND
     return figures
 
 
-class _Bench:
+class Bench:
+    """A project on an Azurite, and the line in front of it."""
+
     def __init__(
         self, folder: Path, azurite: Azurite, port: int, calls: int, say: Callable[[str], None]
     ) -> None:
-        self._environ = project.make(folder, azurite)
+        self.environ = project.make(folder, azurite)
         credential = AzureNamedKeyCredential(azurite.tables.name, azurite.tables.key)
-        self._tables = TableServiceClient(azurite.tables.endpoint, credential=credential)
-        self._folder, self._calls, self._say = folder, calls, say
+        self.tables = TableServiceClient(azurite.tables.endpoint, credential=credential)
+        self.folder, self._calls, self._say = folder, calls, say
         (folder / "migrations" / f"{project.SCRIPT_ID}.py").unlink()
         for kind in KINDS:
             (folder / "migrations" / f"{kind.script_id}.py").write_text(kind.script, "utf-8")
@@ -126,17 +128,17 @@ class _Bench:
 
     def behind(self, port: int) -> None:
         """Let clients reach the accounts through a line."""
-        (self._folder / "far.toml").write_text(
+        (self.folder / "far.toml").write_text(
             f'{_CONFIG.format(port=port)}[migrations]\npath = "migrations"\n', "utf-8"
         )
 
     def life(self, kind: Kind, plain: Mapping[str, float]) -> dict[str, Any]:
         """Measure one migration before cutover and after it, in both views."""
-        self._tables.create_table(kind.source)
-        self._rekey("apply", kind.script_id)
+        self.tables.create_table(kind.source)
+        self.rekey("apply", kind.script_id)
         before = self._views(kind, plain, same="old", cross="new")
-        self._rekey("verify", kind.script_id, "--mode", "full")
-        self._rekey("apply", kind.script_id, "--to", "cutover", "--writers-stopped")
+        self.rekey("verify", kind.script_id, "--mode", "full")
+        self.rekey("apply", kind.script_id, "--to", "cutover", "--writers-stopped")
         return {
             "before_cutover": before,
             "after_cutover": self._views(kind, plain, same="new", cross="old"),
@@ -166,15 +168,15 @@ class _Bench:
     def under_load(self, seconds: float) -> dict[str, Any]:
         """Take the first migration back to `dual_write`, and to cutover while its old view is written."""
         kind = KINDS[0]
-        self._rekey("rollback", kind.script_id, "--to", "dual_write", "--writers-stopped")
+        self.rekey("rollback", kind.script_id, "--to", "dual_write", "--writers-stopped")
         self._say(f"{WRITERS} writers for {seconds:g} s: {kind.name}")
         words = self._loading(kind.name, kind.script_id, "old", seconds)
         with subprocess.Popen(
-            words, cwd=self._folder, env=self._environ, stdout=subprocess.PIPE, text=True
+            words, cwd=self.folder, env=self.environ, stdout=subprocess.PIPE, text=True
         ) as writing:
             time.sleep(seconds / 4)
-            self._rekey("verify", kind.script_id, "--mode", "full")  # the gate asks for one with clients
-            moved = self._rekey("apply", kind.script_id, "--to", "cutover", "--json")
+            self.rekey("verify", kind.script_id, "--mode", "full")  # the gate asks for one with clients
+            moved = self.rekey("apply", kind.script_id, "--to", "cutover", "--json")
             written, _ = writing.communicate()
         found = re.search(r'"freeze_ms": (\d+)', moved)
         return {**json.loads(written), "freeze_ms": int(found[1]) if found else None}
@@ -183,13 +185,14 @@ class _Bench:
         module = "benchmarks.dualwrite_load"
         return [sys.executable, "-m", module, kind, script_id, view, str(WRITERS), str(seconds)]
 
-    def _rekey(self, *words: str) -> str:
+    def rekey(self, *words: str) -> str:
+        """Run a command to its end; return what it printed."""
         self._say(f"rekey {' '.join(words)}")
         return self._run([sys.executable, "-m", "rekey", *words])
 
     def _run(self, words: list[str]) -> str:
         done = subprocess.run(
-            words, cwd=self._folder, env=self._environ, capture_output=True, text=True, check=False
+            words, cwd=self.folder, env=self.environ, capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -1,6 +1,7 @@
 """The calls of one client, timed one by one: `python -m benchmarks.dualwrite_calls KIND SCRIPT VIEW CALLS`.
 
-KIND `plain` is the SDK's own client on a table that no migration knows. Prints the median seconds by verb.
+KIND `plain` is the SDK's own client on a table that no migration knows, `proxied` the same on the table
+SCRIPT, through the proxy at $BENCH_PROXY. Prints the median seconds by verb.
 """
 
 from __future__ import annotations
@@ -87,6 +88,10 @@ async def main(kind: str, script_id: str, view: str, calls: int) -> dict[str, fl
         async with TableClient(endpoint, _PLAIN, credential=credential) as client:
             await client.create_table()
             return await timed(client, kind, "old", calls)
+    if kind == "proxied":
+        credential = AzureNamedKeyCredential("tables", os.environ["BENCH_TABLES_KEY"])
+        async with TableClient(os.environ["BENCH_PROXY"], script_id, credential=credential) as client:
+            return await timed(client, kind, view, calls)
     async with DualWriteTableClient.from_config(_CONFIG, script_id, view=view) as client:
         return await timed(client, kind, view, calls)
 

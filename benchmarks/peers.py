@@ -32,9 +32,19 @@ _NODE = Path(__file__).with_name("node")
 _SDK = "@azure/data-tables"
 
 
+def _pinned() -> dict[str, str]:
+    return dict(json.loads((_NODE / "package.json").read_text("utf-8"))["devDependencies"])
+
+
 def pinned_sdk() -> str:
     """Return the version of the SDK for Node.js."""
-    return str(json.loads((_NODE / "package.json").read_text("utf-8"))["devDependencies"][_SDK])
+    return _pinned()[_SDK]
+
+
+def _installed(package: str) -> str:
+    """Return the version that is installed of a package; "" for none."""
+    found = _NODE / "node_modules" / package / "package.json"
+    return str(json.loads(found.read_text("utf-8"))["version"]) if found.exists() else ""
 
 
 def node_script() -> list[str]:
@@ -42,8 +52,8 @@ def node_script() -> list[str]:
 
     Raises ConfigurationError or CalledProcessError when it cannot be installed.
     """
-    node, installed = find_node(), _NODE / "node_modules" / _SDK / "package.json"
-    if not installed.exists() or json.loads(installed.read_text("utf-8"))["version"] != pinned_sdk():
+    node = find_node()
+    if any(_installed(package) != version for package, version in _pinned().items()):
         words = ["ci", "--include=dev", "--ignore-scripts", "--no-audit", "--no-fund"]
         subprocess.run([*node.npm, *words], cwd=_NODE, check=True, stdout=subprocess.DEVNULL)
     return [node.program, str(_NODE / "copy.mjs")]

@@ -61,6 +61,12 @@ _BATCHES = [
 ]
 _JSON = b"Content-Type: application/json;odata=minimalmetadata\r\n"
 _MULTIPART = b"Content-Type: multipart/mixed; boundary=batchresponse_1\r\n"
+POINTS = "Points"
+"""The table of which every row is there."""
+_POINT = json.dumps(
+    {"odata.metadata": "http://127.0.0.1/stub/$metadata#Points/@Element", "PartitionKey": "p", "RowKey": "r"}
+    | {f"Property{number}": "x" * 20 for number in range(10)}
+).encode()
 
 
 def _error(code: str) -> bytes:
@@ -129,6 +135,8 @@ class Stub:
         if method == "GET" and path.endswith("()"):
             return self._page(path.rpartition("/")[2][:-2], dict(parse_qsl(query)))
         self.counts["others"] += 1
+        if method == "GET" and f"/{POINTS}(" in path:
+            return b"200 OK", _JSON + b"ETag: " + _ETAG + b"\r\n", _POINT
         if method == "GET":
             return b"404 Not Found", _JSON, _error("ResourceNotFound")
         if "/Tables" in path:

@@ -262,10 +262,12 @@ class ProxyAccess(Serve):
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """The proxy: its limits, who may use it; `[proxy.views]`, the table that a name means."""
+    """The proxy: its limits, who may use it; `[proxy.views]`, the table that a name means, and
+    `[proxy.views.NAME]`, what it means for callers with the key NAME."""
 
     limits: ProxyLimits = field(default_factory=ProxyLimits)
     views: Mapping[str, str] = field(default_factory=dict)
+    own_views: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     access: ProxyAccess = field(default_factory=ProxyAccess)
 
 
@@ -637,11 +639,13 @@ def _hooks(section: Section) -> Hooks:
 
 
 def _proxy(section: Section) -> Proxy:
-    views = section.section("views")
-    for alias in views.content:
-        if table_name_problem(alias) or table_name_problem(views.text(alias) or "", qualified=True):
-            views.fail(alias, "is not the name of a table", 'write for example Users = "UsersV2"')
-    access = _proxy_access(section.section("access"))
+    access, given = _proxy_access(section.section("access")), section.section("views")
+    own = {name: given.section(name) for name, value in given.content.items() if isinstance(value, dict)}
+    for name in own:
+        if name not in access.keys:
+            given.fail(name, "is no key of [proxy.access.keys]", "write [proxy.views.NAME] for the key NAME")
+    given.content = {name: value for name, value in given.content.items() if name not in own}
+    views, own_views = _aliases(given), {name: _aliases(one) for name, one in own.items()}
     others = {name: value for name, value in section.content.items() if name not in ("views", "access")}
     section.content = others
     limits = section.read(ProxyLimits)
@@ -651,7 +655,14 @@ def _proxy(section: Section) -> Proxy:
         section.fail(
             "request", "is shorter than a write may take", "give it longest_operation and freeze_wait"
         )
-    return Proxy(limits, dict(views.content), access)
+    return Proxy(limits, views, own_views, access)
+
+
+def _aliases(section: Section) -> dict[str, str]:
+    for alias in section.content:
+        if table_name_problem(alias) or table_name_problem(section.text(alias) or "", qualified=True):
+            section.fail(alias, "is not the name of a table", 'write for example Users = "UsersV2"')
+    return dict(section.content)
 
 
 def _proxy_access(section: Section) -> ProxyAccess:

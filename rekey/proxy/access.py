@@ -56,6 +56,8 @@ class Asked:
         resource: the type of resource that it is about: service `s`, container `c` or object `o`.
         rights: what it needs on it, as an account SAS names rights; see `needs`.
         keys: of the rows that it writes, or of the one that it reads; None while they are not known.
+        policies: the stored access policies of the table that its signature names: the terms of each, as
+            parameters, by its id; None: they were not read.
         confines: whether its caller adds `Granted.within` to the query, see `sas.confined`.
     """
 
@@ -70,6 +72,7 @@ class Asked:
     rights: frozenset[str]
     keys: Sequence[EntityKey] | None = field(default=None, repr=False)
     confines: bool = False
+    policies: Mapping[str, Mapping[str, str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,15 @@ class Granted:
     kind: CredentialKind
     within: Within | None = None
     token: str = field(default="", repr=False)
+
+
+class PolicyUnread(Exception):
+    """A signature, verified with the key `name`, names a stored access policy of the table `table`, which was
+    not read yet."""
+
+    def __init__(self, name: str, table: str) -> None:
+        super().__init__()
+        self.name, self.table = name, table
 
 
 def needs(kind: str, method: str, comp: str, *, conditional: bool) -> tuple[str, frozenset[str]]:
@@ -150,6 +162,7 @@ def judge(asked: Asked, access: Access, now: float) -> Granted:
 
     Raises:
         RequestRejected: it is refused; with the service's status and code.
+        PolicyUnread: it is to be judged again, with policies.
     """
     headers, said = _headers(asked.headers), parameters(asked.query)
     shown = headers.get("authorization")
@@ -199,6 +212,10 @@ def _by_sas(asked: Asked, access: Access, now: float, signed: sas.Signed) -> Gra
     name = _signer(access, signed.text(access.account), signed.said["sig"])
     if name is None:
         raise unauthenticated("The signature is not valid.")
+    if "si" in signed.said:
+        if asked.policies is None:
+            raise PolicyUnread(name, signed.said["tn"])
+        signed = signed.under(asked.policies)
     if not signed.of_account and asked.table is None and asked.rights:
         raise refused()
     signed.check(now, asked.peer, asked.table, asked.resource, asked.rights, secure=asked.secure)

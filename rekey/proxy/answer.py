@@ -39,11 +39,13 @@ from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import stored_form
 from rekey.tables.wire import API_VERSION, entity_path, loads
 
+_NO_CONTENT = "return-no-content"
 _FULL, _NONE = "fullmetadata", "nometadata"
 _MINIMAL = "minimalmetadata"
 _TIME = re.compile(r"W/\"datetime'(?P<time>[0-9TZ%A.:-]+)'\"")
 _LEVEL = re.compile(r"odata=(nometadata|minimalmetadata|fullmetadata)", re.IGNORECASE)
 _TOLD = ("odata.metadata", "odata.id", "odata.type", "odata.editLink", "odata.nextLink", "TableName")
+_ADDRESS = re.compile(r"https?://[^\s;,()]+")
 _SCHEMA = "http://schemas.microsoft.com/ado/2007/08/dataservices/metadata"
 
 
@@ -110,7 +112,7 @@ def reply_of(headers: Mapping[str, str], answer: Answer, batch: Batch | None = N
     if "x-ms-client-request-id" in headers:
         common["x-ms-client-request-id"] = headers["x-ms-client-request-id"]
     if answer.status == HTTPStatus.ACCEPTED:
-        ids = batch.ids if batch is not None else ()
+        ids = [one.headers.get("content-id", "") for one in batch.parts] if batch is not None else []
         parts = []
         for number, part in enumerate(answer.parts):
             done = _worded(part, request_id, "")
@@ -133,7 +135,7 @@ def _worded(answer: Answer, request_id: str, accept: str) -> Answer:
     if answer.status < HTTPStatus.BAD_REQUEST:
         return answer
     error = orjson.loads(answer.body)["odata.error"]
-    code, text = error["code"], error["message"]["value"]
+    code, text = error["code"], _ADDRESS.sub("the account", error["message"]["value"])
     if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
         text, code = f"The server is busy. {code}: {text}", "ServerBusy"
     text = f"{text}\nRequestId:{request_id}\nTime:{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
@@ -150,14 +152,16 @@ def _worded(answer: Answer, request_id: str, accept: str) -> Answer:
 
 def _preference(asked: Incoming) -> str:
     said = asked.headers.get("prefer", "").lower()
-    return said if said in ("return-content", "return-no-content") else ""
+    return said if said in ("return-content", _NO_CONTENT) else ""
 
 
 def _told(asked: Incoming, operation: Operation, answer: Answer, base: str, account: str) -> Answer:
     """Return the answer to one operation with what a client of the REST protocol reads in it."""
     if operation.verb is not Verb.INSERT:
-        return answer
-    path = entity_path(asked.table, operation.key)
+        prefers = _preference(asked) == _NO_CONTENT and operation.verb is not Verb.DELETE
+        told = {"Preference-Applied": _NO_CONTENT} if prefers else {}
+        return replace(answer, headers={**answer.headers, **told})
+    path = entity_path(asked.table, operation.key).replace("%27", "'")  # as the service writes it
     headers = {**answer.headers, "Location": f"{base}/{path}"}
     if answer.status == HTTPStatus.NO_CONTENT:
         return replace(answer, headers={**headers, "DataServiceId": f"{base}/{path}"})

@@ -6,7 +6,8 @@ Rules kept here:
   as some clients write them, LF. What is before the first and after the last counts for nothing.
 * What goes upstream is written anew from what was read, so that both read the same: with boundaries of its
   own, and addresses of the upstream. An operation's own headers and body are kept.
-* Operations are answered in their order, each with its Content-ID.
+* Operations are answered in their order, each with the Content-ID of its own headers; that of a part's
+  headers counts for nothing, as for the service (recordings).
 * Source: "Performing entity group transactions" in the Azure documentation.
 """
 
@@ -28,7 +29,6 @@ _BOUNDARY = re.compile(
 _BLANK = re.compile(rb"\r?\n\r?\n|\A\r?\n")
 _LINE = re.compile(rb"\r?\n")
 _REQUEST = re.compile(r"([A-Z]+) (\S+) HTTP/1\.[01]")
-_CONTENT_ID = "content-id"
 _WITHIN = (Kind.ROWS, Kind.ROW)
 
 
@@ -39,12 +39,10 @@ class Batch:
     Attributes:
         parts: the operations of its changeset; or the one query.
         is_query: whether it is a query.
-        ids: the parts' Content-IDs, "" where there is none.
     """
 
     parts: tuple[Incoming, ...]
     is_query: bool
-    ids: tuple[str, ...]
 
     @property
     def table(self) -> str:
@@ -81,11 +79,7 @@ def read_batch(asked: Incoming, account: str) -> Batch:
             raise _invalid("a query has no body")
         if one.table.lower() != found[0].table.lower():
             raise rejected("CommandsInBatchActOnDifferentPartitions", "all commands must name one table")
-    ids = tuple(
-        part.get(_CONTENT_ID) or one.headers.get(_CONTENT_ID, "")
-        for one, (part, _) in zip(found, inner, strict=True)
-    )
-    return Batch(tuple(found), is_query, ids)
+    return Batch(tuple(found), is_query)
 
 
 def write_batch(batch: Batch, address: Callable[[Incoming], str]) -> tuple[str, bytes]:
@@ -101,15 +95,14 @@ def write_batch(batch: Batch, address: Callable[[Incoming], str]) -> tuple[str, 
     if not batch.is_query:
         inner = f"changeset_{mark}"
         lines += [f"--{outer}".encode(), f"Content-Type: multipart/mixed; boundary={inner}".encode(), b""]
-    for one, content_id in zip(batch.parts, batch.ids, strict=True):
+    for one in batch.parts:
         lines += [
             f"--{inner}".encode(),
             b"Content-Type: application/http",
             b"Content-Transfer-Encoding: binary",
         ]
-        lines += [f"Content-ID: {content_id}".encode()] if content_id else []
         lines += [b"", f"{one.sent_method} {address(one)} HTTP/1.1".encode()]
-        kept = {name: value for name, value in one.headers.items() if name != _CONTENT_ID}
+        kept = dict(one.headers)
         if one.content:
             kept["content-length"] = str(len(one.content))
         lines += [f"{name}: {value}".encode() for name, value in kept.items()]

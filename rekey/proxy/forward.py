@@ -4,6 +4,8 @@ Rules kept here:
 
 * What goes upstream is the request as it came, but for what belongs to one connection (RFC 9110, 7.6.1) and
   what authorised it. The caller's own bearer token may take the place of the proxy's credential.
+* Old versions of the service take no tokens: where an identity signs, the version is raised to one that is
+  known to take them (recorded by azure-data-tables' test_table_aad).
 * No write is sent twice: a connection that turns out to be closed ends the request (`open_session`).
 * A failure says whether anything can have been done: a write that was sent and not answered is open.
 """
@@ -28,6 +30,7 @@ _HOP_BY_HOP = frozenset(
         *("trailer", "transfer-encoding", "upgrade", "expect"),
     )
 )
+_TAKES_IDENTITIES = "2019-02-02"
 _OURS = frozenset({"host", "authorization", "date", "x-ms-date", "content-length"})
 """Of a request: made anew."""
 
@@ -85,6 +88,9 @@ class Upstream:
         if self._session is None:
             self._session = open_session(self._connections, auto_decompress=False)
         url = f"{self.endpoint}/{path}"
+        if self._signer.is_identity and not token:
+            version = max(_TAKES_IDENTITIES, headers.get("x-ms-version", ""))
+            headers = {**headers, "x-ms-version": version}
         sending = Sending(writes=not reads)
         session = self._session
 

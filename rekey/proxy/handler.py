@@ -18,11 +18,12 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote
+from xml.etree.ElementTree import ParseError
 
 from aiohttp import web
 from azure.core.exceptions import AzureError, ServiceRequestError
@@ -32,23 +33,26 @@ from rekey.client.sdk.calls import Read, Write, call_in, row_of
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
 from rekey.core.limits import is_elsewhere, own_name
-from rekey.errors import RekeyError
+from rekey.errors import RekeyError, Unavailable
 from rekey.model import EntityKey, key_of
-from rekey.proxy.access import Access, Asked, Granted, judge, needs
+from rekey.proxy.access import Access, Asked, Granted, PolicyUnread, judge, needs
 from rekey.proxy.answer import Renaming, Reply, is_atom, reply_of, reply_to_write
 from rekey.proxy.batch import Batch, read_batch, write_batch
 from rekey.proxy.forward import Upstream, passed_back, passed_on
 from rekey.proxy.meter import Meter
 from rekey.proxy.parse import Incoming, Kind, parse, unsigned
 from rekey.proxy.route import RESTRICTED, Route, Routes
-from rekey.proxy.sas import confined
+from rekey.proxy.sas import confined, policies_in, unauthenticated
 from rekey.tables.base import rejected
-from rekey.tables.wire import entity_path, loads
+from rekey.tables.wire import API_VERSION, entity_path, loads
 
 _LOG = logging.getLogger("rekey.proxy")
 _JUDGED = (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
 _BUFFERED_BYTES = 64 * 1024
 """A body up to this size is read before it is sent on."""
+_POLICIES_S, _POLICIES_KEPT = 5.0, 1_000
+"""For how long stored access policies are taken as they were read, and of how many tables."""
+Policies: TypeAlias = Mapping[str, Mapping[str, str]]
 _OPEN = "OperationTimedOut"
 _OPEN_SAID = "The operation could not be completed within the permitted time; it may have been applied."
 
@@ -89,6 +93,7 @@ class Handler:
         self._elsewhere = elsewhere
         self._access, self._meter = access, meter
         self._body_bytes, self._request_s = body_bytes, request_s
+        self._policies: dict[str, tuple[float, Policies]] = {}
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -125,6 +130,8 @@ class Handler:
         if error is not None:
             indexed = getattr(error, "index", None) is not None
             answer = answer_to(error, table, reads=is_read, batch=one.batch is not None or indexed)
+        if one.route is not None and one.route.alias:
+            answer = _under(answer, table.encode(), one.route.alias.encode())
         said = {"accept": one.request.headers.get("Accept", "")} if one.asked is None else one.asked.headers
         return response_of(reply_of(said, answer, one.batch), close=one.asked is None)
 
@@ -134,7 +141,7 @@ class Handler:
             request.method, request.raw_path, list(request.headers.items()), self._account.name
         )
         inserts = asked.kind is Kind.ROWS and asked.method == "POST"
-        granted = self._judged(one, asked, () if inserts or asked.kind is Kind.BATCH else (asked,))
+        granted = await self._judged(one, asked, () if inserts or asked.kind is Kind.BATCH else (asked,))
         self._check_length(asked)
         if asked.headers.get("expect"):
             if asked.headers["expect"].lower() != "100-continue":
@@ -146,24 +153,24 @@ class Handler:
         if inserts:
             if granted.within is not None:
                 one.asked = asked = replace(asked, content=await self._body(request))
-            self._judged(one, asked, (asked,))
+            await self._judged(one, asked, (asked,))
         asked = _confined(asked, granted)
         if asked.kind is Kind.TABLES and asked.method == "POST":
             return await self._create(one, asked)
         if not asked.table:
             return await self._pass(one, asked, Route(""))
-        one.route = route = self._route(asked.table)
+        one.route = route = self._route(asked.table, one.caller)
         core = route.core
         if core is None or asked.comp == "acl" or asked.kind is Kind.TABLE:
             if core is not None and asked.kind is Kind.TABLE and asked.method == "DELETE":
-                await core.deleting_table()
+                return await self._delete_table(one, asked, route, core)
             return await self._pass(one, asked, route, asked.content or None)
         if asked.is_read:
             return response_of(await self._read(one, asked, route, core))
         one.asked = asked = replace(asked, content=asked.content or await self._body(request))
         return response_of(await self._write(one, asked, core, None))
 
-    def _judged(self, one: _One, asked: Incoming, operations: Sequence[Incoming]) -> Granted:
+    async def _judged(self, one: _One, asked: Incoming, operations: Sequence[Incoming]) -> Granted:
         """Return to whom a request is granted. Raises RequestRejected.
 
         Args:
@@ -180,23 +187,53 @@ class Handler:
         known = [key for key in keys if key is not None]
         headers, request = list(one.request.headers.items()), one.request
         named = operations[0].table if operations else asked.table
-        one.granted = judge(
-            Asked(
-                *(request.method, asked.path, asked.query, headers, request.remote or "", request.secure),
-                named or None,
-                resource,
-                frozenset(rights),
-                keys=known if len(known) == len(keys) and keys else None,
-                confines=True,
-            ),
-            self._access,
-            time.time(),
+        judged = Asked(
+            *(request.method, asked.path, asked.query, headers, request.remote or "", request.secure),
+            named or None,
+            resource,
+            frozenset(rights),
+            keys=known if len(known) == len(keys) and keys else None,
+            confines=True,
         )
+        try:
+            one.granted = judge(judged, self._access, time.time())
+        except PolicyUnread as unread:
+            judged = replace(
+                judged, policies=await self._policies_of(self._route(unread.table, unread.name).table)
+            )
+            one.granted = judge(judged, self._access, time.time())
         return one.granted
 
-    def _route(self, table: str) -> Route:
-        """Return the route of a name. Raises RequestRejected for a table of the restricted store."""
-        route = self._routes.of(table)
+    async def _policies_of(self, name: str) -> Policies:
+        """Return the stored access policies of a table, as they were a few seconds ago at most.
+
+        Raises:
+            RequestRejected: the account does not tell them.
+            Unavailable: it does not answer.
+        """
+        read_at, policies = self._policies.get(name, (-_POLICIES_S, {}))
+        if time.monotonic() - read_at < _POLICIES_S:
+            return policies
+        headers = {"x-ms-version": API_VERSION, "Accept": "application/xml"}
+        async with self._upstream.send("GET", f"{name}?comp=acl", headers, None, reads=True) as response:
+            body = await response.read()
+        if response.status != HTTPStatus.OK:
+            said = "stored access policies could not be read (%d)"
+            _LOG.warning(said, response.status, extra={"event": "policies"})
+        if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise Unavailable("the stored access policies could not be read", code=str(response.status))
+        try:
+            found = policies_in(body if response.status == HTTPStatus.OK else b"")
+        except ParseError:
+            raise unauthenticated("The stored access policy cannot be read.") from None
+        if len(self._policies) >= _POLICIES_KEPT:
+            self._policies.clear()
+        self._policies[name] = time.monotonic(), found
+        return found
+
+    def _route(self, table: str, caller: str) -> Route:
+        """Return a caller's route of a name. Raises RequestRejected for a table of the restricted store."""
+        route = self._routes.of(table, caller)
         if self._account.holds_restricted and route.table.lower() in RESTRICTED:
             said = "This request is not authorized to perform this operation."
             raise rejected("AuthorizationFailure", said, status=403)
@@ -275,12 +312,22 @@ class Handler:
         body = await self._body(one.request)
         try:
             document = loads(body)
-            one.route = route = self._route(str(document["TableName"]))
+            one.route = route = self._route(str(document["TableName"]), one.caller)
         except (ValueError, KeyError, TypeError, RecursionError):
             raise rejected("InvalidInput", "the body names no table") from None
         if route.alias:
             body = b'{"TableName":"%b"}' % own_name(route.table).encode()
         return await self._pass(one, asked, route, body)
+
+    async def _delete_table(
+        self, one: _One, asked: Incoming, route: Route, core: ClientCore
+    ) -> web.StreamResponse:
+        """Delete a table of a migration, which is refused while that works with it."""
+        refused = await self._not_accepted(one, asked, route, core)
+        if refused is not None:
+            return response_of(refused)
+        await core.deleting_table()
+        return await self._pass(one, asked, route)
 
     # --- what a client carries ----------------------------------------------------------------------------
 
@@ -291,6 +338,9 @@ class Handler:
         call = None if body is not None else call_in(asked, asked.table)
         headers = passed_on(asked.headers)
         headers.pop("accept-encoding", None)
+        refused = await self._not_accepted(one, asked, route, core)
+        if refused is not None:
+            return refused
         async with (
             core.reading(),
             asyncio.timeout(core.plan.settings.longest_operation_s),  # a freeze waits for it
@@ -307,6 +357,15 @@ class Handler:
         if isinstance(call, Read) and not one.token and reply.status in _JUDGED and core.shadows():
             core.shadow(call, reply.status, reply.body)
         return reply
+
+    async def _not_accepted(self, one: _One, asked: Incoming, route: Route, core: ClientCore) -> Reply | None:
+        """Return the account's answer to a token that it does not take for reading this table: such a token
+        must not make the proxy a client of the view. None: it takes it, or the proxy is one already."""
+        if not one.token or core.is_open:
+            return None
+        path, headers = f"{route.table}()?$top=1", passed_on(asked.headers)
+        async with self._upstream.send("GET", path, headers, None, reads=True, token=one.token) as response:
+            return None if response.status == HTTPStatus.OK else await _whole(response, route)
 
     async def _write(self, one: _One, asked: Incoming, core: ClientCore, batch: Batch | None) -> Reply:
         requests = (asked,) if batch is None else batch.parts
@@ -332,9 +391,9 @@ class Handler:
     async def _batch(self, one: _One, asked: Incoming) -> web.StreamResponse:
         one.asked = asked = replace(asked, content=await self._body(one.request))
         batch = read_batch(asked, self._account.name)
-        granted = self._judged(one, asked, batch.parts)
+        granted = await self._judged(one, asked, batch.parts)
         batch = replace(batch, parts=tuple(_confined(part, granted) for part in batch.parts))
-        one.route = route = self._route(batch.table) if batch.table else Route("")
+        one.route = route = self._route(batch.table, one.caller) if batch.table else Route("")
         if route.core is not None and not batch.is_query:
             one.batch = batch
             return response_of(await self._write(one, asked, route.core, batch))
@@ -356,6 +415,11 @@ class _One:
         self.batch: Batch | None = None
         self.streaming: web.StreamResponse | None = None
         self.granted: Granted | None = None
+
+    @property
+    def caller(self) -> str:
+        """What the configuration calls the key that it was signed with."""
+        return "" if self.granted is None else self.granted.name
 
     @property
     def token(self) -> str:
@@ -403,6 +467,12 @@ def _confined(asked: Incoming, granted: Granted) -> Incoming:
     if granted.within is None or asked.kind is not Kind.ROWS or not asked.is_read:
         return asked
     return replace(asked, query=confined(asked.query, granted.within))
+
+
+def _under(answer: Answer, table: bytes, alias: bytes) -> Answer:
+    """Return the answer to a request that failed, with the application's name for the table."""
+    parts = tuple(_under(part, table, alias) for part in answer.parts)
+    return replace(answer, body=answer.body.replace(table, alias), parts=parts)
 
 
 async def _whole(response: Any, route: Route) -> Reply:

@@ -6,6 +6,7 @@ Rules kept here:
   request on: a proxy that nobody asks for the old view is no client of it, and `complete` need not wait.
 * An alias gives an application's name to another table of such a migration. Under it nothing else is reached.
   A table of the account of targets is reached under an alias alone: no address can hold its qualified name.
+  A caller with aliases of its own is given these alone.
 * Tables of the restricted store are reached by nobody, also where they are in the same account.
 * A name that two migrations claim is an error: the operator says which migrations this proxy follows.
 """
@@ -48,16 +49,30 @@ class Route:
 class Routes:
     """The routes of a proxy, by the application's names."""
 
-    def __init__(self, cores: Mapping[str, ClientCore], views: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        cores: Mapping[str, ClientCore],
+        views: Mapping[str, str],
+        own_views: Mapping[str, Mapping[str, str]],
+    ) -> None:
         """Take the clients, by their tables, and the aliases: a table by the application's name for it.
+
+        Args:
+            cores: the clients.
+            views: the aliases for callers that have none of their own.
+            own_views: the aliases of callers, by what the configuration calls their keys.
 
         Raises:
             ConfigurationError: an alias is of no table of these migrations.
         """
         self.cores = cores
-        spelled = {name.lower(): name for name in cores}
-        here = {name: core for name, core in cores.items() if not is_elsewhere(name)}
-        self._routes = {name.lower(): Route(name, core) for name, core in here.items()}
+        self._routes = {name: self._under(aliases) for name, aliases in (("", views), *own_views.items())}
+
+    def _under(self, views: Mapping[str, str]) -> dict[str, Route]:
+        """Return the routes under some aliases."""
+        spelled = {name.lower(): name for name in self.cores}
+        here = {name: core for name, core in self.cores.items() if not is_elsewhere(name)}
+        routes = {name.lower(): Route(name, core) for name, core in here.items()}
         for alias, table in views.items():
             name = spelled.get(table.lower())
             if name is None:
@@ -66,11 +81,12 @@ class Routes:
                     hint='name the target of a migration with capture "dual-write"',
                 )
             if alias.lower() != name.lower():
-                self._routes[alias.lower()] = Route(name, cores[name], alias)
+                routes[alias.lower()] = Route(name, self.cores[name], alias)
+        return routes
 
-    def of(self, table: str) -> Route:
-        """Return the route of a name."""
-        return self._routes.get(table.lower()) or Route(table)
+    def of(self, table: str, caller: str) -> Route:
+        """Return the route of a name. `caller`: what the configuration calls its key, "" for a token."""
+        return self._routes.get(caller, self._routes[""]).get(table.lower()) or Route(table)
 
     async def close(self) -> None:
         """Close all clients, side by side; each settles what it has begun."""

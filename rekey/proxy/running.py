@@ -85,7 +85,7 @@ async def proxying(
         return Plan(prepared, table, name=limits.name, settings=times)
 
     followed = [Prepared.of(config, one) for one in declared]
-    routes = Routes(cores_of(config, followed, plan), config.proxy.views)
+    routes = Routes(cores_of(config, followed, plan), config.proxy.views, config.proxy.own_views)
     said = config.proxy.access.token
     token = None if said is None else read_local("the token for new keys", "[proxy.access.token]", said)
     mappers = {one.declared.migration.source: one.mapper for one in followed} if token else {}

@@ -5,7 +5,9 @@ Rules kept here:
 * Everything that a signature covers is verified, and everything that it says is enforced: services, resource
   types, permissions, times, addresses, protocol, table, key range.
 * What is not understood is refused: a parameter in an unexpected form, a signature that mixes both forms, one
-  that rests on something unread (a stored access policy, a user delegation key).
+  that is made with a user delegation key.
+* For a signature that names a stored access policy nothing is granted before the policy was read; a term
+  stands in one of the two, never in both.
 * No value holds a control character, so that none can look like two fields of what is signed.
 * A query is confined to a key range by a filter; one that could end the parentheses around it is refused.
 * Sources: "Create an account SAS", "Create a service SAS" in the Azure documentation, azure-data-tables
@@ -21,6 +23,7 @@ from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TypeAlias
 from urllib.parse import unquote
+from xml.etree.ElementTree import fromstring
 
 from rekey.errors import RequestRejected
 from rekey.model import EntityKey
@@ -92,13 +95,10 @@ class Signed:
     Attributes:
         of_account: whether it is an account's; else a table's.
         said: its parameters.
-        begins, ends: seconds since 1970; `begins` None: at once.
     """
 
     of_account: bool
     said: Mapping[str, str]
-    begins: float | None
-    ends: float
 
     def text(self, account: str) -> str:
         """Return what is signed, for an account."""
@@ -118,6 +118,17 @@ class Signed:
             ]
         )
 
+    def under(self, policies: Mapping[str, Mapping[str, str]]) -> Signed:
+        """Return what it says with the terms of its stored access policy. Raises RequestRejected.
+
+        Args:
+            policies: the terms of each policy of the table, as parameters.
+        """
+        terms = policies.get(self.said["si"])
+        if terms is None or terms.keys() & self.said.keys():
+            raise unauthenticated("Its stored access policy is not there, or says what the signature says.")
+        return _readable(Signed(self.of_account, {**self.said, **terms}))
+
     @property
     def within(self) -> Within | None:
         """The key range; None: all rows."""
@@ -131,7 +142,9 @@ class Signed:
         self, now: float, peer: str, table: str | None, resource: str, rights: frozenset[str], *, secure: bool
     ) -> None:
         """Raise RequestRejected for what a verified signature does not allow. Arguments: as of `Asked`."""
-        if now >= self.ends or (self.begins is not None and now < self.begins):
+        if not {"sp", "se"} <= self.said.keys():
+            raise unauthenticated("The signature is not whole.")
+        if now >= _seconds(self.said["se"]) or ("st" in self.said and now < _seconds(self.said["st"])):
             raise unauthenticated("The signature is not valid at this time.")
         if secure not in _PROTOCOLS[self.said.get("spr", "")]:
             raise refused("AuthorizationProtocolMismatch", "using this protocol")
@@ -165,33 +178,52 @@ def read(parameters: Mapping[str, str]) -> Signed:
     form = "account" if of_account else "table"
     if _DELEGATED & said.keys():
         raise unauthenticated("A signature by a user delegation key is not judged here.")
-    if "si" in said:
-        raise unauthenticated("A signature that names a stored access policy is not judged here.")
     if of_account and _TABLE & said.keys():
         raise unauthenticated("The signature is of an account and of a table at once.")
-    needed = {"sv", "sp", "se", "sig", *(_ACCOUNT if of_account else {"tn"})}
+    needed = {"sv", "sig", *(_ACCOUNT if of_account else {"tn"}), *(() if "si" in said else ("sp", "se"))}
     if not needed <= said.keys() or any(map(_CONTROL.search, said.values())):
         raise unauthenticated("The signature is not whole.")
-    version, begins, ends = said["sv"], said.get("st", ""), said["se"]
+    version = said["sv"]
     if not _VERSION.fullmatch(version) or version < _OLDEST[form]:
         raise unauthenticated("The signature is of an unknown version.")
     unsigned = set() if of_account and version >= _SCOPED else {"ses"}
     unsigned |= {"sip", "spr"} if version < _BOUND else set()
     if unsigned & said.keys():
         raise unauthenticated("The signature does not cover a parameter.")
-    if not (begins == "" or _TIME.fullmatch(begins)) or not _TIME.fullmatch(ends):
-        raise unauthenticated("A time of the signature is malformed.")
-    letters = {"sp": _LETTERS[form], **{name: _LETTERS[name] for name in _ACCOUNT if of_account}}
-    if not all(set(said[name]) <= set(known) for name, known in letters.items()):
-        raise unauthenticated("The signature names unknown rights.")
     if said.get("spr", "") not in _PROTOCOLS:
         raise unauthenticated("The signature names an unknown protocol.")
     if ("srk" in said and "spk" not in said) or ("erk" in said and "epk" not in said):
         raise unauthenticated("The signature bounds rows without their partition.")
-    try:
-        return Signed(of_account, said, _seconds(begins) if begins else None, _seconds(ends))
-    except ValueError:
-        raise unauthenticated("A time of the signature is malformed.") from None
+    return _readable(Signed(of_account, said))
+
+
+def _readable(signed: Signed) -> Signed:
+    """Return a signature, if its times and its rights are understood. Raises RequestRejected."""
+    said = signed.said
+    for name in {"st", "se"} & said.keys():
+        try:
+            _seconds(said[name])
+        except ValueError:
+            raise unauthenticated("A time of the signature is malformed.") from None
+    form = "account" if signed.of_account else "table"
+    letters = {"sp": _LETTERS[form], **{name: _LETTERS[name] for name in _ACCOUNT if signed.of_account}}
+    if not all(set(said.get(name, "")) <= set(known) for name, known in letters.items()):
+        raise unauthenticated("The signature names unknown rights.")
+    return signed
+
+
+_TERMS = {"st": "Start", "se": "Expiry", "sp": "Permission"}
+
+
+def policies_in(acl: bytes) -> dict[str, dict[str, str]]:
+    """Return the policies in an answer to Get Table ACL: the terms of each, as parameters, by its id. Raises
+    ParseError."""
+    return {
+        one.findtext("Id", ""): {
+            name: value for name, term in _TERMS.items() if (value := one.findtext(f"AccessPolicy/{term}"))
+        }
+        for one in fromstring(acl).iter("SignedIdentifier")  # noqa: S314 - of the account itself
+    }
 
 
 def confined(query: str, within: Within) -> str:
@@ -237,6 +269,8 @@ def refused(code: str = "AuthorizationFailure", using: str = "") -> RequestRejec
 
 def _seconds(text: str) -> float:
     """Return a time as seconds since 1970; one without an offset is in UTC. Raises ValueError."""
+    if not _TIME.fullmatch(text):
+        raise ValueError
     moment = datetime.fromisoformat(text)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 

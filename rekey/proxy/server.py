@@ -23,14 +23,12 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from rekey.client.sdk.answers import error_answer
-from rekey.errors import ConfigurationError, reason_of
 from rekey.project.config import ProxyLimits
 from rekey.proxy.answer import reply_of
 from rekey.proxy.handler import response_of
 from rekey.proxy.keys import Keys
 from rekey.proxy.meter import Meter
-from rekey.serve.metrics import exposed
-from rekey.serve.server import HEADERS, Address
+from rekey.serve.server import HEADERS, Address, listen, told_metrics
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _FULL = (
@@ -44,6 +42,7 @@ class _Connection(RequestHandler):
     def __init__(self, sockets: _Sockets, **options: Any) -> None:
         super().__init__(sockets, loop=asyncio.get_running_loop(), **options)
         self._sockets = sockets
+        self._unused: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take it, unless there are too many; one that sends no request in time is closed."""
@@ -55,11 +54,13 @@ class _Connection(RequestHandler):
             transport.write(_FULL)
             self.force_close()
             return
-        asyncio.get_running_loop().call_later(limits.idle_s, self._close_unused)
+        self._unused = asyncio.get_running_loop().call_later(limits.idle_s, self._close_unused)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Count it out."""
         self._sockets.meter.connections -= 1
+        if self._unused is not None:
+            self._unused.cancel()  # which would keep it for so long
         super().connection_lost(exc)
 
     def _close_unused(self) -> None:
@@ -125,11 +126,7 @@ class Health:
         return web.Response(text="ready\n", headers=HEADERS)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        try:
-            body, kind = exposed(self._meter.families, request.headers.get("Accept", ""))
-        except ConfigurationError as error:
-            return web.Response(status=501, text=f"{error.what}\nNext: {error.hint}\n", headers=HEADERS)
-        return web.Response(body=body, headers={**HEADERS, "Content-Type": kind})
+        return told_metrics(self._meter.families, request)
 
 
 @asynccontextmanager
@@ -164,25 +161,8 @@ async def listening(
     await runner.setup()
     await aside.setup()
     try:
-        told = await _listen(runner, address, tls, shared=shared)
-        yield told, "" if admin is None else await _listen(aside, admin, None, shared=False)
+        told = await listen(runner, address, tls, shared=shared)
+        yield told, "" if admin is None else await listen(aside, admin, None)
     finally:
         await runner.cleanup()
         await aside.cleanup()
-
-
-async def _listen(
-    runner: web.BaseRunner, address: Address, tls: ssl.SSLContext | None, *, shared: bool
-) -> str:
-    site = web.TCPSite(
-        runner, address.host, address.port, ssl_context=tls, reuse_port=shared or None, backlog=1024
-    )
-    try:
-        await site.start()
-    except OSError as error:
-        raise ConfigurationError(
-            f"{address.host}:{address.port} cannot be listened on ({reason_of(error)})",
-            hint="give another address with a free port",
-        ) from None
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"{'http' if tls is None else 'https'}://{host}:{runner.addresses[0][1]}/"

@@ -19,13 +19,14 @@ import base64
 import binascii
 import hmac
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 from aiohttp import web
@@ -34,6 +35,9 @@ from rekey.core.concurrency import cancel
 from rekey.errors import ConfigurationError, reason_of
 from rekey.serve.metrics import exposed, families
 from rekey.serve.watch import Watch
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
@@ -212,11 +216,7 @@ class Server:
         return answer
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        try:
-            body, content_type = exposed(partial(families, self.watch), request.headers.get("Accept", ""))
-        except ConfigurationError as error:
-            return _said(HTTPStatus.NOT_IMPLEMENTED, f"{error.what}\nNext: {error.hint}")
-        return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
+        return told_metrics(partial(families, self.watch), request)
 
     async def _liveness(self, _request: web.Request) -> web.Response:
         return _said(HTTPStatus.OK, "alive")
@@ -245,20 +245,47 @@ async def serving(address: Address, watch: Watch, access: Access) -> AsyncIterat
     await runner.setup()
     looking = asyncio.create_task(watch.run())
     try:
-        site = web.TCPSite(runner, address.host, address.port, ssl_context=tls)
-        try:
-            await site.start()
-        except OSError as error:
-            raise ConfigurationError(
-                f"{address.host}:{address.port} cannot be listened on ({reason_of(error)})",
-                hint="give another address with a free port",
-            ) from None
-        port = runner.addresses[0][1]
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        yield f"{'http' if tls is None else 'https'}://{host}:{port}/"
+        yield await listen(runner, address, tls)
     finally:
         await cancel([looking])
         await runner.cleanup()
+
+
+async def listen(
+    runner: web.BaseRunner, address: Address, tls: ssl.SSLContext | None, *, shared: bool = False
+) -> str:
+    """Listen on an address until the runner is cleaned up; return it as a URL.
+
+    Args:
+        runner: answers, set up.
+        address: port 0: any that is free.
+        tls: None: http.
+        shared: whether several processes listen on the address.
+
+    Raises:
+        ConfigurationError: it cannot be listened on.
+    """
+    site = web.TCPSite(
+        runner, address.host, address.port, ssl_context=tls, reuse_port=shared or None, backlog=1024
+    )
+    try:
+        await site.start()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{address.host}:{address.port} cannot be listened on ({reason_of(error)})",
+            hint="give another address with a free port",
+        ) from None
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"{'http' if tls is None else 'https'}://{host}:{runner.addresses[0][1]}/"
+
+
+def told_metrics(families: Callable[[], Iterator[Metric]], request: web.Request) -> web.Response:
+    """Return the answer to a scrape."""
+    try:
+        body, content_type = exposed(families, request.headers.get("Accept", ""))
+    except ConfigurationError as error:
+        return _said(HTTPStatus.NOT_IMPLEMENTED, f"{error.what}\nNext: {error.hint}")
+    return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
 
 
 def _json(value: object) -> web.Response:

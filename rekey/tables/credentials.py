@@ -124,6 +124,11 @@ class Signer:
         kinds = (SharedKey, AzureNamedKeyCredential, AzureSasCredential)
         self._token = None if isinstance(credential, kinds) else _BearerToken(credential)
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether it signs with tokens of an identity."""
+        return self._token is not None
+
     async def send(
         self,
         method: str,

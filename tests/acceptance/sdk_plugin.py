@@ -3,6 +3,8 @@
 It stands in for `devtools_testutils`, which is not published: accounts, names, no recordings. When a table's
 client is first used, a migration of that table is begun, in the view and the phase that `SETTING` names:
 `old-dual_write`, `new-dual_write`, `old-cutover` or `new-cutover`; with `plain` clients are the SDK's own.
+With `proxied` they are, too, and all goes through a proxy beside; with `proxied-dual_write` and
+`proxied-cutover` that carries each table, as the source of a migration that is begun before it is created.
 
 Creating and deleting tables is left to the SDK's client: tests begin and end with it, and a dual-write client
 deletes no table of a migration. What is in a table, in both views, is noted before it is deleted.
@@ -19,8 +21,9 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import timedelta, timezone
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from tempfile import mkdtemp
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 from zlib import crc32
 
 import azure.core.pipeline.transport
@@ -43,20 +46,26 @@ from azure.data.tables.aio import TableClient as AsyncTableClient
 from rekey import DualWriteTableClient, Migration, Target, keys, props
 from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
 from rekey.client.sdk.core import ClientCore
+from rekey.client.sdk.plan import Plan
 from rekey.core.limits import TABLE_NAME
 from rekey.declaration.migration import Declared
 from rekey.errors import TableMissing
+from rekey.migration.opening import Prepared
 from rekey.model import ROW_KEY, Row, content_of
 from rekey.phases import ControlPhase
-from rekey.rehearse.azurite import AzuriteAccount
+from rekey.proxy import running as running_proxy
+from rekey.proxy.route import Route, Routes, cores_of
+from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from rekey.tables.azure import AzureTableService
 from rekey.tables.credentials import SharedKey
 from tests.begun import SECRETS, WRAPPING_KEY, Begun, declared_as
+from tests.proxying import QUICK, config_of, proxied, through
 
 SETTING = os.environ["SDK_SETTING"]
 GIVEN = json.loads(os.environ["SDK_ACCOUNTS"])
 TABLES, RESTRICTED = (AzuriteAccount(**GIVEN[name]) for name in ("tables", "restricted"))
 OLD_ROW_KEY = "OldRowKey"
+IS_PROXIED, IS_OLD = SETTING.startswith("proxied"), SETTING.startswith(("old-", "proxied-"))
 
 
 def running() -> str:
@@ -197,6 +206,7 @@ class Tables:
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self._begun: dict[str, Declared] = {}
         self._services: list[AzureTableService] = []
+        self._carried: dict[str, ClientCore] = {}
         self.left: dict[str, dict[str, list[list[Row]]]] = {}
         self.apart: dict[str, list[str]] = {}
 
@@ -206,6 +216,35 @@ class Tables:
         if table not in self._begun:
             self._begun[table] = declared
             self._wait(self._begin(declared))
+
+    def proxy(self) -> str:
+        """Start a proxy; return its endpoint for the account."""
+        azurite = cast(Azurite, SimpleNamespace(tables=TABLES, restricted=RESTRICTED))
+        self._config = config_of(Path(mkdtemp()), azurite, pytest.MonkeyPatch())
+        self._proxy = proxied(self._config)
+        return through(self._wait(self._proxy.__aenter__()), azurite)
+
+    def carry(self, table: str) -> None:
+        """Let the proxy carry a table, as the source of a migration."""
+        if IS_OLD and TABLE_NAME.fullmatch(table) and mark() in table:
+            self.begin(declared(table))
+            prepared = Prepared.of(self._config, declared(table))
+            cores = cores_of(self._config, [prepared], lambda one, name: Plan(one, name, settings=QUICK))
+            self._carried[table.lower()] = core = cores[table]
+            ROUTES[0]._routes[""][table.lower()] = Route(table, core)
+
+    def drop(self, table: str) -> bool:
+        """Delete a table that the proxy carries, and refuses to delete; tell whether it was one."""
+        core = self._carried.pop(table.lower(), None)
+        if core is not None:
+            self._wait(core.close())
+            del ROUTES[0]._routes[""][table.lower()]
+        return core is not None
+
+    def end_carrying(self) -> None:
+        """Carry no table any more: its client would look at its control row for ever."""
+        for table in [*self._carried]:
+            self.drop(table)
 
     def note(self, table: str) -> None:
         """Note a table of the test that is about to be deleted; and whether the other view had its rows."""
@@ -221,6 +260,8 @@ class Tables:
 
     def close(self) -> None:
         """Close the connections."""
+        if IS_PROXIED:
+            self._wait(self._proxy.__aexit__(None, None, None))
         for one in self._services:
             self._wait(one.close())
 
@@ -267,7 +308,7 @@ def declared(table: str) -> Declared:
 
 def migration_of(table: str) -> Migration:
     """Return a migration of a table: its RowKeys become opaque ids; or, from the new view, keys stay."""
-    if SETTING.startswith("old-"):
+    if IS_OLD:
         target = Target(
             f"{table[:60]}New",
             partition_key=keys.prop("PartitionKey"),
@@ -288,13 +329,13 @@ def migration_of(table: str) -> Migration:
 def table_of(declared: Declared) -> str:
     """Return the table that the tests write to."""
     migration = declared.migration
-    return migration.source if SETTING.startswith("old-") else migration.target.table
+    return migration.source if IS_OLD else migration.target.table
 
 
 def other_of(declared: Declared) -> str:
     """Return the table of the other view."""
     migration = declared.migration
-    return migration.target.table if SETTING.startswith("old-") else migration.source
+    return migration.target.table if IS_OLD else migration.source
 
 
 NOTED = Tables()
@@ -305,13 +346,40 @@ def noting(delete: Callable[..., Any]) -> Callable[..., Any]:
 
     def noted(self: Any, table: str, **kwargs: Any) -> Any:
         NOTED.note(table)
+        NOTED.drop(table)  # from now on it passes
         return delete(self, table, **kwargs)
 
     return noted
 
 
+def carrying(create: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the SDK's creation of a table that lets the proxy carry the table first."""
+
+    def carried(self: Any, table_properties: Any, *args: Any, **kwargs: Any) -> Any:
+        if IS_PROXIED:
+            NOTED.carry(table_properties.table_name)
+        return create(self, table_properties, *args, **kwargs)
+
+    return carried
+
+
 for operations in (TableOperations, AsyncOperations):
     operations.delete = noting(operations.delete)  # type: ignore[method-assign]
+    operations.create = carrying(operations.create)  # type: ignore[method-assign]
+
+
+class Known(Routes):
+    """The routes of the proxy, known to the tests."""
+
+    def __init__(self, *words: Any) -> None:
+        super().__init__(*words)
+        ROUTES.append(self)
+
+
+ROUTES: list[Known] = []
+running_proxy.Routes = Known  # type: ignore[misc]
+ENDPOINT = NOTED.proxy() if IS_PROXIED else TABLES.endpoint
+"""What the SDK's clients are given."""
 
 
 # --- clients in place of the SDK's ------------------------------------------------------------------------
@@ -406,7 +474,16 @@ def used(opened: Callable[..., Any]) -> Callable[..., Any]:
     return noted
 
 
-if SETTING != "plain":
+if IS_PROXIED:
+    open_core = ClientCore.open
+
+    def used_by_proxy(self: ClientCore) -> Any:
+        """Note the tests in which the proxy carries something."""
+        USED.add(running())
+        return open_core(self)
+
+    ClientCore.open = used_by_proxy  # type: ignore[method-assign]
+elif SETTING != "plain":
     azure.core.pipeline.transport.RequestsTransport = Shown  # type: ignore[misc]
     ClientCore.open = used(ClientCore.open)  # type: ignore[method-assign]
     sync_client = in_place_of(TableClient, DualWriteTableClient)
@@ -440,7 +517,7 @@ ADDRESSES: list[Callable[..., str]] = []
 
 def account_url(self: Any, account: str, kind: str) -> str:
     """Return Azurite's address, and for accounts that tests only name what the tests would."""
-    return TABLES.endpoint if account == TABLES.name else ADDRESSES[0](self, account, kind)
+    return ENDPOINT if account == TABLES.name else ADDRESSES[0](self, account, kind)
 
 
 def connection_of(parse: Callable[..., Any]) -> Callable[..., Any]:
@@ -448,7 +525,7 @@ def connection_of(parse: Callable[..., Any]) -> Callable[..., Any]:
 
     def parsed(*args: Any, **kwargs: Any) -> Any:
         address, credential = parse(*args, **kwargs)
-        return (TABLES.endpoint if f"//{TABLES.name}.table." in address else address), credential
+        return (ENDPOINT if f"//{TABLES.name}.table." in address else address), credential
 
     return parsed
 
@@ -462,6 +539,7 @@ OUTCOMES: dict[str, str] = {}
 
 def pytest_runtest_teardown() -> None:
     """Close the clients that a test left open: they would look at their control rows for ever."""
+    NOTED.end_carrying()
     while MADE:
         MADE.pop().close()
 

@@ -1,4 +1,5 @@
-"""Microsoft's SDK for Node.js, unmodified, through a proxy: each call gives what it gives on Azurite."""
+"""Microsoft's SDK for Node.js, and the older package `azure-storage`, unmodified, through a proxy: each call
+gives what it gives on Azurite."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ from tests.contract.test_proxy import STATES, begun_in, migration_of
 from tests.proxying import config_of, proxied, through
 
 pytestmark = [pytest.mark.azurite, pytest.mark.soak]
-CALLS = Path(__file__).with_name("proxy_calls.mjs")
+CALLS = ("proxy_calls.mjs", "proxy_calls_storage.mjs")
 
 
-async def calls(endpoint: str, table: str, key: str) -> list[Any]:
+async def calls(script: str, endpoint: str, table: str, key: str) -> list[Any]:
     """Return what came of the calls on a table."""
+    text = Path(__file__).with_name(script).read_text("utf-8")
     [program, beside] = node_script()
     process = await asyncio.create_subprocess_exec(
-        *(program, "--input-type=module", "--eval", CALLS.read_text("utf-8"), endpoint, table),
+        *(program, "--input-type=module", "--eval", text, endpoint, table),
         cwd=Path(beside).parent,
         env={**os.environ, "PROXY_KEY": key},
         stdout=asyncio.subprocess.PIPE,
@@ -36,9 +38,11 @@ async def calls(endpoint: str, table: str, key: str) -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize("script", CALLS)
 @pytest.mark.parametrize("state", STATES)
 async def test_each_call_gives_what_it_gives_without_a_proxy(
     state: str,
+    script: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     azurite: Azurite,
@@ -52,7 +56,7 @@ async def test_each_call_gives_what_it_gives_without_a_proxy(
     await tables_service.create_table(table)
     await tables_service.create_table(plain)
     key = azurite.tables.key
-    expected = await calls(azurite.tables.endpoint, plain, key)
+    expected = await calls(script, azurite.tables.endpoint, plain, key)
     async with proxied(config_of(tmp_path, azurite, monkeypatch), declared) as proxy:
-        found = await calls(through(proxy, azurite), table, key)
+        found = await calls(script, through(proxy, azurite), table, key)
     assert json.loads(json.dumps(found).replace(table, plain)) == expected

@@ -85,6 +85,20 @@ def test_what_is_configured_wrong_is_named(tmp_path: Path, text: str, problem: s
     assert "proxy.access" in str(caught.value) and caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[proxy.views.other]\nUsers = 'UsersV2'\n", "is no key of"),
+        ("[proxy.access.keys.app]\nenv = 'X'\n[proxy.views.app]\nUsers = 'a b'\n", "not the name of a table"),
+        ("[proxy.views]\nUsers = 7\n", "text"),
+    ],
+)
+def test_aliases_that_mean_nothing_are_named(tmp_path: Path, text: str, problem: str) -> None:
+    """Those of a key that nobody has would be given to nobody."""
+    with pytest.raises(ConfigurationError, match=problem):
+        configured(tmp_path, text)
+
+
 def made(certificate: Path, key: Path, name: str) -> None:
     """Make a certificate, in place of the one that is there."""
     new = [path.with_suffix(".new") for path in (certificate, key)]

@@ -25,13 +25,14 @@ from hypothesis import strategies as st
 
 from rekey.errors import RequestRejected
 from rekey.model import EntityKey
-from rekey.proxy.access import CredentialKind
-from rekey.proxy.sas import Within, confined
+from rekey.proxy.access import CredentialKind, PolicyUnread
+from rekey.proxy.sas import Within, confined, policies_in
 from tests.accessing import (
     ACCOUNT,
     ENCODED,
     ENDS,
     NOW,
+    STARTS,
     account_sas,
     asked,
     granted,
@@ -311,7 +312,6 @@ def test_a_confined_filter_holds_for_no_row_outside(text: str) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        {"si": "policy"},
         {"skoid": "x"},
         {"ss": "t"},
         {"srt": "sco"},
@@ -325,6 +325,58 @@ def test_a_confined_filter_holds_for_no_row_outside(text: str) -> None:
 )
 def test_what_is_not_understood_is_refused(said: dict[str, str]) -> None:
     assert refusal(asked(query=table_sas(**said), confines=True)) == "AuthenticationFailed"
+
+
+POLICIES = policies_in(
+    '<?xml version="1.0"?><SignedIdentifiers>\n<SignedIdentifier><Id>whole</Id><AccessPolicy>'
+    f"<Start>{STARTS}</Start><Expiry>2026-11-27T08:00:00.0000000Z</Expiry><Permission>ra</Permission></AccessPolicy>"
+    "</SignedIdentifier><SignedIdentifier><Id>a&amp;b</Id></SignedIdentifier><SignedIdentifier><Id>over</Id>"
+    "<AccessPolicy><Expiry>2026-11-21T08:00:00.0000000Z</Expiry><Permission>r</Permission></AccessPolicy>"
+    "</SignedIdentifier><SignedIdentifier><Id>rights</Id><AccessPolicy><Permission>r</Permission><Start/>"
+    "</AccessPolicy></SignedIdentifier></SignedIdentifiers>".encode("utf-8-sig")
+)
+
+
+def by_policy(name: str, **said: str) -> str:
+    """Return a signature that names a stored access policy, and says these terms itself."""
+    return table_sas(**{"si": name, "sp": "", "st": "", "se": "", **said})
+
+
+@pytest.mark.parametrize(
+    ("query", "method", "code"),
+    [
+        (by_policy("whole"), "GET", ""),
+        (by_policy("whole"), "POST", ""),
+        (by_policy("rights", se=ENDS), "GET", ""),
+        (by_policy("a&b", se=ENDS, sp="r"), "GET", ""),
+        (by_policy("whole"), "DELETE", "AuthorizationPermissionMismatch"),
+        (by_policy("rights", se=ENDS, sp="raud"), "GET", "AuthenticationFailed"),
+        (by_policy("rights"), "GET", "AuthenticationFailed"),
+        (by_policy("over"), "GET", "AuthenticationFailed"),
+        (by_policy("gone"), "GET", "AuthenticationFailed"),
+        (by_policy("a&b", se=ENDS), "GET", "AuthenticationFailed"),
+    ],
+)
+def test_a_stored_access_policy_says_what_the_signature_does_not(query: str, method: str, code: str) -> None:
+    """Each term in one of the two: one that neither says is missing, and one that both say is refused."""
+    kind = "row" if method == "DELETE" else "rows"
+    request = asked(kind, method, query, keys=(EntityKey("p", "r"),), policies=POLICIES)
+    if code:
+        assert refusal(request) == code
+    else:
+        assert granted(request).kind is CredentialKind.TABLE_SAS
+
+
+def test_a_policy_is_read_for_a_verified_signature_alone() -> None:
+    """And of the table that was signed."""
+    with pytest.raises(PolicyUnread) as unread:
+        granted(asked(query=by_policy("whole")))
+    assert (unread.value.name, unread.value.table) == ("orders", "Orders")
+    forged = by_policy("whole").replace("sig=", "sig=A")
+    assert refusal(asked(query=forged)) == "AuthenticationFailed"
+    assert (
+        refusal(asked(query=by_policy("whole"), table="Other", policies=POLICIES)) == "AuthorizationFailure"
+    )
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,11 @@ class ClientCore:
         self._working: _Working | None = None
         self._closed = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is registered."""
+        return self._lease is not None
+
     async def open(self) -> ClientLease:
         """Register and look at the control row for the first time; later calls only return the lease.
 
