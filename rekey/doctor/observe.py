@@ -27,9 +27,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, distributions, requires
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TypeAlias, TypeVar
+
+from packaging.requirements import Requirement
 
 from rekey.core.clock import ticks_of
 from rekey.core.distribution import DISTRIBUTION
@@ -290,7 +292,10 @@ def see_versions() -> VersionsSeen:
         wanted = tuple(requires(DISTRIBUTION) or ())
     except PackageNotFoundError:
         wanted = ()
-    packages = {one.metadata["Name"].lower(): one.version for one in distributions() if one.metadata["Name"]}
+    packages = {}
+    for name in {DISTRIBUTION, *(Requirement(one).name.lower() for one in wanted)}:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     return VersionsSeen(
         python=sys.version_info[:3],
         rekey=packages.get(DISTRIBUTION, ""),
