@@ -32,8 +32,8 @@ def application(
     ends: Event,
     pause_s: float,
 ) -> None:
-    """Write rows of one's own through a client, with a pause after each, until told to end, or killed; what is
-    refused is left."""
+    """Write rows of one's own through a client, with pauses, until told to end, or killed; what is refused is
+    left."""
     os.environ.update(environment)
     draw = random.Random(seed)
     mapper = Mapper(load_script(Path(config).parent / "migrations" / f"{script_id}.py").migration, {})
