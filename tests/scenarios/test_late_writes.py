@@ -20,12 +20,12 @@ from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.concurrency import cancel
 from rekey.errors import Ambiguous, GateClosed, Interrupted, Moved, ServiceError
 from rekey.mapping.rows import MAPPING_TABLE
-from rekey.migration.opening import OpenMigration, Prepared
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
 from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import JOURNAL_TABLE
+from rekey.protocol.opening import OpenMigration, Prepared
 from rekey.protocol.registry import Registry, is_current, refused_at
 from rekey.protocol.rules import View
 from rekey.runner import commands
