@@ -26,11 +26,11 @@ from rekey.core.limits import ELSEWHERE
 from rekey.declaration.mapper import Mapper
 from rekey.errors import RowRefused, ServiceError, WritesRefused
 from rekey.mapping.rows import JOURNAL_TABLE
-from rekey.migration.opening import Prepared
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
 from rekey.project.secrets_source import fingerprint
 from rekey.protocol.control import ControlRow
+from rekey.protocol.opening import Prepared
 from rekey.protocol.propagate import Propagator
 from rekey.protocol.registry import Registry
 from rekey.protocol.rules import View

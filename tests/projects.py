@@ -15,11 +15,11 @@ from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_scripts
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
-from rekey.migration.opening import Prepared, joined, open_migration
 from rekey.model import Row
 from rekey.project.config import Config, load_config
 from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import Journal
+from rekey.protocol.opening import Prepared, joined, open_migration
 from rekey.runner.run import Options, StopFlag
 from rekey.runner.session import Session
 from rekey.tables.base import Accounts

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rekey.copy.workers.work import close_host, host, work
-from rekey.migration.opening import joined
+from rekey.protocol.opening import joined
 from rekey.tables.sent import Sent
 from tests.memory import MemoryTableService
 from tests.projects import Project

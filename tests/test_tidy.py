@@ -145,7 +145,7 @@ IO_MODULES = {
 AZURE_SPEAKERS = (
     *("rekey/tables/", "rekey/project/secrets_source.py", "rekey/project/keyvault.py"),
     *("rekey/evidence/signing.py", "rekey/mapping/vault.py"),
-    "rekey/migration/opening.py",
+    "rekey/protocol/opening.py",
 )
 AZURE_WITNESSES = ("rekey/rehearse/",)
 """A rehearsal's application and witness use the SDK on purpose: the copying does not vouch for itself."""
@@ -161,7 +161,7 @@ FLOORS: tuple[set[str], ...] = (
     {"state", "project"},
     {"mapping"},
     {"protocol", "verify", "inspect"},
-    {"migration", "status", "serve"},
+    {"status", "serve"},
     {"copy", "client", "evidence", "stress"},
     {"", "aio", "plan", "rehearse", "proxy"},
     {"runner", "doctor"},

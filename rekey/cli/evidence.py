@@ -44,9 +44,9 @@ from rekey.evidence.signing import make_key, open_signer, public_path, read_publ
 from rekey.evidence.timestamp import read_root
 from rekey.evidence.verify import Trusted, Verdict
 from rekey.evidence.verify import verify as check
-from rekey.migration.opening import Prepared
 from rekey.phases import Phase
 from rekey.project.config import Config, load_config, reading
+from rekey.protocol.opening import Prepared
 from rekey.state.store import State
 
 KEY_FILE = "evidence.pem"

@@ -14,7 +14,7 @@ def main() -> int:
     from rekey.cli.main import run
     from rekey.cli.shell import Surroundings
     from rekey.doctor.live.life import apart
-    from rekey.migration.opening import connect
+    from rekey.protocol.opening import connect
 
     prefix, *words = sys.argv[1:]
     return run(words, Surroundings(connect=lambda config: apart(connect(config), prefix)))

@@ -39,9 +39,9 @@ from rekey.errors import (
     reason_of,
 )
 from rekey.mapping.lookup import Found, Gone, Lookup, Met, Query
-from rekey.migration.opening import Prepared, open_migration
 from rekey.phases import Phase
 from rekey.project.privatefiles import write_private
+from rekey.protocol.opening import Prepared, open_migration
 from rekey.state.audit import Erasures, erasures
 from rekey.state.store import State
 

@@ -22,7 +22,6 @@ from rekey.cli.shell import GROUP, Shell, command, file_option, flag
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script
 from rekey.errors import ExitCode
-from rekey.migration.opening import Prepared, open_migration
 from rekey.plan.compare import comparison_json, comparison_page, comparison_text
 from rekey.plan.page import plan_page
 from rekey.plan.plan import make_plan, plan_offline
@@ -31,6 +30,7 @@ from rekey.plan.render import plan_text
 from rekey.plan.result import Plan
 from rekey.plan.subject import PlanOptions, Subject, subject_of
 from rekey.project.config import Config, load_config
+from rekey.protocol.opening import Prepared, open_migration
 from rekey.state.store import State
 
 

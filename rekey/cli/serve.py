@@ -21,8 +21,8 @@ from rekey.cli.status import look_at_all
 from rekey.client.sdk.thread import LoopThread
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
-from rekey.migration.opening import connect
 from rekey.project.secrets_source import read_local
+from rekey.protocol.opening import connect
 from rekey.serve.server import Access, Address, serving
 from rekey.serve.watch import Document, Watch
 

@@ -72,7 +72,7 @@ class Surroundings:
     """What a command gets from outside; tests give tables in memory and a clock of their own.
 
     Attributes:
-        connect: connects the accounts of a configuration; None: `rekey.migration.opening.connect`.
+        connect: connects the accounts of a configuration; None: `rekey.protocol.opening.connect`.
         clock: the clock; None: the machine's.
         is_terminal: whether a user can answer questions; None: whether standard input is a terminal.
         ask: sends the single requests of `rekey doctor`; None: `rekey.tables.probe.ask`.
@@ -199,7 +199,7 @@ class Shell:
 
     def connect(self, config: Config) -> Accounts:
         """Connect both accounts. Raises ConfigurationError."""
-        from rekey.migration.opening import connect
+        from rekey.protocol.opening import connect
 
         self.accounts = (self.surroundings.connect or connect)(config)
         return self.accounts

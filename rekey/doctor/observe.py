@@ -27,9 +27,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, distributions, requires
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TypeAlias, TypeVar
+
+from packaging.requirements import Requirement
 
 from rekey.core.clock import ticks_of
 from rekey.core.distribution import DISTRIBUTION
@@ -56,13 +58,13 @@ from rekey.errors import ConfigurationError, CredentialRefused, RekeyError, Serv
 from rekey.evidence.signing import open_signer
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.mapping.store import cohorts_kept
-from rekey.migration.opening import open_wrapping, read_wrapping
 from rekey.model import PARTITION_KEY, ROW_KEY, key_of
 from rekey.project.config import Account, Config, Gates, account_key, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource
 from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import intents_of
 from rekey.protocol.lease import process_exists
+from rekey.protocol.opening import open_wrapping, read_wrapping
 from rekey.protocol.registry import Registry, Standing, standing
 from rekey.state.audit import erasures
 from rekey.state.backend import SCHEMA_FOLDER, schema_version, sqlite_version
@@ -305,7 +307,10 @@ def see_versions() -> VersionsSeen:
         wanted = tuple(requires(DISTRIBUTION) or ())
     except PackageNotFoundError:
         wanted = ()
-    packages = {one.metadata["Name"].lower(): one.version for one in distributions() if one.metadata["Name"]}
+    packages = {}
+    for name in {DISTRIBUTION, *(Requirement(one).name.lower() for one in wanted)}:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     return VersionsSeen(
         python=sys.version_info[:3],
         rekey=packages.get(DISTRIBUTION, ""),

@@ -265,7 +265,7 @@ class VersionsSeen:
     Attributes:
         python: three numbers.
         rekey: its own, "" where it is not installed.
-        packages: distribution name to version.
+        packages: rekey and what it requires, as far as installed: distribution name to version.
         wanted: requirements as the distribution states them: `yoyo-migrations<10,>=9`.
         sqlite: of SQLite.
     """

@@ -19,11 +19,11 @@ from rekey.declaration.migration import Declared
 from rekey.errors import SecretMissing
 from rekey.inspect.inventory import SampleSize
 from rekey.mapping.ids import SafeIds, new_key
-from rekey.migration.opening import OpenMigration
 from rekey.model import Row
 from rekey.plan.problems import Started
 from rekey.project.config import Config, Gates, Limits
 from rekey.project.prices import Prices
+from rekey.protocol.opening import OpenMigration
 from rekey.state.models import MigrationRecord
 
 OwnsRow = Callable[[int, Row], Awaitable[bool]]

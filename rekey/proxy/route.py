@@ -23,8 +23,8 @@ from rekey.client.sdk.plan import Endpoint, Plan, connect
 from rekey.core.limits import is_elsewhere
 from rekey.errors import ConfigurationError
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
-from rekey.migration.opening import Prepared
 from rekey.project.config import Account, Config, account_key
+from rekey.protocol.opening import Prepared
 from rekey.tables.base import Accounts
 from rekey.tables.credentials import credential_of
 

@@ -22,11 +22,11 @@ from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.plan import Plan
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
-from rekey.migration.opening import Prepared, connect
 from rekey.model import EntityKey, Row
 from rekey.project.config import Account as StorageAccount
 from rekey.project.config import Config, account_key
 from rekey.project.secrets_source import read_local
+from rekey.protocol.opening import Prepared, connect
 from rekey.proxy.access import Access
 from rekey.proxy.forward import Upstream
 from rekey.proxy.handler import Account, Handler

@@ -15,8 +15,8 @@ from typing import Any
 from rekey.core.clock import Clock
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
-from rekey.migration.opening import Prepared, open_migration, secrets_refused
 from rekey.project.config import Config
+from rekey.protocol.opening import Prepared, open_migration, secrets_refused
 from rekey.runner import steering
 from rekey.state.store import State
 from rekey.status.facts import look_at

@@ -38,18 +38,18 @@ from rekey.mapping.ids import new_key
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import SealedKeys, cursors_key
 from rekey.mapping.store import Keyring
-from rekey.migration.opening import (
+from rekey.next_steps import next_step
+from rekey.phases import ControlPhase, Phase
+from rekey.project.config import Config
+from rekey.protocol.control import ControlRow
+from rekey.protocol.lease import RunnerLease
+from rekey.protocol.opening import (
     OpenMigration,
     Prepared,
     connect,
     open_migration,
     require_same_secrets,
 )
-from rekey.next_steps import next_step
-from rekey.phases import ControlPhase, Phase
-from rekey.project.config import Config
-from rekey.protocol.control import ControlRow
-from rekey.protocol.lease import RunnerLease
 from rekey.protocol.term import Term
 from rekey.runner.clients import announcing, hand_over, until_quiet, wait_for_present
 from rekey.runner.hooks import HookEvent, Stalls, run_hook

@@ -24,6 +24,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, fields
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -84,6 +85,16 @@ VERIFICATION = _table(
 PARTIAL_SUMS = _table("partial_sums", "script_id", *_fields(StoredSums))
 AUDIT_EVENT = _table("audit_event", *_fields(AuditEvent), json="details")
 AUDIT_CHECKPOINT = _table("audit_checkpoint", *_fields(StoredCheckpoint))
+_OPENED = ContextVar[sqlite3.Connection]("opened")
+_ENGINE = sa.create_engine(
+    "sqlite://",
+    creator=_OPENED.get,
+    poolclass=sa.NullPool,
+    hide_parameters=True,
+    # canonical, so that an event has the same hash after it was read back
+    json_serializer=canonical_json,
+)
+"""One for all files: it keeps statements as they were compiled, which takes longer than to run them."""
 
 
 class State:
@@ -98,16 +109,10 @@ class State:
         self._clock = clock
         self._guard = threading.RLock()
         self._keys: dict[str, KeyTexts] = {}
-        self._engine = sa.create_engine(
-            "sqlite://",
-            creator=lambda: raw,
-            poolclass=sa.NullPool,
-            hide_parameters=True,
-            # canonical, so that an event has the same hash after it was read back
-            json_serializer=canonical_json,
-        )
         with files.closed_on_error(raw):
-            self._connection = self._engine.connect()
+            opened = _OPENED.set(raw)
+            self._connection = _ENGINE.connect()
+            _OPENED.reset(opened)
 
     @classmethod
     def open(
@@ -143,7 +148,6 @@ class State:
         """Close the file. Idempotent."""
         with self._guard:
             self._connection.close()
-            self._engine.dispose()
 
     def __enter__(self) -> State:
         return self

@@ -16,12 +16,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import struct
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from operator import or_
+from operator import ne, or_
 from typing import Any, NamedTuple
-from zlib import crc32
 
 from rekey.errors import StateUnusable
 from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row
@@ -53,7 +53,7 @@ class BucketSums:
     ) -> Callable[[Row], None]:
         """Return a function that adds a row by its `digest`. Sums grow past 128 bits and are reduced when
         they are packed or compared. `note` is told the bucket and the digest of every row added."""
-        sums, counts, from_bytes = self.sums, self.counts, int.from_bytes
+        sums, counts, from_bytes, crc32 = self.sums, self.counts, int.from_bytes, zlib.crc32
         before: str | None = None
         begun = 0
 
@@ -89,9 +89,10 @@ class BucketSums:
 
     def differing(self, other: BucketSums) -> frozenset[int]:
         """Return the buckets whose rows differ."""
+        unlike = map(or_, map(ne, self.counts, other.counts), map(ne, self.sums, other.sums))
         return frozenset(
             bucket
-            for bucket in range(BUCKETS)
+            for bucket in compress(range(BUCKETS), unlike)
             if self.counts[bucket] != other.counts[bucket] or (self.sums[bucket] - other.sums[bucket]) & _MASK
         )
 
@@ -109,13 +110,19 @@ class BucketSums:
         return hashlib.sha256(_HEADER + self.packed()).hexdigest()
 
     def as_json(self) -> str:
-        """Return the packed sums in base64."""
-        return base64.b64encode(self.packed()).decode("ascii")
+        """Return the packed sums, compressed, in base64: of a small table that is little."""
+        return base64.b64encode(zlib.compress(self.packed(), level=1)).decode("ascii")
 
     @classmethod
     def from_json(cls, text: str) -> BucketSums:
         """Return stored sums. Raises StateUnusable or ValueError for others."""
-        return cls.from_packed(base64.b64decode(text, validate=True))
+        data = base64.b64decode(text, validate=True)
+        if len(data) == BUCKETS * _STEP:  # as version 0.2 stored them
+            return cls.from_packed(data)
+        try:
+            return cls.from_packed(zlib.decompress(data))
+        except zlib.error:
+            raise _unusable() from None
 
     @classmethod
     def from_packed(cls, data: bytes) -> BucketSums:

@@ -50,9 +50,9 @@ from rekey.client.sdk.plan import Plan
 from rekey.core.limits import TABLE_NAME
 from rekey.declaration.migration import Declared
 from rekey.errors import TableMissing
-from rekey.migration.opening import Prepared
 from rekey.model import ROW_KEY, Row, content_of
 from rekey.phases import ControlPhase
+from rekey.protocol.opening import Prepared
 from rekey.proxy import running as running_proxy
 from rekey.proxy.route import Route, Routes, cores_of
 from rekey.rehearse.azurite import Azurite, AzuriteAccount

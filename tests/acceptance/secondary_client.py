@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from contextlib import suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -29,13 +30,16 @@ def application(
     race: str,
     environment: dict[str, str],
     ends: Event,
+    pause_s: float,
 ) -> None:
-    """Write rows of one's own through a client until told to end, or killed; what is refused is left."""
+    """Write rows of one's own through a client, with pauses, until told to end, or killed; what is refused is
+    left."""
     os.environ.update(environment)
     draw = random.Random(seed)
     mapper = Mapper(load_script(Path(config).parent / "migrations" / f"{script_id}.py").migration, {})
     with DualWriteTableClient.from_config(config, script_id, view=view, settings=SETTINGS) as client:
         while not ends.is_set():
+            time.sleep(pause_s)  # not in `ends.wait`: who is killed there leaves an event that cannot be set
             bib, age = f"{number:02}{draw.randrange(6):02}", 20 + draw.randrange(4)
             row = racer(bib, age, draw.choice(("John", "Jack")), race, Time=draw.randrange(1000))
             row = mapper.map(row)[0].row if view == "new" else row

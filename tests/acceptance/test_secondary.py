@@ -77,12 +77,14 @@ class Reader(Thread):
 
 
 @contextmanager
-def applications(project: Project, views: list[str], draw: random.Random) -> Iterator[list[BaseProcess]]:
+def applications(
+    project: Project, views: list[str], draw: random.Random, pause_s: float
+) -> Iterator[list[BaseProcess]]:
     """Run an application in each view, in a process of its own; those that were not killed end in order."""
     given = str(project.folder / "rekey.toml"), project.script_id
     running, ends = list[BaseProcess](), multiprocessing.get_context("forkserver").Event()
     for number, view in enumerate(views):
-        words = (*given, view, number, draw.randrange(2**32), RACE, project.environment, ends)
+        words = (*given, view, number, draw.randrange(2**32), RACE, project.environment, ends, pause_s)
         running.append(forked(application, *words))
     try:
         yield running
@@ -110,7 +112,7 @@ def test_a_reader_who_reads_all_the_time_never_finds_half_a_pair(
 ) -> None:
     seed = int(os.environ.get("REKEY_SEED", random.SystemRandom().randrange(2**32)))
     for life in range(lives):
-        # At full speed the reader takes most of what Azurite can do.
+        # At full speed the reader takes most of what Azurite can do, and the writers a machine's cores.
         one_life(Project(tmp_path / f"{life}", azurite), script, seed + life, 0.05 if lives == 1 else 0.0)
 
 
@@ -126,10 +128,10 @@ def one_life(project: Project, script: str, seed: int, pause_s: float) -> None:
     try:
         # A client that is killed before a cutover keeps its gate closed for a quarter of an hour: only the
         # runner is killed there.
-        with applications(project, ["old", "old", "old"], draw):
+        with applications(project, ["old", "old", "old"], draw, pause_s):
             _killed(project, draw, 3, "apply")
             _until_done(project, "apply")
-        with applications(project, ["old", "new", "new"], draw):
+        with applications(project, ["old", "new", "new"], draw, pause_s):
             time.sleep(2)
             _killed(project, draw, 1, "apply", "--to", "cutover")
             _until_done(project, "apply", "--to", "cutover")
@@ -139,7 +141,7 @@ def one_life(project: Project, script: str, seed: int, pause_s: float) -> None:
                 _until_done(project, "rollback", "--to", "dual_write")
             _until_done(project, "verify", "--mode", "full")
             _until_done(project, "apply", "--to", "cutover")
-        with applications(project, ["old", "new", "new"], draw) as running:
+        with applications(project, ["old", "new", "new"], draw, pause_s) as running:
             time.sleep(draw.uniform(3, 5))
             for one in running:
                 one.kill()

@@ -37,10 +37,10 @@ from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
 from rekey.client.route import OtherRun
 from rekey.errors import ConfigurationError, DeclarationError, SecretMissing, Unavailable
 from rekey.mapping.store import MappingStore
-from rekey.migration.opening import OpenMigration
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
+from rekey.protocol.opening import OpenMigration
 from rekey.protocol.registry import ClientRow, Registry
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService

@@ -13,10 +13,10 @@ from urllib.parse import unquote
 import pytest
 
 from rekey.core.guarantees import COSMOS
-from rekey.migration.opening import joined
 from rekey.model import Row, content_of, key_of
 from rekey.phases import Phase
 from rekey.project.config import Config
+from rekey.protocol.opening import joined
 from rekey.rehearse.azurite import Azurite
 from rekey.runner import commands
 from rekey.runner.commands import Mode

@@ -13,7 +13,7 @@ from rekey.declaration.scripts import load_script
 from rekey.errors import WritesRefused
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.mapping.sealing import WrappingKey
-from rekey.migration.opening import Prepared
+from rekey.protocol.opening import Prepared
 from rekey.protocol.registry import Registry
 from rekey.tables.base import Accounts
 from tests.declared import under_writes

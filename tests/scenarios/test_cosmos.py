@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rekey.errors import ExitCode, Interrupted, RekeyError
-from rekey.migration.opening import Prepared
 from rekey.model import content_of, key_of
 from rekey.phases import Phase
+from rekey.protocol.opening import Prepared
 from rekey.runner import commands
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options, StopFlag

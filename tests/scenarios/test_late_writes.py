@@ -7,6 +7,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -14,16 +15,17 @@ import pytest
 
 from rekey.client.reading import ClientFacts
 from rekey.client.sdk.core import ClientCore
+from rekey.client.work import ClientParts
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.concurrency import cancel
 from rekey.errors import Ambiguous, GateClosed, Interrupted, Moved, ServiceError
 from rekey.mapping.rows import MAPPING_TABLE
-from rekey.migration.opening import OpenMigration, Prepared
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
 from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import JOURNAL_TABLE
+from rekey.protocol.opening import OpenMigration, Prepared
 from rekey.protocol.registry import Registry, is_current, refused_at
 from rekey.protocol.rules import View
 from rekey.runner import commands
@@ -408,7 +410,9 @@ def test_a_write_from_before_the_migration_that_is_answered_late_is_announced_af
     """When it began there was no migration, so it has no intent; it ends when its row is copied."""
     stopped, held = held_from_before_the_migration(users)
     assert users.phase is ControlPhase.DUAL_WRITE
-    held.go_on()
+    on_the_clock = partial(ClientParts, sleep=users.project.clock.sleep)
+    with mock.patch("rekey.client.sdk.core.ClientParts", on_the_clock):
+        held.go_on()
     with pytest.raises(ServiceError, match="may have been applied"):
         held.writing.result()
     assert [row["Client"] for row in users.intents] == [stopped.lease.client_id]

@@ -49,11 +49,11 @@ from rekey.mapping.rows import (
     MAPPING_TABLE,
 )
 from rekey.mapping.sealing import LocalWrappingKey
-from rekey.migration.opening import Prepared, joined
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol import lease
 from rekey.protocol.control import ControlRow, from_row
+from rekey.protocol.opening import Prepared, joined
 from rekey.protocol.rules import SOURCE, View, authority
 from rekey.runner import commands, verification
 from rekey.runner.commands import Mode

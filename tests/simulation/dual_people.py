@@ -33,8 +33,8 @@ from rekey.errors import (
     ServiceError,
     WritesRefused,
 )
-from rekey.migration.opening import Prepared
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, etag_of, key_of
+from rekey.protocol.opening import Prepared
 from rekey.protocol.rules import View
 from rekey.tables.base import Table
 from tests.simulation.linearizable import (

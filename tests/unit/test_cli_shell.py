@@ -212,7 +212,7 @@ def test_help_needs_no_heavy_module() -> None:
 def test_what_looks_needs_nothing_of_what_works() -> None:
     """`rekey status` is asked again and again: it does not wait for modules that copy, plan or compare."""
     program = (
-        "import sys, rekey.cli.status, rekey.migration.opening\n"
+        "import sys, rekey.cli.status, rekey.protocol.opening\n"
         "from rekey.status import judge, tell\n"
         "working = ('copy.checkpoint', 'copy.delta', 'plan', 'verify', 'inspect', 'runner.session')\n"
         "other = ('azure.identity', 'azure.data', 'azure.keyvault', 'rekey.client')\n"

@@ -19,8 +19,8 @@ from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import Wrapped
 from rekey.mapping.store import Keyring
 from rekey.mapping.vault import KeyVaultWrappingKey
-from rekey.migration.opening import open_wrapping
 from rekey.project.config import load_config
+from rekey.protocol.opening import open_wrapping
 from tests.memory import MemoryTableService
 from tests.vaults import SAID, Credential, FakeVault, Refused, decoded, unpadded
 

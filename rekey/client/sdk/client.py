@@ -37,8 +37,8 @@ from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError
 from rekey.mapping.sealing import WrappingKey
-from rekey.migration.opening import Prepared
 from rekey.project.config import Account, account_key, load_config
+from rekey.protocol.opening import Prepared
 from rekey.protocol.rules import View
 from rekey.tables.base import Accounts
 

@@ -41,11 +41,11 @@ from rekey.errors import (
     WritesRefused,
 )
 from rekey.mapping.rows import JOURNAL_TABLE
-from rekey.migration.opening import OpenMigration, open_migration
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.journal import Journal
+from rekey.protocol.opening import OpenMigration, open_migration
 from rekey.protocol.registry import SAFETY_S, Registry
 from rekey.protocol.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
 from rekey.protocol.sweeper import Company

@@ -37,7 +37,7 @@ from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError, SecretMissing
 from rekey.mapping.sealing import LocalWrappingKey, WrappingKey
-from rekey.migration.opening import Prepared, joined
+from rekey.protocol.opening import Prepared, joined
 from rekey.protocol.rules import View
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Accounts

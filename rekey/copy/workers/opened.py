@@ -27,10 +27,10 @@ from rekey.declaration.scripts import load_script
 from rekey.errors import ConfigurationError, Moved, StateUnusable
 from rekey.mapping.sealing import SealedKeys, tasks_key
 from rekey.mapping.store import MappingStore
-from rekey.migration.opening import Prepared, open_migration
 from rekey.model import EntityKey, KeyRange
 from rekey.project.config import Config, load_config
 from rekey.protocol.control import ControlRow, ControlStore
+from rekey.protocol.opening import Prepared, open_migration
 from rekey.tables.base import Accounts, Table
 from rekey.tables.kinds import by_number
 from rekey.verify.sums import SOURCE

@@ -25,8 +25,8 @@ from rekey.copy.workers.summing import find_slice, sum_slice
 from rekey.copy.workers.tasks import Basis, Ended, Failure, Kind, Plain, Result, Task, read_task
 from rekey.core.distribution import installed_version
 from rekey.errors import RekeyError
-from rekey.migration.opening import connect
 from rekey.project.config import Config
+from rekey.protocol.opening import connect
 from rekey.tables.base import Accounts
 from rekey.tables.sent import tallied
 

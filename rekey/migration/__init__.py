@@ -1,1 +1,0 @@
-"""Opening a migration for work."""
