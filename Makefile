@@ -94,7 +94,7 @@ man: $(VENV)/.installed
 	$(BIN)/python -m docs.man_pages man
 
 site: $(VENV)/.installed
-	$(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python -m mkdocs build --strict # with --quiet no warning would count
 
 dist: man
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[release]' $(LOCK:%=-c %)
