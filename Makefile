@@ -98,7 +98,7 @@ man: $(VENV)/.installed
 	$(BIN)/python -m docs.man_pages man
 
 site: $(VENV)/.installed
-	$(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python -m mkdocs build --strict # with --quiet no warning would count
 
 dist: man
 	$(PIP) -e '.[release]' $(LOCK:%=-c %)

@@ -119,7 +119,9 @@ def linked(name: str) -> Iterator[str]:
     """Yield what a page links to in the repository, by path; a folder ends with `/`."""
     for link, _ in _LINK.findall(_BLOCK.sub("", (ROOT / name).read_text("utf-8"))):
         if not link.startswith("https://"):
-            yield os.path.normpath((Path(name).parent / link).as_posix()) + "/" * link.endswith("/")
+            target = os.path.normpath((Path(name).parent / link).as_posix())
+            if (ROOT / target).exists():  # mkdocs tells what does not
+                yield target + "/" * link.endswith("/")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
