@@ -29,6 +29,7 @@ from tests.commands import Commands
 from tests.company import Company, Ledger, traffic
 from tests.faults import Call
 from tests.projects import USERS_SCRIPT, Project, lived
+from tests.soaking import others_in_soak
 from tests.worlds import Killed, user
 
 STOPPED = Options(writers_stopped=True)
@@ -134,13 +135,14 @@ def equal(project: Project, members: int) -> bool:
     )
 
 
-def test_killed_at_every_write_of_its_cutover_a_group_is_never_mixed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("capture", others_in_soak(["delta", "dual-write"], kept=["dual-write"]))
+def test_killed_at_every_write_of_its_cutover_a_group_is_never_mixed(tmp_path: Path, capture: str) -> None:
     """Neither at the kill nor behind the next command: five tables, there and back."""
     kills = 0
     for back in (False, True):
 
         def begun(made: Project) -> None:
-            fill(made, 5, rows=2)
+            fill(made, 5, rows=2, capture=capture)
             apply(made, Phase.CUTOVER if back else Phase.RECONCILE)  # noqa: B023 - called at once
 
         def command() -> object:
@@ -149,7 +151,7 @@ def test_killed_at_every_write_of_its_cutover_a_group_is_never_mixed(tmp_path: P
         effect, was_killed = 0, True
         while was_killed:
             effect += 1
-            project = lived(("group", back), tmp_path / f"{back}-{effect}", begun)
+            project = lived(("group", capture, back), tmp_path / f"{back}-{effect}", begun)
             was_killed = killed_at(project, effect, command)
             kills += was_killed
             assert one_authority(project), effect
