@@ -191,7 +191,7 @@ def _begun(script_ids: Sequence[str], begin: Callable[[str], Run]) -> list[Run]:
 
     if len(runs) > 1:
         for run in runs:
-            run.group, run.still_alone = runs, all_held
+            run.group, run.still_alone, run.control.moves = runs, all_held, frozenset(script_ids)
     return runs
 
 

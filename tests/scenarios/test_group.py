@@ -14,7 +14,15 @@ from unittest import mock
 import pytest
 
 from rekey.declaration.scripts import load_script, load_scripts
-from rekey.errors import ConfigurationError, DeclarationError, Findings, GateClosed, Refused, WriterAtWork
+from rekey.errors import (
+    ConfigurationError,
+    DeclarationError,
+    Findings,
+    GateClosed,
+    Moved,
+    Refused,
+    WriterAtWork,
+)
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
@@ -24,6 +32,7 @@ from rekey.protocol.control import ControlStore
 from rekey.protocol.rules import authority
 from rekey.rehearse.project import Project as Rehearsal
 from rekey.runner import commands
+from rekey.runner.phases import cutover
 from rekey.runner.run import Options
 from tests.commands import Commands
 from tests.company import Company, Ledger, traffic
@@ -171,6 +180,7 @@ def test_a_freeze_that_a_killed_runner_left_is_left_by_all_with_the_next_command
     project = grouped(tmp_path)
     apply(project, Phase.RECONCILE)
     frozen = ControlStore(project.restricted, "0001_users", GROUP)
+    frozen.moves = frozenset(project.scripts)
     asyncio.run(frozen.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE))
     assert phases(project) == [ControlPhase.FREEZE] * 3
     with project.session() as session:
@@ -536,3 +546,34 @@ def test_a_group_has_at_most_a_hundred_members(tmp_path: Path) -> None:
     project.script(text.replace("capture=", 'group="billing", capture='), "0001_many.py")
     with pytest.raises(DeclarationError, match="the group billing has 101 scripts; at most 100"):
         _ = project.scripts
+
+
+def test_what_another_runner_adds_to_a_group_meanwhile_is_never_moved_unproved(tmp_path: Path) -> None:
+    """Its project has one script more; the group's runner, which has not, is before its freeze."""
+    project, other = grouped(tmp_path / "one", 2), Project(tmp_path / "other")
+    other.tables, other.restricted, other.clock = project.tables, project.restricted, project.clock
+    other.script(script_of("More", "MoreV2"), "0009_more.py")
+    asyncio.run(project.fill("More", [user("a@more.com")]))
+    apply(project, Phase.RECONCILE)
+    with project.session(STOPPED) as session:
+        runs = commands._begun([*project.scripts], session.begin)
+        with other.session() as others:
+            commands.apply(others, "0009_more")
+        with pytest.raises(Moved, match="not what this command was begun with: 0009_more"):
+            session.do(cutover.run(runs[0]))
+    assert phases(project) == [ControlPhase.DUAL_WRITE] * 3
+    with pytest.raises(Refused, match="not in this project: 0009_more"):
+        apply(project)
+    with other.session(Options(drop_targets=True)) as others:
+        commands.rollback(others, "0009_more", to=ControlPhase.SOURCE, drop=True)
+    apply(project)
+    assert phases(project) == [ControlPhase.CUTOVER] * 2
+
+
+def test_a_control_row_of_a_group_cannot_be_moved_alone(tmp_path: Path) -> None:
+    project = grouped(tmp_path, 2)
+    apply(project, Phase.RECONCILE)
+    alone = project.store("0001_users")
+    with pytest.raises(Moved, match="not what this command was begun with: 0000_users"):
+        asyncio.run(alone.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE))
+    assert phases(project) == [ControlPhase.DUAL_WRITE] * 2
