@@ -17,7 +17,6 @@ from rekey.declaration.scripts import load_script, load_scripts
 from rekey.errors import (
     ConfigurationError,
     DeclarationError,
-    Findings,
     GateClosed,
     Moved,
     Refused,
@@ -36,6 +35,7 @@ from rekey.runner.phases import cutover
 from rekey.runner.run import Options
 from tests.commands import Commands
 from tests.company import Company, Ledger, traffic
+from tests.evidence import prove
 from tests.faults import Call
 from tests.projects import USERS_SCRIPT, Project, lived
 from tests.soaking import others_in_soak
@@ -98,6 +98,12 @@ def test_a_group_cuts_over_goes_back_and_completes_as_one(tmp_path: Path, captur
     assert phases(project) == [ControlPhase.DUAL_WRITE] * 3
     apply(project, Phase.COMPLETE)
     assert phases(project) == [ControlPhase.COMPLETE] * 3
+    with project.session(Options(typed_table="Users0")) as session:
+        prove(session.config, session.scripts["0000_users"], session.state)
+        commands.retire(session, "0000_users")
+    assert phases(project) == [ControlPhase.RETIRED, *[ControlPhase.COMPLETE] * 2]
+    assert [one.next_phase for one in apply(project, None)] == [None, Phase.RETIRE, Phase.RETIRE]
+    assert asyncio.run(project.tables.table_exists("Users1")), "each table is named when it is deleted"
 
 
 async def dead(_call: Call) -> None:
@@ -221,13 +227,17 @@ def phases_now(project: Project) -> set[str]:
 
 
 @pytest.mark.parametrize("capture", ["delta", "dual-write"])
-def test_a_difference_in_one_member_takes_all_back(tmp_path: Path, capture: str) -> None:
+def test_a_difference_in_one_member_takes_all_back(
+    tmp_path: Path, capture: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     project = grouped(tmp_path, capture=capture)
     apply(project, Phase.RECONCILE)
     foreign = {"PartitionKey": "p", "RowKey": "f" * 26, "Name": "of nobody"}
     asyncio.run(project.tables.table("Users1V2").insert(foreign))
-    with pytest.raises(Findings, match=r"^0001_users: full verification under freeze found 1 rows"):
-        apply(project)
+    rekey = Commands(project, capsys, monkeypatch)
+    told = rekey("apply", "--group", GROUP, "--to", "cutover", "--writers-stopped", code=1).err
+    assert "0001_users: full verification under freeze found 1 rows that differ" in told
+    assert "rekey verify 0001_users --mode full" in " ".join(told.split())
     assert phases(project) == [ControlPhase.DUAL_WRITE] * 3
 
 
