@@ -6,7 +6,8 @@ Rules kept here:
   rows of a group share a partition: PartitionKey `group:` and the group's name, RowKey the script's id.
 * Of a group, every move into a freeze, out of it and to `complete` moves all control rows, in one transaction
   of the service: all are moved or none, whatever becomes of the runner or the answer (ADR 0043). No store
-  moves one alone there.
+  moves one alone there, nor a row that whoever moves has not been told of (`moves`): nobody has proved what
+  another runner added meanwhile.
 * It is made by insert-if-absent and moved only along `phases.MOVES`, conditionally on the row that was read;
   each move adds one to the epoch. So two runners that both believe to be alone cannot both move it.
 * Times in it are the service's, never this machine's.
@@ -181,6 +182,8 @@ class ControlStore:
         self._table = restricted.table(CONTROL_TABLE)
         self._key = control_key(script_id, group)
         self.script_id, self.group = script_id, group
+        self.moves = frozenset({script_id})
+        """The scripts whose rows a joint move is to move: those of the whole group."""
 
     async def read(self) -> ControlRow | None:
         """Return the control row as it is now, None when there is none (or no restricted table yet)."""
@@ -242,25 +245,29 @@ class ControlStore:
         """Move the row from one phase to another and return it as moved; of a group all rows, if `is_joint`.
 
         A freeze is left for the phase that it came from by all rows that are in it. Every other joint move is
-        one of all rows of the group.
+        one of all rows of the group, and these are `moves`.
 
         Raises:
             Refused: not a legal move.
-            Moved: a row is gone, is not in `now`, or changed while it was being moved.
+            Moved: a row is gone, is not in `now`, is not one of `moves`, or changed while it was being moved.
             Ambiguous, Unavailable: the outcome is open, and reading back did not show the move; run the same
                 command again.
         """
         row = await self.read()
         if row is None:
             raise self._gone()
-        joint = bool(self.group) and is_joint(now, then)
-        rows = (
-            [row, *(one for one in await self.members() if one.script_id != row.script_id)]
-            if joint
-            else [row]
-        )
-        if now is ControlPhase.FREEZE and row.phase is now and then is row.came_from:
-            rows = [one for one in rows if one.phase is now]
+        rows = [row]
+        if self.group and is_joint(now, then):
+            rows += [one for one in await self.members() if one.script_id != row.script_id]
+            if now is ControlPhase.FREEZE and row.phase is now and then is row.came_from:
+                rows = [one for one in rows if one.phase is now]
+            elif strange := sorted(self.moves ^ {one.script_id for one in rows}):
+                raise Moved(
+                    f"the group {self.group} is not what this command was begun with: {', '.join(strange)}",
+                    kept="everything; nothing was changed",
+                    hint=f"`rekey status --group {self.group}`, then the same command again; `rekey rollback"
+                    f" {strange[0]} --to source --drop-targets` takes a script out of the group",
+                )
         for one in rows:
             if one.phase is not now:
                 raise Moved(

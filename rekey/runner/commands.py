@@ -164,8 +164,8 @@ def _apply(
     if not session.options.follow:
         for run in runs:
             run.state.set_fact(run.script_id, FOLLOWING, None)
-    furthest = max(before.values(), key=len)
-    last = to or (Phase.RECONCILE if len(furthest) < ORDER.index(Phase.CUTOVER) else furthest[-1])
+    nearest = min(before.values(), key=len)
+    last = to or (Phase.RECONCILE if len(nearest) < ORDER.index(Phase.CUTOVER) else nearest[-1])
     for phase in ORDER[: ORDER.index(last) + 1]:
         left = [run for run in runs if phase not in session.ledger.applied(run.script_id)]
         closed = {run.script_id: session.do(PHASES[phase].gate(run)) for run in left}
@@ -191,7 +191,7 @@ def _begun(script_ids: Sequence[str], begin: Callable[[str], Run]) -> list[Run]:
 
     if len(runs) > 1:
         for run in runs:
-            run.group, run.still_alone = runs, all_held
+            run.group, run.still_alone, run.control.moves = runs, all_held, frozenset(script_ids)
     return runs
 
 

@@ -96,6 +96,10 @@ class StopFlag:
             )
 
 
+def keep_no_count() -> None:
+    """Store nothing: no phase is under way."""
+
+
 async def tell_nobody(_event: str, *, before: Phase | None = None, **_more: object) -> None:
     """Return at once: there is no hook. Arguments as of `Run.tell`."""
     del before
@@ -123,7 +127,7 @@ class Run:
     lease_id: str = ""
     factory: Factory | None = None
     """Makes the executor whose workers copy and compare; None: the runner does it itself."""
-    keep_count: Callable[[], None] = lambda: None
+    keep_count: Callable[[], None] = keep_no_count
     """Stores how many requests were sent so far: the count stays if the run is killed."""
     by_workers: Counter[str] = field(default_factory=Counter)
     """Requests that workers sent for this run, by kind; results of tasks are added to it."""

@@ -55,7 +55,7 @@ from rekey.runner.clients import announcing, hand_over, until_quiet, wait_for_pr
 from rekey.runner.hooks import HookEvent, Stalls, run_hook
 from rekey.runner.look import look, told
 from rekey.runner.phases import PHASES
-from rekey.runner.run import Counters, Options, Run, StopFlag, asks_again
+from rekey.runner.run import Counters, Options, Run, StopFlag, asks_again, keep_no_count
 from rekey.runner.steering import Steering, follow, is_paused
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger, aligned
@@ -492,6 +492,8 @@ class Session:
             _tell("stopped", "phase-stopped", script_id, phase, error=type(error).__name__)
             self.phase_ended(self.state.phase_runs(script_id)[-1])
             raise
+        finally:
+            run.keep_count = keep_no_count  # what is sent from now on is not of this phase
         self.state.finish_phase(number, "done", counters, self.sent())
         self.count_anew()
         self.state.audit("phase-done", script_id, {"phase": phase, "counters": counters})

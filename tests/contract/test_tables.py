@@ -334,8 +334,10 @@ async def test_a_deleted_table_is_gone_and_a_second_delete_says_so(
     service: TableService, table: Table
 ) -> None:
     await table.insert(row())
+    assert table.name in await service.table_names()
     assert await service.delete_table(table.name)
     assert not await service.table_exists(table.name)
+    assert table.name not in await service.table_names()
     assert not await service.delete_table(table.name)
 
 

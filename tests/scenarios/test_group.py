@@ -14,7 +14,14 @@ from unittest import mock
 import pytest
 
 from rekey.declaration.scripts import load_script, load_scripts
-from rekey.errors import ConfigurationError, DeclarationError, Findings, GateClosed, Refused, WriterAtWork
+from rekey.errors import (
+    ConfigurationError,
+    DeclarationError,
+    GateClosed,
+    Moved,
+    Refused,
+    WriterAtWork,
+)
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
@@ -24,11 +31,14 @@ from rekey.protocol.control import ControlStore
 from rekey.protocol.rules import authority
 from rekey.rehearse.project import Project as Rehearsal
 from rekey.runner import commands
+from rekey.runner.phases import cutover
 from rekey.runner.run import Options
 from tests.commands import Commands
 from tests.company import Company, Ledger, traffic
+from tests.evidence import prove
 from tests.faults import Call
 from tests.projects import USERS_SCRIPT, Project, lived
+from tests.soaking import others_in_soak
 from tests.worlds import Killed, user
 
 STOPPED = Options(writers_stopped=True)
@@ -88,6 +98,12 @@ def test_a_group_cuts_over_goes_back_and_completes_as_one(tmp_path: Path, captur
     assert phases(project) == [ControlPhase.DUAL_WRITE] * 3
     apply(project, Phase.COMPLETE)
     assert phases(project) == [ControlPhase.COMPLETE] * 3
+    with project.session(Options(typed_table="Users0")) as session:
+        prove(session.config, session.scripts["0000_users"], session.state)
+        commands.retire(session, "0000_users")
+    assert phases(project) == [ControlPhase.RETIRED, *[ControlPhase.COMPLETE] * 2]
+    assert [one.next_phase for one in apply(project, None)] == [None, Phase.RETIRE, Phase.RETIRE]
+    assert asyncio.run(project.tables.table_exists("Users1")), "each table is named when it is deleted"
 
 
 async def dead(_call: Call) -> None:
@@ -134,13 +150,14 @@ def equal(project: Project, members: int) -> bool:
     )
 
 
-def test_killed_at_every_write_of_its_cutover_a_group_is_never_mixed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("capture", others_in_soak(["delta", "dual-write"], kept=["dual-write"]))
+def test_killed_at_every_write_of_its_cutover_a_group_is_never_mixed(tmp_path: Path, capture: str) -> None:
     """Neither at the kill nor behind the next command: five tables, there and back."""
     kills = 0
     for back in (False, True):
 
         def begun(made: Project) -> None:
-            fill(made, 5, rows=2)
+            fill(made, 5, rows=2, capture=capture)
             apply(made, Phase.CUTOVER if back else Phase.RECONCILE)  # noqa: B023 - called at once
 
         def command() -> object:
@@ -149,7 +166,7 @@ def test_killed_at_every_write_of_its_cutover_a_group_is_never_mixed(tmp_path: P
         effect, was_killed = 0, True
         while was_killed:
             effect += 1
-            project = lived(("group", back), tmp_path / f"{back}-{effect}", begun)
+            project = lived(("group", capture, back), tmp_path / f"{back}-{effect}", begun)
             was_killed = killed_at(project, effect, command)
             kills += was_killed
             assert one_authority(project), effect
@@ -169,6 +186,7 @@ def test_a_freeze_that_a_killed_runner_left_is_left_by_all_with_the_next_command
     project = grouped(tmp_path)
     apply(project, Phase.RECONCILE)
     frozen = ControlStore(project.restricted, "0001_users", GROUP)
+    frozen.moves = frozenset(project.scripts)
     asyncio.run(frozen.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE))
     assert phases(project) == [ControlPhase.FREEZE] * 3
     with project.session() as session:
@@ -209,13 +227,17 @@ def phases_now(project: Project) -> set[str]:
 
 
 @pytest.mark.parametrize("capture", ["delta", "dual-write"])
-def test_a_difference_in_one_member_takes_all_back(tmp_path: Path, capture: str) -> None:
+def test_a_difference_in_one_member_takes_all_back(
+    tmp_path: Path, capture: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     project = grouped(tmp_path, capture=capture)
     apply(project, Phase.RECONCILE)
     foreign = {"PartitionKey": "p", "RowKey": "f" * 26, "Name": "of nobody"}
     asyncio.run(project.tables.table("Users1V2").insert(foreign))
-    with pytest.raises(Findings, match=r"^0001_users: full verification under freeze found 1 rows"):
-        apply(project)
+    rekey = Commands(project, capsys, monkeypatch)
+    told = rekey("apply", "--group", GROUP, "--to", "cutover", "--writers-stopped", code=1).err
+    assert "0001_users: full verification under freeze found 1 rows that differ" in told
+    assert "rekey verify 0001_users --mode full" in " ".join(told.split())
     assert phases(project) == [ControlPhase.DUAL_WRITE] * 3
 
 
@@ -534,3 +556,43 @@ def test_a_group_has_at_most_a_hundred_members(tmp_path: Path) -> None:
     project.script(text.replace("capture=", 'group="billing", capture='), "0001_many.py")
     with pytest.raises(DeclarationError, match="the group billing has 101 scripts; at most 100"):
         _ = project.scripts
+
+
+def test_what_another_runner_adds_to_a_group_meanwhile_is_never_moved_unproved(tmp_path: Path) -> None:
+    """Its project has one script more; the group's runner, which has not, is before its freeze."""
+    project, other = grouped(tmp_path / "one", 2), Project(tmp_path / "other")
+    other.tables, other.restricted, other.clock = project.tables, project.restricted, project.clock
+    other.script(script_of("More", "MoreV2"), "0009_more.py")
+    asyncio.run(project.fill("More", [user("a@more.com")]))
+    apply(project, Phase.RECONCILE)
+    with project.session(STOPPED) as session:
+        runs = commands._begun([*project.scripts], session.begin)
+        with other.session() as others:
+            commands.apply(others, "0009_more")
+        with pytest.raises(Moved, match="not what this command was begun with: 0009_more"):
+            session.do(cutover.run(runs[0]))
+    assert phases(project) == [ControlPhase.DUAL_WRITE] * 3
+    with pytest.raises(Refused, match="not in this project: 0009_more"):
+        apply(project)
+    with other.session(Options(drop_targets=True)) as others:
+        commands.rollback(others, "0009_more", to=ControlPhase.SOURCE, drop=True)
+    apply(project)
+    assert phases(project) == [ControlPhase.CUTOVER] * 2
+
+
+def test_a_control_row_of_a_group_cannot_be_moved_alone(tmp_path: Path) -> None:
+    project = grouped(tmp_path, 2)
+    apply(project, Phase.RECONCILE)
+    alone = project.store("0001_users")
+    with pytest.raises(Moved, match="not what this command was begun with: 0000_users"):
+        asyncio.run(alone.move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE))
+    assert phases(project) == [ControlPhase.DUAL_WRITE] * 2
+
+
+def test_what_is_sent_for_a_member_behind_its_phase_is_not_counted_with_that(tmp_path: Path) -> None:
+    """Its tables are compared in the cutover that another member's run makes for all."""
+    with grouped(tmp_path, 2, rows=3).session(STOPPED) as session:
+        commands.apply_group(session, GROUP)
+        before = session.state.phase_runs("0001_users")
+        session.runs["0001_users"].keep_count()
+        assert session.state.phase_runs("0001_users") == before

@@ -60,7 +60,9 @@ class GroupWorld(Scenario):
 
     def store(self, script_id: str) -> ControlStore:
         """Return the control row of a member."""
-        return ControlStore(self.others, script_id, GROUP)
+        store = ControlStore(self.others, script_id, GROUP)
+        store.moves = frozenset(MEMBERS)
+        return store
 
     def rows(self) -> list[ControlRow]:
         """Return the control rows as they are now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rekey.errors import CredentialRefused, RowExists
-from rekey.tables.answers import Answer, read_batch, read_etag, read_page, read_time
+from rekey.tables.answers import Answer, read_batch, read_etag, read_page, read_tables, read_time
 from rekey.tables.base import Operation, Verb
 
 KEY = {"PartitionKey": "p", "RowKey": "r"}
@@ -55,3 +55,10 @@ def test_a_continuation_may_lack_its_row_key_or_have_an_empty_one() -> None:
     empty["x_ms_continuation_NextPartitionKey"] = ""
     assert read_page(answer(200, b'{"value":[]}', **empty), "scan").continuation is None
     assert read_page(answer(200, b'{"value":[]}'), "scan").continuation is None
+
+
+def test_a_list_of_tables_is_continued_where_its_header_says() -> None:
+    names = b'{"value":[{"TableName":"Users"}]}'
+    first = answer(200, names, x_ms_continuation_NextTableName="1!8!VXNlcnM-")
+    assert read_tables(first, "list") == (["Users"], "1!8!VXNlcnM-")
+    assert read_tables(answer(200, names), "list") == (["Users"], None)
