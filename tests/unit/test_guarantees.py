@@ -158,10 +158,10 @@ async def test_a_request_is_signed_as_the_sdks_do_waits_as_told_and_its_price_is
         assert request.headers["Authorization"] == f"SharedKey acme:{mac}"
 
 
-async def test_rows_are_chosen_here_from_all_that_come_and_only_the_token_says_what_follows(
+async def test_rows_are_chosen_from_all_that_come_and_the_token_alone_says_what_follows(
     stub: Stub,
 ) -> None:
-    """Whatever is asked of a scan: the service is asked for no range of RowKeys, no Timestamp, no selection."""
+    """Whatever is asked of a scan, the service is asked for no range, no Timestamp, no selection."""
     async with AzureTableService.open(stub.endpoint, SharedKey("acme", b"key"), guarantees=COSMOS) as service:
         table = service.table("Users")
 
