@@ -81,7 +81,7 @@ class Prepared:
             raise ConfigurationError(
                 f"{declared.script_id}: {problem}",
                 kept="everything; nothing was changed",
-                hint=f"{cure} (docs/cosmos.md)",
+                hint=cure,
             )
         targets = "" if config.targets is None else config.targets.endpoint
         return cls(
@@ -230,7 +230,7 @@ def unfit_for_cosmos(config: Config, migration: Migration) -> tuple[str, str] | 
         ),
         (
             targets.key_env is None,
-            "[targets] names no key: with an identity Cosmos DB for Table was not seen",
+            "[targets] names no key, and an identity was never tried on Cosmos DB for Table",
             'put the key of the account into an environment variable, and its name into key_env = "…"',
         ),
         (

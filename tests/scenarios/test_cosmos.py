@@ -147,6 +147,17 @@ def test_a_life_with_kills_on_every_side_of_it(project: Project) -> None:
     assert [row["After"] for row in rows if "After" in row] == [1]
 
 
+def test_rows_of_which_a_hundred_are_too_much_for_one_transaction_are_copied(tmp_path: Path) -> None:
+    """Two MiB are the most there: these are six, in one partition."""
+    project = cosmos(tmp_path, rows=0)
+    rows = [{**user(f"user{n:03}@example.com", "p"), "Text": f"{n % 10}" * 30_000} for n in range(100)]
+    rows = [{**row, "More": row["Text"]} for row in rows]
+    asyncio.run(project.fill("Users", rows))
+    apply(project)
+    assert in_step(project)
+    assert project.targets.sent.counts["batch"] == 3
+
+
 def test_whatever_its_clock_tells_what_was_written_after_cutover_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,9 +254,11 @@ def test_a_comparison_that_was_cut_off_counts_no_row_twice(
 
 def test_workers_copy_and_the_runner_compares(tmp_path: Path) -> None:
     project = cosmos(tmp_path)
-    with inline(project), project.session(Options(executor=NAME, writers_stopped=True)) as session:
+    options = Options(executor=NAME, writers_stopped=True)
+    with inline(project) as executor, project.session(options) as session:
         commands.apply(session, SCRIPT, to=Phase.CUTOVER)
     assert in_step(project)
+    assert {one["kind"] for one in executor.given} == {"copy"}
 
 
 # --- what is refused ---------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rekey.errors import ConfigurationError, Moved
+from rekey.evidence import contents
 from rekey.model import content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
@@ -16,6 +17,9 @@ from rekey.runner import commands
 from rekey.runner.run import Options
 from tests.commands import Commands
 from tests.company import Company, Ledger, company, traffic
+from tests.erasing import WHY, begun, by_old, completed, subject
+from tests.every import every
+from tests.evidence import exported, with_key
 from tests.projects import (
     MOVE_SCRIPT,
     POSTS_ELSEWHERE_SCRIPT,
@@ -129,6 +133,58 @@ def test_a_runner_that_is_killed_while_a_table_moves_goes_on(ours: Company) -> N
     ours.apply(Phase.CUTOVER)
     ours.settle()
     ours.assert_in_step()
+
+
+# --- what else is done with rows ----------------------------------------------------------------------------
+
+
+def test_rows_elsewhere_are_looked_up_erased_proved_and_computed_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both of a person's rows go, in whichever account; evidence names both accounts and no secret."""
+    rekey = completed(tmp_path, POSTS_ELSEWHERE_SCRIPT, capsys, monkeypatch)
+    row = subject(rekey)
+    [found] = rekey("lookup", *by_old(row), *WHY, "--json").json["rows"]
+    assert {one["table"] for one in found["new"]} == {"PostsV2@targets", "PostsByTag"}
+    with_key(rekey.project.folder)
+    folder = str(exported(rekey))
+    assert "recorded" in rekey("evidence", "verify", folder).out
+    said = rekey("evidence", "recompute", folder, "--json").json
+    assert every(one["equal"] for one in said["digests"])
+    state = (Path(folder) / "data" / contents.STATE).read_text()
+    assert "127.0.0.1:10002" in state and "127.0.0.1:10003" in state
+    erased = rekey("erase", *by_old(row), *WHY, "--with-targets", "--json").json["target_rows"]
+    assert erased == {"PostsV2@targets": 1, "PostsByTag": 2}
+    assert len(rekey.project.rows("PostsV2@targets")) == 11
+    assert rekey("evidence", "recompute", folder, "--json", code=1).json
+    rekey("retire", "--table", "Posts")
+    assert not asyncio.run(rekey.project.tables.table_exists("Posts"))
+
+
+def test_a_row_elsewhere_that_a_repair_removed_is_restored_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rekey = begun(tmp_path, USERS_ELSEWHERE_SCRIPT, capsys, monkeypatch)
+    config = rekey.project.folder / "rekey.toml"
+    config.write_text(config.read_text().replace('retention = "0s"', 'retention = "3d"'))
+    table = rekey.project.targets.table("Users@targets")
+    stray = user("stray", "p1")
+    asyncio.run(table.insert(stray))
+    report = rekey("verify", "--repair", "--json", code=1).json
+    [row_id] = [one["row"] for one in report["repair"]["repairs"] if one["kind"] == "extra"]
+    assert asyncio.run(table.get(key_of(stray))) is None
+    rekey("restore-row", row_id, *WHY)
+    found = asyncio.run(table.get(key_of(stray)))
+    assert found is not None and content_of(found) == content_of(stray)
+
+
+def test_inspection_names_the_account_that_has_no_such_table(
+    moved: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rekey = Commands(moved, capsys, monkeypatch)
+    assert "[targets] endpoint" in rekey("inspect", "Users@targets", code=2).err
+    apply(moved)
+    assert "Users@targets" in rekey("inspect", "Users@targets").out
 
 
 # --- what is refused ---------------------------------------------------------------------------------------

@@ -12,14 +12,18 @@ import pytest
 
 from rekey.core import spill
 from rekey.errors import Collision, ExitCode
-from rekey.model import EntityKey, Row, content_of
+from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.present.text import WIDTH
+from rekey.tables.base import Table
+from rekey.tables.split import find_middle
 from rekey.verify.full import full
 from rekey.verify.render import render
 from rekey.verify.report import Change, Kind, Outcome, PropertyDifference, exit_code
+from rekey.verify.trace import Trace
 from tests.every import every
 from tests.fakeclock import FakeClock
 from tests.memory import MemoryTableService, Mood
+from tests.scenarios.test_verify_resumed import small_pages
 from tests.verifying import context, filled, rows_of, source_id, target_id
 from tests.worlds import LOWERED, POSTS, USERS, World, post, user
 
@@ -368,3 +372,56 @@ async def test_a_copy_of_the_timestamp_is_not_compared_once_the_target_is_the_au
     await world.targets[0].replace({**row, "Nm": "changed"})
     [found] = (await full(after_cutover)).found.listed
     assert [each.name for each in found.properties] == ["Nm"]
+
+
+async def test_a_comparison_that_brings_finds_all_that_differs_on_many_pages_in_any_order(
+    memory: MemoryTableService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read by several readers, which divide what has an order: equal sums prove what was brought."""
+    divided: list[str] = []
+
+    async def middle(table: Table, *of: Any) -> EntityKey | None:
+        divided.append(table.name)
+        return await find_middle(table, *of)
+
+    monkeypatch.setattr("rekey.verify.summing.find_middle", middle)
+    monkeypatch.setattr("rekey.verify.summing.LEAST_ROWS", 20)
+    small_pages(monkeypatch, 10)
+    world = await filled(World(memory, USERS), [user(f"u{number:04}@example.com") for number in range(600)])
+    for number in range(0, 600, 100):
+        source = EntityKey("eu", f"u{number:04}@example.com")
+        [row] = rows_of(world, 0, source)
+        match number // 100 % 3:
+            case 0:
+                await world.targets[0].delete(key_of(row))
+            case 1:
+                await world.targets[0].replace({**row, "Planted": 1})
+            case 2:
+                await world.source.delete(source)
+    report = await full(context(world, tmp_path, brings=True))
+    assert bool(divided) is (memory.mood is not Mood.COSMOS)
+    assert report.found.brought == 6
+    assert report.equal
+    assert not report.findings
+    world.assert_in_step()
+    assert not (await full(context(world, tmp_path))).findings
+
+
+async def test_a_row_that_changes_between_its_two_readings_is_looked_at(
+    memory: MemoryTableService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not found again by what it held; nothing in the source points to it, whose row is gone."""
+    world = await filled(World(memory, USERS), users())
+    [row] = rows_of(world, 0, ANN)
+    await world.source.delete(ANN)
+    left_over = Trace.left_over
+
+    def changing(self: Trace, differing: Any) -> Any:
+        found = left_over(self, differing)
+        memory.rows("UsersV2").put(key_of(row).order, {**row, "Age": 99}, memory.clock.ticks())
+        return found
+
+    monkeypatch.setattr(Trace, "left_over", changing)
+    report = await full(context(world, tmp_path, brings=True))
+    assert report.found.brought == 1
+    world.assert_in_step()

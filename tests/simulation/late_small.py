@@ -303,7 +303,7 @@ class LateWorld(DeltaWorld):
             factory=go_on, stop=StopFlag(), lease_id=lease_id,
             still_alone=go_on, check=go_on, keep_count=go_on,
             checkpointed=lambda **_: None, by_workers=Counter(),
-            options=Options(), tell=tell_nobody, share=1.0,
+            options=Options(), tell=tell_nobody, share=1.0, source_time=self.sources.server_time,
         )  # fmt: skip
         run.together, run.group, run.crossed = (run,), (), {}
         run.declared.named = SCRIPT
@@ -318,7 +318,7 @@ class LateWorld(DeltaWorld):
             raise AssertionError("there is a control row")
         return Opened(
             identity=(basis.run_id,),
-            config=cast(Config, SimpleNamespace(limits=LIMITS)),
+            config=cast(Config, SimpleNamespace(limits=LIMITS, targets=None)),
             mapper=self.mapper,
             accounts=Accounts(cast(TableService, Account(self)), self.others),
             control=self.store,

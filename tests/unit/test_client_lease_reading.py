@@ -112,3 +112,22 @@ def test_a_new_view_by_another_declaration_may_be_of_another_table_so_it_is_not_
 def test_times_that_cannot_work_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         LeaseSettings(**settings)
+
+
+HERE = "https://here.table.core.windows.net"
+
+
+@pytest.mark.parametrize("phase", [S, D, F, C, *DONE], ids=str)
+@pytest.mark.parametrize(("facts", "reads_too"), [(FACTS, False), (NEW, True)], ids=["old view", "new view"])
+def test_another_account_of_targets_is_refused_in_every_phase(
+    phase: ControlPhase, facts: ClientFacts, reads_too: bool
+) -> None:
+    """What it would write would be in tables that nobody reads."""
+    row = control(phase, elsewhere=HERE)
+    for place in ("", "https://there.table.core.windows.net"):
+        found = reading(None, row, replace(facts, elsewhere=place))
+        assert found.refusal is not None
+        assert (found.refuses, found.refusal.reads_too) == ("targets-moved", reads_too)
+        assert HERE in found.refusal.hint
+    spelled = "https://HERE.privatelink.table.core.windows.net/"
+    assert reading(None, row, replace(facts, elsewhere=spelled)) == Reading(row)

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from azure.core.rest import HttpRequest
 from azure.data.tables import TableClient, TableTransactionError
 from azure.data.tables.aio import TableClient as AsyncTableClient
 
-from rekey import DualWriteTableClient
+from rekey import DualWriteTableClient, Migration, Target, keys
 from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
 from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.answers import AsyncAnswer, SyncAnswer
@@ -252,6 +253,22 @@ def test_the_table_says_the_view() -> None:
     assert view_of(POSTS, "posts", None) == (View.OLD, "Posts", False)
     assert view_of(POSTS, "PostsV2", "new") == (View.NEW, "PostsV2", False)
     assert view_of(POSTS, "PostsByTag", View.NEW) == (View.NEW, "PostsByTag", True)
+
+
+def test_a_table_of_another_account_may_be_named_without_the_ending_where_that_says_it() -> None:
+    moved = Migration(
+        "Posts", Target("Posts@targets", partition_key=keys.keep(), row_key=keys.keep()), capture="delta"
+    )
+    assert view_of(moved, "Posts", None) == (View.OLD, "Posts", False)
+    assert view_of(moved, "posts@targets", None) == (View.NEW, "Posts@targets", False)
+    renamed = replace(moved, target=replace(moved.target, table="PostsV2@targets"))
+    assert view_of(renamed, "PostsV2", None) == (View.NEW, "PostsV2@targets", False)
+
+
+def test_a_client_without_the_account_of_targets_is_refused_when_it_is_made() -> None:
+    moved = replace(USERS, target=replace(USERS.target, table="Users@targets"))
+    with pytest.raises(ConfigurationError, match="targets_endpoint="):
+        prepared_with(declared_as("0001_users", moved), SECRETS, WRAPPING_KEY)
 
 
 @pytest.mark.parametrize(("table", "view"), [("Others", None), ("Posts", "new"), ("PostsV2", View.OLD)])

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -86,6 +87,15 @@ def test_a_merge_in_a_transaction_is_the_post_that_was_recorded() -> None:
     assert b"PATCH" in Encoder(ENDPOINT, "T").encode(Operation(Verb.MERGE, ROW))
 
 
+STAMP = "2021-05-26T17:08:28.2570760Z"
+TOKEN = '{"token":"+RID:~oJF7AM4mMuMCAAAAAAAAAA==#RT:1","range":{"min":"","max":"FF"}}'
+PAGES = {
+    False: ([{"RowKey": "z", "A": 1}, {"RowKey": "b", "A": 1}], TOKEN),
+    True: ([{"RowKey": "a", "A": 1, "B": 2}, {"RowKey": "m"}], ""),
+}
+"""Two pages of a partition, in no order."""
+
+
 @dataclass
 class Stub:
     """A service that plays Cosmos DB: it says 429 to what comes first, then "done", and what that cost."""
@@ -102,6 +112,13 @@ async def stub() -> AsyncIterator[Stub]:
     async def answer(request: web.Request) -> web.Response:
         await request.read()
         seen.append(request)
+        if request.method == "GET":
+            rows, token = PAGES["NextPartitionKey" in request.query]
+            body = {
+                "value": [{"odata.etag": "1", "Timestamp": STAMP, "PartitionKey": "p", **row} for row in rows]
+            }
+            named = {"x-ms-continuation-NextPartitionKey": token, "x-ms-continuation-NextRowKey": "NA"}
+            return web.json_response(body, headers=named if token else {})
         if len(seen) == 1:
             return web.Response(status=429, headers={"x-ms-retry-after-ms": "1500"})
         return web.Response(status=204, headers={"ETag": 'W/"1"', "x-ms-request-charge": "5.33"})
@@ -139,3 +156,33 @@ async def test_a_request_is_signed_as_the_sdks_do_waits_as_told_and_its_price_is
         )
         mac = base64.b64encode(hmac.new(b"key", signed.encode(), hashlib.sha256).digest()).decode()
         assert request.headers["Authorization"] == f"SharedKey acme:{mac}"
+
+
+async def test_rows_are_chosen_from_all_that_come_and_the_token_alone_says_what_follows(
+    stub: Stub,
+) -> None:
+    """Whatever is asked of a scan, the service is asked for no range, no Timestamp, no selection."""
+    async with AzureTableService.open(stub.endpoint, SharedKey("acme", b"key"), guarantees=COSMOS) as service:
+        table = service.table("Users")
+
+        async def found(within: KeyRange, **how: Any) -> list[Row]:
+            pages = [page async for page in table.scan(within, **how)]
+            assert [page.cursor for page in pages if page.cursor is not None] == []
+            return [row for page in pages for row in page.rows]
+
+        partition = KeyRange(EntityKey("p", ""), EntityKey("p", "m"))
+        assert [row["RowKey"] for row in await found(partition)] == ["b", "a", "m"]
+        assert [row["RowKey"] for row in await found(KeyRange(EntityKey("p", "b")))] == ["z", "m"]
+        [row] = await found(KeyRange(EntityKey("p", ""), EntityKey("p", "a")), select=["B"])
+        assert "A" not in row and row["B"] == 2
+        assert await found(EVERYTHING, modified_from="2021-05-26T17:08:28.2570761Z") == []
+        assert len(await found(EVERYTHING, modified_from=STAMP)) == 4
+    asked = [{**request.query} for request in stub.requests]
+    assert {name for query in asked for name in query} == {
+        "$top",
+        "$filter",
+        "NextPartitionKey",
+        "NextRowKey",
+    }
+    assert {query["$filter"] for query in asked if "$filter" in query} == {"PartitionKey eq 'p'"}
+    assert {query["NextPartitionKey"] for query in asked if "NextRowKey" in query} == {TOKEN}
