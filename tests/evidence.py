@@ -26,6 +26,7 @@ from rekey.model import Row
 from rekey.project.config import Config
 from rekey.state.store import State
 from tests.commands import Commands
+from tests.projects import USERS_SCRIPT, Project
 
 SCRIPT = "0001_users"
 TO_CUTOVER = ("apply", "0001", "--to", "cutover", "--writers-stopped")
@@ -49,6 +50,33 @@ def rows(number: int, *, mail: str = "mail.example") -> list[Row]:
         {"PartitionKey": f"p{at % 3}", "RowKey": f"user{at}@{mail}", "Nm": f"name {at}", "Ssn": "x"}
         for at in range(number)
     ]
+
+
+@pytest.fixture
+async def rekey(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Commands:
+    """The commands of a project whose source has as many rows as `ROWS` of the test file says."""
+    project = Project(tmp_path / "project")
+    project.script(USERS_SCRIPT)
+    await project.fill("Users", rows(request.module.ROWS))
+    return Commands(project, capsys, monkeypatch)
+
+
+@pytest.fixture
+def key(rekey: Commands) -> PublicKey:
+    """The project's key; the migration is at its gate."""
+    key = with_key(rekey.project.folder)
+    rekey("apply", "0001")
+    return key
+
+
+def signer_of(rekey: Commands) -> Ed25519Signer:
+    """Return what signs a project's evidence."""
+    return signing.read_private(rekey.project.folder / "evidence.pem")
 
 
 def with_key(folder: Path) -> PublicKey:

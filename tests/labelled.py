@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 
 from faker import Faker
 
+from rekey.core.clock import MAX_TICKS
 from rekey.core.limits import check_key
-from rekey.declaration.keys.moments import MAX_TICKS
 from rekey.errors import RowRefused
 from rekey.inspect.shapes import Shape
 

@@ -14,6 +14,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 TICKS_PER_SECOND = 10_000_000
+MAX_TICKS = 3_155_378_975_999_999_999
+"""The last tick of the year 9999, counted from the year 1: inverted ticks are what is left until then."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

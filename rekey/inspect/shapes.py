@@ -20,8 +20,7 @@ from collections.abc import Callable
 from datetime import date
 from enum import StrEnum
 
-from rekey.core.clock import TICKS_PER_SECOND
-from rekey.declaration.keys.moments import MAX_TICKS
+from rekey.core.clock import MAX_TICKS, TICKS_PER_SECOND
 
 
 class Shape(StrEnum):

@@ -113,6 +113,11 @@ def to_row(script_id: str, lease_id: str, holder: Holder) -> Row:
     }
 
 
+def lease_key(script_id: str) -> EntityKey:
+    """Return the key of the row that a migration's runner lease is."""
+    return EntityKey(script_id, LEASE_ROW_KEY)
+
+
 def holder_of(row: Row) -> Holder:
     """Return the holder that the row of a lease names."""
     more = row.get("Lock", ""), row.get("Namespace", "")
@@ -183,7 +188,7 @@ class RunnerLease:
         if that one gave its lease back."""
         self._holder = self.holder or Holder.current(self.lock.identity)
         self._table = self.restricted.table(CONTROL_TABLE)
-        self._key = EntityKey(self.script_id, LEASE_ROW_KEY)
+        self._key = lease_key(self.script_id)
         self._etag = ""
         self._renewals = 0
         self._uncertain = False

@@ -23,15 +23,14 @@ from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 from rekey.core.plain import UNTOLD, told
 from rekey.declaration.migration import Declared
 from rekey.errors import RekeyError, ServiceError, TableMissing
-from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, LEASE_ROW_KEY, Cohort
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, Cohort
 from rekey.mapping.store import cohorts_kept
-from rekey.model import EntityKey
 from rekey.phases import ControlPhase, Phase
 from rekey.present.text import differing
 from rekey.project.config import Config, Gates
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.journal import Journal
-from rekey.protocol.lease import Holder, ends_at, holder_of, process_exists
+from rekey.protocol.lease import Holder, ends_at, holder_of, lease_key, process_exists
 from rekey.protocol.lease import is_over as lease_is_over
 from rekey.protocol.registry import ClientRow, Registry, is_current, is_over
 from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent, erasures
@@ -431,7 +430,7 @@ async def _lease(
 ) -> Lease | None:
     """Return the runner lease, None when there is none. `not_ours`: nor when this process holds it."""
     try:
-        row = await restricted.table(CONTROL_TABLE).get(EntityKey(script_id, LEASE_ROW_KEY))
+        row = await restricted.table(CONTROL_TABLE).get(lease_key(script_id))
     except TableMissing:
         return None
     if row is None:

@@ -30,40 +30,22 @@ from tests.evidence import (
     codes,
     exported,
     handed_over,
+    key,
+    rekey,
     restated,
-    rows,
-    with_key,
+    signer_of,
 )
-from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
+from tests.projects import POSTS_SCRIPT, USERS_SCRIPT
 
 EVENTS = f"data/{contents.EVENTS}"
 CHECKPOINT = f"data/{contents.CHECKPOINT}"
 
-
-@pytest.fixture
-async def rekey(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Commands:
-    project = Project(tmp_path)
-    project.script(USERS_SCRIPT)
-    await project.fill("Users", rows(40))
-    return Commands(project, capsys, monkeypatch)
-
-
-@pytest.fixture
-def key(rekey: Commands) -> PublicKey:
-    """The project's key; the migration is at its gate."""
-    key = with_key(rekey.project.folder)
-    rekey("apply", "0001")
-    return key
+__all__ = ["key", "rekey"]
+ROWS = 40
 
 
 def read(folder: Path, name: str) -> bytes:
     return (folder / "data" / name).read_bytes()
-
-
-def signer_of(rekey: Commands) -> Ed25519Signer:
-    return signing.read_private(rekey.project.folder / "evidence.pem")
 
 
 # --- what a bundle holds ------------------------------------------------------------------------------------

@@ -17,28 +17,24 @@ from rekey.state.backend import SCHEMA_FOLDER
 from rekey.state.store import State
 from tests.commands import Commands
 from tests.every import every
-from tests.evidence import checked, codes, exported, forge, handed_over, relinked, restated, rows, with_key
-from tests.projects import CONFIG, USERS_SCRIPT, Project
+from tests.evidence import (
+    checked,
+    codes,
+    exported,
+    forge,
+    handed_over,
+    key,
+    rekey,
+    relinked,
+    restated,
+)
+from tests.projects import CONFIG
 from tests.soaking import others_in_soak
 
 VERIFY = ("evidence", "verify")
 
-
-@pytest.fixture
-async def rekey(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Commands:
-    project = Project(tmp_path / "project")
-    project.script(USERS_SCRIPT)
-    await project.fill("Users", rows(12))
-    return Commands(project, capsys, monkeypatch)
-
-
-@pytest.fixture
-def key(rekey: Commands) -> PublicKey:
-    key = with_key(rekey.project.folder)
-    rekey("apply", "0001")
-    return key
+__all__ = ["key", "rekey"]
+ROWS = 12
 
 
 @pytest.fixture

@@ -6,37 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from rekey.doctor.live.run import keep
-from rekey.evidence import contents, signing, statement
+from rekey.evidence import contents, statement
 from rekey.evidence.keys import Ed25519Signer, PublicKey, Signer
 from tests.commands import Commands
 from tests.every import every
-from tests.evidence import checked, codes, exported, restated, rows, with_key
-from tests.projects import USERS_SCRIPT, Project
+from tests.evidence import checked, codes, exported, key, rekey, restated, signer_of
 
 LIVE = f"data/{contents.LIVE}"
 STRANGER = Ed25519Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
 
-
-@pytest.fixture
-async def rekey(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Commands:
-    project = Project(tmp_path)
-    project.script(USERS_SCRIPT)
-    await project.fill("Users", rows(4))
-    return Commands(project, capsys, monkeypatch)
-
-
-@pytest.fixture
-def key(rekey: Commands) -> PublicKey:
-    """The project's key; the migration is at its gate."""
-    key = with_key(rekey.project.folder)
-    rekey("apply", "0001")
-    return key
+__all__ = ["key", "rekey"]
+ROWS = 4
 
 
 def kept(rekey: Commands, signer: Signer | None, **said: Any) -> dict[str, Any]:
@@ -54,10 +37,6 @@ def kept(rekey: Commands, signer: Signer | None, **said: Any) -> dict[str, Any]:
     report |= {"ended_at": "2026-01-31T12:00:00.0000000Z", **said}
     keep(report, config, signer)
     return report
-
-
-def signer_of(rekey: Commands) -> Ed25519Signer:
-    return signing.read_private(rekey.project.folder / "evidence.pem")
 
 
 def test_a_bundle_holds_the_report_and_verify_checks_it(rekey: Commands, key: PublicKey) -> None:

@@ -14,25 +14,11 @@ from rekey.model import EntityKey, content_of
 from rekey.verify.sums import FEW
 from tests.commands import Commands
 from tests.every import every
-from tests.evidence import exported, handed_over, rows, with_key
+from tests.evidence import exported, handed_over, key, rekey, rows, with_key
 from tests.projects import USERS_SCRIPT, Project
 
-
-@pytest.fixture
-async def rekey(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Commands:
-    project = Project(tmp_path)
-    project.script(USERS_SCRIPT)
-    await project.fill("Users", rows(FEW))
-    return Commands(project, capsys, monkeypatch)
-
-
-@pytest.fixture
-def key(rekey: Commands) -> PublicKey:
-    key = with_key(rekey.project.folder)
-    rekey("apply", "0001")
-    return key
+__all__ = ["key", "rekey"]
+ROWS = FEW
 
 
 def wait(work: Coroutine[Any, Any, object]) -> None:

@@ -354,6 +354,17 @@ def test_in_a_window_a_refusal_is_told_once_and_the_gate_is_asked_again(dual: Fo
     assert row is not None and "2024-01-01T00:20" < row.updated_at < "2024-01-01T00:51"
 
 
+def refused_in_the_window(delta: Following) -> str:
+    """Follow through a window that opens once; return what its one refusal said."""
+    path = delta.ours.project.folder / "rekey.toml"
+    path.write_text(path.read_text("utf-8").replace('"10m"', '"12h"'), "utf-8")
+    stop = said(lambda: delta.stop.request())
+    with pytest.raises(Interrupted):
+        delta((50 * MINUTE, stop), options=Options(follow=True, writers_stopped=True))
+    [refused] = delta.told.of("cutover-refused")
+    return refused
+
+
 def test_a_freeze_that_failed_is_not_tried_again_in_the_same_window(delta: Following) -> None:
     """Nor is a stop begun that is expected to outlast the window."""
     delta.configure('window = "Mon 00:20-00:40"')
@@ -376,12 +387,7 @@ def test_a_freeze_that_failed_is_not_tried_again_in_the_same_window(delta: Follo
         await asyncio.sleep(0)
 
     delta.ours.project.tables.gate = gate
-    path = delta.ours.project.folder / "rekey.toml"
-    path.write_text(path.read_text("utf-8").replace('"10m"', '"12h"'), "utf-8")
-    stop = said(lambda: delta.stop.request())
-    with pytest.raises(Interrupted):
-        delta((50 * MINUTE, stop), options=Options(follow=True, writers_stopped=True))
-    [refused] = delta.told.of("cutover-refused")
+    refused = refused_in_the_window(delta)
     assert "were written after the freeze" in refused, refused
     with State.open(delta.ours.project.config.state, read_only=True) as state:
         runs = [run for run in state.phase_runs(delta.ours.script_id) if run.phase == Phase.CUTOVER]
@@ -398,12 +404,7 @@ def test_a_stop_that_would_outlast_the_window_is_not_begun(delta: Following) -> 
         more = {"bring_s": 0.05, "waiting": 0, "changes_per_s": 0.0, "rows": 2 * ROWS}
         session.state.set_fact(delta.ours.script_id, "stop_measured", json.dumps({**measured, **more}))
     delta.configure("")
-    path = delta.ours.project.folder / "rekey.toml"
-    path.write_text(path.read_text("utf-8").replace('"10m"', '"12h"'), "utf-8")
-    stop = said(lambda: delta.stop.request())
-    with pytest.raises(Interrupted):
-        delta((50 * MINUTE, stop), options=Options(follow=True, writers_stopped=True))
-    [refused] = delta.told.of("cutover-refused")
+    refused = refused_in_the_window(delta)
     assert "the window closes at 2024-01-01 00:40:00Z" in refused
     assert delta.ours.phase is ControlPhase.DUAL_WRITE
 

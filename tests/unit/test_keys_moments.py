@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekey import keys
+from rekey.core.clock import MAX_TICKS
 from rekey.declaration.keys import InvalidDeclaration
-from rekey.declaration.keys.moments import MAX_TICKS, parse_ticks
+from rekey.declaration.keys.moments import parse_ticks
 from rekey.model import Row
 from tests.expressions import evaluate, refused
 

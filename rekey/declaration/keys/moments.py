@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 
-from rekey.core.clock import TICKS_PER_SECOND
+from rekey.core.clock import MAX_TICKS, TICKS_PER_SECOND
 from rekey.declaration.keys.base import Changed, Expression, Plain, Scope, need_int, need_one_of, operand
 
-MAX_TICKS = 3_155_378_975_999_999_999
 UNIX_EPOCH_SECONDS = 62_135_596_800
 """Seconds from 0001-01-01 to 1970-01-01."""
 
