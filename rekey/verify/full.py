@@ -247,7 +247,8 @@ async def spill_left_over(
         if groups:
             again.exact = False
             async for one, digest in _read_sides(ctx, place, digests):
-                if digest and group_of(bucket_of(*key_of(one[2]))) in groups:
+                is_put = digest in wanted and digest not in missed
+                if digest and not is_put and group_of(bucket_of(*key_of(one[2]))) in groups:
                     spill.put(_record(one, not_compared))
 
     await for_each(places, read, limit=ctx.scans)

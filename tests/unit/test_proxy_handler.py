@@ -10,7 +10,7 @@ from azure.core.credentials import AccessToken
 
 from rekey.proxy.forward import Upstream
 from rekey.tables.credentials import Signer
-from tests.unit.test_proxy_fuzz import Answer, World, exchange
+from tests.unit.test_proxy_fuzz import Answer, Wire, World, exchange
 
 TOKEN = "Bearer a-token"
 
@@ -57,6 +57,16 @@ async def test_a_token_that_the_account_refuses_makes_the_proxy_no_client(
     answered = await exchange(world, [sent], secure=True)
     assert answered.startswith(f"HTTP/1.1 {status} ".encode())
     assert ([path for _, path in world.passed], world.permits) == (asked, permits)
+
+
+async def test_a_connection_that_is_gone_is_kept_by_no_timer() -> None:
+    """Many short ones would fill the memory for as long as one may be idle."""
+    connection = World().sockets()
+    connection.connection_made(Wire(secure=False))
+    timer = cast(Any, connection)._unused
+    assert not timer.cancelled()
+    connection.connection_lost(None)
+    assert timer.cancelled()
 
 
 class Identity:
