@@ -39,7 +39,7 @@ async def _frozen(rows: int, folder: Path) -> dict[str, Any]:
     limits = Limits().with_targets()
     throttle = Throttle(limits.account_rate, clock, partition=limits.partition_entities_per_second)
     service.listen(throttle.heard, throttle.admit)
-    options = {"scans": 2 * limits.scans, "ahead": False, "take": throttle.arrived, "brings": True}
+    options = {"scans": 2 * limits.scans, "ahead": False, "take": throttle.arrived_from, "brings": True}
     report = await full(comparison_of(service, folder, **options))
     assert report.equal
     strays = written_since(service.table(USERS.source), "2024-02-01T00:00:00Z")

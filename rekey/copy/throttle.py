@@ -204,6 +204,10 @@ class Throttle:
         if partition is not None:
             await self.made_up(partition)
 
+    async def arrived_from(self, table: str, entities: int, partition: Hashable | None) -> None:
+        """Count a page of a table at the rates of its account, as `arrived`."""
+        await self.of(table).arrived(entities, partition)
+
     async def take(
         self,
         entities: int,

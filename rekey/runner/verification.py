@@ -122,7 +122,7 @@ def _within_share(run: Run) -> Callable[[str, int, Hashable | None], Awaitable[N
         while run.share < 1 and (left := own - run.clock.rising()) > 0:
             run.check()
             await run.clock.sleep(min(left, _LOOK_S))
-        await throttle.of(table).arrived(rows, partition)
+        await throttle.arrived_from(table, rows, partition)
 
     return take
 

@@ -15,7 +15,7 @@ from rekey.doctor.live.stage import PREFIX, STALE_S
 from rekey.evidence import contents, signing, statement
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project, Ran, users
-from tests.declared import USERS
+from tests.declared import MOVE, USERS
 from tests.deviating import DEVIATIONS, Deviate, DeviatingProxy, refusing
 
 pytestmark = pytest.mark.azurite
@@ -159,3 +159,21 @@ def test_the_whole_command_finds_what_is_planted(project: Project, planted: str)
         one["about"] for one in found
     }
     assert (project.wire.names(), project.restricted.names()) == before
+
+
+@pytest.mark.soak
+def test_the_account_of_targets_is_tried_too_and_the_small_migrations_go_there(
+    tmp_path: Path, azurite: Azurite
+) -> None:
+    made = Project(tmp_path, azurite, elsewhere=azurite.targets)
+    signing.make_key(tmp_path / "evidence.pem")
+    made.configure(more='[evidence]\nkey_file = "evidence.pem"')
+    made.script(MOVE)
+    made.fill(users(5))
+    before = made.wire.names(), made.restricted.names()
+    report = made.run("doctor", "--live", "--json").ended(0).document["live"]
+    assert [one["section"] for one in report["accounts"]] == ["tables", "targets", "restricted"]
+    assert {one["account"] for one in report["checks"]} == {"tables", "targets", "restricted", "both"}
+    lives = [one["seen"] for one in report["checks"] if one["account"] == "both"]
+    assert [one["taken_back"] for one in lives] == ["equal", "equal"]
+    assert (made.wire.names(), made.restricted.names()) == before

@@ -100,9 +100,8 @@ async def _read_pages(opened: Opened, task: Task, take: Callable[[list[Row]], bo
                     ended = Ended.MORE
                     break
                 if page.rows:
-                    await opened.throttle.of(table.name).arrived(
-                        len(page.rows), partition_of(table, page.rows)
-                    )
+                    partition = partition_of(table, page.rows)
+                    await opened.throttle.arrived_from(table.name, len(page.rows), partition)
     if not is_of(await opened.control.read(), task.basis):
         return Result(task.id, Ended.SUPERSEDED)
     return Result(task.id, ended, opened.cursor(cursor), rows)
