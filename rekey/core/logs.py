@@ -30,7 +30,18 @@ EVENTS = (
     *("keys-rewrapped", "clients-not-purged", "erasure-finished", "compares-first"),
     *("request", "request-retried", "lease-not-returned", "task-failed", "executor-broke", "worker-broken"),
     *("shadow-read-failed", "shadow-read-differs", "replicas-behind", "client-row-left", "client-lease"),
-    *("pushed-back", "serving", "proxied", "certificate", "policies", "warning", "error", "stopping", "note", "library"),
+    *(
+        "pushed-back",
+        "serving",
+        "proxied",
+        "certificate",
+        "policies",
+        "warning",
+        "error",
+        "stopping",
+        "note",
+        "library",
+    ),
     "output-withheld",
 )
 """The names of all events; `docs/commands.md` says what each one tells."""
