@@ -276,14 +276,7 @@ class Azurite:
             # Another process may take the port before Azurite does: then another port is chosen.
             for _ in range(_ATTEMPTS):
                 self.port = _free_port()
-                self._process = _launch(
-                    [node.program, "--require", str(_END_WITH_PARENT), str(entry)],
-                    self.port,
-                    home / _LOG,
-                    {"AZURITE_ACCOUNTS": ";".join(f"{name}:{key}" for name, key in self._keys.items())},
-                    stdin=subprocess.PIPE,
-                    persistence=self.persistence,
-                )
+                self._process = self._launch(node, entry, home)
                 accounts = [
                     AzuriteAccount(name, f"http://{_HOST}:{self.port}/{name}", key)
                     for name, key in self._keys.items()
@@ -306,6 +299,16 @@ class Azurite:
             _end(self._process)
         if self._folder is not None:
             self._folder.cleanup()
+
+    def _launch(self, node: Node, entry: Path, home: Path) -> subprocess.Popen[str]:
+        return _launch(
+            [node.program, "--require", str(_END_WITH_PARENT), str(entry)],
+            self.port,
+            home / _LOG,
+            {"AZURITE_ACCOUNTS": ";".join(f"{name}:{key}" for name, key in self._keys.items())},
+            stdin=subprocess.PIPE,
+            persistence=self.persistence,
+        )
 
 
 def _launch(

@@ -37,7 +37,7 @@ class KeptAzurite(Azurite):
         """Start it again, with what it had."""
         assert self._folder is not None
         node, home = find_node(), Path(self._folder.name)
-        self._process = self._launch(node.program, find_azurite(node), home)
+        self._process = self._launch(node, find_azurite(node), home)
         assert _wait_until_ready(self._process, home / "azurite.log") == ""
 
 

@@ -137,7 +137,7 @@ class GroupWorld(Scenario):
         run = SimpleNamespace(
             script_id=script_id, control=self.store(script_id), is_delta=True, options=options, crossed={},
             tell=tell_nobody, group=(), declared=SimpleNamespace(named=script_id, migration=migration),
-            tables=self.others, state=SimpleNamespace(set_fact=lambda *_: None), world=self,
+            source_time=self.others.server_time, state=SimpleNamespace(set_fact=lambda *_: None), world=self,
             progress=SimpleNamespace(note=lambda *_: None),
         )  # fmt: skip
         return cast(Run, run)

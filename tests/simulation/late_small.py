@@ -296,7 +296,8 @@ class LateWorld(DeltaWorld):
             executor=SimpleNamespace(tasks=1, slice_s=SLICE_S),
         )  # fmt: skip
         run = SimpleNamespace(
-            script_id=SCRIPT, declared=SimpleNamespace(digest=DIGEST), is_delta=not self.follows,
+            script_id=SCRIPT, is_delta=not self.follows,
+            declared=SimpleNamespace(digest=DIGEST, named=SCRIPT, migration=SimpleNamespace(group="")),
             tables=self.sources, restricted=self.others, control=self.store, mapper=propagator.mapper,
             mapping=self.mapping, source=self.source, propagator=propagator, copier=Copier(propagator, 1),
             state=self.file, config=config, clock=Waits(self.scheduler), progress=Progress(),
@@ -306,7 +307,6 @@ class LateWorld(DeltaWorld):
             options=Options(), tell=tell_nobody, share=1.0, source_time=self.sources.server_time,
         )  # fmt: skip
         run.together, run.group, run.crossed = (run,), (), {}
-        run.declared.named = SCRIPT
         return cast(Run, run)
 
     # --- what a worker asks of its host --------------------------------------------------------------------
