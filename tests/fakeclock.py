@@ -7,11 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 
 _TURNS = 8
 """Turns of the event loop in which no task asked for an earlier moment, before the clock jumps."""
+
+
+_held: Final = [0]
+
+
+@contextmanager
+def time_stands_still() -> Iterator[None]:
+    """Hold all clocks: what is waited for takes its own time, as a process does, or they would run on."""
+    _held[0] += 1
+    try:
+        yield
+    finally:
+        _held[0] -= 1
 
 
 class FakeClock:
@@ -47,8 +63,8 @@ class FakeClock:
             quiet = 0
             await asyncio.sleep(0)
             while self._now < entry[0]:
-                await asyncio.sleep(0)
-                quiet = quiet + 1 if self._waiting[0] == entry else 0
+                await asyncio.sleep(0.001 if _held[0] else 0)
+                quiet = quiet + 1 if self._waiting[0] == entry and not _held[0] else 0
                 # Tasks that wait for nothing but their turn go first: they may ask for an earlier moment.
                 if quiet > _TURNS:
                     self._now = max(self._now, entry[0])

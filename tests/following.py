@@ -13,6 +13,7 @@ import pytest
 from rekey.core.progress import Progress
 from rekey.protocol.rules import View
 from rekey.runner import commands, steering
+from rekey.runner.hooks import run_hook
 from rekey.runner.look import look
 from rekey.runner.run import Options, StopFlag
 from rekey.runner.session import Session
@@ -21,13 +22,21 @@ from rekey.state.store import State
 from rekey.status.facts import FOLLOWING
 from rekey.status.judge import Status
 from tests.company import Client, Company
+from tests.fakeclock import time_stands_still
 
 Then = Callable[[], Awaitable[object]]
 
 
-def lease_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the runner lease last: it is renewed in real time, of which the fake clock leaves none."""
+def keep_real_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the runner lease last, which is renewed in real time: the fake clock leaves none. And let that
+    clock stand still while a hook runs, or it makes days of a process that starts slowly."""
     monkeypatch.setattr("rekey.status.facts.lease_is_over", lambda _row, _now: False)
+
+    async def run_held(*args: Any) -> str:
+        with time_stands_still():
+            return await run_hook(*args)
+
+    monkeypatch.setattr("rekey.runner.session.run_hook", run_held)
 
 
 class Told(Progress):

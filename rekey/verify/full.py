@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from rekey.core.collector import patient_collector
 from rekey.core.concurrency import for_each
@@ -44,6 +44,8 @@ from rekey.verify.settle import Candidate, Collector, Found, Looked, Point, sett
 from rekey.verify.summing import Checkpoint, keep_nothing, sum_up
 from rekey.verify.sums import SOURCE, Part, Partial, told_digest
 from rekey.verify.trace import MOST, Trace, group_of
+
+T = TypeVar("T")
 
 Record: TypeAlias = list[Any]
 """One row of a differing bucket, as JSON values because workers send it; fields from `_SIDE` on."""
@@ -236,17 +238,22 @@ async def spill_left_over(
     async def read(place: tuple[int, KeyRange]) -> None:
         wanted = places[place]
         missed = set(wanted)
+        # A page is held for a second look; a table without order, of which no page can be asked for, is not.
+        is_page = ctx.whole(place[0]).guarantees.ordered
+        held: list[tuple[Side, bytes]] = []
         async for one, digest in _read_sides(ctx, place, digests):
             if digest in wanted:
                 again.take_out(one, digest)
                 missed.discard(digest)
             if not digest or digest in wanted:
                 spill.put(_record(one, not_compared))
+            elif is_page:
+                held.append((one, digest))
         # Of a row that is not there as it was read first, all that may be it now are looked at.
         groups = {wanted[digest] for digest in missed}
         if groups:
             again.exact = False
-            async for one, digest in _read_sides(ctx, place, digests):
+            async for one, digest in _held(held) if is_page else _read_sides(ctx, place, digests):
                 is_put = digest in wanted and digest not in missed
                 if digest and not is_put and group_of(bucket_of(*key_of(one[2]))) in groups:
                     spill.put(_record(one, not_compared))
@@ -265,6 +272,11 @@ async def _read_sides(
         for one in _sides_of(place[0], page.rows, ctx.mapper):
             yield one, b"" if one[0] == REFUSED else digests[one[1]](one[2])
         await ctx.taken(table, page)
+
+
+async def _held(sides: list[T]) -> AsyncIterator[T]:
+    for one in sides:
+        yield one
 
 
 # --- the second pass: rows of differing buckets ----------------------------------------------------------

@@ -24,7 +24,7 @@ from rekey.tables.base import Operation, Verb
 from tests.commands import Commands
 from tests.company import Company, application, company
 from tests.faults import Call
-from tests.following import Following, Then, lease_lasts, said
+from tests.following import Following, Then, keep_real_time_out, said
 from tests.projects import USERS_SCRIPT, Project
 from tests.worlds import Killed, user
 
@@ -37,8 +37,8 @@ def rows() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(autouse=True)
-def _lease_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    lease_lasts(monkeypatch)
+def _keep_real_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_real_time_out(monkeypatch)
 
 
 @pytest.fixture

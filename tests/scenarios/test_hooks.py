@@ -13,7 +13,7 @@ import pytest
 from rekey.tables.base import Table
 from tests.commands import Commands
 from tests.faults import Call
-from tests.following import lease_lasts
+from tests.following import keep_real_time_out
 from tests.projects import USERS_SCRIPT, Project
 from tests.scenarios.test_progress import check
 from tests.worlds import user
@@ -49,7 +49,7 @@ class Hooked(Commands):
 
 @pytest.fixture
 def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Hooked:
-    lease_lasts(monkeypatch)
+    keep_real_time_out(monkeypatch)
     project = Project(tmp_path)
     project.script(USERS_SCRIPT)
     asyncio.run(project.fill("Users", [user(f"user{number}@example.com") for number in range(8)]))

@@ -28,7 +28,7 @@ from tests.company import Company, company
 from tests.declared import under_writes
 from tests.evidence import exported, with_key
 from tests.faults import Call
-from tests.following import Following, lease_lasts, said
+from tests.following import Following, keep_real_time_out, said
 from tests.projects import USERS_SCRIPT, Project
 from tests.worlds import Killed, user
 
@@ -109,7 +109,7 @@ def situation(code: str) -> Callable[[Situation], Situation]:
 
 @pytest.fixture
 def rekey(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Steps:
-    lease_lasts(monkeypatch)
+    keep_real_time_out(monkeypatch)
     return Steps(Project(tmp_path), capsys, monkeypatch)
 
 
