@@ -46,6 +46,22 @@ TUTORIAL = ROOT / "docs/tutorial.md"
 MAX_BY_HAND = 2
 """Following until told (`test_follow.py`) and the doctor's migration have tests of their own."""
 _REPORT = "@@"
+_MEMBER = """from rekey import Migration, Target, keys, props
+
+__depends__ = set()
+migration = Migration(
+    source="{source}",
+    target=Target(
+        "{source}V2",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.opaque("RowKey", domain="user", secret="users"),
+        properties=[props.copy("RowKey", to="ContactEmail")],
+    ),
+    capture="delta",
+    group="billing",
+)
+"""
+"""A script of the group that the runbooks name."""
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +100,7 @@ class Project:
         )
         (self.folder / "sealing.key").chmod(0o600)
         self.configure()
-        asyncio.run(self._fill())
+        asyncio.run(self.fill("Users", ROWS))
 
     def configure(self, *, limits: str = "", gates: str = "") -> None:
         """Write the configuration."""
@@ -105,11 +121,12 @@ class Project:
         [(account, key)] = self.azurite._keys.items()
         return AzureTableService.open(self.azurite.endpoint, SharedKey.of(account, key))
 
-    async def _fill(self) -> None:
+    async def fill(self, name: str, count: int) -> None:
+        """Create a table of users."""
         async with self.open() as service:
-            await service.create_table("Users")
-            table = service.table("Users")
-            for batch in pack([Operation(Verb.INSERT, row) for row in users(ROWS)], table.encoded_size):
+            await service.create_table(name)
+            table = service.table(name)
+            for batch in pack([Operation(Verb.INSERT, row) for row in users(count)], table.encoded_size):
                 await table.transact(batch)
 
     async def rows(self, name: str) -> list[Row]:
@@ -169,6 +186,15 @@ def at_the_gate(project: Project) -> None:
     project.do("apply", "0001")
 
 
+def with_a_group(project: Project) -> None:
+    """Two scripts of other tables cut over together."""
+    at_the_gate(project)
+    for number, name in enumerate(("Orders", "Invoices"), 2):
+        asyncio.run(project.fill(name, 10))
+        script = _MEMBER.format(source=name)
+        (project.folder / "migrations" / f"000{number}_{name.lower()}.py").write_text(script, "utf-8")
+
+
 def with_divergences(project: Project) -> None:
     at_the_gate(project)
     asyncio.run(project.plant())
@@ -202,7 +228,7 @@ def not_begun(_project: Project) -> None:
 PRESUMED: dict[str, Callable[[Project], None]] = {
     "application-teams": not_begun,
     "backfill": not_begun,
-    "cutover": at_the_gate,
+    "cutover": with_a_group,
     "divergences": with_divergences,
     "doctor": not_begun,
     "erasure": complete,
