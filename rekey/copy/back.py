@@ -8,6 +8,8 @@ Rules kept here:
   after a replace or a delete the authority is not read again; the verification that follows finds writes that
   came in spite of that.
 * Index tables are left to the application until the source is the authority again: they are no replicas here.
+  Their keys are listed in the mapping before the source row is written all the same. The application may have
+  written the rows itself; once the source row is as it should be, nothing differs that would lead to them.
 * Nothing written after cutover is lost: a row goes back only if mapping it forward again gives exactly the
   target row. Where it does not (a property the mapping drops, a changed carrier of the old key), the way
   back is refused, before anything is written.
@@ -22,12 +24,12 @@ from collections.abc import Sequence
 from rekey.core.concurrency import for_each
 from rekey.errors import RowRefused, Unavailable
 from rekey.mapping.rows import TargetKey
-from rekey.model import EntityKey, Row, content_of, etag_of, key_of
+from rekey.model import EntityKey, Row, key_of
 from rekey.protocol.effects import apply_for_etags
 from rekey.protocol.propagate import MAX_ROUNDS, Propagator
-from rekey.protocol.replicas import inverse, same_content, stands_for
+from rekey.protocol.replicas import difference, source_place, stands_for
 from rekey.protocol.reverse import ReversePropagator
-from rekey.tables.base import Operation, Verb
+from rekey.tables.base import Verb
 from rekey.tables.bulk import read_keys
 
 
@@ -90,7 +92,7 @@ class BackPropagator:
     async def check(self, target_row: Row) -> None:
         """Raise RowRefused when a main target row cannot go back; writes nothing."""
         source_key = await self.owner_of(target_row)
-        self._desired(source_key, await self.source.get(source_key), target_row)
+        self._reverse.expected_of(source_key, target_row, await self.source.get(source_key))
 
     async def claim_new(self, target_row: Row) -> EntityKey:
         """Claim the key of a row written new in the target in the mapping; return its old key.
@@ -115,13 +117,20 @@ class BackPropagator:
             RowRefused: the way back would lose something of the target row.
             Unavailable: the row changed in every one of `MAX_ROUNDS` rounds.
         """
-        changed = False
+        changed, place = False, source_place(source_key)
         for _ in range(MAX_ROUNDS):
             replica = await self.source.get(source_key)
-            authority = await self._authority(source_key)
-            write = self._write(source_key, replica, authority)
-            if write is None:
+            forward = await self.mapping.forward(source_key)
+            authority = await self._reverse.authority(forward)
+            expected = self._reverse.expected_of(source_key, authority, replica)
+            if forward is not None and not expected.keys() - {place} <= forward.targets:
+                await self.mapping.extend(source_key, forward, expected.keys() - {place})
+                continue
+            desired = {place: expected[place]} if expected else {}
+            writes = difference(desired, {place: replica} if replica else {}, {})
+            if not writes:
                 return changed
+            [(_, write)] = writes
             applied, _ = await apply_for_etags(self.source, [write])
             changed = changed or bool(applied)
             if applied and write.verb is not Verb.INSERT:
@@ -132,27 +141,6 @@ class BackPropagator:
             hint="stop the writers and run the same command again",
         )
 
-    def _write(self, source_key: EntityKey, replica: Row | None, authority: Row | None) -> Operation | None:
-        """Return the conditional write that makes the replica equal the authority, None when it does."""
-        if authority is None:
-            return None if replica is None else Operation(Verb.DELETE, replica, etag_of(replica))
-        desired = self._desired(source_key, replica, authority)
-        if replica is None:
-            return Operation(Verb.INSERT, desired)
-        if same_content(desired, replica):
-            return None
-        return Operation(Verb.REPLACE, desired, etag_of(replica))
-
-    async def _authority(self, source_key: EntityKey) -> Row | None:
-        return await self._reverse.authority(await self.mapping.forward(source_key))
-
-    def _desired(self, source_key: EntityKey, replica: Row | None, authority: Row) -> Row:
-        """Return the source row that gives a target row; raise RowRefused if anything would be lost."""
-        try:
-            return content_of(inverse(self.mapper, source_key, authority, replica))
-        except RowRefused as refused:
-            raise refused.for_row(self._reverse.target_id(key_of(authority))) from None
-
     async def _exists(self, source_key: EntityKey, target: TargetKey) -> bool:
-        authority = await self._authority(source_key)
+        authority = await self._reverse.authority(await self.mapping.forward(source_key))
         return authority is not None and key_of(authority) == target.key

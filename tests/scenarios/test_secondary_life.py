@@ -22,7 +22,7 @@ from rekey.runner.run import Options
 from rekey.tables.base import Operation, Verb
 from tests.company import Client, Company
 from tests.declared import RACES, named, under_writes
-from tests.faults import Call
+from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.projects import Project
 from tests.soaking import others_in_soak
 from tests.worlds import Killed, contents, halves, mapped, racer
@@ -116,6 +116,48 @@ def test_what_the_way_back_finds_wrong_in_a_main_row_is_not_mended(project: Proj
     with project.session(STOPPED) as session, pytest.raises(RekeyError):
         commands.rollback(session, SCRIPT, to=None, drop=None)
     assert any(row["RowKey"] == "BIB:stray" for row in project.rows(TABLE))
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "lost answer"])
+def test_a_way_back_that_was_cut_off_accounts_for_secondary_rows_that_the_application_wrote(
+    project: Project, killed: bool
+) -> None:
+    """The runner is killed right after it has written a source row, or does not hear that it has: nothing
+    differs any more then, and the secondary row has to leave with its content all the same."""
+    mapper = Mapper(project.scripts[SCRIPT].migration, {})
+    old, new = ([one.row for one in mapper.map(racer("0001", age, race="r1"))] for age in (21, 88))
+    writes = (Verb.REPLACE, new[0]), (Verb.DELETE, old[1]), (Verb.INSERT, new[1])
+
+    def cut_over() -> None:
+        with project.session(STOPPED) as session:
+            commands.apply(session, SCRIPT, to=Phase.CUTOVER)
+
+    def go_back() -> None:
+        with project.session(STOPPED) as session:
+            commands.rollback(session, SCRIPT, to=ControlPhase.DUAL_WRITE, drop=None)
+
+    cut_over()
+    asyncio.run(project.tables.table(TABLE).transact([Operation(*one) for one in writes]))
+    if killed:
+        sent: list[Call] = []
+
+        async def kill(call: Call) -> None:
+            if sent:
+                raise Killed
+            sent.extend([call] if call.writes else [])
+
+        project.tables.gate, go_on = kill, project.tables.gate
+        with pytest.raises(Killed):
+            go_back()
+        project.tables.gate = go_on
+        assert [one.table for one in sent] == ["Races"]
+    else:
+        project.tables.faults = PlannedFaults(Planned(Fault(FaultKind.LOST_ANSWER), "replace", "Races"))
+    go_back()
+    assert in_step(project)
+    asyncio.run(project.tables.table("Races").replace(racer("0001", 89, race="r1")))
+    cut_over()
+    assert in_step(project)
 
 
 @pytest.mark.parametrize("at", others_in_soak(range(5, 120, 9), kept=range(5, 120, 27)))
