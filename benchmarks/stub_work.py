@@ -35,10 +35,10 @@ from rekey.copy.scan import window_of
 from rekey.copy.throttle import Throttle
 from rekey.copy.write import Copier
 from rekey.core.collector import patient_collector
+from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
 from rekey.inspect.inspect import inspect_table
-from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows
 from rekey.mapping.sealing import Sealer, new_data_key
 from rekey.mapping.store import MappingStore

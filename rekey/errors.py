@@ -5,7 +5,7 @@ Rules kept here:
 * An error says what happened, what was kept, and what to do next.
 * There is one subclass per choice the caller has; the exit code belongs to the class.
 * No error text holds an old key, a secret, a SAS or a connection string. Rows are named by safe id
-  (`rekey.mapping.ids`); text that came from a service is never copied into a message, only its code.
+  (`rekey.core.safe_ids`); text that came from a service is never copied into a message, only its code.
 * Text from elsewhere is harmless to look at: C0 and C1 controls, DEL, bidirectional controls, line separators
   and lone surrogates are shown as Python writes them (`\\x1b`, `\\u202e`); everything else stays.
 """

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rekey import Migration
+from rekey.core.safe_ids import new_key
 from rekey.declaration.migration import Declared, required_secrets
-from rekey.mapping.ids import new_key
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.mapping.sealing import LocalWrappingKey
 from rekey.mapping.store import Keyring

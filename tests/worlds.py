@@ -9,8 +9,8 @@ from rekey import Index, Migration, Target, keys, props
 from rekey.copy.scan import WindowSize
 from rekey.copy.sweep import sweep
 from rekey.copy.write import Copier
+from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
-from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows
 from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row, content_of, key_of

@@ -60,11 +60,11 @@ from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.mapping.store import cohorts_kept
 from rekey.model import PARTITION_KEY, ROW_KEY, key_of
 from rekey.project.config import Account, Config, Gates, account_key, resolve_secret
-from rekey.project.secrets_source import SecretKind, SecretSource
+from rekey.project.secrets_source import SecretKind, SecretSource, read_wrapping
 from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import intents_of
 from rekey.protocol.lease import process_exists
-from rekey.protocol.opening import open_wrapping, read_wrapping
+from rekey.protocol.opening import open_wrapping
 from rekey.protocol.registry import Registry, Standing, standing
 from rekey.state.audit import erasures
 from rekey.state.backend import SCHEMA_FOLDER, schema_version, sqlite_version

@@ -42,8 +42,7 @@ from rekey.evidence.statement import LIVE_TYPE, parsed
 from rekey.evidence.verify import Verdict
 from rekey.phases import ORDER, ledger_id
 from rekey.project.config import Config, account_key, resolve_secret
-from rekey.project.secrets_source import SecretKind
-from rekey.protocol.opening import read_wrapping
+from rekey.project.secrets_source import SecretKind, read_wrapping
 from rekey.state.audit import EVIDENCE_EXPORTED, EVIDENCE_VERIFIED, AuditEvent
 from rekey.state.backend import sqlite_version
 from rekey.state.models import PLAN_FACT

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rekey.core.progress import Progress
+from rekey.core.safe_ids import SafeIds, new_key
 from rekey.inspect.inventory import PARTS, SampleSize, read_sample, read_whole
 from rekey.inspect.profile import TableProfile
 from rekey.inspect.report import Inspection, report_of
-from rekey.mapping.ids import SafeIds, new_key
 from rekey.model import Row
 from rekey.tables.base import Table
 

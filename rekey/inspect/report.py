@@ -17,12 +17,12 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from rekey.core.plain import UNTOLD, members, told
+from rekey.core.safe_ids import SafeIds
 from rekey.inspect.columns import KeyColumn, Lengths, Mark
 from rekey.inspect.inventory import Inventory
 from rekey.inspect.partitions import CLASS_NAMES
 from rekey.inspect.profile import Order, PropertyUse, Signs, TableProfile
 from rekey.inspect.shapes import Shape
-from rekey.mapping.ids import SafeIds
 from rekey.model import EntityKey
 
 FACTOR = 3.0

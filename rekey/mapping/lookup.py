@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rekey.core.plain import told
+from rekey.core.safe_ids import SHORT_CHARACTERS
 from rekey.declaration.migration import MAIN_PARTITION_KEY
 from rekey.errors import Erased, TableMissing
-from rekey.mapping.ids import SHORT_CHARACTERS
 from rekey.mapping.rows import pointer_of
 from rekey.mapping.store import MappingStore
 from rekey.model import ROW_KEY, EntityKey, Row

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
+from rekey.core.safe_ids import SHORT_CHARACTERS
 from rekey.errors import ConditionFailed, RowMissing
-from rekey.mapping.ids import SHORT_CHARACTERS
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import DATA_KEY, binary, cohort_in, unreadable, within
 from rekey.mapping.store import MappingStore

@@ -37,8 +37,8 @@ from cryptography.hazmat.primitives import keywrap
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from rekey.core import crockford, edm
+from rekey.core.safe_ids import SHORT_CHARACTERS
 from rekey.errors import Erased, Moved, SealedUnreadable, SecretMissing, StateUnusable
-from rekey.mapping.ids import SHORT_CHARACTERS
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, KeyRange, Row
 from rekey.state.models import SEALED as SEALED_TEXT
 from rekey.state.models import KeyTexts

@@ -19,13 +19,13 @@ from datetime import datetime, timedelta
 from itertools import chain
 
 from rekey.core.limits import utf16_units
+from rekey.core.safe_ids import SafeIds
 from rekey.declaration.keys.base import Scope
 from rekey.declaration.keys.moments import parse_ticks
 from rekey.declaration.migration import Migration, required_secrets
 from rekey.errors import RowRefused
 from rekey.inspect.inventory import PARTS, Weights
 from rekey.inspect.partitions import PartitionSizes, PartitionTally
-from rekey.mapping.ids import SafeIds
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
 from rekey.plan.advice.gather import MADE_UP_SECRET
 from rekey.plan.advice.structure import MOMENTS

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rekey.core.guarantees import COSMOS
+from rekey.core.safe_ids import SafeIds, new_key
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
 from rekey.errors import SecretMissing
 from rekey.inspect.inventory import SampleSize
-from rekey.mapping.ids import SafeIds, new_key
 from rekey.model import Row
 from rekey.plan.problems import Started
 from rekey.project.config import Config, Gates, Limits

@@ -20,10 +20,10 @@ from typing import Self, TypeAlias
 
 from rekey.copy.scan import row_bytes, window_of
 from rekey.core.limits import entity_bytes, utf16_units
+from rekey.core.safe_ids import SafeIds, new_key
 from rekey.declaration.mapper import Mapper, TargetRow
 from rekey.errors import RowRefused
 from rekey.inspect.inventory import ELSEWHERE, PARTS, Weights
-from rekey.mapping.ids import SafeIds, new_key
 from rekey.mapping.rows import MappingRows, TargetKey
 from rekey.mapping.sealing import Sealer, new_data_key
 from rekey.model import PARTITION_KEY, EntityKey, Row, key_of

@@ -154,3 +154,21 @@ def from_key_vault(
     with used as identity, described.asked(), SecretClient(vault, identity, **client_options) as client:
         value = client.get_secret(secret_name, version).value
     return (value or "").encode()
+
+
+def read_wrapping(source: SecretSource) -> bytes:
+    """Return the wrapping key that an environment variable or a file holds.
+
+    Raises:
+        SecretMissing: absent, not readable, empty, or shorter than the minimum for secrets.
+    """
+    try:
+        return read_local("the wrapping key", "`[sealing]`", source)
+    except SecretMissing as error:
+        raise SecretMissing(
+            error.what,
+            kept="everything; nothing was opened and nothing was changed",
+            hint="put it where [sealing] says; before the first migration `openssl rand -hex 32` makes one;"
+            " afterwards one that is lost cannot be made again: `rekey runbook wrapping-key` says what that"
+            " means",
+        ) from None

@@ -21,17 +21,17 @@ from functools import cached_property
 
 from rekey.core.guarantees import COSMOS, guarantees_of
 from rekey.core.limits import ELSEWHERE, is_elsewhere
+from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, Migration, required_secrets
 from rekey.errors import ConfigurationError, Moved, RekeyError, SecretMissing
-from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows, is_tombstone
 from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys, ids_key
 from rekey.mapping.store import Keyring, MappingStore, data_key_rows
 from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.next_steps import next_step
 from rekey.project.config import Config, account_key, is_same_account, resolve_secret
-from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, read_local
+from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, read_wrapping
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.propagate import Propagator
 from rekey.tables.azure import AzureTableService
@@ -312,24 +312,6 @@ def _opened(source: SecretSource) -> WrappingKey:
     if source.kind is SecretKind.KEY_VAULT:
         return KeyVaultWrappingKey(source.where)
     return LocalWrappingKey(read_wrapping(source))
-
-
-def read_wrapping(source: SecretSource) -> bytes:
-    """Return the wrapping key that an environment variable or a file holds.
-
-    Raises:
-        SecretMissing: absent, not readable, empty, or shorter than the minimum for secrets.
-    """
-    try:
-        return read_local("the wrapping key", "`[sealing]`", source)
-    except SecretMissing as error:
-        raise SecretMissing(
-            error.what,
-            kept="everything; nothing was opened and nothing was changed",
-            hint="put it where [sealing] says; before the first migration `openssl rand -hex 32` makes one;"
-            " afterwards one that is lost cannot be made again: `rekey runbook wrapping-key` says what that"
-            " means",
-        ) from None
 
 
 def connect(config: Config) -> Accounts:

@@ -26,8 +26,8 @@ from azure.data.tables import TableClient, TableServiceClient
 
 from rekey.core.edm import canonical_content
 from rekey.core.limits import is_elsewhere, own_name
+from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
-from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import CONTROL_TABLE, MAPPING_TABLE
 from rekey.mapping.sealing import (
     ROOT,

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from rekey import errors
 from rekey.core.clock import later, ticks_of
+from rekey.core.safe_ids import SHORT_CHARACTERS
 from rekey.evidence.log import make_checkpoint
-from rekey.mapping.ids import SHORT_CHARACTERS
 from rekey.mapping.removed import Kept, RemovedRows, is_over
 from rekey.model import key_of
 from rekey.phases import ControlPhase

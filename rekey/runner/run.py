@@ -19,10 +19,10 @@ from rekey.copy.workers.driver import Factory
 from rekey.copy.write import Copier
 from rekey.core.clock import Clock, SystemClock, format_ticks
 from rekey.core.progress import Progress
+from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
 from rekey.errors import Interrupted, RekeyError
-from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
 from rekey.next_steps import next_step

@@ -30,11 +30,11 @@ from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
 from rekey.core.concurrency import first_of
 from rekey.core.limits import ACCOUNT_TARGET
 from rekey.core.progress import Progress, ticking
+from rekey.core.safe_ids import new_key
 from rekey.declaration.migration import Declared
 from rekey.errors import GateClosed, Moved, Refused, RekeyError, StateUnusable
 from rekey.evidence.log import make_checkpoint
 from rekey.evidence.signing import open_signer
-from rekey.mapping.ids import new_key
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import SealedKeys, cursors_key
 from rekey.mapping.store import Keyring

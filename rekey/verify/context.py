@@ -16,8 +16,8 @@ from pathlib import Path
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks
 from rekey.core.progress import Advance
+from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
-from rekey.mapping.ids import SafeIds
 from rekey.model import PARTITION_KEY, EntityKey, Row
 from rekey.tables.base import Page, Table
 from rekey.tables.kinds import whole

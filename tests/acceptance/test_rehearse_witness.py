@@ -10,8 +10,8 @@ import pytest
 from azure.data.tables import UpdateMode
 
 from rekey import Index, Migration, Target, keys, props
+from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
-from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import EntityKey, KeyRange, Row, content_of, key_of
 from rekey.rehearse.application import Application, to_entity

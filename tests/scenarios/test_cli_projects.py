@@ -13,8 +13,7 @@ from rekey import keys
 from rekey.cli.main import run
 from rekey.declaration.scripts import load_script, load_scripts
 from rekey.project.config import load_config
-from rekey.project.secrets_source import SecretKind, SecretSource
-from rekey.protocol.opening import read_wrapping
+from rekey.project.secrets_source import SecretKind, SecretSource, read_wrapping
 from tests.commands import Commands
 from tests.madeup import users
 from tests.planning import fill

@@ -15,10 +15,10 @@ from typing import Any
 from unittest import mock
 
 from rekey.core.limits import ELSEWHERE
+from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration
 from rekey.errors import SealedUnreadable
-from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, REVERSE, MappingRows, TargetKey
 from rekey.mapping.sealing import ROOT, LocalWrappingKey, Sealer, ids_key, key_partition, read_data_key
 from rekey.model import EntityKey, Row, key_of

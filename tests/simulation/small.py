@@ -24,10 +24,10 @@ from rekey.copy.scan import WindowSize
 from rekey.copy.sweep import sweep
 from rekey.copy.write import Copier
 from rekey.core.clock import TICKS_PER_SECOND
+from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper, TargetRow
 from rekey.declaration.migration import Migration
 from rekey.errors import RowExists, RowMissing
-from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows
 from rekey.mapping.store import MappingStore
 from rekey.model import TIMESTAMP, EntityKey, Row, key_of

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekey.core.crockford import ALPHABET
+from rekey.core.safe_ids import SHORT_CHARACTERS, SafeIds, new_key
 from rekey.errors import RowRefused
-from rekey.mapping.ids import SHORT_CHARACTERS, SafeIds, new_key
 from rekey.mapping.rows import MappingRows, TargetKey
 from rekey.model import ETAG, EntityKey, Row
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekey.core.safe_ids import SafeIds
 from rekey.errors import Moved, RowRefused, SealedUnreadable, SecretMissing, StateUnusable
-from rekey.mapping.ids import SafeIds
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows, Reservation, TargetKey
 from rekey.mapping.sealing import (
     DATA_KEY,

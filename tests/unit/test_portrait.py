@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from rekey import Index, Migration, Target, keys, props
+from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
 from rekey.inspect.inventory import HEAD, Weights
-from rekey.mapping.ids import SafeIds
 from rekey.model import EntityKey, Row
 from rekey.plan import portrait
 from rekey.plan.portrait import LANES, TIMES, Portrayer
