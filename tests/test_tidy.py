@@ -68,7 +68,7 @@ PURE = {
     "declaration.keys",
     "core.limits",
     "declaration.mapper",
-    "mapping.ids",
+    "core.safe_ids",
     "mapping.rows",
     "mapping.sealing",
     "model",
@@ -171,6 +171,9 @@ FLOORS: tuple[set[str], ...] = (
 """The rooms of the package (a folder, or a module beside them; "" is the package itself), from the ground up.
 A room imports only rooms of floors below its own, so that it can be read, tested and replaced without those
 above, and nothing imports in a circle."""
+
+MOST_ROOMS, MOST_ARROWS = 30, 200
+"""Of the package: rooms, and pairs of which one imports the other."""
 
 
 @cache
@@ -376,6 +379,14 @@ def test_a_room_imports_only_rooms_of_floors_below() -> None:
         if (own := room_of(module_of(path))) != room_of(name) and floor[own] <= floor[room_of(name)]
     }
     assert not guilty
+
+
+def test_the_picture_of_all_rooms_stays_one_that_can_be_taken_in() -> None:
+    files = python_files("rekey")
+    arrows = {(room_of(module_of(path)), room_of(one)) for path in files for one in own_imports(path)}
+    between = {(above, below) for above, below in arrows if above != below}
+    assert len({room for arrow in between for room in arrow}) <= MOST_ROOMS
+    assert len(between) <= MOST_ARROWS, "see which room asks another for a single name"
 
 
 def test_no_module_imports_in_a_circle() -> None:
