@@ -9,7 +9,9 @@ Rules kept here (Wing and Gong's search, with a memo):
 * A read of the table that follows (`replica`) may be behind what other reads saw, but not behind anything
   that was acknowledged before it began. Versions of such a table count writes of its own: what it says of
   a condition is compared by content.
-* What is found is exact: it is searched until an order is found or all are tried. Histories are small.
+* It is searched until an order is found, all are tried, or `MOST_STEPS` were made: to try all takes time that
+  grows exponentially where many outcomes are unknown. Where there is an order, it is found in some hundred
+  steps; so a history that is given up counts as one without, and says so.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ CONDITION = "condition"
 DONE = "done"
 OPEN = "open"
 """Nobody knows what became of it."""
+
+MOST_STEPS = 50_000
+"""Some seconds."""
 
 Content = Hashable
 """What a row holds; None when there is none."""
@@ -89,6 +94,7 @@ class History:
         self._bases = {one.basis for one in self.operations}
         self._open = frozenset(number for number, one in enumerate(self.operations) if one.outcome == OPEN)
         self._failed: dict[tuple[frozenset[int], _State], list[frozenset[int]]] = {}
+        self._steps = 0
 
     @cached_property
     def _before(self) -> list[frozenset[int]]:
@@ -109,7 +115,7 @@ class History:
         return sorted(ended, key=lambda number: (ended[number] is None, ended[number]))
 
     def is_linearizable(self) -> bool:
-        """Tell whether some order explains every answer and the end."""
+        """Tell whether some order explains every answer and the end, and was found in `MOST_STEPS` steps."""
         return self._search(frozenset(), _State(self.initial))
 
     def __str__(self) -> str:
@@ -117,12 +123,15 @@ class History:
             f"{one.began:>4} to {'?' if one.ended is None else one.ended:<4} {one.text}: {one.outcome}"
             for one in sorted(self.operations, key=lambda one: one.began)
         ]
-        return "\n".join([f"at the beginning {self.initial}", *lines, f"at the end {list(self.final)}"])
+        given_up = [f"given up after {MOST_STEPS} steps"] if self._steps > MOST_STEPS else []
+        ends = f"at the end {list(self.final)}"
+        return "\n".join([f"at the beginning {self.initial}", *lines, ends, *given_up])
 
     def _search(self, done: frozenset[int], state: _State) -> bool:
+        self._steps += 1
         tried = self._failed.setdefault((done - self._open, state), [])
         used = done & self._open
-        if any(before <= used for before in tried):
+        if self._steps > MOST_STEPS or any(before <= used for before in tried):
             return False  # with fewer of those that need not have happened it was no better
         rest = [number for number in self._order if number not in done]
         # What nobody knows the outcome of may have had none.

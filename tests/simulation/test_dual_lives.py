@@ -131,7 +131,7 @@ def test_without_settling_what_intents_announce_a_life_finds_the_loss(tmp_path: 
         mock.patch.object(Life, "moves", False),
         pytest.raises(Found, match="seed"),
     ):
-        for seed in range(1, 20):
+        for seed in range(7, 20):  # one that finds it soon comes first
             Life(tmp_path / str(seed), "keys from keys, secondary rows", seed).live()
 
 

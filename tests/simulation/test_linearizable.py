@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.simulation import linearizable
 from tests.simulation.linearizable import (
     CONDITION,
     DONE,
@@ -117,3 +118,12 @@ def test_a_history_of_many_operations_at_once_is_searched_quickly() -> None:
     """Ten writes that overlap all, and a read of what nobody wrote: without the memo, 10! orders."""
     writes = [replace(number, 100 + number, f"write {number}") for number in range(10)]
     assert not History("x", [*writes, read(50, 51, "y")], ["write 3"]).is_linearizable()
+
+
+def test_a_history_that_would_take_for_ever_is_given_up_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linearizable, "MOST_STEPS", 1_000)
+    writes = [replace(number, None, f"write {number}", OPEN) for number in range(40)]
+    history = History("x", [*writes, read(50, 51, "y")], ["write 3"])
+    assert not history.is_linearizable()
+    assert "given up after 1000 steps" in str(history)
+    assert "given up" not in str(History("x", [], ["x"]))
