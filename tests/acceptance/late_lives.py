@@ -64,18 +64,26 @@ class Life(Stand):
         """The view whose table is the authority."""
         return "new" if self.stage.phase() in ("cutover", "complete", "retired") else "old"
 
+    @property
+    def _what(self) -> tuple[str, ...]:
+        """What a command that moves the authority is told to move."""
+        return (self.project.script_id,) if self.group is None else ("--group", self.group.name)
+
+    @property
+    def _stopped(self) -> tuple[str, ...]:
+        """What confirms that nobody writes: of the group's other source that is always so."""
+        return () if self.capture == "dual-write" and self.group is None else ("--writers-stopped",)
+
     def _apply(self) -> None:
         executor = _PROCESSES if self.workers else ()
-        self._command("apply", self.project.script_id, *executor)
+        self._command("apply", *self._what, *executor)
         if self.capture == "dual-write":
             self._let_write(2.0)
 
     def _cutover(self) -> None:
-        stopped = ()
         if self.capture == "delta":
             self._stop_writers()
-            stopped = ("--writers-stopped",)
-        self._command("apply", self.project.script_id, "--to", "cutover", *stopped)
+        self._command("apply", *self._what, "--to", "cutover", *self._stopped)
         if self.capture == "delta":
             # Nobody writes yet, and nothing follows from here on: the copy is the authority now.
             self._rest("after cutover", replicas="old")
@@ -87,11 +95,9 @@ class Life(Stand):
     def _back(self) -> None:
         if self.lot.random() < 0.4 and self.capture == "dual-write":
             self._rest("before the way back")
-        stopped = ()
         if self.capture == "delta":
             self._stop_writers()
-            stopped = ("--writers-stopped",)
-        self._command("rollback", self.project.script_id, "--to", "dual_write", *stopped)
+        self._command("rollback", *self._what, "--to", "dual_write", *self._stopped)
         if self.capture == "delta":
             self._rest("after the way back")
             self._join_writers("old")
@@ -99,9 +105,7 @@ class Life(Stand):
         self._command("verify", self.project.script_id, "--mode", "full")
 
     def _drop(self) -> None:
-        self._command(
-            "rollback", self.project.script_id, "--to", "source", "--drop-targets", done="has not begun"
-        )
+        self._command("rollback", *self._what, "--to", "source", "--drop-targets", done="has not begun")
 
     def _drop_and_look(self) -> None:
         self._drop()
@@ -112,7 +116,7 @@ class Life(Stand):
     def _complete(self) -> None:
         for name in [name for name, one in self.clients.items() if one.job.view == "old"]:
             self._end_client(name)
-        self._command("apply", self.project.script_id, "--to", "complete", "--yes", self.project.script_id)
+        self._command("apply", *self._what, "--to", "complete", "--yes", self._what[-1])
         self._let_write(2.0)
 
     # --- the operator ------------------------------------------------------------------------------------
@@ -236,18 +240,20 @@ class Life(Stand):
 
     def _follow(self, words: Sequence[str], code: int, told: str) -> None:
         """Do what a message says before the same command is run again."""
-        script_id = self.project.script_id
+        script_ids = (self.project.script_id,) if self.group is None else self.group.script_ids
         if code == 1:
             self.figures["findings"] += 1
             if self.stage.phase() == "dual_write":
-                self._attend(self._start(("verify", script_id, "--mode", "full", "--repair")), None)
+                for one in script_ids:
+                    self._attend(self._start(("verify", one, "--mode", "full", "--repair")), None)
         elif (
             code == 3
             and words[0] != "verify"
             and "verif" in told
             and self.stage.phase() in ("dual_write", "cutover")
         ):
-            self._attend(self._start(("verify", script_id, "--mode", "full")), None)
+            for one in script_ids:
+                self._attend(self._start(("verify", one, "--mode", "full")), None)
         elif code == 2:
             raise Stuck(f"`rekey {' '.join(words)}`: {told[-600:]}")
         self._pause(1.0)
@@ -293,6 +299,8 @@ class Life(Stand):
         unlike = self._settled(replicas or authority)
         if unlike:
             self.outcome.wrong.append(f"{when}: {len(unlike)} rows of replicas are wrong: {unlike[:4]}")
+        if self.group is not None:
+            self.outcome.wrong += [f"{when}: {one}" for one in self.group.wrong()]
         verdict = self.judged(authority)
         for name in ("acknowledged", "open", "failed"):
             self.figures[name] = verdict.writes[name]
@@ -314,7 +322,7 @@ class Life(Stand):
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
             if phase == "dual_write" or self.capture == "dual-write":
-                code, _ = self._attend(self._start(("apply", self.project.script_id)), None)
+                code, _ = self._attend(self._start(("apply", *self._what)), None)
                 if code == 1:
                     self.figures["findings"] += 1
             unlike = self.stage.unlike(authority) + self.stage.unmapped()
@@ -344,6 +352,7 @@ class Life(Stand):
                 left.append(f"{table}: {len(rows)} rows, one in {rows[0]['PartitionKey']}")
         if self.stage.control():
             left.append("the control row")
+        left += [] if self.group is None else self.group.wrong()
         if left:
             self.outcome.wrong.append(f"left by a run whose targets were dropped: {left}")
         (self.control_folder / "pause").unlink()

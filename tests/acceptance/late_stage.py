@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.scripts import load_script
-from rekey.model import key_of
+from rekey.model import Row, key_of
 from rekey.phases import ControlPhase
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.dualwriting import SECRETS, Stage
@@ -31,6 +31,7 @@ from tests.acceptance.dualwriting_ledger import lines_of
 from tests.acceptance.dualwriting_worlds import WORLDS, View, World
 from tests.acceptance.late_client import RESTART, Job
 from tests.acceptance.late_command import DURATION, RENEW, SIGNED
+from tests.acceptance.late_group import Group
 from tests.acceptance.late_ledger import Look
 from tests.acceptance.late_machines import Client, Runner, environment_of, namespaces_work
 from tests.acceptance.late_proxy import CALM, LateProxy, Weather
@@ -142,11 +143,14 @@ class Stand:
         kind = [self.capture, self.world_name, "two runners" if self.two else ""]
         kind += ["containers" if self.contained else "", "workers" if self.workers else ""]
         kind += ["another account" if self.elsewhere else ""]
+        is_grouped = not route and random.Random(f"{seed} group").random() < 0.5
+        kind += ["a group" if is_grouped else ""]
         self.outcome = Outcome(seed, ", ".join(filter(None, [*kind, " ".join(self.route)])))
         self.figures = self.outcome.figures
         self.project = Project(
             folder / "project", azurite, elsewhere=azurite.targets if self.elsewhere else None
         )
+        self.group = Group(self.project) if is_grouped else None
         self.control_folder = folder / "clients"
         self.control_folder.mkdir(parents=True)
         (folder / "printed").mkdir()
@@ -189,6 +193,9 @@ class Stand:
         self.proxy.__enter__()
         project, azurite, world = self.project, self.project.azurite, WORLDS[self.world_name]
         script = world.script.replace('capture="dual-write"', f'capture="{self.capture}"')
+        if self.group is not None:
+            script = self.group.joined(script)
+            self.group.declare(self.capture)
         self.script = project.script(script)
         self.homes = [project.folder, self.folder / "other"]
         self.homes[1].mkdir()
@@ -232,7 +239,7 @@ class Stand:
         }
         self.mapper = Mapper(load_script(self.script).migration, SECRETS)
         self.world: World = world(self._new_key)
-        self.stage = _Comparing(project, self.mapper)
+        self.stage = _Comparing(project, self.mapper, self.group)
         # Half of what is written is there from the beginning; the rest of the table is only copied.
         self.hot = [f"r{number}" for number in range(self.scale.hot)]
         there = self.hot[::2] + [f"r{number}" for number in range(self.scale.hot, self.scale.rows)]
@@ -442,6 +449,8 @@ freeze_timeout = "40s"
     def _look(self) -> None:
         """Note where the authority is, as of now."""
         before = time.monotonic_ns()
+        if self.group is not None and (mixed := self.group.mixed()) and not self.outcome.wrong:
+            self.outcome.wrong += mixed
         control = self.stage.control()
         phase = control.get("Phase")
         side: str | None = None
@@ -489,8 +498,14 @@ freeze_timeout = "40s"
 class _Comparing(Stage):
     """What a stage knows of tables and the control row, for a project whose endpoints are set by a life."""
 
-    def __init__(self, project: Project, mapper: Mapper) -> None:
-        self.project, self.mapper = project, mapper
+    def __init__(self, project: Project, mapper: Mapper, group: Group | None) -> None:
+        self.project, self.mapper, self.group = project, mapper, group
+
+    def control(self) -> Row:
+        """Return the control row; {} when there is none."""
+        if self.group is None:
+            return super().control()
+        return self.group.controls().get(self.project.script_id, {})
 
     def unmapped(self) -> list[str]:
         """Return which rows of the main target are not listed by the mapping, or belong to another row."""

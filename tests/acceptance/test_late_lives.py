@@ -27,6 +27,7 @@ from pathlib import Path
 import pytest
 
 from rekey.rehearse.azurite import Azurite
+from tests.acceptance.late_group import Group
 from tests.acceptance.late_lives import Life
 from tests.acceptance.late_machines import ROOT, namespaces_work
 from tests.acceptance.late_proxy import HoldingProxy, Weather
@@ -102,6 +103,30 @@ def live_apart(folder: Path, seed: int) -> Outcome:
         return Outcome(seed, "unknown", wrong=[f"the life itself failed: {ran.stdout} {ran.stderr}"])
     said = json.loads(ran.stdout.splitlines()[-1])
     return Outcome(**{**said, "figures": Counter(said["figures"])})
+
+
+def test_a_mixed_group_and_rows_that_its_second_script_lost_are_seen(
+    tmp_path: Path, azurite: Azurite
+) -> None:
+    """What the lives look for in a group, planted."""
+    project = Project(tmp_path / "project", azurite)
+    group = Group(project)
+    group.declare("delta")
+    if "rekeycontrol" not in project.restricted.names():
+        project.restricted.create("rekeycontrol")
+    for script_id, phase in zip(group.script_ids, ("cutover", "dual_write"), strict=True):
+        row = {"PartitionKey": f"group:{group.name}", "RowKey": script_id, "Phase": phase}
+        project.restricted.insert("rekeycontrol", row)
+    assert group.mixed()
+    project.restricted.replace("rekeycontrol", {**row, "Phase": "cutover"})
+    assert not group.mixed()
+    project.wire.create(group.target)
+    rows = [group.mapper.map(row)[0].row for row in project.wire.rows(group.source)]
+    for row in rows:
+        project.wire.insert(group.target, row)
+    assert not group.wrong()
+    project.wire.delete(group.target, (rows[0]["PartitionKey"], rows[0]["RowKey"]))
+    assert group.wrong()
 
 
 # --- the proxy --------------------------------------------------------------------------------------------
