@@ -19,6 +19,7 @@ from rekey.errors import ConfigurationError, Unavailable
 from rekey.serve.metrics import families
 from rekey.serve.server import Access, Address, serving
 from rekey.serve.watch import MAX_EVENTS, Watch, changes
+from tests.browser import needs_browser, tab
 from tests.documents import ROOT
 from tests.fakeclock import FakeClock
 from tests.serving import client, document, migration
@@ -249,6 +250,27 @@ async def test_the_page_loads_nothing_from_elsewhere() -> None:
     assert "//" not in text.replace("// ", ""), "no address but the name of a vocabulary"
     assert "innerHTML" not in text
     assert "style=" not in text
+
+
+@needs_browser
+async def test_the_page_shows_a_group_as_one_with_its_next_command(tmp_path: Path) -> None:
+    command = {"command": "rekey apply --group billing --to cutover", "remark": "first stop the writers"}
+    group = {"name": "billing", "members": ["0001_a", "0002_b"], "stage": "2 of 2 at the gate", "safe": False}
+    told = Told()
+    told.now = {
+        **document(),
+        "groups": [{**group, "sentence": "0002_b has lost its runner.", "next": command}],
+    }
+    async with served(told) as (url, _), tab(url, tmp_path) as page:
+        until = asyncio.get_running_loop().time() + 30
+        while "Group billing" not in (said := await page.evaluate("document.body?.innerText ?? ''")):
+            assert asyncio.get_running_loop().time() < until, said
+            await asyncio.sleep(0.05)
+        shown = await page.evaluate("document.querySelector('article').innerText")
+        assert page.complaints == []
+    assert "0001_a, 0002_b · 2 of 2 at the gate" in shown
+    assert "Attention. 0002_b has lost its runner." in shown
+    assert command["command"] in shown and command["remark"] in shown
 
 
 def test_documentation_alerts_and_dashboard_name_the_metrics_that_there_are() -> None:

@@ -119,6 +119,18 @@ function copy(text, button) {
   navigator.clipboard.writeText(text).then(() => said("Copied"), () => said("Select it by hand"));
 }
 
+function verdict(one) {
+  return make("p", { class: one.safe ? "verdict" : "verdict attention" },
+    make("strong", {}, one.safe ? "Safe. " : "Attention. "), one.sentence);
+}
+
+function groupCard(group) {
+  return make("article", { class: "migration" },
+    make("h2", {}, `Group ${group.name}`),
+    make("p", { class: "tables" }, `${group.members.join(", ")} · ${group.stage}`),
+    verdict(group), next(group));
+}
+
 function card(migration) {
   const whole = migration.work && migration.work.estimated_rows;
   const bar = whole
@@ -128,8 +140,7 @@ function card(migration) {
   return make("article", { class: "migration" },
     make("h2", {}, migration.script_id),
     make("p", { class: "tables" }, `${migration.source} → ${migration.targets.join(", ")} · capture ${migration.capture} · ${migration.stage}`),
-    make("p", { class: migration.safe ? "verdict" : "verdict attention" },
-      make("strong", {}, migration.safe ? "Safe. " : "Attention. "), migration.sentence),
+    verdict(migration),
     phases(migration), bar, figures(migration),
     held.length ? make("div", { class: "held" }, make("h3", {}, "Held back by"), make("ul", {}, ...held)) : null,
     rates(migration), clients(migration), next(migration));
@@ -139,7 +150,8 @@ function draw() {
   if (!state.document) return;
   // What is being copied or selected stays: nothing is replaced while there is a selection.
   if (String(window.getSelection())) return;
-  document.getElementById("migrations").replaceChildren(...state.document.migrations.map(card));
+  const { groups = [], migrations } = state.document;
+  document.getElementById("migrations").replaceChildren(...groups.map(groupCard), ...migrations.map(card));
   const events = [...state.history.events].reverse().slice(0, 50);
   document.getElementById("recent").hidden = events.length === 0;
   document.getElementById("events").replaceChildren(...events.map((one) =>
