@@ -71,8 +71,8 @@ class Proxy:
         try:
             connection.request("GET", path)
             return connection.getresponse().status
-        except OSError:
-            return 0
+        except (OSError, http.client.HTTPException):
+            return 0  # also where nobody listens and TCP connects the socket to itself
         finally:
             connection.close()
 
