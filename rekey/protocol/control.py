@@ -10,6 +10,8 @@ Rules kept here:
   another runner added meanwhile.
 * It is made by insert-if-absent and moved only along `phases.MOVES`, conditionally on the row that was read;
   each move adds one to the epoch. So two runners that both believe to be alone cannot both move it.
+* A runner that succeeds one which was cut off fences the row (`fence`): a move that was sent and not
+  answered, or that is sent by a process that stood still meanwhile, cannot take effect any more.
 * Times in it are the service's, never this machine's.
 * Every move has a random id: after a broken connection, reading the row back tells whether this move is in
   it.
@@ -278,6 +280,23 @@ class ControlStore:
         at, move_id = await self._service.server_time(), secrets.token_hex(16)
         return await self._replace(rows, [moved(one, then, at=at, move_id=move_id) for one in rows])
 
+    async def fence(self) -> ControlRow | None:
+        """Make every move that was sent before and not answered fail, whenever it arrives: each is on the
+        condition of a version of the row, and this makes a new one of the same content.
+
+        Returns:
+            The row as it is then (a late move may just have arrived); None: there is none.
+
+        Raises:
+            Ambiguous, Unavailable: it is not known to have been done.
+        """
+        while (row := await self.read()) is not None:
+            try:
+                return await self._replace([row], [row])
+            except Moved:
+                continue
+        return None
+
     async def mark_copied(self) -> ControlRow:
         """Set `copied`: the targets hold every row. Phase and epoch stay. Return the row as it is then.
 
@@ -333,7 +352,12 @@ class ControlStore:
             return replace(after, etag=etag or "")
         there = await self.read()
         # `copied` may have been set since: that keeps the move's id, and only a move resets it.
-        if there is not None and there.move_id == after.move_id and there.copied >= after.copied:
+        if (
+            there is not None
+            and there.etag != rows[0].etag
+            and there.move_id == after.move_id
+            and there.copied >= after.copied
+        ):
             return there
         raise problem
 

@@ -322,6 +322,24 @@ async def quiet_in_s(run: Run) -> float:
     return max(await Term(run.restricted, run.script_id).left(run.config.gates.margin_s), open_s(run))
 
 
+async def unfrozen(run: Run) -> ControlRow | None:
+    """Return the control row, out of a freeze that nobody works in; None: there is none. No move that
+    was sent before can take effect afterwards.
+
+    Raises:
+        Moved: another runner moved it meanwhile.
+        Ambiguous, Unavailable: the service failed.
+    """
+    row = await (run.control.fence() if await quiet_in_s(run) else run.control.read())
+    if row is None or row.phase is not ControlPhase.FREEZE:
+        return row
+    back_to = row.came_from or ControlPhase.DUAL_WRITE
+    row = await run.control.move(ControlPhase.FREEZE, back_to)
+    told = f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`"
+    run.progress.note(told, "freeze-left")
+    return row
+
+
 async def hand_over(run: Run) -> bool:
     """Extend the term in the restricted store if this process has left requests open, for the next runner.
 

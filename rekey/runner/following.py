@@ -34,7 +34,7 @@ from rekey.phases import Phase
 from rekey.present.text import differing, duration, moment
 from rekey.protocol.rules import SOURCE
 from rekey.runner import steering
-from rekey.runner.clients import sweep_journal
+from rekey.runner.clients import sweep_journal, unfrozen
 from rekey.runner.phases.cutover import gate
 from rekey.runner.phases.reconcile import bring_changes, follow
 from rekey.runner.run import Options, Run, StopFlag, asks_again
@@ -103,6 +103,8 @@ class Follower:
             RekeyError: what passes and comparisons raise.
         """
         run, over = self._run, asyncio.Event()
+        # A cutover that failed may have left its freeze behind, and writes would wait all the time.
+        await unfrozen(run)
         ours = replace(run, stop=StopFlag(), factory=None, share=run.config.follow.share)
         # A pass next to a comparison is not shown: what is shown is one thing at a time.
         quiet = replace(ours, progress=Progress(run.clock))

@@ -51,7 +51,7 @@ from rekey.protocol.opening import (
     require_same_secrets,
 )
 from rekey.protocol.term import Term
-from rekey.runner.clients import announcing, hand_over, until_quiet, wait_for_present
+from rekey.runner.clients import announcing, hand_over, unfrozen, until_quiet, wait_for_present
 from rekey.runner.hooks import HookEvent, Stalls, run_hook
 from rekey.runner.look import look, told
 from rekey.runner.phases import PHASES
@@ -444,16 +444,9 @@ class Session:
 
     async def _align(self, run: Run) -> None:
         """Leave the freeze of a run that was killed, then align the ledger with the control row."""
-        row = await run.control.read()
+        row = await unfrozen(run)
         if row is None:
             return
-        if row.phase is ControlPhase.FREEZE:
-            back_to = row.came_from or ControlPhase.DUAL_WRITE
-            row = await run.control.move(ControlPhase.FREEZE, back_to)
-            run.progress.note(
-                f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`",
-                "freeze-left",
-            )
         applied = self.ledger.applied(run.script_id)
         # In `source` no phase counts as applied, so `prepare` runs again, which costs a few requests: a
         # rollback that was cut off may have dropped a table, perhaps by a request that took effect later.

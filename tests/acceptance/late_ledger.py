@@ -44,8 +44,6 @@ from tests.simulation.linearizable import Content as Shown
 READ = "read"
 ELSEWHERE = "elsewhere"
 """Why a row cannot be made in a view: it is there under another key."""
-STEPS = 400_000
-"""Of one search."""
 _NAMED = 4
 _TOLD = 14
 _FOREVER = 1 << 62
@@ -250,19 +248,12 @@ def _thawed(content: Shown) -> State:
     return None if content is None else dict(content)  # type: ignore[call-overload]
 
 
-class _TooLong(Exception):
-    """An order was searched for too long."""
-
-
-class _Bounded(History):
+class _Written(History):
     """A history in which contents are versions enough, since no two writes write the same."""
 
-    steps = 0
+    most_steps = 400_000
 
     def _after(self, number: int, state: Any) -> list[Any]:
-        self.steps += 1
-        if self.steps > STEPS:
-            raise _TooLong
         return [self._versioned(number, state, after) for after in super()._after(number, state)]
 
     def _versioned(self, number: int, state: Any, after: Any) -> Any:
@@ -283,14 +274,12 @@ class _Register:
 
     def explained(self) -> bool:
         """Tell whether some order explains it."""
-        history = _Bounded(
+        history = _Written(
             _frozen(self.initial), [_operation(one) for one in self.operations], [_frozen(self.found)]
         )
-        try:
-            return history.is_linearizable()
-        except _TooLong:
-            self.too_long = True
-            return False
+        explained = history.is_linearizable()
+        self.too_long |= history.given_up
+        return explained
 
     def without(self, one: Did) -> _Register:
         """Return it as if an open operation never took effect."""
@@ -309,7 +298,7 @@ class _Register:
         last = max(writes, key=lambda one: one.ended or 0, default=None)
         told = self.operations[-_TOLD:]
         if self.too_long:
-            what = f"no order was found in {STEPS} steps"
+            what = f"no order was found in {_Written.most_steps} steps"
         elif (culprit := self._misread()) is not None:
             what = f"no order explains what {culprit.writer} saw with {culprit.number}"
             at = self.operations.index(culprit)

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
-from rekey.errors import Interrupted, Refused
+from rekey.errors import Interrupted, Refused, Unavailable
 from rekey.model import key_of
 from rekey.phases import ControlPhase, Phase
+from rekey.protocol.control import ControlStore
 from rekey.runner import steering
 from rekey.runner.run import Options
 from rekey.state.store import State
@@ -394,6 +395,42 @@ def test_a_freeze_that_failed_is_not_tried_again_in_the_same_window(delta: Follo
     assert [run.outcome for run in runs] == ["WriterAtWork"]
     assert "`rekey proceed 0001_users --writers-stopped`" in refused
     assert len(delta.verified) == 3 and not delta.verified[-1].divergences, "compared again at once"
+
+
+def test_a_freeze_that_the_service_would_not_let_go_is_left_before_it_is_followed_again(
+    delta: Following,
+) -> None:
+    """A stray writer ends the cutover, and the move back is not done: the service is busy."""
+    project, happened = delta.ours.project, list[str]()
+    delta.ours.apply()
+
+    async def busy(call: Call) -> None:
+        phases = {one.row.get("Phase") for one in call.operations}
+        if ControlPhase.FREEZE in phases and not happened:
+            happened.append("frozen")
+        elif phases == {ControlPhase.DUAL_WRITE} and happened == ["frozen", "written"]:
+            happened.append("busy")
+            raise Unavailable("the service is busy (ServerBusy)", code="ServerBusy", status=503)
+        await asyncio.sleep(0)
+
+    async def stray(call: Call) -> None:
+        if happened == ["frozen"] and call.table == "UsersV2":
+            happened.append("written")
+            project.clock.advance(2)
+            row = {"PartitionKey": "p0", "RowKey": "user000@example.com", "Nm": "stray"}
+            await project.tables.table("Users").merge(row)
+        await asyncio.sleep(0)
+
+    async def look() -> None:
+        control = await ControlStore(project.restricted, delta.ours.script_id).read()
+        happened.append(str(control and control.phase))
+        delta.stop.request()
+
+    project.restricted.gate, project.tables.gate = busy, stray
+    with pytest.raises(Interrupted):
+        delta((1, said(lambda: delta.proceed(writers_stopped=True))), (MINUTE, look))
+    assert happened == ["frozen", "written", "busy", "dual_write"]
+    assert [*delta.told.of("freeze-left-behind"), *delta.told.of("freeze-left")], delta.told.notes
 
 
 def test_a_stop_that_would_outlast_the_window_is_not_begun(delta: Following) -> None:

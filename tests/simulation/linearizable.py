@@ -9,7 +9,7 @@ Rules kept here (Wing and Gong's search, with a memo):
 * A read of the table that follows (`replica`) may be behind what other reads saw, but not behind anything
   that was acknowledged before it began. Versions of such a table count writes of its own: what it says of
   a condition is compared by content.
-* It is searched until an order is found, all are tried, or `MOST_STEPS` were made: to try all takes time that
+* It is searched until an order is found, all are tried, or `most_steps` were made: to try all takes time that
   grows exponentially where many outcomes are unknown. Where there is an order, it is found in some hundred
   steps; so a history that is given up counts as one without, and says so.
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 EXISTS = "exists"
 MISSING = "missing"
@@ -26,9 +27,6 @@ CONDITION = "condition"
 DONE = "done"
 OPEN = "open"
 """Nobody knows what became of it."""
-
-MOST_STEPS = 50_000
-"""Some seconds."""
 
 Content = Hashable
 """What a row holds; None when there is none."""
@@ -86,6 +84,9 @@ class _State:
 class History:
     """What clients saw of one row."""
 
+    most_steps: ClassVar[int] = 50_000
+    """Some seconds."""
+
     def __init__(self, initial: Content, operations: Sequence[Operation], final: Sequence[Content]) -> None:
         """Take the row at the beginning, the operations, and what it may be at the end: one of `final`."""
         self.initial = initial
@@ -115,15 +116,20 @@ class History:
         return sorted(ended, key=lambda number: (ended[number] is None, ended[number]))
 
     def is_linearizable(self) -> bool:
-        """Tell whether some order explains every answer and the end, and was found in `MOST_STEPS` steps."""
+        """Tell whether some order explains every answer and the end, and was found in `most_steps` steps."""
         return self._search(frozenset(), _State(self.initial))
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it is unknown if there is such an order."""
+        return self._steps > self.most_steps
 
     def __str__(self) -> str:
         lines = [
             f"{one.began:>4} to {'?' if one.ended is None else one.ended:<4} {one.text}: {one.outcome}"
             for one in sorted(self.operations, key=lambda one: one.began)
         ]
-        given_up = [f"given up after {MOST_STEPS} steps"] if self._steps > MOST_STEPS else []
+        given_up = [f"given up after {self.most_steps} steps"] if self.given_up else []
         ends = f"at the end {list(self.final)}"
         return "\n".join([f"at the beginning {self.initial}", *lines, ends, *given_up])
 
@@ -131,7 +137,7 @@ class History:
         self._steps += 1
         tried = self._failed.setdefault((done - self._open, state), [])
         used = done & self._open
-        if self._steps > MOST_STEPS or any(before <= used for before in tried):
+        if self.given_up or any(before <= used for before in tried):
             return False  # with fewer of those that need not have happened it was no better
         rest = [number for number in self._order if number not in done]
         # What nobody knows the outcome of may have had none.

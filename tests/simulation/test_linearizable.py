@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation import linearizable
 from tests.simulation.linearizable import (
     CONDITION,
     DONE,
@@ -121,7 +120,7 @@ def test_a_history_of_many_operations_at_once_is_searched_quickly() -> None:
 
 
 def test_a_history_that_would_take_for_ever_is_given_up_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linearizable, "MOST_STEPS", 1_000)
+    monkeypatch.setattr(History, "most_steps", 1_000)
     writes = [replace(number, None, f"write {number}", OPEN) for number in range(40)]
     history = History("x", [*writes, read(50, 51, "y")], ["write 3"])
     assert not history.is_linearizable()
