@@ -13,7 +13,9 @@ Rules kept here (ADR 0035):
 * The same evidence tells that a row is as it was before, where the replicas show what the authority does now.
   Before the backfill is done replicas tell nothing; the row as it was read before the write tells it then.
 * Where the caller set no condition, rows that hold what was to be written are an answer whoever wrote them,
-  once no attempt can take effect any more.
+  once no attempt can take effect any more: also rows that held it, and that others have changed since.
+* What rows have held once is never sent again, nor what changed while it was waited: it would perhaps take
+  effect twice.
 * A row that was to be created and is not there, or was to be deleted and is there, was not written, if no
   other write of it is announced: one that had deleted or created it in between lingers in the journal
   (`Work.lingers`). So such a write is sent again, too. All else is told as open.
@@ -191,6 +193,8 @@ async def settled(
         Ambiguous: it cannot be told.
     """
     free, waited = _is_free(given), False
+    shown: list[str | None] | None = None
+    first: list[str | None] | None = None
     while True:
         try:
             rows: Rows = await side_by_side(table.get(one.key) for one in sent)
@@ -202,12 +206,21 @@ async def settled(
             said = await witness(rows)
         except ServiceError as failed:
             raise _unanswered(error) from failed
+        versions = [version_of(row) for row in rows]
+        first = first or versions
         if found is Landed.YES and (said is Evidence.OURS or (over and free)):
-            return [version_of(row) for row in rows]
+            return versions
+        shown = versions if found is Landed.YES else shown
         if over or (found is Landed.YES and not free and said is Evidence.ALONE):
             break  # waiting would tell nothing more
         await wait()
         waited = True
+    if shown is not None:  # sent again it would take effect twice, over what others wrote since
+        if free:
+            return shown
+        raise _unanswered(error)
+    if versions != first and not unchanged:  # perhaps by the write itself, and changed by others since
+        raise _unanswered(error)
     creates = any(one.verb in CREATES and row is None for one, row in zip(sent, rows, strict=True))
     deletes = any(one.verb is Verb.DELETE and row is not None for one, row in zip(sent, rows, strict=True))
     if unchanged or ((creates or deletes) and said is not Evidence.NONE):

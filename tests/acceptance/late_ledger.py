@@ -45,7 +45,7 @@ READ = "read"
 ELSEWHERE = "elsewhere"
 """Why a row cannot be made in a view: it is there under another key."""
 _NAMED = 4
-_TOLD = 14
+_TOLD = 60
 _FOREVER = 1 << 62
 _ANSWERS = {"EntityAlreadyExists": EXISTS, "ResourceNotFound": MISSING, "EntityNotFound": MISSING}
 
