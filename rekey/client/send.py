@@ -215,10 +215,8 @@ async def settled(
             break  # waiting would tell nothing more
         await wait()
         waited = True
-    if shown is not None:  # sent again it would take effect twice, over what others wrote since
-        if free:
-            return shown
-        raise _unanswered(error)
+    if free and shown is not None:
+        return shown
     if versions != first and not unchanged:  # perhaps by the write itself, and changed by others since
         raise _unanswered(error)
     creates = any(one.verb in CREATES and row is None for one, row in zip(sent, rows, strict=True))

@@ -287,6 +287,49 @@ async def test_where_no_replica_follows_an_insert_that_was_applied_is_open_and_o
         await world.writer().write([insert(user("bob@example.com"))])
 
 
+@pytest.mark.parametrize("kind", [FaultKind.LOST_ANSWER, FaultKind.TIMED_OUT])
+async def test_where_no_replica_follows_what_others_wrote_meanwhile_is_not_written_over(
+    memory: MemoryTableService, kind: FaultKind
+) -> None:
+    """The row showed the write whose answer was lost, and was changed before it was looked at again: sent
+    again, the write would take effect twice, the second time over one that was acknowledged."""
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    world.permits.move(ControlPhase.SOURCE)
+    theirs = user(ANN.row, Age=3)
+
+    async def is_written(_seconds: float) -> None:
+        await world.source.upsert(theirs)
+
+    writer = world.writer()
+    writer.client.sleep = is_written
+    for action, operation in (("insert_or_replace", upsert(user(ANN.row, Age=2))), ("delete", delete(ANN))):
+        memory.faults = PlannedFaults(Planned(Fault(kind), action=action, table="Users", times=1))
+        await writer.write([operation])
+        assert [row["Age"] for row in memory.dump("Users")] == [3]
+
+
+@pytest.mark.parametrize("verb", ["insert_or_replace", "delete"])
+async def test_where_no_replica_follows_a_write_that_may_have_landed_between_two_looks_is_open(
+    memory: MemoryTableService, verb: str
+) -> None:
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    world.permits.move(ControlPhase.SOURCE)
+    memory.faults = failing("Users", FaultKind.LOST_REQUEST, verb, times=1)
+
+    async def lands_and_is_written_over(_seconds: float) -> None:
+        if verb == "delete":
+            await world.source.delete(ANN)
+        else:
+            await world.source.replace(user(ANN.row, Age=2))
+        await world.source.upsert(user(ANN.row, Age=3))
+
+    writer = world.writer()
+    writer.client.sleep = lands_and_is_written_over
+    with pytest.raises(Ambiguous, match="the outcome is open"):
+        await writer.write([delete(ANN) if verb == "delete" else upsert(user(ANN.row, Age=2))])
+    assert [row["Age"] for row in memory.dump("Users")] == [3]
+
+
 async def test_what_goes_wrong_after_the_authority_was_sent_is_never_told_as_nothing_written(
     memory: MemoryTableService,
 ) -> None:
