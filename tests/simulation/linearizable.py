@@ -10,8 +10,7 @@ Rules kept here (Wing and Gong's search, with a memo):
   that was acknowledged before it began. Versions of such a table count writes of its own: what it says of
   a condition is compared by content.
 * It is searched until an order is found, all are tried, or `most_steps` were made: to try all takes time that
-  grows exponentially where many outcomes are unknown. Where there is an order, it is found in some hundred
-  steps; so a history that is given up counts as one without, and says so.
+  grows exponentially where many outcomes are unknown. A history that is given up is `Undecided`.
 """
 
 from __future__ import annotations
@@ -81,6 +80,10 @@ class _State:
     """Of each read: which, the version it saw, the content it saw."""
 
 
+class Undecided(Exception):
+    """No order was found in as many steps as are made at most."""
+
+
 class History:
     """What clients saw of one row."""
 
@@ -116,28 +119,23 @@ class History:
         return sorted(ended, key=lambda number: (ended[number] is None, ended[number]))
 
     def is_linearizable(self) -> bool:
-        """Tell whether some order explains every answer and the end, and was found in `most_steps` steps."""
+        """Tell whether some order explains every answer and the end. Raises Undecided."""
         return self._search(frozenset(), _State(self.initial))
-
-    @property
-    def given_up(self) -> bool:
-        """Whether it is unknown if there is such an order."""
-        return self._steps > self.most_steps
 
     def __str__(self) -> str:
         lines = [
             f"{one.began:>4} to {'?' if one.ended is None else one.ended:<4} {one.text}: {one.outcome}"
             for one in sorted(self.operations, key=lambda one: one.began)
         ]
-        given_up = [f"given up after {self.most_steps} steps"] if self.given_up else []
-        ends = f"at the end {list(self.final)}"
-        return "\n".join([f"at the beginning {self.initial}", *lines, ends, *given_up])
+        return "\n".join([f"at the beginning {self.initial}", *lines, f"at the end {list(self.final)}"])
 
     def _search(self, done: frozenset[int], state: _State) -> bool:
         self._steps += 1
+        if self._steps > self.most_steps:
+            raise Undecided
         tried = self._failed.setdefault((done - self._open, state), [])
         used = done & self._open
-        if self.given_up or any(before <= used for before in tried):
+        if any(before <= used for before in tried):
             return False  # with fewer of those that need not have happened it was no better
         rest = [number for number in self._order if number not in done]
         # What nobody knows the outcome of may have had none.

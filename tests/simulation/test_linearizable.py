@@ -14,6 +14,7 @@ from tests.simulation.linearizable import (
     History,
     Operation,
     Refuses,
+    Undecided,
 )
 
 
@@ -119,10 +120,8 @@ def test_a_history_of_many_operations_at_once_is_searched_quickly() -> None:
     assert not History("x", [*writes, read(50, 51, "y")], ["write 3"]).is_linearizable()
 
 
-def test_a_history_that_would_take_for_ever_is_given_up_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_that_would_take_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(History, "most_steps", 1_000)
     writes = [replace(number, None, f"write {number}", OPEN) for number in range(40)]
-    history = History("x", [*writes, read(50, 51, "y")], ["write 3"])
-    assert not history.is_linearizable()
-    assert "given up after 1000 steps" in str(history)
-    assert "given up" not in str(History("x", [], ["x"]))
+    with pytest.raises(Undecided):
+        History("x", [*writes, read(50, 51, "y")], ["write 3"]).is_linearizable()
