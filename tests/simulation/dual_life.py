@@ -332,7 +332,9 @@ class Life:
             SCRIPT, self.declared.digest, prepared.fingerprints, str(view), name, prepared.elsewhere
         )
         plan = plan_for(prepared, facts, self.settings, 0.0)
-        accounts = self.project.connect(self.project.config)
+        # Not `project.connect`: while a command is at work that gives its own handles, which repeat.
+        own = self.project.targets if self.elsewhere else None
+        accounts = joined(tables=self.project.tables, targets=own, restricted=self.project.restricted)
         client = Client(
             process,
             view,
