@@ -62,16 +62,16 @@ class ExitCode(IntEnum):
     """Exit code of the `rekey` command."""
 
     DONE = 0
+    # Divergences, collisions, plan errors: the command did its work and found something.
     FINDINGS = 1
-    """Divergences, collisions, plan errors: the command did its work and found something."""
+    # Usage, configuration or declaration: nothing was begun.
     USAGE = 2
-    """Usage, configuration or declaration: nothing was begun."""
+    # A gate, a lock or a moved plan or declaration refused.
     REFUSED = 3
-    """A gate, a lock or a moved plan or declaration refused."""
+    # The service, a credential or the machine (disk) failed.
     SERVICE = 4
-    """The service, a credential or the machine (disk) failed."""
+    # Stopped by SIGINT or SIGTERM; checkpointed and resumable.
     INTERRUPTED = 130
-    """Stopped by SIGINT or SIGTERM; checkpointed and resumable."""
 
 
 class RekeyError(Exception):

@@ -55,8 +55,8 @@ def processes() -> Executor:
     return Processes()
 
 
+# Of a worker process, for as long as it lives.
 _logging = ExitStack()
-"""Of a worker process, for as long as it lives."""
 
 
 def _begin_process() -> None:

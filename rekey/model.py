@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
+# A wire row. Read from a service it also carries `odata.etag` and `Timestamp`.
 Row: TypeAlias = dict[str, Any]
-"""A wire row. Read from a service it also carries `odata.etag` and `Timestamp`."""
 
 ETAG = "odata.etag"
 TIMESTAMP = "Timestamp"
@@ -40,9 +40,9 @@ class EntityKey(NamedTuple):
         return utf16_order(self.partition), utf16_order(self.row)
 
 
+# The end of a partition: no RowKey sorts after it (RowKeys have at most 1,024 UTF-16 units, see
+# `rekey.core.limits`).
 LAST_ROW = "\uffff" * 1024
-"""The end of a partition: no RowKey sorts after it (RowKeys have at most 1,024 UTF-16 units, see
-`rekey.core.limits`)."""
 
 _make = tuple.__new__
 

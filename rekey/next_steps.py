@@ -18,11 +18,11 @@ from typing import Any
 from rekey.core.texts import catalogue, filled
 from rekey.phases import Phase
 
+# The entries `command` and `remark` of all steps.
 TEXTS = catalogue(Path(__file__).with_name("next_steps.toml"))
-"""The entries `command` and `remark` of all steps."""
 
+# Kinds of divergences that repair leaves as they are: the rows or the script must change.
 _UP_TO_PEOPLE = {"collision", "refused"}
-"""Kinds of divergences that repair leaves as they are: the rows or the script must change."""
 
 
 @dataclass(frozen=True, slots=True)

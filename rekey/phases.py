@@ -49,8 +49,8 @@ MOVES: dict[ControlPhase, frozenset[ControlPhase]] = {
     ControlPhase.RETIRED: frozenset(),
 }
 
+# Control phases in which the replicas follow what clients write.
 FOLLOWED = frozenset({ControlPhase.DUAL_WRITE, ControlPhase.FREEZE, ControlPhase.CUTOVER})
-"""Control phases in which the replicas follow what clients write."""
 
 LEAVES: dict[Phase, ControlPhase] = {
     Phase.PREPARE: ControlPhase.SOURCE,
@@ -62,11 +62,11 @@ LEAVES: dict[Phase, ControlPhase] = {
     Phase.RETIRE: ControlPhase.RETIRED,
 }
 
+# Phases that `apply` never enters by itself: the operator names them (`--to`, or `rekey retire`).
 GATED: frozenset[Phase] = frozenset({Phase.CUTOVER, Phase.COMPLETE, Phase.RETIRE})
-"""Phases that `apply` never enters by itself: the operator names them (`--to`, or `rekey retire`)."""
 
+# Phases from which `rollback` goes back.
 REVERSIBLE: frozenset[Phase] = frozenset(ORDER[: ORDER.index(Phase.CUTOVER) + 1])
-"""Phases from which `rollback` goes back."""
 
 
 def is_legal(now: ControlPhase, then: ControlPhase) -> bool:

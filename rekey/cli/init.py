@@ -18,8 +18,8 @@ from rekey.errors import ConfigurationError, ExitCode, reason_of
 from rekey.project.config import default_config
 from rekey.project.privatefiles import write_private
 
+# What a project keeps to itself: state, wrapping keys, secrets of ids, the key that signs evidence.
 IGNORED = (".rekey/", "*.key", "*.secret", "evidence.pem")
-"""What a project keeps to itself: state, wrapping keys, secrets of ids, the key that signs evidence."""
 WRAPPING_KEY = "sealing.key"
 
 

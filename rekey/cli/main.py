@@ -42,9 +42,10 @@ from rekey.present.text import WIDTH, fitted
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+# Characters from which on the value of a variable is kept out of what a script says.
 _TELLING = 8
-"""Characters from which on the value of a variable is kept out of what a script says."""
 _PACKAGE = Path(__file__).parent.parent
+# What each command does, in the order in which a migration needs them: the first words of its own help.
 _COMMANDS = {
     "init": "Start a project: configuration, key file, folder for scripts.",
     "doctor": "Check accounts, clock, versions, files and restricted store.",
@@ -75,11 +76,10 @@ _COMMANDS = {
     "stress": "Find the rate at which a partition, and a design, saturate.",
     "completion": "Print the script that completes commands, options and files.",
 }
-"""What each command does, in the order in which a migration needs them: the first words of its own help."""
 
 
+# The modules of commands that have none of their own name.
 _MODULES = {"pause": "steer", "resume": "steer", "throttle": "steer", "proceed": "steer", "show": "history"}
-"""The modules of commands that have none of their own name."""
 
 
 class _Commands(click.Group):

@@ -27,11 +27,11 @@ from rekey.model import EntityKey
 from rekey.project.config import Config
 from rekey.state.store import State
 
+# How many safe ids are listed for people; `--json` has them all.
 MOST_LISTED = 20
-"""How many safe ids are listed for people; `--json` has them all."""
 _MINUTE_S = 60.0
+# A PartitionKey or RowKey of at least this many characters must not be in a reason.
 _TELLING = 6
-"""A PartitionKey or RowKey of at least this many characters must not be in a reason."""
 _ADDRESS = re.compile(r"[^\s@]+@[^\s@]+")
 _COLUMNS = {
     ("old_partition_key", "old_row_key"): "old",

@@ -111,6 +111,7 @@ def new(
 
 
 _ONE = {"imported": "", "begin": "migration = ", "end": ")\n"}
+# Parts of the template for one table, and for several.
 _MANY = {
     "imported": "for_each_table, ",
     "begin": "# A migration for each; a table that is not listed is left as it is.\n"
@@ -118,7 +119,6 @@ _MANY = {
     "from_table": "name",
     "to_table": 'f"{name}V2"',
 }
-"""Parts of the template for one table, and for several."""
 
 
 async def _found(shell: Shell, config: Config, pattern: str) -> list[str]:

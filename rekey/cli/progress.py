@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 _log = logging.getLogger(__name__)
+# How often a pass is told where there is no terminal.
 LINE_EVERY_S = 15.0
-"""How often a pass is told where there is no terminal."""
 
 
 class Note(Protocol):

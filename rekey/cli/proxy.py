@@ -27,8 +27,8 @@ from rekey.proxy.tls import certificate_for
 from rekey.serve.server import Address
 
 _LOOK_S, _AGAIN_S = 0.2, 1.0
+# Environment variable by which a child knows which one it is.
 _NUMBER = "REKEY_PROXY_NUMBER"
-"""Environment variable by which a child knows which one it is."""
 
 
 @command("proxy", example="rekey proxy\nrekey proxy 0001 --listen 127.0.0.1:10102 --processes 2")

@@ -49,13 +49,13 @@ T = TypeVar("T")
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
+# An option without a value.
 flag = functools.partial(click.option, is_flag=True)
-"""An option without a value."""
+# An option that takes the path of a file.
 file_option = functools.partial(click.option, metavar="FILE", type=FILE)
-"""An option that takes the path of a file."""
 CONFIG_VARIABLE = "REKEY_CONFIG"
+# Environment variable by which a shell's script asks for completions, e.g. `bash_complete`.
 COMPLETE_VARIABLE = "_REKEY_COMPLETE"
-"""Environment variable by which a shell's script asks for completions, e.g. `bash_complete`."""
 DEFAULT_CONFIG_PATH = "rekey.toml"
 _COLOURS = {
     **dict.fromkeys(("ERROR", "ATTENTION", "rekey:"), "red"),

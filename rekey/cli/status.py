@@ -33,8 +33,8 @@ from rekey.status.tell import document as progress_document
 from rekey.status.tell import field, line, told
 from rekey.tables.base import Accounts
 
+# How often `--watch` looks, and after how long it prints what has not changed.
 _WATCH_S, _AT_LEAST_S = 2.0, 30.0
-"""How often `--watch` looks, and after how long it prints what has not changed."""
 
 
 @command("status", example="rekey status\nrekey status 0001 --json\nrekey status 0001 --watch")

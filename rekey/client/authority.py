@@ -63,12 +63,12 @@ from rekey.tables.base import Operation, Verb, rejected
 
 V = TypeVar("V")
 
+# Seconds added to the longest operation: after that, an open outcome counts as over.
 MARGIN_S = 5.0
-"""Seconds added to the longest operation: after that, an open outcome counts as over."""
+# Attempts to give up a reservation; one that stays ends by time.
 _RELEASES = 3
-"""Attempts to give up a reservation; one that stays ends by time."""
+# Most keys in each memory of mapping rows that a client has seen.
 _REMEMBERED = 10_000
-"""Most keys in each memory of mapping rows that a client has seen."""
 
 
 @dataclass(slots=True)
@@ -140,8 +140,8 @@ class Authority(ABC):
         self.table = replicas.table(SOURCE_TABLE if self.side == SOURCE else 0)
         self.mapper = replicas.mapper
         self.mapping = replicas.mapping
+        # Owners that were seen, by main target key: saves claims that would fail. Never trusted.
         self._owners: dict[EntityKey, EntityKey] = {}
-        """Owners that were seen, by main target key: saves claims that would fail. Never trusted."""
 
     # --- what differs -----------------------------------------------------------------------------------
 
@@ -436,11 +436,11 @@ class TargetAuthority(Authority):
         super().__init__(reverse)
         self.reverse = reverse
         self._longest = longest_operation_s
+        # Reservations of other writes, and when each was first seen, in seconds of the loop's clock.
         self._seen: dict[EntityKey, tuple[Reservation, float]] = {}
-        """Reservations of other writes, and when each was first seen, in seconds of the loop's clock."""
+        # Forward rows, as last seen, of rows that this client deleted: it may soon insert these rows again.
+        # Never trusted: a reservation on one succeeds only if the forward row is unchanged.
         self._forwards: dict[EntityKey, Forward] = {}
-        """Forward rows, as last seen, of rows that this client deleted: it may soon insert these rows again.
-        Never trusted: a reservation on one succeeds only if the forward row is unchanged."""
 
     async def prepare(self, work: Work) -> None:
         operation = work.given

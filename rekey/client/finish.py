@@ -41,8 +41,8 @@ from rekey.protocol.rules import Side, authority
 from rekey.protocol.sweeper import Company
 from rekey.tables.allowance import while_allowed
 
+# Most leftovers that a client keeps; further ones are left to the sweeper.
 MAX_KEPT = 1_000
-"""Most leftovers that a client keeps; further ones are left to the sweeper."""
 PAUSES = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)
 _LEFTOVERS_AT_ONCE = 16
 

@@ -49,8 +49,8 @@ from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import check_batch
 
 _LOST_RACES = (RowExists, RowMissing, ConditionFailed)
+# Service errors that answer the caller, also when they follow from a read before the write.
 _ANSWERS = (*_LOST_RACES, RequestRejected)
-"""Service errors that answer the caller, also when they follow from a read before the write."""
 _CURE = (
     "write what the old table can express, or wait until the migration is complete; rows are created with"
     " their old keys in the properties that copy them"

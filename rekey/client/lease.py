@@ -57,8 +57,8 @@ from rekey.tables.base import SIGNED_S
 _log = logging.getLogger(__name__)
 _draw = random.SystemRandom()
 
+# Pause between two looks in a freeze, as a share of `poll_s`.
 _FREEZE_PAUSE = 0.25
-"""Pause between two looks in a freeze, as a share of `poll_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,13 @@ class InFlight:
 
     def __init__(self) -> None:
         """Start empty."""
+        # Operations that have begun since the client began.
         self.given = 0
-        """Operations that have begun since the client began."""
         self.running: Counter[int] = Counter()
+        # Until when a write whose outcome is open may still take effect, by the client's clock.
         self.open_until = float("-inf")
-        """Until when a write whose outcome is open may still take effect, by the client's clock."""
+        # The same for writes without a journal, by the number of their permit.
         self._open_by_number: dict[int, float] = {}
-        """The same for writes without a journal, by the number of their permit."""
         self._quiet = asyncio.Event()
 
     def leave(self, number: int) -> bool:
@@ -167,8 +167,8 @@ class ClientLease:
     jitter: Callable[[], float] = _draw.random
 
     def __post_init__(self) -> None:
+        # The permit by the last reading, without times.
         self._view = Permit(None, 0, copied=False)
-        """The permit by the last reading, without times."""
         self._acknowledged = self._view
         self._reading = Reading(None)
         self._trusted_until = float("-inf")

@@ -30,11 +30,11 @@ TARGETS_MOVED = "targets-moved"
 LEASE_LOST = "lease-lost"
 CLOSED = "closed"
 
+# The service may work on one request for the longest operation divided by this.
 _SERVICE_SHARE = 6
-"""The service may work on one request for the longest operation divided by this."""
 _MOST_SERVICE_S = 30
+# Seconds that a request and its answer may be on their way, besides the service's work.
 ON_THE_WAY_S = 2.0
-"""Seconds that a request and its answer may be on their way, besides the service's work."""
 
 
 @dataclass(frozen=True, slots=True)

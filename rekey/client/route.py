@@ -36,10 +36,10 @@ from rekey.protocol.rules import SECONDARY_ROW, SOURCE, Route, View, authority, 
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Operation
 
+# Writes whose replicas may follow after the answer; beyond that a caller waits for its own.
 MAX_BEHIND = 256
-"""Writes whose replicas may follow after the answer; beyond that a caller waits for its own."""
+# Attempts to work out a write before its row counts as too busy.
 MAX_TRIES = 20
-"""Attempts to work out a write before its row counts as too busy."""
 
 
 class OtherRun(Exception):

@@ -42,24 +42,24 @@ from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table, Verb, reje
 from rekey.tables.requests import Landed, all_landed
 
 Rows = Sequence[Row | None]
+# Waits until nothing that was sent can take effect any more.
 Wait = Callable[[], Awaitable[object]]
-"""Waits until nothing that was sent can take effect any more."""
 
 
 class Evidence(Enum):
     """What the journal and the replicas tell of rows that the authority shows after a lost answer."""
 
     NONE = "none"
+    # No other write of these keys is announced.
     ALONE = "alone"
-    """No other write of these keys is announced."""
+    # Nor has any other been done: rows that hold what was written were written by this client.
     OURS = "ours"
-    """Nor has any other been done: rows that hold what was written were written by this client."""
+    # Nor has any other been done, and the row is there, or is not, as when the write began.
     UNTOUCHED = "untouched"
-    """Nor has any other been done, and the row is there, or is not, as when the write began."""
 
 
+# Looks for evidence about the authority's rows as read.
 Witness = Callable[[Rows], Awaitable[Evidence]]
-"""Looks for evidence about the authority's rows as read."""
 
 
 class Again(Exception):

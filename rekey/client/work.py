@@ -33,19 +33,19 @@ K = TypeVar("K")
 
 LONGEST_OPERATION_S = 30.0
 LATE_S = 7.0
+# The code of a write that failed because of other writes of the same row; the caller may repeat it.
 ROW_TOO_BUSY = "RowTooBusy"
-"""The code of a write that failed because of other writes of the same row; the caller may repeat it."""
+# Most keys of a transaction whose replicas are written at the same time.
 WIDTH = 32
-"""Most keys of a transaction whose replicas are written at the same time."""
 
 
 class Acknowledge(StrEnum):
     """When the caller of a write has its answer, in the view whose table is the authority."""
 
+    # When its replicas are current, or known to be left to a durable intent.
     BOTH = "both"
-    """When its replicas are current, or known to be left to a durable intent."""
+    # When intent and authority are durable: the replicas follow at once, after the answer.
     AUTHORITY = "authority"
-    """When intent and authority are durable: the replicas follow at once, after the answer."""
 
 
 @dataclass(slots=True)
@@ -193,16 +193,16 @@ def refused_by(error: CredentialRefused) -> CredentialRefused:
 class State(Enum):
     """How far the replicas of a key are."""
 
+    # The authority has not answered.
     UNDECIDED = "undecided"
-    """The authority has not answered."""
+    # The authority is written; the writes of the replicas have not ended.
     DECIDED = "decided"
-    """The authority is written; the writes of the replicas have not ended."""
+    # The conditional writes of the replicas are done; the last look at the authority is due.
     FOLLOWED = "followed"
-    """The conditional writes of the replicas are done; the last look at the authority is due."""
+    # The replicas are known to be what the authority says.
     SETTLED = "settled"
-    """The replicas are known to be what the authority says."""
+    # The replicas are not known to be what the authority says: the intent stays.
     LEFT = "left"
-    """The replicas are not known to be what the authority says: the intent stays."""
 
 
 @dataclass(frozen=True, slots=True)

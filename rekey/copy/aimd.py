@@ -28,22 +28,22 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 _WINDOW_S, _LEAST_ANSWERS, _LONGEST_S = 1.0, 5, 10.0
+# After halving: until what had its turn at the old rate is sent.
 _DRAIN_S = 0.5
-"""After halving: until what had its turn at the old rate is sent."""
 _LEAST_REFUSED, _DEVIATIONS = 2, 3.0
 _RARE, _USUAL = 0.01, 0.1
 _USED = 0.8
+# Growth in a second: this part of the rate that a limit begins at; near the ceiling this part of it; and how
+# near that is.
 _STEP, _PROBE, _NEAR = 0.05, 0.005, 0.05
-"""Growth in a second: this part of the rate that a limit begins at; near the ceiling this part of it; and how
-near that is."""
 _LEAST_PART = 1 / 400
+# How many refusals must have been expected for none of them to show something: that a tenth is not usual any
+# more, and that a kind of request is fine where others are refused.
 _TO_FORGET, _TO_CLEAR = 5.0, 4.0
-"""How many refusals must have been expected for none of them to show something: that a tenth is not usual any
-more, and that a kind of request is fine where others are refused."""
 _IDLE_S = 60.0
 
+# A kind of request and a partition; None for a partition that is not known.
 Place = tuple[str, Hashable]
-"""A kind of request and a partition; None for a partition that is not known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -169,8 +169,8 @@ class ServiceRates:
         self.kinds: dict[str, Limit] = {}
         self.partitions: dict[Place, Limit] = {}
         self._begins = partition
+        # Refusals that a kind would have had since its last one, had those of others been the account's.
         self._cleared: defaultdict[str, float] = defaultdict(float)
-        """Refusals that a kind would have had since its last one, had those of others been the account's."""
         self._answers: Counter[Place] = Counter()
         self._refused: Counter[Place] = Counter()
 

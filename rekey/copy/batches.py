@@ -25,8 +25,8 @@ from rekey.model import PARTITION_KEY, ROW_KEY, utf16_order
 from rekey.tables.base import MAX_BATCH_BYTES, MAX_BATCH_OPERATIONS, Operation, Table
 
 Op = TypeVar("Op", bound=Operation)
+# Encoded bytes of one operation in a batch body, its multipart headers included.
 SizeOf = Callable[[Operation], int]
-"""Encoded bytes of one operation in a batch body, its multipart headers included."""
 
 
 def pack(operations: Iterable[Operation], size_of: SizeOf) -> Iterator[list[Operation]]:

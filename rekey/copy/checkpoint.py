@@ -27,9 +27,9 @@ from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 
 WINDOWS_UNDER_WAY = 2
+# The most windows under way with a `writer`, from the oldest that is not durable on: up to so many are
+# written again when a run was cut off.
 UNRECORDED_WINDOWS = 32
-"""The most windows under way with a `writer`, from the oldest that is not durable on: up to so many are
-written again when a run was cut off."""
 
 
 async def copy_segments(

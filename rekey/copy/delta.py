@@ -23,8 +23,8 @@ from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row
 from rekey.state.models import Segment
 from rekey.tables.base import Table
 
+# At most four requests for the time a second: they count as any other request.
 _POLL_SECONDS = 0.25
-"""At most four requests for the time a second: they count as any other request."""
 
 
 @dataclass(frozen=True, slots=True)

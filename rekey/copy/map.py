@@ -21,11 +21,11 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.protocol.propagate import Propagator
 from rekey.tables.base import Operation, Verb
 
+# Rows that are mapped, or packed, before other tasks run.
 TURN_ROWS = 100
-"""Rows that are mapped, or packed, before other tasks run."""
 
+# A window is nearly done when at most one in so many writes of its present stage is left.
 _NEARLY = 10
-"""A window is nearly done when at most one in so many writes of its present stage is left."""
 
 
 @dataclass(slots=True)

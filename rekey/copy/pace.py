@@ -31,16 +31,16 @@ _DOWN, _UP, _CREEP = 0.9, 1.1, 1.05
 _LONGEST_SECONDS = 10.0
 _USUAL_SHARE, _DEVIATIONS = 0.1, 2.0
 _SLOW_FACTOR, _SLOW_SECONDS = 4.0, 0.25
+# Statuses by which the service says that it was asked too much.
 BUSY = frozenset({429, 500, 503})
-"""Statuses by which the service says that it was asked too much."""
 
 
 class Pace:
     """The rate that the service allows, by its answers. Seconds are those of any clock."""
 
     def __init__(self, now: float) -> None:
+        # Entities a second; None: the configured rate applies.
         self.rate: float | None = None
-        """Entities a second; None: the configured rate applies."""
         self.since = now
         self._usual: float | None = None
         self._best = 0.0

@@ -33,11 +33,11 @@ from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
 from rekey.tables.split import find_middle
 
+# Pages a segment must have given since it was last split before it is split again.
 LEAST_PAGES = 3
-"""Pages a segment must have given since it was last split before it is split again."""
 
+# Stores durably that a segment ends at a key, and a new segment for the rest; returns the new one.
 Split = Callable[[Segment, EntityKey], Segment]
-"""Stores durably that a segment ends at a key, and a new segment for the rest; returns the new one."""
 
 
 @dataclass(frozen=True, slots=True)

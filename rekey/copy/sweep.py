@@ -36,8 +36,8 @@ T = TypeVar("T")
 
 _PREFIX = 2
 _DIGEST_CHARACTERS = 32
+# Digests held in memory before they are written to disk; those of a smaller table never are.
 _BUFFERED = 65_536
-"""Digests held in memory before they are written to disk; those of a smaller table never are."""
 
 
 class DigestParts:

@@ -45,10 +45,10 @@ from rekey.tables.base import Accounts
 from rekey.tables.sent import Kind
 
 _LOG = logging.getLogger("rekey.copy")
+# Unused allowance that is kept: enough to ride out scheduling, too little to overrun a second.
 _BURST_SECONDS = 0.1
-"""Unused allowance that is kept: enough to ride out scheduling, too little to overrun a second."""
+# The part of a rate that is used, because rows that are read are counted only when they have arrived.
 _SHARE = 0.98
-"""The part of a rate that is used, because rows that are read are counted only when they have arrived."""
 _LOOK_SECONDS = 0.5
 _MOST_LANES = 4096
 _RateOf = Callable[[], float | None]

@@ -42,16 +42,16 @@ from rekey.tables.kinds import whole
 from rekey.tables.sent import Kind
 
 MAPPING_WINDOWS = 2
+# For how many windows a write is held until others fill a batch of its partition. Mapping rows spread over
+# 64 partitions, which one more window fills.
 TARGET_WINDOWS = 5
-"""For how many windows a write is held until others fill a batch of its partition. Mapping rows spread over
-64 partitions, which one more window fills."""
 
+# So many windows must be able to be under way: the oldest is written when the last of them begins.
 GATHERED_WINDOWS = TARGET_WINDOWS + 1
-"""So many windows must be able to be under way: the oldest is written when the last of them begins."""
 
+# The most windows under way, when some are nearly done: one whose writes are refused again and again holds
+# up few others.
 MOST_WINDOWS = GATHERED_WINDOWS + 4
-"""The most windows under way, when some are nearly done: one whose writes are refused again and again holds
-up few others."""
 
 
 @dataclass(eq=False)

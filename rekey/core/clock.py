@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 TICKS_PER_SECOND = 10_000_000
+# The last tick of the year 9999, counted from the year 1: inverted ticks are what is left until then.
 MAX_TICKS = 3_155_378_975_999_999_999
-"""The last tick of the year 9999, counted from the year 1: inverted ticks are what is left until then."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -91,8 +91,8 @@ def format_ticks(ticks: int) -> str:
     return f"{moment.strftime('%Y-%m-%dT%H:%M:%S')}.{fraction:07d}Z"
 
 
+# Of all forms of ISO 8601 that Python reads, the one that the service writes.
 _HEAD = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", re.ASCII)
-"""Of all forms of ISO 8601 that Python reads, the one that the service writes."""
 
 
 def ticks_of(text: str) -> int:

@@ -13,9 +13,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Thresholds of `gc`: the first is the allocations between two looks at young objects; a look at 100,000 of
+# them takes milliseconds.
 _PATIENT = (100_000, 20, 20)
-"""Thresholds of `gc`: the first is the allocations between two looks at young objects; a look at 100,000 of
-them takes milliseconds."""
 _streams = 0
 _before = gc.get_threshold()
 

@@ -16,8 +16,8 @@ import base64
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _FROM_STANDARD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", ALPHABET.encode())
 ID_BYTES, _ID_DIGITS = 20, 32
+# Table for `bytes.translate`: the digit of each number below 32.
 _DIGIT_OF = (ALPHABET * 8).encode()
-"""Table for `bytes.translate`: the digit of each number below 32."""
 
 
 def _apart(digits: int) -> tuple[int, int]:

@@ -28,8 +28,8 @@ TYPES = frozenset({STRING, INT32, INT64, DOUBLE, BOOLEAN, DATETIME, GUID, BINARY
 
 INT_RANGES = {INT32: range(-(2**31), 2**31), INT64: range(-(2**63), 2**63)}
 GUID_TEXT = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+# Doubles that JSON has no number for: they travel as annotated text.
 NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
-"""Doubles that JSON has no number for: they travel as annotated text."""
 
 
 def edm_type(row: Row, name: str) -> str:

@@ -24,8 +24,8 @@ RECENT_SHARE, RECENT_S = 0.2, 10.0
 _PARTS = 4
 _LEAST_SPREAD = 0.05
 
+# Seconds of a clock that only rises, and the rows done by then; the last one is now.
 Samples: TypeAlias = Sequence[tuple[float, int]]
-"""Seconds of a clock that only rises, and the rows done by then; the last one is now."""
 
 
 @dataclass(frozen=True, slots=True)

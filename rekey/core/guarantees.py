@@ -18,8 +18,8 @@ from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, Row
 
 _COSMOS_HOSTS = (".table.cosmos.azure.com", ".table.cosmosdb.azure.com")
+# Lower case. `Etag` is recorded to be lost without a word.
 _RESERVED = frozenset({"id", "rid", "etag", "resourceid"})
-"""Lower case. `Etag` is recorded to be lost without a word."""
 
 
 @dataclass(frozen=True, slots=True)

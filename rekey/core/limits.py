@@ -25,21 +25,21 @@ from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, Row, property_names
 
 MAX_KEY_UNITS = 1024
+# What two keys of 512 CJK characters take, percent-encoded; two of 1,024 letters take 2,048 bytes.
 MAX_KEYS_ADDRESS = 9 * MAX_KEY_UNITS
-"""What two keys of 512 CJK characters take, percent-encoded; two of 1,024 letters take 2,048 bytes."""
+# So many characters in two keys never take more: one takes at most 12 bytes (astral ones).
 SURELY_ADDRESSED = MAX_KEYS_ADDRESS // 12
-"""So many characters in two keys never take more: one takes at most 12 bytes (astral ones)."""
 MAX_PROPERTIES = 252
 MAX_NAME_CHARACTERS = 255
 MAX_ENTITY_BYTES = 1024 * 1024
 MAX_VALUE_BYTES = 64 * 1024 - 1
 ACCOUNT_TARGET = 20_000
+# Entities of 1 KiB a second that the service is built for, in an account and in one partition ("Scalability
+# and performance targets for Table storage"). It refuses more with 503, when and where it is too much.
 PARTITION_TARGET = 2_000
-"""Entities of 1 KiB a second that the service is built for, in an account and in one partition ("Scalability
-and performance targets for Table storage"). It refuses more with 503, when and where it is too much."""
 
+# Lower case: the service's own name, and the tables of the restricted store.
 RESERVED_TABLES = frozenset({"tables", "rekeycontrol", "rekeyjournal", "rekeymap"})
-"""Lower case: the service's own name, and the tables of the restricted store."""
 
 REFUSED_IN_KEYS = re.compile("[/\\\\#?\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 TABLE_NAME = re.compile("[A-Za-z][A-Za-z0-9]{2,62}")
@@ -51,9 +51,9 @@ _PROPERTY_OVERHEAD = 8
 _TEXT_OVERHEAD = 4
 _FIXED_BYTES = {INT32: 4, INT64: 8, DOUBLE: 8, BOOLEAN: 1, DATETIME: 8, GUID: 16}
 
+# A wire row of at most this many fields, keys included, cannot reach 1 MiB: 15 values of 64 KiB, their names
+# and two keys are 970 KiB.
 SURELY_SMALL_FIELDS = 17
-"""A wire row of at most this many fields, keys included, cannot reach 1 MiB: 15 values of 64 KiB, their names
-and two keys are 970 KiB."""
 
 
 def utf16_units(text: str) -> int:

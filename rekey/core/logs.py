@@ -22,6 +22,7 @@ from typing import TextIO
 from rekey.core.clock import format_ticks
 from rekey.errors import one_line
 
+# The names of all events; `docs/commands.md` says what each one tells.
 EVENTS = (
     *("phase-begun", "phase-done", "phase-stopped", "phase-undone"),
     *("pass-begun", "pass", "pass-done", "verification-resumed", "verification-anew"),
@@ -44,7 +45,6 @@ EVENTS = (
     ),
     "output-withheld",
 )
-"""The names of all events; `docs/commands.md` says what each one tells."""
 WITHHELD = "text withheld: it may hold keys"
 
 

@@ -38,8 +38,8 @@ def told(
     return {**said, "form": form}
 
 
+# The metadata of a field that is left out.
 UNTOLD: dict[str, Any] = {"untold": True}
-"""The metadata of a field that is left out."""
 
 
 def plain(value: Any, *, keys: bool = True) -> Any:

@@ -23,11 +23,11 @@ from rekey.core.concurrency import cancel
 from rekey.core.eta import Eta, Lane, Samples, estimate, rate_of, recent
 
 T = TypeVar("T")
+# Function that is called with the number of rows done since the last call.
 Advance = Callable[[int], None]
-"""Function that is called with the number of rows done since the last call."""
 
+# A wait that takes longer is told.
 TOLD_AFTER_S = 2.0
-"""A wait that takes longer is told."""
 _SAMPLE_S, _SAMPLE_SHARE = 0.5, 0.05
 
 
@@ -174,8 +174,8 @@ class Progress:
         waits: what is waited for.
     """
 
+    # How often `tick` is to be called while work goes on; None: never.
     ticks_every_s: float | None = None
-    """How often `tick` is to be called while work goes on; None: never."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or SystemClock()

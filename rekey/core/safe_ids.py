@@ -18,8 +18,8 @@ from rekey.model import EntityKey
 
 KEY_BYTES = 32
 DIGEST_BYTES = 20
+# 60 bits: among ten million rows the chance that any two share a short id is below 0.005 %.
 SHORT_CHARACTERS = 12
-"""60 bits: among ten million rows the chance that any two share a short id is below 0.005 %."""
 
 
 def new_key() -> bytes:

@@ -27,10 +27,10 @@ from rekey.errors import MachineFailed
 
 Record = TypeVar("Record")
 
+# Most records of a group. A record and what is made of it take about 1 KiB of memory, a group near 20 MB.
 GROUP_RECORDS = 20_000
-"""Most records of a group. A record and what is made of it take about 1 KiB of memory, a group near 20 MB."""
+# Records in memory before they are written, all files together.
 BUFFERED_RECORDS = 4_096
-"""Records in memory before they are written, all files together."""
 _BITS = 5
 _FILES = 1 << _BITS
 _DEEPEST = 5

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+# The texts by code, and of each code by the name of the part.
 Catalogue: TypeAlias = Mapping[str, Mapping[str, str]]
-"""The texts by code, and of each code by the name of the part."""
 
 
 def table(path: Path) -> dict[str, Any]:

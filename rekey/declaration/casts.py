@@ -25,21 +25,21 @@ from rekey.core import edm
 from rekey.core.limits import MAX_VALUE_BYTES, value_bytes
 from rekey.declaration.keys.moments import parse_ticks
 
+# Types that rekey annotates when it makes a value. Without it, the Double 3.0 would become Int32.
 ANNOTATED = frozenset({edm.INT64, edm.DOUBLE, edm.DATETIME, edm.GUID, edm.BINARY})
-"""Types that rekey annotates when it makes a value. Without it, the Double 3.0 would become Int32."""
 
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,18}")
 _DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 _BOOLEANS_AND_NUMBERS = {"true": "1", "false": "0", "1": "true", "0": "false"}
 _FIRST_DATETIME = "1601-01-01"
 
+# The casts that exist, as pairs of EDM types: from, to.
 PAIRS: frozenset[tuple[str, str]] = frozenset(
     {(edm.STRING, other) for other in edm.TYPES - {edm.STRING}}
     | {(other, edm.STRING) for other in edm.TYPES - {edm.STRING}}
     | {*permutations((edm.INT32, edm.INT64, edm.DOUBLE), 2)}
     | {(edm.BOOLEAN, edm.INT32), (edm.BOOLEAN, edm.INT64), (edm.INT32, edm.BOOLEAN), (edm.INT64, edm.BOOLEAN)}
 )
-"""The casts that exist, as pairs of EDM types: from, to."""
 
 
 def casts_from(was: str) -> list[str]:
@@ -118,10 +118,10 @@ _IS: dict[str, Callable[[str], bool]] = {
     edm.GUID: lambda text: edm.GUID_TEXT.fullmatch(text) is not None,
     edm.BINARY: _is_binary,
 }
+# From text to wire value, for types whose wire value is not this text.
 _FROM_TEXT: dict[str, Callable[[str], Any]] = {
     edm.INT32: int,
     edm.DOUBLE: lambda text: text if text in edm.NOT_FINITE else float(text),
     edm.BOOLEAN: lambda text: text.lower() == "true",
     edm.DATETIME: lambda text: text.replace("+00:00", "Z"),
 }
-"""From text to wire value, for types whose wire value is not this text."""

@@ -50,12 +50,12 @@ _OLD_KEY_CURE = (
 )
 
 
+# Secondary rows in the partition of their main row: with it, as many taken away and as many written are the
+# 100 operations of a transaction.
 MOST_SECONDARY = 49
-"""Secondary rows in the partition of their main row: with it, as many taken away and as many written are the
-100 operations of a transaction."""
+# What these rows and the main row may take as JSON: the keys and headers of 100 operations fit into what is
+# left of the 4 MiB of a transaction.
 MOST_TOGETHER_BYTES = 3 * 1024 * 1024
-"""What these rows and the main row may take as JSON: the keys and headers of 100 operations fit into what is
-left of the 4 MiB of a transaction."""
 
 _make = tuple.__new__
 

@@ -62,8 +62,8 @@ MAIN_PARTITION_KEY = "MainPartitionKey"
 MAIN_ROW_KEY = "MainRowKey"
 _HELD_BY = {"partition_key": PARTITION_KEY, "row_key": ROW_KEY}
 POINTER = frozenset({MAIN_PARTITION_KEY, MAIN_ROW_KEY})
+# Properties of every index row: the key of the main target row.
 _IF_ANY = told(if_any=True)
-"""Properties of every index row: the key of the main target row."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class _Filled:
     allow_empty: bool = field(default=False, kw_only=True)
 
     kind: ClassVar[str]
+    # Whether properties that no operation names are carried.
     carries_all: ClassVar[bool]
-    """Whether properties that no operation names are carried."""
 
     def __post_init__(self) -> None:
         _check_table(f"{self.kind}.table", self.table)

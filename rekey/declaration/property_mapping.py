@@ -35,8 +35,8 @@ from rekey.model import (
     property_names,
 )
 
+# Function that reads the source row (first argument) and fills the new row (second).
 Step: TypeAlias = Callable[[Row, Row], None]
-"""Function that reads the source row (first argument) and fills the new row (second)."""
 
 _NAMED_AT_MOST = 3
 _KNOWN_SHAPES = 4096

@@ -34,13 +34,13 @@ from rekey.model import SYSTEM_PROPERTIES
 class Operation:
     """One property operation. Make one with the functions of this module."""
 
+    # The operation's name in canonical data: `class Rename(Operation, op="rename", made="new")`.
     op: ClassVar[str]
-    """The operation's name in canonical data: `class Rename(Operation, op="rename", made="new")`."""
+    # The field that holds the name of the property it makes in the new row, "" for none.
     made: ClassVar[str]
-    """The field that holds the name of the property it makes in the new row, "" for none."""
 
+    # What its short form tells of its fields.
     shown: ClassVar[str]
-    """What its short form tells of its fields."""
 
     def __init_subclass__(cls, op: str, made: str = "", shown: str = "") -> None:
         cls.op, cls.made, cls.shown = op, made, shown

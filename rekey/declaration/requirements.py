@@ -20,16 +20,16 @@ from rekey.core.texts import table
 from rekey.declaration.keys.base import InvalidDeclaration, need, need_list, refuse_if
 from rekey.declaration.query import Query
 
+# The names in `load=`, with their meanings.
 LOADS = {
     "writes_per_second": "rows written in a second, at the busiest",
     "rows_per_batch": "rows the application writes in one transaction",
     "rows": "rows the table will hold in the long run",
 }
-"""The names in `load=`, with their meanings."""
 
 
+# All kinds of advice: code and title.
 CODES: dict[str, str] = table(Path(__file__).with_name("codes.toml"))
-"""All kinds of advice: code and title."""
 
 
 def checked_queries(queries: object) -> tuple[Query, ...]:

@@ -38,8 +38,8 @@ from rekey.declaration.migration import Declared, Migration
 from rekey.errors import ConfigurationError, DeclarationError, reason_of
 
 MAX_ID_CHARACTERS = 120
+# Most scripts of a group: their control rows are moved in one transaction of the service.
 MAX_MEMBERS = 100
-"""Most scripts of a group: their control rows are moved in one transaction of the service."""
 _ID = re.compile(r"[0-9A-Za-z_-]{1,120}")
 _MISSING = re.compile(r"([\w.]+)\(\) missing \d+ required [\w -]*arguments?: ([\w', ]+)")
 _UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument ('\w+')")

@@ -70,8 +70,8 @@ def _unusable(code: str, about: str, error: RekeyError, **values: object) -> Fin
 # --- configuration -------------------------------------------------------------------------------------
 
 GOOD_BYTES = 32
+# 32 hexadecimal digits drawn by chance have about 14 different ones, and practically never fewer than 8.
 FEW_DISTINCT = 8
-"""32 hexadecimal digits drawn by chance have about 14 different ones, and practically never fewer than 8."""
 
 
 def _configuration(observed: Observed) -> Iterator[Told]:
@@ -291,8 +291,8 @@ def _sources(observed: Observed) -> Iterator[Told]:
 # --- clock ---------------------------------------------------------------------------------------------
 
 WARNING_S = 30.0
+# The service refuses signatures that are 15 minutes off.
 ERROR_S = 600.0
-"""The service refuses signatures that are 15 minutes off."""
 
 
 def ahead_s(heard: Heard) -> float | None:
@@ -372,11 +372,11 @@ def _versions(observed: Observed) -> Iterator[Told]:
 
 LOW_BYTES = 1024**3
 FULL_BYTES = 100 * 1024**2
+# Types of file systems whose locks may not reach other machines. (A blobfuse mount says `fuse.blobfuse`.)
 NETWORK = frozenset(
     {"9p", "afs", "ceph", "cifs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "glusterfs", "lustre", "ncpfs"}
     | {"nfs", "nfs4", "smb2", "smb3", "smbfs", "virtiofs", "vboxsf"}
 )
-"""Types of file systems whose locks may not reach other machines. (A blobfuse mount says `fuse.blobfuse`.)"""
 
 
 def _state(observed: Observed) -> Iterator[Told]:

@@ -80,9 +80,9 @@ _MADE_UP_BYTES = 64
 _SIBLINGS = ("-wal", "-shm", ".lock")
 _MOUNTS = Path("/proc/self/mountinfo")
 
+# Function that sends one GET request: endpoint, path below it, credential or None; see
+# `rekey.tables.probe.ask`.
 Ask: TypeAlias = Callable[[str, str, Credential | None], Awaitable[Heard]]
-"""Function that sends one GET request: endpoint, path below it, credential or None; see
-`rekey.tables.probe.ask`."""
 
 
 async def observe(

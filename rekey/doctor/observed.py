@@ -20,8 +20,8 @@ from rekey.project.config import AZURITE_ACCOUNT, Account
 from rekey.tables.probe import NO_TOKEN, Heard
 
 KEYS_OFF = "KeyBasedAuthenticationNotPermitted"
+# Codes of a 403 by which the service says that it knows the identity, which has no right to the request.
 _NO_ROLE = frozenset({"AuthorizationPermissionMismatch", "InsufficientAccountPermissions"})
-"""Codes of a 403 by which the service says that it knows the identity, which has no right to the request."""
 
 
 # --- files ----------------------------------------------------------------------------------------------

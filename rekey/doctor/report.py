@@ -21,8 +21,8 @@ from rekey.core.severity import Severity
 from rekey.core.texts import catalogue, filled
 from rekey.present.text import counted, wrapped
 
+# The entries `severity`, `seen`, `why`, `do` and `command` of every possible finding, by code.
 TEXTS = catalogue(Path(__file__).with_name("findings.toml"))
-"""The entries `severity`, `seen`, `why`, `do` and `command` of every possible finding, by code."""
 _INDENT = " " * 11
 
 

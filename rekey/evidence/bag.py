@@ -32,19 +32,19 @@ _PAYLOAD = "data/"
 STATEMENT = "statement.dsse.json"
 TIMESTAMP = "statement.dsse.json.tsr"
 TIMESTAMP_SIGNATURE = "statement.dsse.json.tsr.sig"
+# Files that the statement does not name.
 BESIDES = frozenset({STATEMENT, TIMESTAMP, TIMESTAMP_SIGNATURE})
-"""Files that the statement does not name."""
 ALWAYS = frozenset(
     {
         *("bagit.txt", "bag-info.txt", "manifest-sha256.txt", "tagmanifest-sha256.txt"),
         *(_PAYLOAD + name for name in contents.ALWAYS),
     }
 )
+# Files that the statement may name. It must name those of `ALWAYS`.
 KNOWN = ALWAYS | {_PAYLOAD + contents.PLAN, _PAYLOAD + contents.LIVE}
-"""Files that the statement may name. It must name those of `ALWAYS`."""
 
+# Python 3.13 deprecates calls in bagit; its results are the same.
 _ignoring_old_calls = partial(warnings.catch_warnings, action="ignore", category=DeprecationWarning)
-"""Python 3.13 deprecates calls in bagit; its results are the same."""
 
 logging.getLogger("bagit").setLevel(logging.CRITICAL + 1)
 

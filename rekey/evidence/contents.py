@@ -34,12 +34,12 @@ VERSIONS = "versions.json"
 REPORT = "report.html"
 LIVE = "doctor-live.dsse.json"
 LIVE_SCHEMA = 1
+# Files that every bundle holds; the plan is there when it is known, the report of `rekey doctor --live` when
+# there is one by the same key.
 ALWAYS = (
     *(EVENTS, CHECKPOINT, EARLIER, PROOFS, DECLARATION, SCRIPT),
     *(GATES, RECONCILIATION, STATE, VERSIONS, REPORT),
 )
-"""Files that every bundle holds; the plan is there when it is known, the report of `rekey doctor --live` when
-there is one by the same key."""
 
 
 def live_path(state: Path) -> Path:
@@ -47,8 +47,8 @@ def live_path(state: Path) -> Path:
     return state.with_name(f"{state.name}.live")
 
 
+# An event as parsed from its line.
 Event = Mapping[str, Any]
-"""An event as parsed from its line."""
 
 
 def told(events: Iterable[Event], script_id: str, kind: str) -> list[dict[str, Any]]:

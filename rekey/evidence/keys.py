@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+# Length of the hash by which a signed note names a key.
 NOTE_ID_BYTES = 4
-"""Length of the hash by which a signed note names a key."""
 _ED25519_TYPE = b"\1"
 
 

@@ -23,11 +23,11 @@ from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED
 from rekey.verify.report import label_of
 
 TAKEN_BACK = "taken back"
+# Counts of what an erasure deleted, as its event names them.
 _ERASED = (
     *("forward_rows", "reverse_rows", "source_rows", "source_rows_gone"),
     *("removed_rows", "unreadable", "deleted_rows", "kept_rows"),
 )
-"""Counts of what an erasure deleted, as its event names them."""
 
 
 def render(files: Mapping[str, bytes]) -> str:

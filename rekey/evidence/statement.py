@@ -24,8 +24,8 @@ from rekey.evidence.keys import PublicKey, Signer
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:rekey:evidence:v1"
+# The type of the report of `rekey doctor --live`.
 LIVE_TYPE = "urn:rekey:doctor-live:v1"
-"""The type of the report of `rekey doctor --live`."""
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 

@@ -31,16 +31,16 @@ class Mark(IntFlag):
     LOWER = 1
     UPPER = 2
     DIGITS = 4
+    # `-`, `.`, `_`, `~`: never escaped in addresses.
     PLAIN = 8
-    """`-`, `.`, `_`, `~`: never escaped in addresses."""
     SPACE = 16
+    # Other ASCII characters: escaped in addresses, or with a meaning in filters.
     SPECIAL = 32
-    """Other ASCII characters: escaped in addresses, or with a meaning in filters."""
     NON_ASCII = 64
+    # A space at the beginning or the end.
     EDGE = 128
-    """A space at the beginning or the end."""
+    # Not in Unicode's composed form: two keys may look alike and differ.
     LOOSE = 256
-    """Not in Unicode's composed form: two keys may look alike and differ."""
 
 
 # As plain integers: flags are slow.
@@ -54,8 +54,8 @@ _MARK_OF = {
     **dict.fromkeys("-._~", Mark.PLAIN),
     " ": Mark.SPACE,
 }
+# The marks of ASCII characters, by code, as a table for `bytes.translate`.
 _MARKS = bytes(_MARK_OF.get(chr(code), Mark.SPECIAL) for code in range(256))
-"""The marks of ASCII characters, by code, as a table for `bytes.translate`."""
 
 
 @dataclass(frozen=True, slots=True)

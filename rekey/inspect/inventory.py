@@ -30,8 +30,8 @@ from rekey.present.text import counted
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 
 DIGEST_MODULUS = 1 << 128
+# After how many rows of a table that is read whole its size is looked for, and by how many probes.
 GUESS_ROWS, GUESS_PROBES = 100_000, 15
-"""After how many rows of a table that is read whole its size is looked for, and by how many probes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class SampleSize:
     requests: int | None = None
 
 
+# The parts of a reading: the beginning of the table without a gap, and pages elsewhere.
 PARTS = (HEAD, ELSEWHERE) = (0, 1)
-"""The parts of a reading: the beginning of the table without a gap, and pages elsewhere."""
 
 Counted = TypeVar("Counted", bound=Hashable)
 
@@ -141,11 +141,11 @@ class Inventory:
         return {**members(self), "basis": self.basis}
 
 
+# Takes the rows of one page, and the part of the reading that they belong to (`PARTS`).
 Take = Callable[[Sequence[Row], int], None]
-"""Takes the rows of one page, and the part of the reading that they belong to (`PARTS`)."""
 
+# Takes the key after which the next rows begin, when they do not continue the previous page.
 Jump = Callable[[EntityKey], None]
-"""Takes the key after which the next rows begin, when they do not continue the previous page."""
 
 
 async def read_whole(
@@ -223,8 +223,8 @@ class _Reading:
         self._partition: str | None = None
         self._met: set[str] = set()
         self._read_upto: list[Units] = []
+        # The last keys of the stretches read, in order, and the keys after which they begin.
         self._read_after: list[Units] = []
-        """The last keys of the stretches read, in order, and the keys after which they begin."""
 
     def take_page(self, rows: Sequence[Row], continues: bool) -> None:
         """Count rows and hand them on; `continues`: they follow the previous ones without a gap."""

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 LARGEST = 10
+# Upper bounds of the size classes, in rows; the last class is open.
 CLASSES = (1, 9, 99, 999, 9_999, 99_999, 999_999)
-"""Upper bounds of the size classes, in rows; the last class is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Large:
     whole: bool
 
 
+# The size classes for people: `1`, `2 to 9`, ..., `1,000,000 and more`.
 CLASS_NAMES = (
     "1",
     *(f"{low + 1:,} to {high:,}" for low, high in pairwise(CLASSES)),
     f"{CLASSES[-1] + 1:,} and more",
 )
-"""The size classes for people: `1`, `2 to 9`, ..., `1,000,000 and more`."""
 
 
 class PartitionRuns:
@@ -49,10 +49,10 @@ class PartitionRuns:
 
     def __init__(self) -> None:
         self.rows = 0
+        # How many partitions were seen to end because another one follows.
         self.ends = 0
-        """How many partitions were seen to end because another one follows."""
+        # Whole partitions by size class.
         self.sizes = [0] * (len(CLASSES) + 1)
-        """Whole partitions by size class."""
         self._partition: str | None = None
         self._run = 0
         self._after: str | None = None

@@ -29,10 +29,10 @@ from rekey.inspect.partitions import PartitionRuns
 from rekey.inspect.shapes import Shape
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, property_names, utf16_order
 
+# Pages whose shapes are counted separately: enough for a sample. For a whole read only the sums matter.
 _MOST_PAGES = 100
-"""Pages whose shapes are counted separately: enough for a sample. For a whole read only the sums matter."""
+# Partitions of a sample of which the first Timestamp is kept.
 _MOST_FIRSTS = 10_000
-"""Partitions of a sample of which the first Timestamp is kept."""
 
 
 class RowCounts:
@@ -43,8 +43,8 @@ class RowCounts:
         self.stored_bytes = 0
         self.largest_row_bytes = 0
         self.most_properties = 0
+        # One key for each partition that is counted; the caller decides which ones are.
         self.partition_keys = KeyColumn()
-        """One key for each partition that is counted; the caller decides which ones are."""
         self.row_keys = KeyColumn()
 
     @property
@@ -73,13 +73,13 @@ class TableProfile(RowCounts):
         self.partition_order = Signs()
         self.row_order = Signs()
         self.schemas = Schemas()
+        # For each page of a sample: rows, and how many RowKeys have each shape.
         self.pages: list[tuple[int, Counter[Shape]]] = []
-        """For each page of a sample: rows, and how many RowKeys have each shape."""
         self._gaps = gaps
         self._met: set[str] = set()
+        # Of a sample: PartitionKeys, as bytes that sort in the service's order, each with a Timestamp; they
+        # are compared in `finish`.
         self._firsts: list[tuple[bytes, str]] = []
-        """Of a sample: PartitionKeys, as bytes that sort in the service's order, each with a Timestamp; they
-        are compared in `finish`."""
         self._last: Row | None = None
         self._last_first: str | None = None
 
@@ -200,11 +200,11 @@ class Schemas:
     """Takes rows (`add`) and counts properties, types and schemas."""
 
     def __init__(self) -> None:
+        # Whether every schema and every property was counted separately.
         self.complete = True
-        """Whether every schema and every property was counted separately."""
         self._schemas: Counter[Schema] = Counter()
+        # Properties of rows whose schema is not counted separately: number of rows by EDM type.
         self._loose: dict[str, Counter[str]] = {}
-        """Properties of rows whose schema is not counted separately: number of rows by EDM type."""
 
     def add(self, row: Row, names: Sequence[str]) -> None:
         """Count one wire row with these properties."""

@@ -24,18 +24,18 @@ from typing import TypeAlias
 from rekey.core.plain import told
 from rekey.model import EntityKey
 
+# PartitionKey, 0, RowKey as UTF-16 code units: these tuples compare as the service orders keys.
 Units: TypeAlias = tuple[int, ...]
-"""PartitionKey, 0, RowKey as UTF-16 code units: these tuples compare as the service orders keys."""
 
+# A code unit that sorts above every character a key is likely to hold; a noncharacter might be refused.
 _ABOVE = 0xFFFD
-"""A code unit that sorts above every character a key is likely to hold; a noncharacter might be refused."""
+# When so many branches of a level are enumerated, others are drawn by lot; hexadecimal digits are fewer.
 _MAX_BRANCHES = 17
-"""When so many branches of a level are enumerated, others are drawn by lot; hexadecimal digits are fewer."""
+# How many of a level's other branches are drawn.
 _DRAWS = 8
-"""How many of a level's other branches are drawn."""
 _SEED = 20
+# Digits, upper case and lower case letters: a level where units of a class were met may have all of it.
 _CLASSES = ((0x30, 0x39), (0x41, 0x5A), (0x61, 0x7A))
-"""Digits, upper case and lower case letters: a level where units of a class were met may have all of it."""
 
 
 def units_of(key: EntityKey) -> Units:
@@ -64,8 +64,8 @@ class Stretch:
     requests: int = 1
 
 
+# Reads about one page of rows after a key. `Stretch.requests` is subtracted from the budget.
 Read: TypeAlias = Callable[[Units], Awaitable[Stretch]]
-"""Reads about one page of rows after a key. `Stretch.requests` is subtracted from the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +213,12 @@ class _Walk:
         self._depth = max(branch.depth, self._floor)
         self._last = branch.last
         self._met = self._units_at_depth([branch.last])
+        # Rows of the pages taken, each page times the branches it stands for.
         self.rows = 0.0
-        """Rows of the pages taken, each page times the branches it stands for."""
         self._rows_at_climb: list[float] = []
         self._opened: list[tuple[int, float, _Open]] = []
+        # On a level too wide to enumerate: units drawn to stand for all that were not enumerated.
         self._draws: list[int] = []
-        """On a level too wide to enumerate: units drawn to stand for all that were not enumerated."""
         self._share = 1.0
         self._drawn_upto = 0
         self.finished = False

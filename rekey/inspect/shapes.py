@@ -52,8 +52,8 @@ _LOW_TICKS, _HIGH_TICKS = (
 
 _EMAIL = re.compile(r"[^\s@|;,:<>()]+@(?:[^\s@.|;,:<>()_]+\.)+(?:xn--[a-z0-9-]+|[^\W\d_]{2,24})(?![\w-])")
 _GUID = re.compile(r"\{?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\}?", re.I)
+# GUIDs without hyphens; only of versions in use, because MD5 digests have the same form.
 _GUID_BARE = re.compile(r"[0-9a-f]{12}[147][0-9a-f]{3}[89ab][0-9a-f]{15}", re.I)
-"""GUIDs without hyphens; only of versions in use, because MD5 digests have the same form."""
 _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}|[0-9a-f]{128}|[0-9a-hjkmnp-tv-z]{32}", re.I)
 _MOMENT = re.compile(
     r"(\d{4})([-._])(\d\d)(?:\2(\d\d)(?:[T -](?:[01]\d|2[0-3])"
@@ -86,6 +86,7 @@ _LONG_DIGITS = re.compile(r"(?<!\d)\d{18,19}(?!\d)")
 _INNER_GUID = re.compile(r"(?<![0-9a-f])[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![0-9a-f])", re.I)
 _INNER_DAY = re.compile(r"(?<!\d)\d{4}-\d\d-\d\d(?!\d)")
 _BETWEEN = re.compile(r"[_|:;,~!$ ]+")
+# Last parts of host names, files, events and settings: `report.pdf` names no person.
 _NO_NAMES = frozenset(
     re.findall(
         r"\w+",
@@ -99,7 +100,6 @@ _NO_NAMES = frozenset(
     """,
     )
 )
-"""Last parts of host names, files, events and settings: `report.pdf` names no person."""
 
 
 def shape_of(text: str) -> Shape | None:
@@ -319,6 +319,8 @@ def _swiss(text: str) -> bool:
     return (10 - _weighted(digits, (1, 3) * 6) % 10) % 10 == int(digits[12])
 
 
+# United States, United Kingdom, Spain, France, Italy, Poland, Brazil, Sweden, Finland, Denmark, Korea,
+# China, Switzerland.
 _NATIONAL: tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...] = (
     (re.compile(r"(?!000|666|9)\d{3}-(?!00)\d\d-(?!0000)\d{4}", re.ASCII), lambda _text: True),
     (re.compile(r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d\d ?\d\d ?\d\d ?[A-D]"), lambda _text: True),
@@ -334,9 +336,8 @@ _NATIONAL: tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...] = (
     (re.compile(r"[1-9]\d{16}[\dX]", re.I | re.ASCII), _chinese),
     (re.compile(r"756\.\d{4}\.\d{4}\.\d\d", re.ASCII), _swiss),
 )
-"""United States, United Kingdom, Spain, France, Italy, Poland, Brazil, Sweden, Finland, Denmark, Korea,
-China, Switzerland."""
 
+# From the surest to the weakest; the first that fits decides.
 _FORMS: tuple[tuple[Shape, Callable[[str], object]], ...] = (
     (
         Shape.SECRET,
@@ -358,4 +359,3 @@ _FORMS: tuple[tuple[Shape, Callable[[str], object]], ...] = (
     (Shape.NAME, _is_name),
     (Shape.SLUG, _is_slug),
 )
-"""From the surest to the weakest; the first that fits decides."""

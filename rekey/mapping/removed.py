@@ -29,12 +29,12 @@ from rekey.mapping.sealing import DATA_KEY, binary, cohort_in, unreadable, withi
 from rekey.mapping.store import MappingStore
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, content_of, etag_of, key_of
 
+# The purpose that removed rows are sealed for.
 REMOVED = "removed"
-"""The purpose that removed rows are sealed for."""
 _PARTS = "Parts"
 _CONTENT = "Content"
+# Bytes of JSON in one row of the mapping table: padded and sealed they fit in its 1 MiB.
 _PART_BYTES = 480 * 1024
-"""Bytes of JSON in one row of the mapping table: padded and sealed they fit in its 1 MiB."""
 _PROPERTY_BYTES = 60_000
 _VERSION_CHARACTERS = 6
 

@@ -48,21 +48,21 @@ from rekey.mapping.sealing import FORWARD, REVERSE, DataKey, Sealer, binary, der
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row
 
 CONTROL_TABLE = "rekeycontrol"
+# The row key of the runner lease in `rekeycontrol`.
 LEASE_ROW_KEY = "runner"
-"""The row key of the runner lease in `rekeycontrol`."""
 JOURNAL_TABLE = "rekeyjournal"
 MAPPING_TABLE = "rekeymap"
 
 _make = tuple.__new__
+# Characters of the target list in one property (a string property holds at most 32,768 UTF-16 units).
 _CHUNK = 30_000
-"""Characters of the target list in one property (a string property holds at most 32,768 UTF-16 units)."""
+# Chunks that fit in one row of at most 1 MiB; a source row that fans out to more is refused.
 _MAX_CHUNKS = 15
-"""Chunks that fit in one row of at most 1 MiB; a source row that fans out to more is refused."""
 
+# The one cohort of a mapping in the clear; its tombstone stands where sealed migrations have data keys.
 WHOLE = "all"
-"""The one cohort of a mapping in the clear; its tombstone stands where sealed migrations have data keys."""
+# The property of that tombstone that says that nothing of the content is left.
 DONE = "Done"
-"""The property of that tombstone that says that nothing of the content is left."""
 ERASED_ON = "ErasedOn"
 _PROOF = "Proof"
 _COHORT = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")

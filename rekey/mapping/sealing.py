@@ -43,25 +43,25 @@ from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, KeyRange
 from rekey.state.models import SEALED as SEALED_TEXT
 from rekey.state.models import KeyTexts
 
+# The row key of the root key, from which safe ids and the seal of the state file are derived. The row key of
+# a data key is its cohort.
 ROOT = "root"
-"""The row key of the root key, from which safe ids and the seal of the state file are derived. The row key of
-a data key is its cohort."""
 DATA_KEY = "DataKey"
 SEALED = "Sealed"
+# Purposes: the two directions of the mapping, intents, and cursors in the state file.
 FORWARD, REVERSE, INTENT, CURSOR = "forward", "reverse", "intent", "cursor"
-"""Purposes: the two directions of the mapping, intents, and cursors in the state file."""
 
+# The least length of a wrapping secret: it protects every legacy key at once, and is never typed.
 MINIMUM_BYTES = 32
-"""The least length of a wrapping secret: it protects every legacy key at once, and is never typed."""
 _LABEL = b"rekey/wrapping/v1"
 _NAME_BYTES = 20
+# The length of a data key, which is what gets wrapped.
 KEY_BYTES = 32
-"""The length of a data key, which is what gets wrapped."""
 _NONCE_BYTES = 12
 _LENGTH_BYTES = 4
 _SMALLEST, _LARGEST = 128, 65_536
+# The most sealed bytes that are written to one property, which holds at most 65,535.
 _PART_BYTES = 60_000
-"""The most sealed bytes that are written to one property, which holds at most 65,535."""
 _ID_BYTES = 5
 _CHECK_BYTES = 20
 
@@ -119,8 +119,8 @@ class LocalWrappingKey:
             )
         self._key = hmac.new(secret, _LABEL, hashlib.sha256).digest()
         told = hmac.new(self._key, b"rekey/wrapping/name/v1", hashlib.sha256).digest()
+        # By the 32 characters after `local:` the secret is recognised without being known.
         self.name = f"local:{crockford.encode(told[:_NAME_BYTES])}"
-        """By the 32 characters after `local:` the secret is recognised without being known."""
 
     def wraps(self, by: str) -> bool:
         """Tell whether `by`, of a wrapped data key, names this wrapping key."""

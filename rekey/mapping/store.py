@@ -64,8 +64,8 @@ from rekey.tables.base import Page, Table, TableService
 
 _MAX_ROUNDS = 50
 
+# Tells whether a source key's row exists now and maps to a target key.
 StillOwns = Callable[[EntityKey, TargetKey], Awaitable[bool]]
-"""Tells whether a source key's row exists now and maps to a target key."""
 
 
 async def data_key_rows(table: Table, script_id: str) -> list[Row]:
@@ -105,9 +105,9 @@ class Keyring:
         self.table = table
         self.script_id = script_id
         self.sealer = Sealer()
+        # Cohorts that the audit log says were shredded, and on which day: rows are not opened with their
+        # data keys, even if these are there again.
         self.gone: Mapping[str, str] = {}
-        """Cohorts that the audit log says were shredded, and on which day: rows are not opened with their
-        data keys, even if these are there again."""
         self._wrapping = wrapping
         self._now = now
         self._root: DataKey | None = None

@@ -24,8 +24,8 @@ from rekey.plan.result import CollisionGroup, Collisions
 FIRST_GROUPS = 20
 FIRST_ROWS = 10
 _TABLE_BYTES = 2
+# Of a record: the table's number and the digest of the target key. The source row's key follows them.
 _KEY_BYTES = _TABLE_BYTES + 16
-"""Of a record: the table's number and the digest of the target key. The source row's key follows them."""
 
 
 class CollisionSearch(spill.Spill[bytes]):

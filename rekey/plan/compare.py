@@ -18,10 +18,10 @@ from rekey.present.text import duration, report, size, table
 from rekey.project.prices import amount_text
 
 _UNKNOWN = "–"
+# Figures of one design as text, by name; None where its keys could not be tried.
 Figures = dict[str, str | None]
-"""Figures of one design as text, by name; None where its keys could not be tried."""
+# The compared figures: by name, a text for each design.
 Lines = dict[str, tuple[str, ...]]
-"""The compared figures: by name, a text for each design."""
 
 
 def comparison_json(plan: Plan) -> dict[str, Any]:

@@ -44,19 +44,19 @@ CUTOVER, COMPLETE, RETIRE = "cutover", "complete", "retire"
 
 ASSUMED_REQUEST_SECONDS = 0.05
 NO_PRICES = Prices()
+# One forward, one reverse.
 MAPPING_ROWS_PER_SOURCE_ROW = 2
-"""One forward, one reverse."""
 _DAY = 86_400.0
 MAPPING_PARTITIONS_A_DIRECTION = 32
 FILTERED_ROWS = 50_000
+# From so many pages of the copy on (small windows make small pages), idle readers split what is unread.
 SPLIT_PAGES = 12
-"""From so many pages of the copy on (small windows make small pages), idle readers split what is unread."""
+# Requests that all splits of one copy add, to find keys in the middle and for pages that end early: thirty
+# where writing waits for reading, none where reading waits for writing. Which it will be is not known
+# beforehand.
 SPLIT_REQUESTS = 15
-"""Requests that all splits of one copy add, to find keys in the middle and for pages that end early: thirty
-where writing waits for reading, none where reading waits for writing. Which it will be is not known
-beforehand."""
+# Seconds between two looks into the journal while the runner works (`rekey.runner.clients`).
 SWEEP_SECONDS = 5.0
-"""Seconds between two looks into the journal while the runner works (`rekey.runner.clients`)."""
 
 _CONTROL: Mapping[str, Mapping[str, Mapping[str, int]]]
 _CONTROL = table(Path(__file__).with_name("control_requests.toml"))

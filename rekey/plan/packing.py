@@ -25,8 +25,8 @@ from rekey.copy.scan import WindowSize
 from rekey.copy.write import GATHERED_WINDOWS, MAPPING_WINDOWS, TARGET_WINDOWS
 from rekey.tables.base import MAX_BATCH_BYTES, MAX_BATCH_OPERATIONS, MAX_PAGE_ROWS
 
+# After so many windows the batches counted are typical of the rest of the table.
 STEADY_WINDOWS = GATHERED_WINDOWS + 1
-"""After so many windows the batches counted are typical of the rest of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class Sends:
         self.rows = self.given = self.hottest = 0
         self.fills: Counter[int] = Counter()
         self._windows = windows
+        # By partition, the rows held, and the number of the window that the first of them is from.
         self._held: dict[Any, tuple[int, int]] = {}
-        """By partition, the rows held, and the number of the window that the first of them is from."""
 
     def add(self, window: int, rows: _Gathered) -> None:
         """Pack the rows of one window; rows that fill no batch are held."""
@@ -121,15 +121,15 @@ class Packing:
         targets share the main target's table."""
         self.page_rows = min(window.rows, MAX_PAGE_ROWS)
         self.mapping_sends = Sends(MAPPING_WINDOWS)
+        # For each target table; what is one table is sent with the first.
         self.sends = [Sends(TARGET_WINDOWS) for _ in range(tables)]
-        """For each target table; what is one table is sent with the first."""
+        # Whether rows are still taken.
         self.open = True
-        """Whether rows are still taken."""
         self._size = window
         self._together = together
+        # Numbers of earlier windows, and their target rows by target table: sent after the mapping rows of
+        # their window.
         self._waiting: list[tuple[int, list[_Gathered]]] = []
-        """Numbers of earlier windows, and their target rows by target table: sent after the mapping rows of
-        their window."""
         self._number = 0
         self._open_window()
 

@@ -34,11 +34,11 @@ from rekey.plan.result import Load, Portrait, TableFill
 LARGEST = 8
 LANES = 40
 TIMES = 60
+# So many amounts by partition and time are kept; beyond, the smaller half of the partitions is let go.
 CELLS = 50_000
-"""So many amounts by partition and time are kept; beyond, the smaller half of the partitions is let go."""
 LENGTH_STEP = 8
+# Steps of time as lengths of ISO text: hours, days, months, years.
 _STEPS = (13, 10, 7, 4)
-"""Steps of time as lengths of ISO text: hours, days, months, years."""
 
 
 class Portrayer:
@@ -48,8 +48,8 @@ class Portrayer:
         """Create empty counts for the source and the targets of a migration."""
         self._tables = (migration.source, *migration.tables)
         self._labels = (migration.source, *migration.labels)
+        # One for the source, then one for each target table; as are the sizes.
         self.partitions = [PartitionTally() for _ in self._tables]
-        """One for the source, then one for each target table; as are the sizes."""
         self.sizes = [PartitionSizes() for _ in self._tables]
         # The expression inside the first moment of any key; PartitionKeys are searched before RowKeys.
         keys = [one.partition_key for one in migration.filled] + [one.row_key for one in migration.filled]
@@ -57,10 +57,10 @@ class Portrayer:
         moment = next((node.of for node in nodes if isinstance(node, MOMENTS)), None)
         secrets = dict.fromkeys(required_secrets(migration), MADE_UP_SECRET)
         self._moment = None if moment is None else moment.compile(Scope("load over time", secrets))
+        # Rows by the length of each key, for each part of what was read and each table.
         self._lengths = [
             [{PARTITION_KEY: Counter[int](), ROW_KEY: Counter[int]()} for _ in self._tables] for _ in PARTS
         ]
-        """Rows by the length of each key, for each part of what was read and each table."""
         self._lanes = [[_Lanes(), _Lanes()] for _ in PARTS]
         self.rows = 0
 
@@ -148,8 +148,8 @@ class _Lanes:
     def __init__(self) -> None:
         self.step = _STEPS[0]
         self.counts: Counter[tuple[str, str]] = Counter()
+        # All rows by time, those of partitions that were let go among them.
         self.times: Counter[str] = Counter()
-        """All rows by time, those of partitions that were let go among them."""
         self.partitions_exact = True
 
     def add(self, rows: Sequence[tuple[str, str]]) -> None:

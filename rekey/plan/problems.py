@@ -25,11 +25,11 @@ from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
 from rekey.plan.result import Collisions, Problem, RefusedRows, TableFill, TableState
 from rekey.present.text import counted
 
+# The entries `severity`, `message` and `cure` of all problems, by code.
 TEXTS = catalogue(Path(__file__).with_name("problems.toml"))
-"""The entries `severity`, `message` and `cure` of all problems, by code."""
 FEW_ROWS_PER_BATCH = 10.0
+# In tables of fewer rows than this, batches of few rows give no warning.
 WORTH_BATCHING_ROWS = 1_000
-"""In tables of fewer rows than this, batches of few rows give no warning."""
 NAMED_ROWS = 20
 
 

@@ -28,12 +28,12 @@ from rekey.phases import Phase
 from rekey.present.text import counted
 from rekey.tables.sent import Kind
 
+# What is not known where no account is asked.
 NOT_LOOKED_AT = (
     "tables and rows (refused rows, collisions, sizes, time, requests, money, advice on what keys hold)",
     "secrets",
     "the control row: only the state file of this machine tells what has begun",
 )
-"""What is not known where no account is asked."""
 
 
 @dataclass(frozen=True, slots=True)

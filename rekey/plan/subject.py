@@ -26,8 +26,8 @@ from rekey.project.prices import Prices
 from rekey.protocol.opening import OpenMigration
 from rekey.state.models import MigrationRecord
 
+# Tells whether this migration wrote a row of its target table with that number (0: main).
 OwnsRow = Callable[[int, Row], Awaitable[bool]]
-"""Tells whether this migration wrote a row of its target table with that number (0: main)."""
 
 
 @dataclass(frozen=True)

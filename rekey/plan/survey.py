@@ -35,14 +35,14 @@ from rekey.plan.result import Collisions, Example, NewKey, RefusedRows
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.tables.base import Operation, TableService, Verb
 
+# The key of a source row, and the keys that it becomes: the number of a target table and the key there.
 Mapped: TypeAlias = tuple[EntityKey, list[tuple[int, EntityKey]]]
-"""The key of a source row, and the keys that it becomes: the number of a target table and the key there."""
 
 EXAMPLES = 5
 FIRST_ROWS = 20
 MEASURED_ROWS = 500
+# Of so many rows of a page one is measured, for windows and batches.
 SIZED = 50
-"""Of so many rows of a page one is measured, for windows and batches."""
 
 
 class Survey:
@@ -86,10 +86,10 @@ class Survey:
         self._mapping_rows = MappingRows(
             subject.declared.script_id, migration.source, mapper.tables, SafeIds(new_key()), sealer
         )
+        # For each part of the reading, the mean bytes of a row of each target table.
         self._row_bytes: list[list[float]] = []
-        """For each part of the reading, the mean bytes of a row of each target table."""
+        # For each part of the reading, the mean bytes of the mapping rows of a source row.
         self._mapping_bytes: list[float] = []
-        """For each part of the reading, the mean bytes of the mapping rows of a source row."""
         self.examples: tuple[Example, ...] = ()
         self._refused: dict[tuple[str, str], tuple[RowRefused, int, list[EntityKey]]] = {}
         self._search = CollisionSearch()

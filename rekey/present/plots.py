@@ -23,8 +23,8 @@ _NARROW = 440
 _LABEL = 150
 _LABEL_CHARACTERS = 20
 _CHARACTER = 6.6
+# Width for bars, between their names and the figures after them.
 _ACROSS = _WIDTH - _LABEL - 90
-"""Width for bars, between their names and the figures after them."""
 _ROW = 26
 _TOP = 10
 _BAR = 14

@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import zip_longest
 
+# Columns of a line where there is no terminal.
 WIDTH = 100
-"""Columns of a line where there is no terminal."""
 NARROWEST, WIDEST = 40, 140
 _columns: ContextVar[int] = ContextVar("columns", default=WIDTH)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)", re.ASCII)
 _GAP = "  "
+# Columns of a table are not made narrower than that; beyond, a line is too long.
 _NARROWEST_COLUMN = 4
-"""Columns of a table are not made narrower than that; beyond, a line is too long."""
 KEYS_ARE_SHOWN = "KEYS ARE SHOWN. For the operator's eyes only: do not store or send this text."
 
 

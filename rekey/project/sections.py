@@ -20,13 +20,13 @@ from rekey.errors import ConfigurationError
 from rekey.project.window import Window
 
 T = TypeVar("T")
+# A field that is written as a duration, `"24h"`, under the field's name without `_s`.
 Seconds: TypeAlias = Annotated[float, "a duration"]
-"""A field that is written as a duration, `"24h"`, under the field's name without `_s`."""
+# A field that is written as a size, `"64MiB"`.
 Bytes: TypeAlias = Annotated[int, "a size"]
-"""A field that is written as a size, `"64MiB"`."""
 AUTO: Final = "auto"
+# A field that is written as a whole number, or as `"auto"`.
 Rate: TypeAlias = int | Literal["auto"] | None
-"""A field that is written as a whole number, or as `"auto"`."""
 _DURATION = re.compile(r"(\d+)(s|m|h|d)")
 _SIZE = re.compile(r"(\d+)(B|KiB|MiB|GiB)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -184,8 +184,8 @@ class ControlStore:
         self._table = restricted.table(CONTROL_TABLE)
         self._key = control_key(script_id, group)
         self.script_id, self.group = script_id, group
+        # The scripts whose rows a joint move is to move: those of the whole group.
         self.moves = frozenset({script_id})
-        """The scripts whose rows a joint move is to move: those of the whole group."""
 
     async def read(self) -> ControlRow | None:
         """Return the control row as it is now, None when there is none (or no restricted table yet)."""

@@ -26,10 +26,10 @@ class Outcome(Enum):
     """The outcome of one conditional write. True only when the write is known to be done."""
 
     DONE = "done"
+    # Its condition did not hold (any more): nothing was written.
     STALE = "stale"
-    """Its condition did not hold (any more): nothing was written."""
+    # Unknown: the write was applied, or was not, or may yet be.
     OPEN = "open"
-    """Unknown: the write was applied, or was not, or may yet be."""
 
     def __bool__(self) -> bool:
         return self is Outcome.DONE

@@ -48,15 +48,15 @@ from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, etag_
 from rekey.state.filelock import FileLock
 from rekey.tables.base import SIGNED_S, TableService
 
+# For how long a lease that is not renewed lasts; others wait for `SAFETY_S` more (both in seconds).
 DURATION_S = 60
-"""For how long a lease that is not renewed lasts; others wait for `SAFETY_S` more (both in seconds)."""
 RENEW_EVERY_S = 15.0
 RETRY_S = 2.0
 SAFETY_S = 5
 ATTEMPTS = 5
 
+# Random; tells this process from an earlier one with the same process id (containers start at 1 again).
 _PROCESS = secrets.token_hex(8)
-"""Random; tells this process from an earlier one with the same process id (containers start at 1 again)."""
 
 
 def _be_another() -> None:
@@ -181,11 +181,11 @@ class RunnerLease:
     def __post_init__(self) -> None:
         self.lock.require(self.lock.state_path)
         self.lost = asyncio.Event()
+        # Random; it stands in the row as long as this runner holds the lease.
         self.lease_id = secrets.token_hex(16)
-        """Random; it stands in the row as long as this runner holds the lease."""
+        # Until when a runner before this one may have sent something, in ticks of the service's clock; None
+        # if that one gave its lease back.
         self.late_until: int | None = None
-        """Until when a runner before this one may have sent something, in ticks of the service's clock; None
-        if that one gave its lease back."""
         self._holder = self.holder or Holder.current(self.lock.identity)
         self._table = self.restricted.table(CONTROL_TABLE)
         self._key = lease_key(self.script_id)

@@ -33,12 +33,13 @@ from rekey.tables.answers import error_of
 from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import check_key_part, merged, stored_form
 
+# Verbs that carry the whole row.
 FULL = frozenset({Verb.INSERT, Verb.REPLACE, Verb.INSERT_OR_REPLACE})
-"""Verbs that carry the whole row."""
 MERGES = frozenset({Verb.MERGE, Verb.INSERT_OR_MERGE})
+# Verbs that can create a row.
 CREATES = frozenset({Verb.INSERT, Verb.INSERT_OR_REPLACE, Verb.INSERT_OR_MERGE})
-"""Verbs that can create a row."""
 
+# Errors that say that the request changed nothing, and never will.
 NOT_APPLIED = (
     RowExists,
     RowMissing,
@@ -52,7 +53,6 @@ NOT_APPLIED = (
     Collision,
     WritesRefused,
 )
-"""Errors that say that the request changed nothing, and never will."""
 
 
 def as_stored(operation: Operation) -> Operation:

@@ -51,8 +51,8 @@ from rekey.tables.allowance import while_also
 from rekey.tables.base import Operation, Table, Verb
 from rekey.tables.sent import OnTop, on_top
 
+# Rounds after which a row that keeps changing is given up for now; nothing is lost by that.
 MAX_ROUNDS = 100
-"""Rounds after which a row that keeps changing is given up for now; nothing is lost by that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class Announced(Protocol):
         """End the announcement: the replicas are what the authority says, and no outcome is open."""
 
 
+# Announces that the replicas of a source key are about to be written.
 Announce = Callable[[EntityKey], Awaitable[Announced]]
-"""Announces that the replicas of a source key are about to be written."""
 
 
 class Tally:
@@ -145,8 +145,8 @@ class Propagator:
     width: int = 1
     announce: Announce | None = None
     ignoring: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    # Whether a key without a forward row is propagated, which gives it its mapping rows.
     lists_keys: ClassVar[bool] = True
-    """Whether a key without a forward row is propagated, which gives it its mapping rows."""
 
     def tally(self, source_key: EntityKey) -> Tally:
         """Return the tally of one propagate of a key."""

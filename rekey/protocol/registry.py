@@ -36,20 +36,20 @@ from rekey.protocol.stored import INT64, MAPPING, SECONDS, TEXT, WHOLE, Kind, co
 from rekey.tables.base import SIGNED_S, Operation, TableService, Verb
 
 CLIENT_PREFIX = "client."
+# The row key of what clients had counted whose rows are gone.
 _ENDED = "ended"
-"""The row key of what clients had counted whose rows are gone."""
+# Attempts to add to it, while other clients do.
 _ENDINGS = 10
-"""Attempts to add to it, while other clients do."""
+# A row key that sorts after every client's: ids are hexadecimal.
 _BEHIND_ALL = "client.~"
-"""A row key that sorts after every client's: ids are hexadecimal."""
 FORMAT = 1
 _COUNTS = Kind(
     MAPPING.write, lambda text: {str(name): int(number) for name, number in json.loads(text).items()}
 )
+# Seconds allowed for clocks that run at different rates and for servers of one service that disagree.
 SAFETY_S = 5.0
-"""Seconds allowed for clocks that run at different rates and for servers of one service that disagree."""
+# For how many seconds at least the row of a client that is over is kept.
 PURGE_AFTER_S = 3600.0
-"""For how many seconds at least the row of a client that is over is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +98,10 @@ class Standing(StrEnum):
     """The state of a client, judged by the age of its last beat."""
 
     LIVE = "live"
+    # Its lease has ended; operations that it began before may still take effect.
     SILENT = "silent"
-    """Its lease has ended; operations that it began before may still take effect."""
+    # None of its operations can take effect any more.
     OVER = "over"
-    """None of its operations can take effect any more."""
 
 
 def silent_at(row: ClientRow) -> int:

@@ -33,10 +33,10 @@ from rekey.mapping.rows import TargetKey, pointer_of
 from rekey.model import TIMESTAMP, EntityKey, Row, content_of, etag_of, key_of
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb
 
+# The table number of the source, where it is a replica.
 SOURCE_TABLE = -1
-"""The table number of the source, where it is a replica."""
+# The Timestamp of rows that were not written yet, where a mapping reads it.
 STAND_IN = "2000-01-01T00:00:00.0000000Z"
-"""The Timestamp of rows that were not written yet, where a mapping reads it."""
 
 CURE = (
     "mend the row in the target so that it can be expressed in the source, or stay with the target and"
@@ -44,10 +44,10 @@ CURE = (
 )
 
 Rows = dict[TargetKey, Row]
+# Conditional writes of replicas, each with its place.
 Writes = list[tuple[TargetKey, Operation]]
-"""Conditional writes of replicas, each with its place."""
+# Replica rows as read; None where there was no row.
 Seen = Mapping[TargetKey, Row | None]
-"""Replica rows as read; None where there was no row."""
 
 
 def source_place(source_key: EntityKey) -> TargetKey:

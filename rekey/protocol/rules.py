@@ -21,8 +21,8 @@ from typing import Literal, TypeAlias
 from rekey.errors import WritesRefused
 from rekey.phases import ControlPhase
 
+# One of the two tables that a view can address, and that can be the authority.
 Side: TypeAlias = Literal["source", "target"]
-"""One of the two tables that a view can address, and that can be the authority."""
 
 SOURCE: Side = "source"
 TARGET: Side = "target"
@@ -31,10 +31,10 @@ TARGET: Side = "target"
 class View(StrEnum):
     """How an application addresses its rows."""
 
+    # By old keys, in the source.
     OLD = "old"
-    """By old keys, in the source."""
+    # By new keys, in the main target.
     NEW = "new"
-    """By new keys, in the main target."""
 
     @property
     def side(self) -> Side:
@@ -45,16 +45,16 @@ class View(StrEnum):
 class Route(StrEnum):
     """The route of one write."""
 
+    # To the view's table only; nothing follows it.
     PLAIN = "plain"
-    """To the view's table only; nothing follows it."""
+    # The view's table is the authority; the replicas follow.
     SAME_VIEW = "same-view"
-    """The view's table is the authority; the replicas follow."""
+    # The view's table is a replica: the authority is written first.
     CROSS_VIEW = "cross-view"
-    """The view's table is a replica: the authority is written first."""
+    # The write waits: there is a freeze.
     WAIT = "wait"
-    """The write waits: there is a freeze."""
+    # The write is refused in this phase; `refusal_code` says why.
     REFUSED = "refused"
-    """The write is refused in this phase; `refusal_code` says why."""
 
 
 NEW_VIEW_CLOSED = "new-view-closed"
@@ -117,6 +117,7 @@ def index_write_refused(phase: ControlPhase | None) -> str:
     return "" if phase in (ControlPhase.COMPLETE, ControlPhase.RETIRED) else INDEX_TABLE
 
 
+# Message and hint of a refusal, by its code.
 _REFUSALS = {
     NEW_VIEW_CLOSED: (
         "{table} cannot be used by its new keys yet: not all rows are copied",
@@ -143,7 +144,6 @@ _REFUSALS = {
         "repeat the operation: a freeze lasts seconds",
     ),
 }
-"""Message and hint of a refusal, by its code."""
 
 
 def refusal(code: str, table: str) -> WritesRefused:

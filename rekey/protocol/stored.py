@@ -39,8 +39,8 @@ WHOLE = Kind(_as_it_is, int)
 INT64 = Kind(str, int, edm.INT64)
 MOMENT = Kind(str, _as_it_is, edm.DATETIME)
 MAPPING = Kind(lambda value: json.dumps(dict(value), sort_keys=True), json.loads)
+# Written in whole milliseconds, rounded up: too long is safe.
 SECONDS = Kind(lambda value: math.ceil(value * 1000), lambda value: int(value) / 1000)
-"""Written in whole milliseconds, rounded up: too long is safe."""
 
 
 def column(name: str, kind: Kind = PLAIN, *, may_be_absent: bool = False) -> dict[str, Any]:

@@ -30,10 +30,10 @@ from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side
 from rekey.tables.sent import OnTop, on_top
 
+# Called with the reason why a key cannot be settled.
 Hopeless = Callable[[Findings], Awaitable[None]]
-"""Called with the reason why a key cannot be settled."""
+# Seconds after which an intent that is kept is settled again.
 AGAIN_S = 10.0
-"""Seconds after which an intent that is kept is settled again."""
 
 
 @dataclass(slots=True)
@@ -131,8 +131,8 @@ class Sweeper:
         self._journal = journal
         self._reverse = reverse
         self._monotonic = monotonic
+        # By the id of an intent that is kept: when it was last settled, by `monotonic`.
         self._kept: dict[EntityKey, float] = {}
-        """By the id of an intent that is kept: when it was last settled, by `monotonic`."""
 
     async def sweep(
         self,

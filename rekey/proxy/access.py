@@ -29,8 +29,8 @@ from rekey.proxy.parse import parameters
 from rekey.proxy.sas import NEVER, Within, refused, unauthenticated
 from rekey.tables.base import rejected
 
+# How far a request's date may be from now, as for the service.
 WINDOW_S = 15 * 60.0
-"""How far a request's date may be from now, as for the service."""
 _SINGULAR = ("authorization", "x-ms-date", "date", "content-type", "content-md5")
 
 

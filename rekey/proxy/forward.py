@@ -31,8 +31,8 @@ _HOP_BY_HOP = frozenset(
     )
 )
 _TAKES_IDENTITIES = "2019-02-02"
+# Of a request: made anew.
 _OURS = frozenset({"host", "authorization", "date", "x-ms-date", "content-length"})
-"""Of a request: made anew."""
 
 
 def passed_on(headers: Mapping[str, str]) -> dict[str, str]:

@@ -48,10 +48,10 @@ from rekey.tables.wire import API_VERSION, entity_path, loads
 
 _LOG = logging.getLogger("rekey.proxy")
 _JUDGED = (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
+# A body up to this size is read before it is sent on.
 _BUFFERED_BYTES = 64 * 1024
-"""A body up to this size is read before it is sent on."""
+# For how long stored access policies are taken as they were read, and of how many tables.
 _POLICIES_S, _POLICIES_KEPT = 5.0, 1_000
-"""For how long stored access policies are taken as they were read, and of how many tables."""
 Policies: TypeAlias = Mapping[str, Mapping[str, str]]
 _OPEN = "OperationTimedOut"
 _OPEN_SAID = "The operation could not be completed within the permitted time; it may have been applied."

@@ -24,8 +24,8 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.serve.server import HEADERS, Access, is_loopback
 
 PATH = "/_rekey/keys"
+# Reads a row of a source, by the table's name and its key.
 Read: TypeAlias = Callable[[str, EntityKey], Awaitable[Row | None]]
-"""Reads a row of a source, by the table's name and its key."""
 _ASKED = ["pk", "rk", "table"]
 
 

@@ -26,17 +26,17 @@ from rekey.tables.base import rejected
 
 METHODS = frozenset({"GET", "POST", "PUT", "MERGE", "PATCH", "DELETE"})
 _TUNNELLED = frozenset({"PUT", "MERGE", "PATCH", "DELETE"})
+# Headers that may be there several times: lists, of which nothing depends.
 _LISTS = frozenset({"accept", "accept-charset", "accept-encoding", "accept-language", "cache-control", "via"})
-"""Headers that may be there several times: lists, of which nothing depends."""
+# What Connection may name. Another header would be left out on the way, after a request was judged by it.
 _CONNECTION = frozenset({"", "close", "keep-alive", "te", "upgrade", "http2-settings"})
-"""What Connection may name. Another header would be left out on the way, after a request was judged by it."""
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TEXT = re.compile(r"[\t\x20-\x7e]*")
 _TARGET = re.compile(r"/[\x21\x22\x24-\x7e]*")
 _BROKEN = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _HIDDEN = re.compile(r"%(?:2[Ff]|5[Cc]|[01][0-9A-Fa-f]|7[Ff])|\\")
+# Parameters that decide what is asked. In other letters, the account might take them for the same.
 _EXACT = NAMES | {"comp", "restype", "$filter", "$select", "$top", "$format"}
-"""Parameters that decide what is asked. In other letters, the account might take them for the same."""
 _TABLE = re.compile(r"[A-Za-z][A-Za-z0-9]{2,62}")
 _ONE_TABLE = re.compile(r"Tables\('(?P<table>[A-Za-z][A-Za-z0-9]{2,62})'\)")
 

@@ -30,17 +30,17 @@ from rekey.model import EntityKey
 from rekey.tables.base import rejected
 from rekey.tables.wire import escape, quoted
 
+# The right that no signature gives: to read or change a table's stored access policies, say.
 NEVER = "!"
-"""The right that no signature gives: to read or change a table's stored access policies, say."""
 _ACCOUNT, _TABLE = frozenset({"ss", "srt"}), frozenset({"tn", "spk", "srk", "epk", "erk", "si"})
 _COMMON = frozenset({"sv", "sig", "sp", "st", "se", "sip", "spr", "ses"})
 _DELEGATED = frozenset({"skoid", "sktid", "skt", "ske", "sks", "skv", "saoid", "suoid", "scid", "sduoid"})
+# Parameters that are for whoever judges a request, and for nobody behind it.
 NAMES = _ACCOUNT | _TABLE | _COMMON | _DELEGATED
-"""Parameters that are for whoever judges a request, and for nobody behind it."""
 _LETTERS = {"ss": "bqtf", "srt": "sco", "account": "rwdxylacuptfi", "table": "raud"}
 _VERSION = re.compile(r"20[0-9]{2}-[01][0-9]-[0-3][0-9]", re.ASCII)
+# Versions from which on address and protocol are signed, and an account's encryption scope.
 _BOUND, _SCOPED = "2015-04-05", "2020-12-06"
-"""Versions from which on address and protocol are signed, and an account's encryption scope."""
 _OLDEST = {"account": "2015-04-05", "table": "2012-02-12"}
 _TIME = re.compile(r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d(?:\.\d{1,7})?)?(?:Z|[+-]\d\d:\d\d)?)?", re.ASCII)
 _PROTOCOLS = {"": (True, False), "https,http": (True, False), "https": (True,)}

@@ -19,8 +19,8 @@ from rekey.errors import ConfigurationError
 from rekey.serve.server import Access, Address
 
 _LOG = logging.getLogger("rekey.proxy")
+# Seconds between two looks at the files.
 LOOK_S = 10.0
-"""Seconds between two looks at the files."""
 
 
 class Certificate:
@@ -31,8 +31,8 @@ class Certificate:
         self._access = Access(certificate=certificate, key=key)
         self._files = [file for file in (certificate, key) if file is not None]
         self._seen, self._looked = self._stamps(), time.monotonic()
+        # What the server listens with.
         self.context = self._current = self._read()
-        """What the server listens with."""
         self.context.sni_callback = self._choose
 
     def _read(self) -> ssl.SSLContext:

@@ -44,8 +44,8 @@ from rekey.model import (
 )
 from rekey.rehearse.witness import Place, Witness, digest_of
 
+# The property that a row gets when it has none that can be changed.
 ADDED = "RehearsalNote"
-"""The property that a row gets when it has none that can be changed."""
 _TEXT_LIMIT = 500
 _SOME_TIME = "2024-01-01T00:00:00.0000000Z"
 
@@ -69,18 +69,18 @@ class Application:
         self.source_name = witness.source_name
         self._source = witness.client(witness.source_name)
         self._targets = [witness.client(name) for name in self._mapper.tables]
+        # Rows that are not in the source, to be inserted later.
         self.kept_back: list[Row] = []
-        """Rows that are not in the source, to be inserted later."""
         self._lot = random.Random(f"application/{seed}")  # noqa: S311 - choices to be made again
         self._owners: dict[Place, EntityKey] = {}
+        # The digest of every row that the source must hold, by key.
         self.must_hold: dict[EntityKey, bytes] = {}
-        """The digest of every row that the source must hold, by key."""
+        # Keys of rows that are unchanged since they were loaded.
         self.untouched: dict[EntityKey, None] = {}
-        """Keys of rows that are unchanged since they were loaded."""
+        # Target rows of source rows that were deleted before cutover.
         self.deleted: set[Place] = set()
-        """Target rows of source rows that were deleted before cutover."""
+        # Counts since `begin_counting`: `inserts`, `updates`, `deletes`, and writes refused in a freeze.
         self.done: Counter[str] = Counter()
-        """Counts since `begin_counting`: `inserts`, `updates`, `deletes`, and writes refused in a freeze."""
 
     def loaded(self, row: Row) -> None:
         """Record a row that was loaded into the source; called once for each key."""
@@ -275,8 +275,8 @@ class LiveApplication(Application):
         super().__init__(witness, seed)
         self.old = self._source = old
         self._target = new
+        # The longest time of one write since `begin_counting`.
         self.longest_seconds = 0.0
-        """The longest time of one write since `begin_counting`."""
 
     def begin_counting(self) -> None:
         """Set the counts in `done` and `longest_seconds` to zero."""
@@ -352,6 +352,7 @@ def _is_true(value: Any) -> bool:
     return canonical_text(BOOLEAN, value) == "true"
 
 
+# For each EDM type, a function that makes a slightly different value; other types are not changed.
 _CHANGES: dict[str, Callable[[Any], Any]] = {
     STRING: lambda value: value + "~" if len(value) < _TEXT_LIMIT else value[:-1],
     INT32: lambda value: int(value) ^ 1,
@@ -359,7 +360,6 @@ _CHANGES: dict[str, Callable[[Any], Any]] = {
     BOOLEAN: lambda value: not _is_true(value),
     DOUBLE: lambda value: 2.5 if value == 1.5 else 1.5,
 }
-"""For each EDM type, a function that makes a slightly different value; other types are not changed."""
 _FOR_THE_SDK: dict[str, Callable[[Any], Any]] = {BINARY: base64.b64decode, BOOLEAN: _is_true, INT64: int}
 
 

@@ -42,8 +42,8 @@ from typing import ClassVar, Self
 from rekey.errors import ConfigurationError, MachineFailed
 from rekey.project.config import AZURITE_ACCOUNT
 
+# Environment variable: the folder in which Azurite is found or installed.
 AZURITE_DIR = "REKEY_AZURITE_DIR"
-"""Environment variable: the folder in which Azurite is found or installed."""
 
 MIN_NODE = 18
 _ENTRY = Path("node_modules/azurite/dist/src/table/main.js")
@@ -247,24 +247,24 @@ class Azurite:
     ...     print(azurite.tables.endpoint)
     """
 
+    # What Azurite is told about where it keeps tables: nowhere, they end with it.
     persistence: ClassVar[tuple[str, ...]] = _IN_MEMORY
-    """What Azurite is told about where it keeps tables: nowhere, they end with it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        # The TCP port on 127.0.0.1.
         self.port = 0
-        """The TCP port on 127.0.0.1."""
         self._keys = {
             name: base64.b64encode(secrets.token_bytes(64)).decode("ascii")
             for name in ("tables", "targets", "restricted")
         }
+        # The account for source and target tables, once it runs.
         self.tables: AzuriteAccount
-        """The account for source and target tables, once it runs."""
+        # The account for tables that a script names so, once it runs.
         self.targets: AzuriteAccount
-        """The account for tables that a script names so, once it runs."""
+        # The account for the restricted store, once it runs.
         self.restricted: AzuriteAccount
-        """The account for the restricted store, once it runs."""
 
     def __enter__(self) -> Self:
         """Start Azurite; return when it answers. Raises ConfigurationError, MachineFailed."""
@@ -382,8 +382,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 # --- an Azurite that outlives the command -----------------------------------------------------------------
 
+# The port of the table service that every Azurite has by itself.
 USUAL_PORT = 10002
-"""The port of the table service that every Azurite has by itself."""
 
 
 def endpoint_at(port: int) -> str:

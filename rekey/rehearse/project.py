@@ -32,8 +32,8 @@ from rekey.rehearse.azurite import Azurite
 from rekey.state.models import KeyTexts, Segment
 from rekey.state.store import State
 
+# The shortest retention that a configuration can state.
 RETENTION_SECONDS = 1
-"""The shortest retention that a configuration can state."""
 EVIDENCE_KEY = "evidence.pem"
 _WRAPPING_KEY = "REHEARSAL_WRAPPING_KEY"
 _COMMAND_SECONDS = 3600

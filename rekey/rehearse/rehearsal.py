@@ -35,11 +35,11 @@ from rekey.rehearse.stock import Stock, load
 from rekey.rehearse.witness import Witness, key_of_account, open_service
 
 DEFAULT_ROWS = 2000
+# The script of the demo; in a clone a link into `migrations/`, in an installed package a copy.
 DEMO = Path(__file__).parent / "demo" / "0001_users_opaque_ids.py"
-"""The script of the demo; in a clone a link into `migrations/`, in an installed package a copy."""
 _WINDOWS = 20
+# About how long copying takes at the configured rate, so that a kill lands in its middle.
 _COPY_SECONDS = 3
-"""About how long copying takes at the configured rate, so that a kill lands in its middle."""
 _MOST_ROWS_A_WINDOW = 4096
 _WRITES_SHARE = 20
 _WRITES_AT_MOST = 300

@@ -32,21 +32,21 @@ from rekey.rehearse.report import Briefly
 from rekey.rehearse.witness import Finding, Witness
 from rekey.state.models import BACKFILL, Segment
 
+# The entries `say`, `why`, `proof`, `wrong` and `left_out` of the steps.
 TEXTS = catalogue(Path(__file__).with_name("steps.toml"))
-"""The entries `say`, `why`, `proof`, `wrong` and `left_out` of the steps."""
 _POLL_SECONDS = 0.01
 _PAUSE_SECONDS = 0.02
 _LOOK_EVERY = 5
+# Writes of the application after cutover, before the rollback.
 _TARGET_WRITES = 24
-"""Writes of the application after cutover, before the rollback."""
+# Writes of a live application before the first command.
 _WRITES_BEFORE = 3
-"""Writes of a live application before the first command."""
 _BUNDLE = "evidence"
 _NOT_THIS_TABLE = (ExitCode.USAGE, ExitCode.REFUSED)
 _OUTPUT_LINES = 60
 _LEGACY_KEYS_LOOKED_FOR = 20_000
+# A shorter key may occur in a text by accident.
 _TELLING_CHARACTERS = 12
-"""A shorter key may occur in a text by accident."""
 
 
 class NotAsItMustBe(Exception):

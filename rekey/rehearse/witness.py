@@ -43,13 +43,13 @@ from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.rehearse.azurite import AzuriteAccount
 from rekey.state.models import KeyTexts
 
+# How many wrong rows a comparison names at most on each side.
 NAMED = 5
-"""How many wrong rows a comparison names at most on each side."""
 _CONTROL_ROW_KEY = "control"
+# A target row: the number of its table, and its key.
 Place: TypeAlias = tuple[int, EntityKey]
-"""A target row: the number of its table, and its key."""
+# A table, the key of a row in it, and what is wrong with that row.
 _Wrong: TypeAlias = tuple[str, EntityKey, str]
-"""A table, the key of a row in it, and what is wrong with that row."""
 
 
 def digest_of(row: Row, leave_out: Iterable[str] = ()) -> bytes:

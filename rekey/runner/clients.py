@@ -56,18 +56,18 @@ from rekey.tables.answers import NOT_SENT
 T = TypeVar("T")
 
 POLL_S = 0.2
+# One second, in ticks. The service's clock tells whole seconds, so a beat within the second that it told may
+# be older than the answer.
 UNTOLD = TICKS_PER_SECOND
-"""One second, in ticks. The service's clock tells whole seconds, so a beat within the second that it told may
-be older than the answer."""
+# How long a gate waits for a client that has just been started, before it names the client.
 GRACE_S = 3.0
-"""How long a gate waits for a client that has just been started, before it names the client."""
 _NAMED = 10
+# Client id of the runner's own intents. The ids of clients are hexadecimal.
 RUNNER = "runner"
-"""Client id of the runner's own intents. The ids of clients are hexadecimal."""
 SWEEP_EVERY_S = 5.0
 _LOOK_S = 1.0
+# An intent older than this is not of a write that goes as usual.
 FRESH_S = 5.0
-"""An intent older than this is not of a write that goes as usual."""
 
 
 class Deadline:

@@ -380,12 +380,12 @@ def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bo
     return plan
 
 
+# The error for a plan that begins with this problem; Findings for any other.
 _ERRORS: dict[str, type[RekeyError]] = {
     "secret-missing": SecretMissing,
     **dict.fromkeys(("source-missing", "wrapping-key-missing", "indexes-cannot-follow"), ConfigurationError),
     **dict.fromkeys(("target-holds-rows", "declaration-moved", "secret-moved"), Refused),
 }
-"""The error for a plan that begins with this problem; Findings for any other."""
 
 
 def refusal(plan: MigrationPlan) -> RekeyError:

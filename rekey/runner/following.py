@@ -69,8 +69,8 @@ class Follower:
         self._failed = False
         self._refusal: tuple[str, ...] = ()
         kept = run.state.get_fact(run.script_id, FOLLOWING)
+        # Since when it is followed.
         self.since = json.loads(kept)["since"] if kept else format_ticks(run.clock.ticks())
-        """Since when it is followed."""
         self._keep()
         step = next_step("proceed-stopped" if run.is_delta else "proceed", script=run.script_id)
         told = f"{run.script_id}: followed since {moment(self.since)}. Next: {step}"

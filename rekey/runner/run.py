@@ -38,14 +38,14 @@ from rekey.state.models import CHECKPOINT_AT
 from rekey.state.store import State
 from rekey.tables.base import SHARED_SERVICE_S, Table, TableService, holding
 
+# Seconds for which the runner writes under one intent of its own.
 WRITING_S = 15.0
-"""Seconds for which the runner writes under one intent of its own."""
+# Seconds after which no write that the runner announced in an intent can be in flight any more.
 OPEN_S = WRITING_S + SHARED_SERVICE_S + SAFETY_S
-"""Seconds after which no write that the runner announced in an intent can be in flight any more."""
 
 
+# Figures of a phase's work, for the audit log and `status`.
 Counters = dict[str, int]
-"""Figures of a phase's work, for the audit log and `status`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,25 +122,25 @@ class Run:
     progress: Progress = field(default_factory=Progress)
     stop: StopFlag = field(default_factory=StopFlag)
     clock: Clock = field(default_factory=SystemClock)
+    # Called before work goes on; raises Locked when the runner lease was lost.
     still_alone: Callable[[], None] = lambda: None
-    """Called before work goes on; raises Locked when the runner lease was lost."""
     lease_id: str = ""
+    # Makes the executor whose workers copy and compare; None: the runner does it itself.
     factory: Factory | None = None
-    """Makes the executor whose workers copy and compare; None: the runner does it itself."""
+    # Stores how many requests were sent so far: the count stays if the run is killed.
     keep_count: Callable[[], None] = keep_no_count
-    """Stores how many requests were sent so far: the count stays if the run is killed."""
+    # Requests that workers sent for this run, by kind; results of tasks are added to it.
     by_workers: Counter[str] = field(default_factory=Counter)
-    """Requests that workers sent for this run, by kind; results of tasks are added to it."""
+    # The part of the rates in force within which everything is compared.
     share: float = 1.0
-    """The part of the rates in force within which everything is compared."""
+    # Runs the operator's hook for an event, which more is told of. `before` is the phase that may not begin
+    # if the hook fails: then GateClosed is raised; None: a hook that fails is only told.
     tell: Callable[..., Coroutine[Any, Any, None]] = tell_nobody
-    """Runs the operator's hook for an event, which more is told of. `before` is the phase that may not begin
-    if the hook fails: then GateClosed is raised; None: a hook that fails is only told."""
 
+    # The runs of its whole group, itself among them, where a command works on the group.
     group: Sequence[Run] = ()
-    """The runs of its whole group, itself among them, where a command works on the group."""
+    # Figures of the last crossing that moved this migration, which the run of another member made.
     crossed: Counters = field(default_factory=dict)
-    """Figures of the last crossing that moved this migration, which the run of another member made."""
 
     @property
     def script_id(self) -> str:

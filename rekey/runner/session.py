@@ -71,8 +71,8 @@ from rekey.tables.sent import OnTop, on_top, requests_in, since
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 _LOOK_S = 1.0
+# Event: the operator's setting when a runner first worked with it.
 _STEERED = "steered"
-"""Event: the operator's setting when a runner first worked with it."""
 
 
 @dataclass(eq=False, repr=False)
@@ -546,8 +546,8 @@ def require_same_place(record: MigrationRecord, source: str, endpoint_id: str, r
             )
 
 
+# What decides how rows are mapped: a declaration's digest, and the fingerprints of its secrets by name.
 Rules = tuple[str, Mapping[str, str]]
-"""What decides how rows are mapped: a declaration's digest, and the fingerprints of its secrets by name."""
 
 
 def require_same_rules(script_id: str, began: Rules, now: Rules) -> None:

@@ -21,12 +21,12 @@ from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.runner.run import Run
 from rekey.verify.report import FullReport
 
+# Fact: the last `Measured`, as JSON.
 MEASURED = "stop_measured"
-"""Fact: the last `Measured`, as JSON."""
+# Seconds for the second of the service's clock that a freeze begins with, and for moving the control row.
 FIXED_S = 2.0
-"""Seconds for the second of the service's clock that a freeze begins with, and for moving the control row."""
+# Seconds for bringing a row where too few were brought to measure it.
 ASSUMED_BRING_S = 0.05
-"""Seconds for bringing a row where too few were brought to measure it."""
 
 
 @dataclass(frozen=True, slots=True)

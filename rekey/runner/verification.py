@@ -51,8 +51,8 @@ from rekey.verify.report import FullReport
 from rekey.verify.sums import Partial
 
 _LOOK_S = 1.0
+# Fact: the service's time before the first row of the last comparison that brings was read.
 COMPARING_SINCE = "comparing_since"
-"""Fact: the service's time before the first row of the last comparison that brings was read."""
 
 
 def context(

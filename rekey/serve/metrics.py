@@ -21,8 +21,8 @@ from rekey.serve.watch import Watch
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+# The sums of the clients' counters that are told.
 COUNTED = ("writes", "replica_failures", "matched", "mismatched", "ignored")
-"""The sums of the clients' counters that are told."""
 HELD_BACK = ("pause", "account", "partition", "refusals", "lease", "wait")
 STANDINGS = ("live", "silent", "over")
 

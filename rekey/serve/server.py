@@ -50,10 +50,10 @@ _PAGE = Path(__file__).with_name("page")
 _FILES = {"/": "index.html", "/page.js": "page.js", "/page.css": "page.css"}
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _OPEN = "/health/"
+# Most streams at a time.
 MAX_WATCHERS = 64
-"""Most streams at a time."""
+# It is ready as long as what it tells is not older.
 FRESH_S = 30.0
-"""It is ready as long as what it tells is not older."""
 _ENDING_S = 1.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

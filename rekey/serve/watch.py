@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 from rekey.core.clock import Clock, format_ticks
 from rekey.errors import RekeyError
 
+# A progress document (`rekey/status/progress.schema.json`).
 Document = Mapping[str, Any]
-"""A progress document (`rekey/status/progress.schema.json`)."""
 Look = Callable[[], Awaitable[Document]]
 
 EVERY_S = 2.0

@@ -35,23 +35,23 @@ from typing import Any
 import rfc8785
 
 FIRST_PREV = "0" * 64
+# The format of new events.
 FORMAT = 2
-"""The format of new events."""
 _HASHED = ("seq", "at", "actor", "event", "script_id", "details", "prev")
 _LARGEST_INTEGER = 2**53 - 1
 
 EVIDENCE_EXPORTED = "evidence-exported"
+# Events that the gate before `retire` looks for.
 EVIDENCE_VERIFIED = "evidence-verified"
-"""Events that the gate before `retire` looks for."""
 
 ERASURE_BEGUN = "erasure-begun"
+# Events before and after each erasure from a mapping (`Erasures`).
 ERASURE_ENDED = "erasure-ended"
-"""Events before and after each erasure from a mapping (`Erasures`)."""
+# Kinds of erasures: subjects by their rows, cohorts by their data keys, a mapping in the clear entirely.
 SUBJECTS, COHORTS, MAPPING = "subjects", "cohorts", "mapping"
-"""Kinds of erasures: subjects by their rows, cohorts by their data keys, a mapping in the clear entirely."""
 
+# The command that runs in this context, as events record it; set by the command line.
 COMMAND: ContextVar[str | None] = ContextVar("COMMAND", default=None)
-"""The command that runs in this context, as events record it; set by the command line."""
 
 
 @dataclass(frozen=True, slots=True)

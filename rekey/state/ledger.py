@@ -38,8 +38,8 @@ from rekey.state import files
 from rekey.state.backend import StateBackend
 from rekey.state.filelock import FileLock
 
+# Function that carries out, or takes back, one phase of the script with this id. Blocks until it is done.
 Step = Callable[[str, Phase], None]
-"""Function that carries out, or takes back, one phase of the script with this id. Blocks until it is done."""
 
 
 def handover(before: Declared, after: Declared) -> Phase:

@@ -16,27 +16,27 @@ from typing import Any
 from rekey.errors import StateUnusable
 from rekey.model import EntityKey, KeyRange
 
+# The purpose of the segments of the backfill.
 BACKFILL = "backfill"
-"""The purpose of the segments of the backfill."""
 
+# The fact that says up to which time of the service's clock changes of the source are in the targets.
 WATERMARK = "watermark"
-"""The fact that says up to which time of the service's clock changes of the source are in the targets."""
 
+# The fact that holds how many requests were sent outside of phases since the migration began, by the reason
+# why they came on top (`rekey.tables.sent.OnTop`), as a JSON object.
 ON_TOP = "requests_on_top"
-"""The fact that holds how many requests were sent outside of phases since the migration began, by the reason
-why they came on top (`rekey.tables.sent.OnTop`), as a JSON object."""
 
+# The fact that says when the last checkpoint was stored, by the service's clock.
 CHECKPOINT_AT = "checkpoint_at"
-"""The fact that says when the last checkpoint was stored, by the service's clock."""
 
+# The fact that holds the plan a migration began with, as RFC 8785 JSON.
 PLAN_FACT = "plan"
-"""The fact that holds the plan a migration began with, as RFC 8785 JSON."""
 
+# The fact that says that all keys of a migration were removed from the file, and the file was rewritten.
 KEYS_FORGOTTEN = "keys_forgotten"
-"""The fact that says that all keys of a migration were removed from the file, and the file was rewritten."""
 
+# Prefix of the text of a sealed key; the text of a plain key is a JSON array.
 SEALED = "sealed:"
-"""Prefix of the text of a sealed key; the text of a plain key is a JSON array."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,10 +50,10 @@ from rekey.state.models import (
     Verification,
 )
 
+# Prefix of a phase run's counters that count requests; files of older versions have no such counters.
 _REQUESTS = "requests."
-"""Prefix of a phase run's counters that count requests; files of older versions have no such counters."""
+# Names of the keys of a segment, and of a part of a verification: a sealed key is bound to its name.
 _KEYS = ("after", "upto", "cursor")
-"""Names of the keys of a segment, and of a part of a verification: a sealed key is bound to its name."""
 
 
 def _table(name: str, *columns: str, json: str | None = None) -> sa.TableClause:
@@ -86,6 +86,7 @@ PARTIAL_SUMS = _table("partial_sums", "script_id", *_fields(StoredSums))
 AUDIT_EVENT = _table("audit_event", *_fields(AuditEvent), json="details")
 AUDIT_CHECKPOINT = _table("audit_checkpoint", *_fields(StoredCheckpoint))
 _OPENED = ContextVar[sqlite3.Connection]("opened")
+# One for all files: it keeps statements as they were compiled, which takes longer than to run them.
 _ENGINE = sa.create_engine(
     "sqlite://",
     creator=_OPENED.get,
@@ -94,7 +95,6 @@ _ENGINE = sa.create_engine(
     # canonical, so that an event has the same hash after it was read back
     json_serializer=canonical_json,
 )
-"""One for all files: it keeps statements as they were compiled, which takes longer than to run them."""
 
 
 class State:

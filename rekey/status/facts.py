@@ -41,20 +41,20 @@ from rekey.status.pulse import Pulse
 from rekey.status.pulse import read as read_pulse
 from rekey.tables.base import TableService
 
+# Fact: the number of the last full verification when a way back from cutover was last begun.
 RETURNED_AFTER = "returned_after"
-"""Fact: the number of the last full verification when a way back from cutover was last begun."""
+# Fact of versions before 0.2: the same as a time, by the clock of some machine. It cannot tell which
+# verifications are newer. The next full verification removes it.
 RETURNED_AT = "returned_at"
-"""Fact of versions before 0.2: the same as a time, by the clock of some machine. It cannot tell which
-verifications are newer. The next full verification removes it."""
+# Fact: how many rows the source has, as planned before the first write.
 ESTIMATED_ROWS = "estimated_rows"
-"""Fact: how many rows the source has, as planned before the first write."""
+# Fact: the number of the last full verification that was made while no client was registered.
 UNFOLLOWED = "unfollowed"
-"""Fact: the number of the last full verification that was made while no client was registered."""
+# Fact: until when, by the service's clock, requests of clients that were given up when dual writes began may
+# still take effect. They have no intent.
 LATE_UNTIL = "late_until"
-"""Fact: until when, by the service's clock, requests of clients that were given up when dual writes began may
-still take effect. They have no intent."""
+# Fact: since when `apply --follow` follows, and why its last cutover was refused, as JSON.
 FOLLOWING = "following"
-"""Fact: since when `apply --follow` follows, and why its last cutover was refused, as JSON."""
 
 EVIDENCE_MISSING = (
     "no signed evidence was exported since `complete` and verified"

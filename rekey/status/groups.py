@@ -51,6 +51,7 @@ class Group:
 
 
 _BEFORE = "The sources are the authority; what there is of the targets is a copy."
+# What is said of a group that is safe, by the phase of its control rows.
 _SIDES = {
     None: _BEFORE,
     ControlPhase.SOURCE: _BEFORE,
@@ -60,7 +61,6 @@ _SIDES = {
     ControlPhase.COMPLETE: "The targets are the authority of all of them, and there is no way back.",
     ControlPhase.RETIRED: "The targets are the authority of all of them, and there is no way back.",
 }
-"""What is said of a group that is safe, by the phase of its control rows."""
 
 
 def groups_of(statuses: Iterable[Status], scripts: Iterable[Declared]) -> list[Group]:

@@ -43,8 +43,8 @@ from rekey.status.facts import ESTIMATED_ROWS, Facts, verification_problem
 from rekey.status.progress import Following, Progress, following, progress_of
 from rekey.tables.sent import OPERATIONS, OnTop, apart, charged, requests_in
 
+# The entries `sentence`, `command` and `remark` of all verdicts.
 TEXTS = catalogue(Path(__file__).with_name("verdicts.toml"))
-"""The entries `sentence`, `command` and `remark` of all verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,6 +481,7 @@ def _told(verdict: str, facts: Facts, *, safe: bool = True, **values: object) ->
     return Verdict(sentence, command, remark, safe)
 
 
+# Verdicts whose command a whole group is given, where the migration has one.
 _OF_A_GROUP = frozenset(
     (
         "not-begun",
@@ -492,7 +493,6 @@ _OF_A_GROUP = frozenset(
         "way-back-by-copying",
     )
 )
-"""Verdicts whose command a whole group is given, where the migration has one."""
 
 
 def _not_begun(facts: Facts) -> Verdict:
@@ -541,8 +541,8 @@ def _followed(facts: Facts, closed: str, how: Following) -> Verdict:
     return _told("following", facts, refused=refused, command=step.command, remark=step.remark)
 
 
+# Outcomes of runs that the same command would have again.
 _OF_ROWS = (Collision.__name__, RowRefused.__name__)
-"""Outcomes of runs that the same command would have again."""
 
 
 def _in_dual_write(facts: Facts, closed: str) -> Verdict:

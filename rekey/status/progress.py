@@ -25,8 +25,8 @@ from rekey.state.models import CHECKPOINT_AT, PhaseRun
 from rekey.status.facts import ESTIMATED_ROWS, FOLLOWING, Facts
 from rekey.status.pulse import Pass, Waiting
 
+# From so many seconds on, the spread of an estimate is told.
 _SPREAD_S = 10.0
-"""From so many seconds on, the spread of an estimate is told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,10 @@ from rekey.status.progress import how_far
 from rekey.tables.sent import OnTop
 
 FORMAT = "rekey/progress/v1"
+# How many clients are listed for people.
 _CLIENTS = 12
-"""How many clients are listed for people."""
+# Control phases in which the state of the copy and of the comparison still matters.
 _FOLLOWING = (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
-"""Control phases in which the state of the copy and of the comparison still matters."""
 _ON_TOP = {
     OnTop.CHANGES: "for rows that changed or were there",
     OnTop.RETRIES: "sent again",
@@ -38,8 +38,8 @@ _ON_TOP = {
     OnTop.WAY_BACK: "for the way back",
 }
 LABEL = 14
+# Labels and texts.
 _Fields: TypeAlias = Iterator[tuple[str, str]]
-"""Labels and texts."""
 
 
 def field(label: str, text: str) -> list[str]:

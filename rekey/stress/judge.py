@@ -32,20 +32,20 @@ from rekey.stress.steps import Step
 RISE = 1.6
 CLOSE = 1.08
 LEAST_RATE = 5.0
+# Times the lowest saturated rate that is offered at last.
 OVERLOAD = 1.5
-"""Times the lowest saturated rate that is offered at last."""
+# Share of requests answered with 503, 500 or 429, or not at all, from which a step is saturated.
 MOST_REFUSED = 0.01
-"""Share of requests answered with 503, 500 or 429, or not at all, from which a step is saturated."""
+# Share of what was offered below which a step is saturated.
 LEAST_ACHIEVED = 0.95
-"""Share of what was offered below which a step is saturated."""
+# p95 above this multiple of that at the lowest rate, and above these seconds, is a knee.
 KNEE_FACTOR, KNEE_SECONDS = 5.0, 0.25
-"""p95 above this multiple of that at the lowest rate, and above these seconds, is a knee."""
 LEAST_REFUSED = 3
+# Refused requests, plus standard deviations, beyond its part from which a partition is named.
 DEVIATIONS = 4.0
-"""Refused requests, plus standard deviations, beyond its part from which a partition is named."""
 LATE_SECONDS = 0.1
+# This machine is the limit from these on: requests sent so late (p95), or so much of one core used.
 BUSY_PROCESSOR = 0.9
-"""This machine is the limit from these on: requests sent so late (p95), or so much of one core used."""
 
 
 class Limit(StrEnum):

@@ -41,8 +41,8 @@ from rekey.tables.transport import Timeouts
 MOST_WAITING = 256
 _ANSWER_SECONDS = 10
 _EXPECTED = (Unavailable, Ambiguous, EndpointDown)
+# Sorts after every made-up RowKey.
 _AFTER_ROWS = "~"
-"""Sorts after every made-up RowKey."""
 
 
 async def carry_out(table: Table, request: Request) -> int:

@@ -77,6 +77,7 @@ def inserts(batch_rows: int) -> Mix:
     return Mix({kind: 1.0}, batch_rows=batch_rows, rows=0, by_row=True)
 
 
+# Section, key, default and maximum of a `Mix`'s other fields.
 _SETTINGS = {
     "top": ("range_query", "top", 50, 1_000),
     "batch_rows": ("batch", "rows", 20, 100),
@@ -84,7 +85,6 @@ _SETTINGS = {
     "partitions": ("rows", "partitions", 1, 1_000_000),
     "processes": ("load", "processes", 1, 64),
 }
-"""Section, key, default and maximum of a `Mix`'s other fields."""
 
 
 def read_mix(document: Section, *, spread_given: bool) -> Mix:

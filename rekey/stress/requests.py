@@ -23,12 +23,12 @@ from rekey.stress.mix import Mix, OperationKind
 from rekey.stress.spread import Spread, turns
 
 _SILVER = math.sqrt(2) - 1
+# The number of the first row that is inserted while the test runs: it sorts after those loaded before.
 _FIRST_NEW = 1_000_000_000
-"""The number of the first row that is inserted while the test runs: it sorts after those loaded before."""
 _MOST_BATCH = 100
+# Makes a row 1 KiB, the size that the service's targets are stated for: text takes two bytes a character
+# where it is stored; keys and names take the rest.
 _FILLING = "x" * ((1024 - 64) // 2)
-"""Makes a row 1 KiB, the size that the service's targets are stated for: text takes two bytes a character
-where it is stored; keys and names take the rest."""
 _INSERTING = (OperationKind.INSERT, OperationKind.BATCH)
 
 
@@ -71,8 +71,8 @@ class Request(NamedTuple):
         return EntityKey(f"{self.stage}.{self.place:07d}", f"{number:010d}")
 
 
+# Status of a request that was due while as many as allowed were waiting for their responses.
 UNSENT = -1
-"""Status of a request that was due while as many as allowed were waiting for their responses."""
 
 
 class Response(NamedTuple):

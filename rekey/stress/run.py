@@ -36,17 +36,17 @@ from rekey.stress.spread import ONE_PARTITION, Spread
 from rekey.stress.steps import Step, measure
 from rekey.tables.base import Table, TableService
 
+# A ramp begins and ends at these parts of what the targets allow, if nothing ends it before.
 _FIRST, _MOST = 1 / 8, 2.0
-"""A ramp begins and ends at these parts of what the targets allow, if nothing ends it before."""
+# Part of what the mix carries that the other kinds are held at while one rises.
 _HELD = 0.5
-"""Part of what the mix carries that the other kinds are held at while one rises."""
+# Bounds of the beginning of a ramp, which is not measured: seconds, and a share of its time and rows.
 _WARM_SECONDS, _WARM_SHARE = 2.0, 0.05
-"""Bounds of the beginning of a ramp, which is not measured: seconds, and a share of its time and rows."""
 _LEAST_STEP_SECONDS = 1.0
+# Time that a service that refused is given to recover.
 _REST_SECONDS = 1.0
-"""Time that a service that refused is given to recover."""
+# Batches that load rows at the same time.
 _LOADING = 8
-"""Batches that load rows at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,8 @@ class Spread:
         return Spread(self.table, tuple(sum(counts[at : at + size]) for at in range(0, len(counts), size)))
 
 
+# Everything in one partition.
 ONE_PARTITION = Spread("", (1,))
-"""Everything in one partition."""
 
 
 class SpreadCount:

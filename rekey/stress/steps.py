@@ -20,8 +20,8 @@ from rekey.core.plain import UNTOLD, members
 from rekey.stress.mix import OperationKind
 from rekey.stress.requests import UNSENT, Offered, Response
 
+# Share of a step, at its beginning, that is not measured.
 UNMEASURED = 0.25
-"""Share of a step, at its beginning, that is not measured."""
 _REFUSED = frozenset({429, 500, 503})
 
 

@@ -62,10 +62,10 @@ _TOO_LONG = (
     " can make them; use the account's key (`key_env`) or an identity in fewer groups: its token is shorter"
 )
 
+# Our own code for a write that was not sent, because it was no longer allowed (`rekey.tables.allowance`).
 NOT_SENT = "NotSent"
-"""Our own code for a write that was not sent, because it was no longer allowed (`rekey.tables.allowance`)."""
+# Codes of retryable errors of a request for which no work was done.
 NOT_APPLIED_CODES = frozenset({"ServerBusy", "TooManyRequests", NOT_SENT})
-"""Codes of retryable errors of a request for which no work was done."""
 
 
 @dataclass(frozen=True, slots=True)

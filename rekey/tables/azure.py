@@ -56,11 +56,11 @@ from rekey.tables.sent import OPERATIONS, Kind, Sent
 from rekey.tables.transport import Request, Timeouts, Transport
 
 _SENDING = {"Content-Type": "application/json", "Prefer": "return-no-content"}
+# Errors that leave an ambiguous write unsettled: a repetition met its own effect, or the outcome is open.
 _UNSETTLED = (
     *(errors.RowExists, errors.RowMissing, errors.ConditionFailed),
     *(errors.Unavailable, errors.Ambiguous),
 )
-"""Errors that leave an ambiguous write unsettled: a repetition met its own effect, or the outcome is open."""
 
 
 @dataclass(eq=False)

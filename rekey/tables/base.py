@@ -28,15 +28,15 @@ from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange,
 from rekey.tables.sent import Sent
 
 MAX_BATCH_OPERATIONS = 100
+# Most bytes of the operations of a transaction of Azure Table Storage.
 MAX_BATCH_BYTES = STORAGE.batch_bytes
-"""Most bytes of the operations of a transaction of Azure Table Storage."""
 MAX_PAGE_ROWS = 1000
+# Most seconds that the service works on a write to a table that other clients write too (the `timeout`
+# parameter of the request): what was sent takes effect within this time or not at all.
 SHARED_SERVICE_S = 10
-"""Most seconds that the service works on a write to a table that other clients write too (the `timeout`
-parameter of the request): what was sent takes effect within this time or not at all."""
+# The service refuses a request whose signed date is older than 15 minutes ("Authorize with Shared Key",
+# Azure documentation): a process may be suspended for so long between signing a request and sending it.
 SIGNED_S = 900.0
-"""The service refuses a request whose signed date is older than 15 minutes ("Authorize with Shared Key",
-Azure documentation): a process may be suspended for so long between signing a request and sending it."""
 
 
 def rejected(
@@ -76,8 +76,8 @@ class Operation:
     verb: Verb
     row: Row = field(repr=False)
     etag: str | None = None
+    # The encoder and the operation's bytes on the wire, kept between measuring and sending.
     encoded: tuple[object, bytes] | None = field(default=None, init=False, repr=False, compare=False)
-    """The encoder and the operation's bytes on the wire, kept between measuring and sending."""
 
     @property
     def key(self) -> EntityKey:

@@ -24,8 +24,8 @@ from rekey.tables.sent import OnTop, on_top
 Op = TypeVar("Op", bound=Operation)
 
 _POINT_READS_AT_ONCE = 8
+# Share of wanted rows in a page of a range query below which point reads are cheaper.
 _LEAST_USEFUL_SHARE = 0.05
-"""Share of wanted rows in a page of a range query below which point reads are cheaper."""
 
 
 async def insert_absent(

@@ -30,8 +30,8 @@ from azure.core.pipeline.transport import HttpRequest
 from rekey.errors import ConfigurationError
 from rekey.tables.base import SIGNED_S
 
+# Managed identities are given tokens for up to a day.
 _LONGEST_TOKEN_S = 24 * 3600.0
-"""Managed identities are given tokens for up to a day."""
 SCOPE = "https://storage.azure.com/.default"
 
 
@@ -60,8 +60,8 @@ class SharedKey:
             ) from None
 
 
+# What signs requests: a configuration names a key or an identity; an application may use any of these.
 Credential: TypeAlias = SharedKey | AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
-"""What signs requests: a configuration names a key or an identity; an application may use any of these."""
 
 
 class _Answer(Protocol):

@@ -33,11 +33,11 @@ from rekey.tables.wire import COMMON_HEADERS, MAX_ADDRESS_BYTES, query_string
 T = TypeVar("T")
 Parameters = Sequence[tuple[str, str]]
 
+# Most bytes that a page should have. The service bounds pages by 1,000 rows and 5 seconds, not by bytes
+# ("Query Timeout and Pagination"). Rows of up to 2 KiB still come a thousand at a time.
 PAGE_BYTES = 2 * 1024 * 1024
-"""Most bytes that a page should have. The service bounds pages by 1,000 rows and 5 seconds, not by bytes
-("Query Timeout and Pagination"). Rows of up to 2 KiB still come a thousand at a time."""
+# Rows to ask for while fewer than this number were seen: each may have 1 MiB.
 FIRST_PAGE_ROWS = 8
-"""Rows to ask for while fewer than this number were seen: each may have 1 MiB."""
 
 
 class PageSize:

@@ -205,6 +205,8 @@ def _binary(text: str) -> str:
     return text
 
 
+# Types whose values the service gives back as annotated text, each with what makes that text of a value, or
+# raises ValueError.
 _STAYS_TEXT: dict[str, Callable[[str], str]] = {
     edm.INT64: _int64,
     edm.DOUBLE: _not_finite,
@@ -212,8 +214,6 @@ _STAYS_TEXT: dict[str, Callable[[str], str]] = {
     edm.DATETIME: _datetime,
     edm.BINARY: _binary,
 }
-"""Types whose values the service gives back as annotated text, each with what makes that text of a value, or
-raises ValueError."""
 
 
 def _invalid() -> RequestRejected:

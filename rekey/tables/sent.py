@@ -26,25 +26,25 @@ from enum import StrEnum
 class Kind(StrEnum):
     """What a request asks of the service."""
 
+    # A page of a query.
     SCAN = "scan"
-    """A page of a query."""
+    # One row, by both keys.
     READ = "read"
-    """One row, by both keys."""
+    # One row inserted or changed.
     WRITE = "write"
-    """One row inserted or changed."""
+    # One row deleted.
     DELETE = "delete"
-    """One row deleted."""
+    # A transaction of up to 100 operations of one partition.
     BATCH = "batch"
-    """A transaction of up to 100 operations of one partition."""
+    # Tables made, deleted, listed; the service's clock is read off such an answer.
     TABLE = "table"
-    """Tables made, deleted, listed; the service's clock is read off such an answer."""
 
 
+# The name under which the operations of batches are counted.
 OPERATIONS = "operations"
-"""The name under which the operations of batches are counted."""
+# The name under which what the service says that it charged is counted, in hundredths of a request unit
+# (Cosmos DB's `x-ms-request-charge`).
 CHARGED = "charged"
-"""The name under which what the service says that it charged is counted, in hundredths of a request unit
-(Cosmos DB's `x-ms-request-charge`)."""
 NO_REQUESTS = (OPERATIONS, CHARGED)
 _CHARGE = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
 
@@ -52,21 +52,21 @@ _CHARGE = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
 class OnTop(StrEnum):
     """Why a request came on top of those of an undisturbed run, which are estimated."""
 
+    # For a row that changed or differed meanwhile: it is looked at again, brought, or settled.
     CHANGES = "changes"
-    """For a row that changed or differed meanwhile: it is looked at again, brought, or settled."""
+    # Sent again, because it was refused or not answered before.
     RETRIES = "retries"
-    """Sent again, because it was refused or not answered before."""
+    # By a phase or a comparison that was carried out once more.
     REPEATS = "repeats"
-    """By a phase or a comparison that was carried out once more."""
+    # By taking a phase back.
     WAY_BACK = "way_back"
-    """By taking a phase back."""
 
 
+# All names under which requests are counted: by kind, and by kind under the reason for which they came on
+# top: `scan`, `changes.scan`.
 COUNTED = frozenset(
     f"{why}{name}" for why in ("", *(f"{one}." for one in OnTop)) for name in (*Kind, *NO_REQUESTS)
 )
-"""All names under which requests are counted: by kind, and by kind under the reason for which they came on
-top: `scan`, `changes.scan`."""
 _TALLY: ContextVar[Counter[str] | None] = ContextVar("tally", default=None)
 _ON_TOP: ContextVar[OnTop | None] = ContextVar("on_top", default=None)
 

@@ -21,18 +21,18 @@ from rekey.model import LAST_ROW, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, k
 from rekey.tables.base import Table
 from rekey.tables.kinds import whole
 
+# Sorts after every character but U+FFFE and U+FFFF.
 HIGH = "\ufffd"
-"""Sorts after every character but U+FFFE and U+FFFF."""
 
+# Function that returns the first existing text greater than the one given, None when there is none.
 Beyond = Callable[[str], Awaitable[str | None]]
-"""Function that returns the first existing text greater than the one given, None when there is none."""
 
 _ASTRAL = 0xD800
 _ASTRAL_COUNT = 0x100000
 _LAST_ASCII = 0x7E
 _LAST_CONTROL = 0x9F
+# Most texts that are stepped over one by one because each is a prefix of all that follow.
 _MOST_PREFIXES = 8
-"""Most texts that are stepped over one by one because each is a prefix of all that follow."""
 
 
 async def find_middle(source: Table, rest: KeyRange, cursor: EntityKey | None = None) -> EntityKey | None:

@@ -160,11 +160,11 @@ class Transport:
         self._agent = UserAgentPolicy(base_user_agent=agent).user_agent
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
+        # Called for every answer, with the kind of request, its status and the seconds it took; with the
+        # status 0 where none came in time.
         self.listener: Callable[[Kind, int, float], None] | None = None
-        """Called for every answer, with the kind of request, its status and the seconds it took; with the
-        status 0 where none came in time."""
+        # Awaited before each attempt.
         self.admit: Callable[[Kind], Awaitable[None]] | None = None
-        """Awaited before each attempt."""
         self.sent = Sent()
         self._sendings: set[Sending] = set()
 

@@ -52,8 +52,8 @@ from rekey.tables.base import Operation, Verb, rejected
 API_VERSION = STORAGE.api_version
 ACCEPT = "application/json;odata=minimalmetadata"
 
+# Headers of every request.
 COMMON_HEADERS = {"Accept": ACCEPT, "DataServiceVersion": "3.0", "x-ms-version": API_VERSION}
-"""Headers of every request."""
 
 _PART_HEAD = b"Content-Type: application/http\r\nContent-Transfer-Encoding: binary\r\n\r\n"
 _JSON_HEAD = (
@@ -71,33 +71,33 @@ METHODS = {
     Verb.DELETE: "DELETE",
 }
 CONDITIONAL = frozenset({Verb.REPLACE, Verb.MERGE, Verb.DELETE})
+# The first byte of U+2028 and U+2029 in UTF-8.
 _SEPARATORS_BEGIN = 0xE2
-"""The first byte of U+2028 and U+2029 in UTF-8."""
 _TIMESTAMP_TYPE = TIMESTAMP + TYPE_SUFFIX
 _PLAIN_CLASSES = frozenset({str, bool, int, type(None)})
 _WIRE_CLASSES = _PLAIN_CLASSES | {float}
 _ANSWER = re.compile(rb"^HTTP/1\.1 (\d{3})[^\r\n]*\r?\n((?:[^\r\n]+\r?\n)*)", re.MULTILINE)
 _ETAG_HEADER = re.compile(rb"^ETag: ?([^\r\n]+)", re.MULTILINE | re.IGNORECASE)
+# The ETag header as the service spells it: much faster to find than all spellings that HTTP allows.
 _ETAG_LINE = re.compile(r"\nETag: (\S+)\r?\n")
-"""The ETag header as the service spells it: much faster to find than all spellings that HTTP allows."""
 _APPLIED = b"HTTP/1.1 204 "
 _INDEXED = re.compile(r"(\d{1,3}):")
 _XML_CODE = re.compile(rb'<(?:m:)?error [^>]*/dataservices/metadata"><(?:m:)?code>(\w{1,80})<')
 
+# Most bytes of a query's address. http.sys, in front of the service, and Node.js, below Azurite, take 16 KiB
+# for the request line and all headers together ("Http.sys registry settings for Windows", `MaxRequestBytes`;
+# Node.js, `--max-http-header-size`). The rest is for the headers: a token of Entra ID takes 1 to 3 KiB.
 MAX_ADDRESS_BYTES = 12 * 1024
-"""Most bytes of a query's address. http.sys, in front of the service, and Node.js, below Azurite, take 16 KiB
-for the request line and all headers together ("Http.sys registry settings for Windows", `MaxRequestBytes`;
-Node.js, `--max-http-header-size`). The rest is for the headers: a token of Entra ID takes 1 to 3 KiB."""
 
+# Most bytes of a percent-encoded filter before its upper bound is shortened. Leaves room for the two keys of
+# a continuation: 512 CJK characters are 2 KiB of base64.
 _MOST_FILTER_BYTES = 7 * 1024
-"""Most bytes of a percent-encoded filter before its upper bound is shortened. Leaves room for the two keys of
-a continuation: 512 CJK characters are 2 KiB of base64."""
 
+# Sorts after every character but U+FFFE and U+FFFF, also after astral ones; clients and servers take it.
 _HIGH = "\ufffd"
-"""Sorts after every character but U+FFFE and U+FFFF, also after astral ones; clients and servers take it."""
 
+# Bytes of what separates two operations of a batch: `--changeset_<32 hex>` and two line ends.
 BOUNDARY_BYTES = len("--changeset_") + 32 + 4
-"""Bytes of what separates two operations of a batch: `--changeset_<32 hex>` and two line ends."""
 
 
 # --- addresses -----------------------------------------------------------------------------------------

@@ -49,10 +49,10 @@ async def keep_nothing(_table: int, _row: Row, _source_key: EntityKey | None) ->
     """Keep nothing: the default of `keep_removed`."""
 
 
+# Tables and keys of rows, by safe id.
 Keys = dict[str, tuple[str, EntityKey]]
-"""Tables and keys of rows, by safe id."""
+# A divergence names three rows at most, and the first `LISTED` divergences are listed.
 _MOST_KEYS = 3 * LISTED
-"""A divergence names three rows at most, and the first `LISTED` divergences are listed."""
 
 
 def partition_of(table: Table, rows: Sequence[Row]) -> Hashable | None:

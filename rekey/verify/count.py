@@ -32,14 +32,14 @@ from rekey.verify.context import ReconcileContext
 from rekey.verify.report import LISTED, CountReport, PartitionDifference, PartitionSize, TableCount
 from rekey.verify.sums import SOURCE
 
+# The number of source partitions that a report names, the largest.
 LARGEST = 20
-"""The number of source partitions that a report names, the largest."""
 
+# Partitions tallied in memory at a time: about 15 MB.
 TALLIES = 65_536
-"""Partitions tallied in memory at a time: about 15 MB."""
 
+# Table number, partition, expected rows, actual rows.
 _Tallied = tuple[int, str, int, int]
-"""Table number, partition, expected rows, actual rows."""
 
 
 def by_partition(record: _Tallied) -> int:
@@ -92,8 +92,8 @@ class _Pass:
     source_rows: int = 0
     source_partitions: int = 0
     refused: int = 0
+    # A heap of (rows, partition), at most `LARGEST`: when there are more the smallest is removed.
     largest: list[tuple[int, str]] = field(default_factory=list, repr=False)
-    """A heap of (rows, partition), at most `LARGEST`: when there are more the smallest is removed."""
 
     def partition_ends(self, partition: str, rows: int) -> None:
         """Count a source partition that was read to its end, with its number of rows."""

@@ -32,8 +32,8 @@ import orjson
 from rekey.core import edm
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row, is_custom
 
+# Buckets per table: 3,000,000 rows give 183 rows a bucket, and the sums take about 2 MB per table.
 BUCKETS = 1 << 14
-"""Buckets per table: 3,000,000 rows give 183 rows a bucket, and the sums take about 2 MB per table."""
 BUCKET_MASK = BUCKETS - 1
 DIGEST_BYTES = 16
 
@@ -42,10 +42,10 @@ _CANONICAL_DATETIME_CHARACTERS = 28  # 2024-01-02T03:04:05.1234567Z
 _FRACTION_POINT = 19
 _KNOWN_SHAPES = 4096
 
+# For rows of one shape: the fields of the message, as if all properties were empty text; and for each
+# property, in order, the position of its text (its type is the field before), its name, and the name of its
+# annotation or None.
 Plan = tuple[list[str], list[tuple[int, str, str | None]]]
-"""For rows of one shape: the fields of the message, as if all properties were empty text; and for each
-property, in order, the position of its text (its type is the field before), its name, and the name of its
-annotation or None."""
 
 
 def bucket_of(partition: str, row_key: str) -> int:

@@ -47,14 +47,14 @@ from rekey.verify.trace import MOST, Trace, group_of
 
 T = TypeVar("T")
 
+# One row of a differing bucket, as JSON values because workers send it; fields from `_SIDE` on.
 Record: TypeAlias = list[Any]
-"""One row of a differing bucket, as JSON values because workers send it; fields from `_SIDE` on."""
 
+# A row in a comparison: `EXPECTED`, `ACTUAL` or `REFUSED`, table number, row, and source key, if known.
 Side: TypeAlias = tuple[int, int, Row, EntityKey | None]
-"""A row in a comparison: `EXPECTED`, `ACTUAL` or `REFUSED`, table number, row, and source key, if known."""
 
+# The most source rows of one point when several map to one target key.
 MAX_CLAIMS = 16
-"""The most source rows of one point when several map to one target key."""
 
 EXPECTED, ACTUAL, REFUSED = 0, 1, 2
 _SIDE, _TABLE, _PARTITION, _ROW, _CONTENT, _SOURCE_PARTITION, _SOURCE_ROW = range(7)

@@ -20,25 +20,25 @@ from typing import Any, TypeAlias
 from rekey.core.plain import UNTOLD, members, plain, told
 from rekey.errors import ExitCode
 
+# A report lists at most this many divergences; all are counted.
 LISTED = 1000
-"""A report lists at most this many divergences; all are counted."""
 
 
 class Kind(StrEnum):
     """The kind of a divergence."""
 
+    # The target row that a source row maps to is not there.
     MISSING = "missing"
-    """The target row that a source row maps to is not there."""
+    # A target row to which no source row maps.
     EXTRA = "extra"
-    """A target row to which no source row maps."""
+    # A target row whose content is not what its source row maps to.
     ALTERED = "altered"
-    """A target row whose content is not what its source row maps to."""
+    # The target row that a source row maps to is not there, but its content is, under another key.
     WRONG_KEY = "wrong-key"
-    """The target row that a source row maps to is not there, but its content is, under another key."""
+    # Several source rows map to the same target key.
     COLLISION = "collision"
-    """Several source rows map to the same target key."""
+    # A source row that the mapping cannot key.
     REFUSED = "refused"
-    """A source row that the mapping cannot key."""
 
 
 class Change(StrEnum):
@@ -84,19 +84,19 @@ class Divergence:
 class Outcome(StrEnum):
     """The outcome of repairing one divergence."""
 
+    # The replicas of its source key were made equal to what the authority says.
     PROPAGATED = "propagated"
-    """The replicas of its source key were made equal to what the authority says."""
+    # The row was written under its right key, and the row under the wrong key deleted.
     MOVED = "moved"
-    """The row was written under its right key, and the row under the wrong key deleted."""
+    # The row, to which nothing maps, was deleted.
     DELETED = "deleted"
-    """The row, to which nothing maps, was deleted."""
+    # The row was mended, or deleted, before the repair came to it.
     GONE = "gone"
-    """The row was mended, or deleted, before the repair came to it."""
+    # The row changed during the repair and was left alone: verify again.
     CHANGED = "changed"
-    """The row changed during the repair and was left alone: verify again."""
+    # The mapping or a collision forbids the repair, or the row is one of the authority that cannot be taken
+    # back: mend the row, then verify again.
     REFUSED = "refused"
-    """The mapping or a collision forbids the repair, or the row is one of the authority that cannot be taken
-    back: mend the row, then verify again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,14 +35,14 @@ from rekey.verify.report import Direction, SampleReport
 from rekey.verify.settle import Candidate, Collector, Point, settle
 from rekey.verify.sums import SOURCE
 
+# Rows a sample may ask for; with more a full verification is cheaper and proves more.
 MAX_ROWS = 100_000
-"""Rows a sample may ask for; with more a full verification is cheaper and proves more."""
 
 
+# An answer of the service is at most so large ("Query timeout and pagination" and its limits).
 PAGE_BYTES = 4 * 1024 * 1024
-"""An answer of the service is at most so large ("Query timeout and pagination" and its limits)."""
+# The row twice, its mapping row, the source row.
 LOOKUPS_A_TARGET_ROW = 4
-"""The row twice, its mapping row, the source row."""
 
 
 class Drawn(NamedTuple):

@@ -58,9 +58,9 @@ class Point:
     named: tuple[EntityKey, ...] = field(default=(), repr=False)
 
 
+# Points that are judged together: one, or several to which one source row maps. Two of a comparison are a
+# missing row and its likely double under another key.
 Candidate: TypeAlias = tuple[Point, ...]
-"""Points that are judged together: one, or several to which one source row maps. Two of a comparison are a
-missing row and its likely double under another key."""
 
 
 @dataclass(frozen=True, slots=True)

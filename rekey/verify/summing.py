@@ -28,20 +28,20 @@ from rekey.verify.digest import digester
 from rekey.verify.sums import SOURCE, Part, Partial
 from rekey.verify.trace import Trace
 
+# Called with the sums, to store them.
 Checkpoint = Callable[[Partial], None]
-"""Called with the sums, to store them."""
 
 
 def keep_nothing(_work: Partial) -> None:
     """Store no sums: the default."""
 
 
+# Rows between two checkpoints: some seconds of work, for storing about 0.5 MB per table.
 CHECKPOINT_ROWS = 200_000
-"""Rows between two checkpoints: some seconds of work, for storing about 0.5 MB per table."""
+# Rows a part must have given since it was last split before it is split again: finding a middle takes about
+# fifteen requests. A part that gave fifty pages is likely to have as many left, which is worth so many. Where
+# rates hold (no `ctx.ahead`), a reader has the rate of one partition: then twenty pages take it ten seconds.
 LEAST_ROWS, LEAST_AT_RATES = 50 * MAX_PAGE_ROWS, 20 * MAX_PAGE_ROWS
-"""Rows a part must have given since it was last split before it is split again: finding a middle takes about
-fifteen requests. A part that gave fifty pages is likely to have as many left, which is worth so many. Where
-rates hold (no `ctx.ahead`), a reader has the rate of one partition: then twenty pages take it ten seconds."""
 
 
 async def sum_up(

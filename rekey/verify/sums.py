@@ -27,11 +27,11 @@ from rekey.errors import StateUnusable
 from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row
 from rekey.verify.digest import BUCKET_MASK, BUCKETS, DIGEST_BYTES, bucket_of
 
+# The number of the source table; targets are 0, 1, ...
 SOURCE = -1
-"""The number of the source table; targets are 0, 1, ..."""
 
+# A report has no content digest of a source table with fewer rows.
 FEW = 100
-"""A report has no content digest of a source table with fewer rows."""
 
 COUNT_BYTES = 8
 _STEP = DIGEST_BYTES + COUNT_BYTES

@@ -29,10 +29,10 @@ from rekey.verify.sums import SOURCE
 
 GROUPS = 512
 _SHIFT = (BUCKETS // GROUPS).bit_length() - 1
+# Notes in memory before they are written: 8 MB.
 HELD_ROWS = 400_000
-"""Notes in memory before they are written: 8 MB."""
+# Rows without an equal one that are told: bringing one by one takes about a dozen requests each.
 MOST = 10_000
-"""Rows without an equal one that are told: bringing one by one takes about a dozen requests each."""
 _NOTE = Struct(f">{DIGEST_BYTES}sI")
 
 

@@ -36,12 +36,12 @@ _ENTITY = re.compile(
 )
 _ETAG = re.compile(r'\*|[wW]/"[^"]*"')
 _TABLE = re.compile(r"Tables\('[^']*'\)")
+# Method to verb: with a condition, and without.
 _UPDATES = {
     "PUT": (Verb.REPLACE, Verb.INSERT_OR_REPLACE),
     "PATCH": (Verb.MERGE, Verb.INSERT_OR_MERGE),
     "MERGE": (Verb.MERGE, Verb.INSERT_OR_MERGE),
 }
-"""Method to verb: with a condition, and without."""
 
 
 class Message(Protocol):

@@ -55,10 +55,10 @@ from rekey.tables.wire import decode_row, decode_rows
 
 TABLE_IN_USE = "table-in-use"
 WRAPPING_KEY_MOVED = "wrapping-key-moved"
+# Seconds between two looks at what clients that are gone have left.
 TAKE_OVER_EVERY_S = 10.0
-"""Seconds between two looks at what clients that are gone have left."""
+# Most replica rows of one key that are read or written at the same time.
 _REPLICAS_AT_ONCE = 8
-"""Most replica rows of one key that are read or written at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ _CODES = {
     TableMissing: TABLE_MISSING,
 }
 
+# The service's own messages, by code: programs and people look for them.
 _SAID_BY_THE_SERVICE = {
     "EntityAlreadyExists": "The specified entity already exists.",
     "ResourceNotFound": "The specified resource does not exist.",
@@ -89,7 +90,6 @@ _SAID_BY_THE_SERVICE = {
     "InvalidDuplicateRow": "The batch request contains multiple changes with same row key.",
     "PropertiesNeedValue": "The values are not specified for all properties in the entity.",
 }
-"""The service's own messages, by code: programs and people look for them."""
 
 
 class DualWriteRefused(RekeyError, HttpResponseError):

@@ -33,8 +33,8 @@ from rekey.tables.base import Table
 from rekey.tables.kinds import by_number
 
 _LEAST_WINDOW_ROWS = 100
+# At a low rate windows are so small that a slice has at least so many.
 _WINDOWS_OF_A_SLICE = 8
-"""At a low rate windows are so small that a slice has at least so many."""
 
 
 async def copy_slice(opened: Opened, task: Task) -> Result:

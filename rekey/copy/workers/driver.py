@@ -49,8 +49,8 @@ from rekey.tables.base import TableService
 _LOG = logging.getLogger(__name__)
 TRIES = 3
 LEAST_GRACE_S = 5.0
+# Seconds after the term; a task that has not answered by then is lost.
 LOST_AFTER_S = 15.0
-"""Seconds after the term; a task that has not answered by then is lost."""
 _LOOK_S = 0.5
 S = TypeVar("S")
 Factory = Callable[[], Executor]

@@ -28,9 +28,9 @@ from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow, control_key, from_row
 from rekey.tables.base import Accounts, Operation, Table, TableService, TableWrapper
 
+# Seconds that writes end before the term: the service may tell whole seconds only, and a write that is
+# allowed is sent a moment later.
 SAFETY_S = 2.0
-"""Seconds that writes end before the term: the service may tell whole seconds only, and a write that is
-allowed is sent a moment later."""
 
 
 class TermOver(Exception):

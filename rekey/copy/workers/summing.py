@@ -35,8 +35,8 @@ from rekey.verify.full import Record, records_of
 from rekey.verify.summing import Adding
 from rekey.verify.sums import SOURCE, Partial
 
+# With so many records, about 4 MB, an answer ends at the page that it has come to.
 MOST_RECORDS = 20_000
-"""With so many records, about 4 MB, an answer ends at the page that it has come to."""
 
 
 async def sum_slice(opened: Opened, task: Task) -> Result:

@@ -30,11 +30,11 @@ from rekey.errors import (
 )
 from rekey.tables.sent import COUNTED
 
+# A message: names to text, numbers, bytes, or mappings of those.
 Plain: TypeAlias = dict[str, Any]
-"""A message: names to text, numbers, bytes, or mappings of those."""
 
+# The form of tasks and results: a number raised with every change of their fields.
 FORM = 3
-"""The form of tasks and results: a number raised with every change of their fields."""
 
 
 class Kind(StrEnum):

@@ -30,11 +30,11 @@ from rekey.errors import RowRefused, SecretMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
 
 T = TypeVar("T")
+# A compiled expression: wire row and item of the index's `each` ("" when there is none) to text.
 Evaluator: TypeAlias = Callable[[Row, str], str]
-"""A compiled expression: wire row and item of the index's `each` ("" when there is none) to text."""
 
+# Among the inputs of an expression: it may read any property.
 WHOLE_ROW = "*"
-"""Among the inputs of an expression: it may read any property."""
 
 MIN_SECRET_BYTES = 16
 
@@ -95,8 +95,8 @@ class Expression(ABC):
     Compose with `+` or `keys.join`. Make one with the functions of `rekey.declaration.keys`.
     """
 
+    # The expression's name in canonical data: `class Lower(Changed, op="lower")`.
     op: ClassVar[str]
-    """The expression's name in canonical data: `class Lower(Changed, op="lower")`."""
 
     def __init_subclass__(cls, op: str = "") -> None:
         cls.op = op

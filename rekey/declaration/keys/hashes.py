@@ -37,6 +37,7 @@ from rekey.declaration.keys.base import (
 )
 from rekey.model import Row
 
+# The digests of `hashed`. SHA-1 and MD5 are there for keys that other systems already made with them.
 DIGESTS: dict[str, Callable[[bytes], bytes]] = {
     "sha256": lambda data: hashlib.sha256(data).digest(),
     "sha512": lambda data: hashlib.sha512(data).digest(),
@@ -44,15 +45,14 @@ DIGESTS: dict[str, Callable[[bytes], bytes]] = {
     "sha1": lambda data: hashlib.sha1(data, usedforsecurity=False).digest(),
     "md5": lambda data: hashlib.md5(data, usedforsecurity=False).digest(),
 }
-"""The digests of `hashed`. SHA-1 and MD5 are there for keys that other systems already made with them."""
 
 ENCODINGS: dict[str, Callable[[bytes], str]] = {"hex": bytes.hex, "crockford": encode}
 
+# The number that `bucket` takes modulo its count: the first 8 bytes of SHA-256, big-endian, or a CRC-32.
 BUCKETS: dict[str, Callable[[bytes], int]] = {
     "sha256": lambda data: int.from_bytes(hashlib.sha256(data).digest()[:8], "big"),
     "crc32": zlib.crc32,
 }
-"""The number that `bucket` takes modulo its count: the first 8 bytes of SHA-256, big-endian, or a CRC-32."""
 
 PREFIX = b"rekey/v1\0"
 LENGTH_BYTES = 4

@@ -22,11 +22,11 @@ from functools import lru_cache
 from rekey.core.clock import MAX_TICKS, TICKS_PER_SECOND
 from rekey.declaration.keys.base import Changed, Expression, Plain, Scope, need_int, need_one_of, operand
 
+# Seconds from 0001-01-01 to 1970-01-01.
 UNIX_EPOCH_SECONDS = 62_135_596_800
-"""Seconds from 0001-01-01 to 1970-01-01."""
 
+# The formats of `date`, with the number of characters of the ISO text that each takes.
 FORMATS = {"yyyy": 4, "yyyy-MM": 7, "yyyy-MM-dd": 10, "yyyy-MM-dd-HH": 13}
-"""The formats of `date`, with the number of characters of the ISO text that each takes."""
 
 _MOMENT = re.compile(
     r"\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.(\d{1,7}))?(?:Z|\+00:00)", re.ASCII

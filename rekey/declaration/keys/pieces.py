@@ -28,8 +28,8 @@ from rekey.declaration.keys.base import (
 )
 from rekey.model import Row
 
+# A compiled `Split`: function from a wire row to its items.
 ItemsOf: TypeAlias = Callable[[Row], list[str]]
-"""A compiled `Split`: function from a wire row to its items."""
 
 
 @dataclass(frozen=True)

@@ -23,20 +23,19 @@ def _casefold(text: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
 
 
+# The profiles of `normalize`, by name.
+#
+# * `nfc`: Unicode normal form C: composed characters.
+# * `nfkc`: Unicode normal form KC: also full-width forms, ligatures and the like become their plain forms.
+# * `casefold`: NFC, then Unicode full case folding, then NFC again.
+# * `email`: white space at both ends removed, then `casefold` over the whole address, local part included.
+#   Dots and `+tag` stay: what they mean is the mail provider's choice.
 PROFILES: dict[str, Callable[[str], str]] = {
     "nfc": lambda text: unicodedata.normalize("NFC", text),
     "nfkc": lambda text: unicodedata.normalize("NFKC", text),
     "casefold": _casefold,
     "email": lambda text: _casefold(text.strip()),
 }
-"""The profiles of `normalize`, by name.
-
-* `nfc`: Unicode normal form C: composed characters.
-* `nfkc`: Unicode normal form KC: also full-width forms, ligatures and the like become their plain forms.
-* `casefold`: NFC, then Unicode full case folding, then NFC again.
-* `email`: white space at both ends removed, then `casefold` over the whole address, local part included. Dots
-  and `+tag` stay: what they mean is the mail provider's choice.
-"""
 
 _NOT_SLUG = re.compile("[^a-z0-9]+")
 _DIGITS = re.compile("[0-9]+")

@@ -40,8 +40,8 @@ Check: TypeAlias = Callable[[Scene], Awaitable[Seen]]
 _STALE = "W/\"datetime'2001-01-01T00%3A00%3A00.0000000Z'\""
 _CONDITIONAL = (Verb.REPLACE, Verb.MERGE, Verb.DELETE)
 _SAFE_TICKS = round(SAFETY_S * TICKS_PER_SECOND)
+# Seconds after which a request that something on the way repeats has arrived again.
 _SETTLED_S = 1.5
-"""Seconds after which a request that something on the way repeats has arrived again."""
 
 
 def _inserts(rows: Iterable[Row]) -> list[Operation]:
@@ -149,11 +149,11 @@ async def not_repeated(on: Scene) -> Seen:
 
 # --- scans ----------------------------------------------------------------------------------------------
 
+# Keys that something on the way could take for each other, or sort in another way.
 _ODD = (
     *("", " ", "0", "A", "a", "a ", "a.", "+", "'", "''", "%", "%25", "%2F", "&=;:@$,()", '"', "<x>"),
     *("\u00e9", "e\u0301", "\u6f22", "\ue000", "\ufffd", "\U0001f600", "\U0010ffff"),
 )
-"""Keys that something on the way could take for each other, or sort in another way."""
 
 
 async def order(on: Scene) -> Seen:
@@ -464,11 +464,11 @@ def _named(*checks: Check) -> dict[str, Check]:
     return {check.__name__.replace("_", "-"): check for check in checks}
 
 
+# Checks by id, of everything that is a table.
 ALIKE = _named(
     *(insert_once, update_needs_row, conditions, one_winner, replace_and_merge, etags, read_after_write),
     *(not_repeated, order, odd_keys, pages, moving_scan, ranges, selection, timestamps, changed_since, clock),
     *(service_time, values, value_limits, key_limits, row_limits, transaction, transaction_whole, tables),
 )
-"""Checks by id, of everything that is a table."""
+# Checks that need an account behind HTTP.
 WIRE = _named(transaction_limits, lost_answers, credentials)
-"""Checks that need an account behind HTTP."""

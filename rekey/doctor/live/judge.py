@@ -19,15 +19,15 @@ CATALOGUE = Path(__file__).with_name("checks.toml")
 _READ = table(CATALOGUE)
 PROMISES: Mapping[str, str] = _READ["promises"]
 CHECKS: Mapping[str, Mapping[str, Any]] = _READ["checks"]
+# Properties with their annotations, as they are written.
 VALUES: Mapping[str, Any] = _READ["values"]
-"""Properties with their annotations, as they are written."""
+# The word under which a check that could not be carried out says why.
 ERROR = "error"
-"""The word under which a check that could not be carried out says why."""
 
 
+# What was not as rekey takes it for granted, as a report has it: under `word`, `wanted` and `seen`, whether
+# Azurite is `known` for it (and it is Azurite), and the `promise` that rests on it.
 Deviation: TypeAlias = dict[str, Any]
-"""What was not as rekey takes it for granted, as a report has it: under `word`, `wanted` and `seen`, whether
-Azurite is `known` for it (and it is Azurite), and the `promise` that rests on it."""
 
 
 def deviations(check: str, seen: Mapping[str, object], *, azurite: bool) -> list[Deviation]:

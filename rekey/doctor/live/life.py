@@ -39,8 +39,8 @@ from rekey.rehearse.project import Project
 from rekey.state.models import BACKFILL
 from rekey.tables.base import Accounts, Operation, Table, TableService, Verb
 
+# With small windows and, until the kill, a low rate, so that it lands in the middle of copying.
 ROWS = 16
-"""With small windows and, until the kill, a low rate, so that it lands in the middle of copying."""
 _POLL_S, _COMMAND_S = 0.02, 180.0
 _SCRIPT = '''\
 """A throw-away migration."""

@@ -35,8 +35,8 @@ from rekey.project.config import Config
 from rekey.project.privatefiles import write_whole
 
 RUN_S, CHECK_S = 1500.0, 120.0
+# About so many requests are sent: 250 by the checks of each account, the others by the small migrations.
 REQUESTS = 1600
-"""About so many requests are sent: 250 by the checks of each account, the others by the small migrations."""
 
 
 async def seen_of(check: Awaitable[Seen], until: float) -> Seen:

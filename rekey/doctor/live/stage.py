@@ -31,8 +31,8 @@ from rekey.tables.transport import NoAnswer, NotSent, Request, Timeouts, Transpo
 from rekey.tables.wire import COMMON_HEADERS, loads, query_string
 
 PREFIX = "rekeylive"
+# Seconds after which a run is surely over: it ends itself after less than half of that.
 STALE_S = 3600
-"""Seconds after which a run is surely over: it ends itself after less than half of that."""
 GONE = "gone"
 _NAME = re.compile(rf"{PREFIX}(\d{{10}})[0-9a-f]{{6}}[A-Za-z0-9]*")
 _READ_S, _LIST_S = 20.0, 60.0

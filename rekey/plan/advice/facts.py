@@ -22,11 +22,11 @@ from rekey.model import PARTITION_KEY, ROW_KEY
 from rekey.plan.result import Advice
 from rekey.project.prices import Prices
 
+# The entries `severity`, `reason`, `cure` and `key` of all advice, by code.
 TEXTS = catalogue(Path(__file__).with_name("advice.toml"))
-"""The entries `severity`, `reason`, `cure` and `key` of all advice, by code."""
+# Limit of rows for each partition met. In a sample of one row in twenty this ratio is 1.0 where partitions
+# have one row, 1.03 where they have two, 1.7 where they have twenty.
 HARDLY_ANY_TOGETHER = 1.02
-"""Limit of rows for each partition met. In a sample of one row in twenty this ratio is 1.0 where partitions
-have one row, 1.03 where they have two, 1.7 where they have twenty."""
 
 
 @dataclass(frozen=True, slots=True)

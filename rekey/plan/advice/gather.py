@@ -111,8 +111,8 @@ class Gatherer:
             map_row: maps a row; the first rows are mapped with it a second time.
             is_cosmos, prices: go into the facts unchanged.
         """
+        # One for the source, then one for each target table.
         self.tallies = [Tally() for _ in (migration.source, *migration.filled)]
-        """One for the source, then one for each target table."""
         self._migration = migration
         self._map = map_row
         self._is_cosmos = is_cosmos

@@ -32,17 +32,17 @@ LEAST_KEYS = 300
 LEAST_CHARACTERS, MOST_CHARACTERS = 3, 24
 EVEN = 0.95
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+# Words in names of properties that change in a row's life.
 CHANGING = frozenset(
     {"status", "state", "stage", "email", "mail", "phone", "name", "title", "score", "count", "rank", "price"}
     | {"amount", "balance", "quantity", "modified", "updated", "changed", "seen", "login", "address", "city"}
     | {"owner", "assignee", "priority", "level", "active", "enabled", "tags"}
 )
-"""Words in names of properties that change in a row's life."""
+# Names used in functions that do not always return the same value.
 UNREPEATABLE = frozenset(
     {"random", "uuid1", "uuid4", "now", "utcnow", "today", "time", "time_ns", "urandom", "token_hex"}
     | {"token_bytes", "token_urlsafe", "randint", "randrange", "choice", "getrandbits", "monotonic"}
 )
-"""Names used in functions that do not always return the same value."""
 
 
 def short_id(facts: Facts) -> Iterator[Advice]:

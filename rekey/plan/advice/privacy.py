@@ -18,6 +18,8 @@ from rekey.plan.advice.facts import Facts, advice, percent
 from rekey.plan.result import Advice
 from rekey.present.text import counted
 
+# The share of keys from which on a shape counts, because some random digits have any of these forms; and
+# what keys of that shape are called.
 PERSONAL = {
     Shape.EMAIL: (0.01, "e-mail addresses"),
     Shape.PHONE: (0.2, "telephone numbers"),
@@ -25,8 +27,6 @@ PERSONAL = {
     Shape.CARD: (0.2, "card numbers"),
     Shape.NAME: (0.5, "names of persons"),
 }
-"""The share of keys from which on a shape counts, because some random digits have any of these forms; and
-what keys of that shape are called."""
 LEAST_KEYS = 3
 GUESSABLE_DIGITS = 12
 GUESSABLE_SHARE = 0.5

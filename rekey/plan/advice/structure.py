@@ -19,8 +19,8 @@ from rekey.declaration.migration import Index, Target
 RISING = (Date, Ticks)
 FALLING = (InvertedTicks, InvertedSeconds)
 MOMENTS = (*RISING, *FALLING)
+# Parts that sort in no order that could be asked for.
 SCRAMBLED = (Opaque, Hashed, Bucket)
-"""Parts that sort in no order that could be asked for."""
 FOLDING = (Lower, Upper, Strip, Normalize, Slug, Part, Regex, Date)
 
 

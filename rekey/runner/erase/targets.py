@@ -35,12 +35,12 @@ from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.tables.base import Operation, Verb
 
+# How often at most a row is read that keeps changing while it is erased.
 MAX_ROUNDS = 20
-"""How often at most a row is read that keeps changing while it is erased."""
 
 _POINTER = (MAIN_PARTITION_KEY, MAIN_ROW_KEY)
+# Target rows of subjects, as read, by the safe id of the subject.
 Standing = dict[str, Rows]
-"""Target rows of subjects, as read, by the safe id of the subject."""
 
 
 async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int]:

@@ -39,12 +39,12 @@ from rekey.state.models import BACKFILL as PURPOSE
 from rekey.state.models import PLAN_FACT, Segment
 from rekey.status.facts import ESTIMATED_ROWS
 
+# Fact: the service's time before the first row was read for the copy.
 COPYING_SINCE = "copying_since"
-"""Fact: the service's time before the first row was read for the copy."""
 
 
+# Fact: by table, the rows that its busiest partition has taken of the copy so far; JSON. For estimates.
 BUSIEST = "busiest"
-"""Fact: by table, the rows that its busiest partition has taken of the copy so far; JSON. For estimates."""
 
 
 async def run(run: Run) -> Counters:

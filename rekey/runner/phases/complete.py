@@ -36,8 +36,8 @@ from rekey.runner.clients import (
 from rekey.runner.run import Counters, Operation, Run, of_member
 from rekey.runner.verification import closed_by_difference
 
+# Fact: the service's time from which on no client and no runner writes to the source.
 QUIET_AT = "quiet_at"
-"""Fact: the service's time from which on no client and no runner writes to the source."""
 
 
 async def gate(run: Run) -> list[str]:

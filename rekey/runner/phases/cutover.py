@@ -90,12 +90,12 @@ from rekey.status.facts import RETURNED_AFTER
 from rekey.verify.full import TooMany
 from rekey.verify.report import FullReport
 
+# Fact: the freeze time of capture "delta"; `retire` compares with it.
 FROZEN_AT = "frozen_at"
-"""Fact: the freeze time of capture "delta"; `retire` compares with it."""
+# Fact: the same by the clock of the target's account, where that is another one.
 TARGET_FROZEN_AT = "target_frozen_at"
-"""Fact: the same by the clock of the target's account, where that is another one."""
+# How many rows an error names at most.
 _NAMED = 20
-"""How many rows an error names at most."""
 _NOT_STOPPED = "nobody has confirmed that the application's writers are stopped (--writers-stopped)"
 
 

@@ -34,10 +34,10 @@ from rekey.verify.full import TooMany
 from rekey.verify.report import FullReport
 
 MAX_PASSES = 5
+# A pass that changed at most this many rows is the last: another would not be worth its scan.
 _LITTLE = 100
-"""A pass that changed at most this many rows is the last: another would not be worth its scan."""
+# So many rows have to be brought for the time that it took to say how long one takes.
 _ENOUGH = 20
-"""So many rows have to be brought for the time that it took to say how long one takes."""
 
 
 async def catch_up(run: Run, *, max_passes: int = MAX_PASSES) -> Counters:
