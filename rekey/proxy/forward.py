@@ -21,8 +21,10 @@ from azure.core.exceptions import ClientAuthenticationError
 from yarl import URL
 
 from rekey.errors import Ambiguous, CredentialRefused, Unavailable
+from rekey.tables import allowance
+from rekey.tables.connections import IDLE_SECONDS
 from rekey.tables.credentials import Signer
-from rekey.tables.transport import Sending, environment_proxy, open_session
+from rekey.tables.transport import Sending, environment_proxy
 
 _HOP_BY_HOP = frozenset(
     (
@@ -86,7 +88,7 @@ class Upstream:
             CredentialRefused: the proxy has no token.
         """
         if self._session is None:
-            self._session = open_session(self._connections, auto_decompress=False)
+            self._session = open_session(self._connections)
         url = f"{self.endpoint}/{path}"
         if self._signer.is_identity and not token:
             version = max(_TAKES_IDENTITIES, headers.get("x-ms-version", ""))
@@ -129,3 +131,35 @@ class Upstream:
         if self._session is not None:
             await self._session.close()
         await self._signer.close()
+
+
+class ConnectionDropped(aiohttp.ClientError):
+    """A kept connection turned out to be closed, and aiohttp was about to repeat the request by itself."""
+
+
+def open_session(connections: int) -> aiohttp.ClientSession:
+    """Return a session that repeats no write and leaves answers compressed; its requests have a `Sending` as
+    their `trace_request_ctx`. `connections`: at most this many at a time.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=IDLE_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trace_configs=[_before_sending()],
+        auto_decompress=False,
+    )
+
+
+def _before_sending() -> aiohttp.TraceConfig:
+    """Return the hook that aiohttp calls when the headers of a request are complete, right before sending."""
+
+    async def check(_session: Any, context: Any, _parameters: Any) -> None:
+        sending = context.trace_request_ctx
+        if sending.writes:
+            if sending.begun:
+                raise ConnectionDropped
+            allowance.check()
+        sending.begun = True
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_headers_sent.append(check)
+    return trace

@@ -20,7 +20,7 @@ from email.utils import formatdate
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.credentials_async import AsyncTokenCredential
@@ -172,9 +172,11 @@ class Signer:
 def signed_headers(credential: SharedKey, url: str, before: str = "") -> dict[str, str]:
     """Return date and signature (Shared Key Lite) of a request to a table service that is sent now. `before`:
     what Shared Key signs before the date: method, Content-MD5 and Content-Type, each with a line end."""
-    date, parts = _date(int(time.time() - credential.signed_s_ago)), urlsplit(url)
-    comp = parse_qs(parts.query).get("comp") if parts.query else None  # the only parameter that is signed
-    text = f"{before}{date}\n/{credential.account}{parts.path}{f'?comp={comp[0]}' if comp else ''}"
+    date = _date(int(time.time() - credential.signed_s_ago))
+    resource, _, query = url.partition("?")
+    path = "/".join(resource.split("/", 3)[3:])
+    comp = parse_qs(query).get("comp") if "comp=" in query else None  # the only parameter that is signed
+    text = f"{before}{date}\n/{credential.account}/{path}{f'?comp={comp[0]}' if comp else ''}"
     scheme = "SharedKey" if before else "SharedKeyLite"
     signature = base64.b64encode(hmac.digest(credential.key, text.encode(), "sha256")).decode("ascii")
     return {"x-ms-date": date, "Authorization": f"{scheme} {credential.account}:{signature}"}

@@ -9,20 +9,18 @@ Rules kept here:
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from dataclasses import dataclass
-from typing import Any
 
-import aiohttp
-from aiohttp.connector import Connection
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import AzureError
-from yarl import URL
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.distribution import installed_version
 from rekey.core.guarantees import guarantees_of
 from rekey.tables.answers import clean_code, moment_of
+from rekey.tables.connections import Connection, Connections
 from rekey.tables.credentials import SCOPE, Credential, SharedKey, signed_headers
 from rekey.tables.transport import environment_proxy
 from rekey.tables.wire import COMMON_HEADERS, error_code
@@ -94,30 +92,34 @@ async def ask(
     except (AzureError, OSError, ValueError):
         return Heard(failure=NO_TOKEN)
     started = clock.ticks()
-    proxy = environment_proxy(endpoint)
-    timeout = aiohttp.ClientTimeout(total=_SECONDS, connect=_CONNECT_SECONDS)
-    connector = _Connector()
+    tls, ends = "", None
+    connections = Connections(
+        endpoint,
+        most=1,
+        connect_s=_CONNECT_SECONDS,
+        read_s=_SECONDS,
+        proxy=environment_proxy(endpoint),
+        verify=trusted or True,
+    )
+
+    def going_out(connection: Connection) -> None:
+        nonlocal tls, ends
+        secured = connection.get_extra_info("ssl_object")
+        if secured is not None:
+            tls, ends = str(secured.version() or ""), (secured.getpeercert() or {}).get("notAfter")
+
     try:
-        async with (
-            aiohttp.ClientSession(
-                connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
-            ) as session,
-            session.get(
-                URL(address, encoded=True),
-                headers=headers,
-                proxy=proxy,
-                ssl=trusted or True,
-                allow_redirects=False,
-            ) as answer,
-        ):
+        async with asyncio.timeout(_SECONDS):
+            answer = await connections.exchange("GET", address, headers, None, going_out)
             received = clock.ticks()
-            body = await answer.read()
-    except aiohttp.ClientConnectorCertificateError:
+    except ssl.SSLCertVerificationError:
         return Heard(failure=BAD_CERTIFICATE)
-    except (TimeoutError, aiohttp.ClientError, OSError) as failed:
+    except (TimeoutError, OSError) as failed:
         return Heard(failure=type(failed).__name__)
+    finally:
+        await connections.close()
     date = moment_of(answer.headers.get("Date", ""))
-    code = error_code(body)[0] or answer.headers.get("x-ms-error-code", "")
+    code = error_code(answer.body)[0] or answer.headers.get("x-ms-error-code", "")
     return Heard(
         status=answer.status,
         code=clean_code(code),
@@ -126,29 +128,9 @@ async def ask(
         date=None if date is None else round(date.timestamp()) * TICKS_PER_SECOND,
         sent_at=started,
         received_at=received,
-        tls=connector.tls,
-        certificate_ends=connector.certificate_ends,
+        tls=tls,
+        certificate_ends=None if ends is None else round(ssl.cert_time_to_seconds(ends)) * TICKS_PER_SECOND,
     )
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Connector that records how its connection is encrypted: after a short answer the connection is released
-    at once, and cannot be asked any more."""
-
-    tls = ""
-    certificate_ends: int | None = None
-
-    async def connect(self, *arguments: Any, **named: Any) -> Connection:
-        """Connect, and record the protocol of the connection and when the server's certificate ends."""
-        connection = await super().connect(*arguments, **named)
-        transport = connection.transport
-        secured: Any = None if transport is None else transport.get_extra_info("ssl_object")
-        if secured is not None:
-            self.tls = str(secured.version() or "")
-            ends = (secured.getpeercert() or {}).get("notAfter")
-            if ends is not None:
-                self.certificate_ends = round(ssl.cert_time_to_seconds(ends)) * TICKS_PER_SECOND
-        return connection
 
 
 async def _headers(address: str, credential: Credential | None) -> dict[str, str]:

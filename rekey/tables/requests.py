@@ -263,7 +263,7 @@ class Requester:
                 self.note_open(request)  # no further attempt: the outcome of those before stays unknown
                 raise _open(request, type(forbidden).__name__) from forbidden
             if isinstance(tried, Outcome):
-                return replace(tried, ambiguous=ambiguous)
+                return replace(tried, ambiguous=True) if ambiguous else tried
             if not tried.open:
                 allowance.refused()
             ambiguous, error = ambiguous or tried.open, tried.error

@@ -1,50 +1,42 @@
-"""One attempt of one request, by aiohttp, and what is known when it fails.
+"""One attempt of one request, and what is known when it fails.
 
 Rules kept here:
 
-* A failed attempt says whether anything was sent, and no write is sent twice in one attempt: aiohttp would
-  repeat PUT and DELETE by itself when a kept connection turns out to be closed, and the answer to the
+* A failed attempt says whether anything was sent, and nothing is sent twice in one attempt: the answer to a
   repetition ("busy, nothing was done") would be taken for the answer to the first sending.
 * Whether a write may still be sent is asked when its first bytes are about to go out, after it was signed and
   has waited for a connection (`rekey.tables.allowance`): the process may have been suspended in between.
 * Addresses hold keys: no policy here logs an address, and the address goes out exactly as it was made and
   signed, without being normalised on the way.
-* Timeouts are explicit; connections are bounded. A connection that was idle for 4 seconds is not used again
-  (servers close them from 5 seconds on).
+* Timeouts are explicit; connections are bounded (`connections.py`).
 * Proxies are given, or come from the environment, as in azure-core, and are looked up once; so is
-  the User-Agent. azure-core's pipeline is not used: with it each request took twice the processor.
+  the User-Agent.
 """
 
 from __future__ import annotations
 
-import io
 import logging
-import ssl
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import count
 from types import MappingProxyType
-from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-import aiohttp
 from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.core.pipeline.policies import UserAgentPolicy
-from yarl import URL
 
 from rekey.errors import CredentialRefused
 from rekey.tables import allowance
 from rekey.tables.answers import Answer
+from rekey.tables.connections import Connection, Connections
 from rekey.tables.credentials import Credential, Signer
 from rekey.tables.sent import Kind, Sent, kind_of
 
 _LOG = logging.getLogger("rekey.tables")
 _EVENT = {"event": "request"}
-_IDLE_SECONDS = 4.0
-_STREAMED_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +143,11 @@ class Transport:
         self._signer = Signer(credential, whole=signs_whole)
         self.timeouts = timeouts
         self._connections = connections
-        self._options: dict[str, Any] = {
-            "proxy": proxies.get(parts.scheme) or environment_proxy(endpoint),
-            "timeout": aiohttp.ClientTimeout(sock_connect=timeouts.connect, sock_read=timeouts.read),
-            "allow_redirects": False,
-        }
+        self._proxy = proxies.get(parts.scheme) or environment_proxy(endpoint)
         self._verify = verify
         self._agent = UserAgentPolicy(base_user_agent=agent).user_agent
-        self._session: aiohttp.ClientSession | None = None
+        self._id, self._numbers = uuid4(), count()
+        self._opened: Connections | None = None
         self._closed = False
         # Called for every answer, with the kind of request, its status and the seconds it took; with the
         # status 0 where none came in time.
@@ -173,26 +162,23 @@ class Transport:
         kind = kind_of(request.method, request.path)
         if self.admit is not None:
             await self.admit(kind)
-        session, sending = self._open(), Sending(request.method != "GET")
+        connections, sending = self._open(), Sending(request.method != "GET")
         self._sendings.add(sending)
         address = self.timeouts.address(self._endpoint, request.path, request.service_s)
-        headers = {**request.headers, "User-Agent": self._agent, "x-ms-client-request-id": str(uuid4())}
-        body: Any = request.body
-        if body is not None and len(body) > _STREAMED_BYTES:
-            body = io.BytesIO(body)  # aiohttp warns of larger bodies in one piece
+        headers = {
+            **request.headers,
+            "User-Agent": self._agent,
+            "x-ms-client-request-id": f"{self._id}-{next(self._numbers)}",
+        }
+
+        def going_out(_: Connection) -> None:
+            if sending.writes:
+                allowance.check()
+            sending.begun = True
 
         async def exchange(signed: str, signed_headers: Mapping[str, str]) -> Answer:
-            # As it was signed: aiohttp would decode some escapes of the address.
-            async with session.request(
-                request.method,
-                URL(signed, encoded=True),
-                headers=signed_headers,
-                data=body,
-                ssl=self._trusted,
-                trace_request_ctx=sending,
-                **self._options,
-            ) as response:
-                return Answer(response.status, response.headers, await response.read())
+            sending.begun = False  # or it was answered: with a challenge, to which a token belongs
+            return await connections.exchange(request.method, signed, signed_headers, request.body, going_out)
 
         started = time.monotonic()
         outcome = "cancelled"
@@ -211,8 +197,8 @@ class Transport:
                 code="NoToken",
                 hint="run `az login`, or give the process a managed identity, or name a key with `key_env`",
             ) from None
-        except (AzureError, aiohttp.ClientError, OSError, TimeoutError) as failed:
-            # Its name alone, e.g. `ClientConnectorDNSError`; its text may hold an address.
+        except (AzureError, OSError, TimeoutError) as failed:
+            # Its name alone, e.g. `ConnectionRefusedError`; its text may hold an address.
             inner = getattr(failed, "inner_exception", None) or failed
             outcome = type(inner).__name__
             if self.listener is not None and sending.begun and isinstance(inner, TimeoutError):
@@ -237,24 +223,25 @@ class Transport:
     async def close(self) -> None:
         """Close connections and a token credential. Idempotent."""
         self._closed = True
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        connections, self._opened = self._opened, None
+        if connections is not None:
+            await connections.close()
         await self._signer.close()
 
-    @cached_property
-    def _trusted(self) -> bool | ssl.SSLContext:
-        """What decides whether the server is trusted. A file that cannot be read fails the attempt."""
-        verify = self._verify
-        return verify if isinstance(verify, bool) else ssl.create_default_context(cafile=verify)
-
-    def _open(self) -> aiohttp.ClientSession:
-        """Return the session. It belongs to the running loop: the first request makes it."""
+    def _open(self) -> Connections:
+        """Return the connections. They belong to the running loop: the first request makes them."""
         if self._closed:
             raise RuntimeError("the table service is closed")
-        if self._session is None:
-            self._session = open_session(self._connections)
-        return self._session
+        if self._opened is None:
+            self._opened = Connections(
+                self._endpoint,
+                most=self._connections,
+                connect_s=self.timeouts.connect,
+                read_s=self.timeouts.read,
+                proxy=self._proxy,
+                verify=self._verify,
+            )
+        return self._opened
 
 
 def environment_proxy(endpoint: str) -> str | None:
@@ -263,38 +250,3 @@ def environment_proxy(endpoint: str) -> str | None:
     host = parts.hostname or ""
     proxy = urllib.request.getproxies().get(parts.scheme)
     return None if proxy is None or urllib.request.proxy_bypass(host) else proxy
-
-
-class ConnectionDropped(aiohttp.ClientError):
-    """A kept connection turned out to be closed, and aiohttp was about to repeat the request by itself."""
-
-
-def open_session(connections: int, *, auto_decompress: bool = True) -> aiohttp.ClientSession:
-    """Return a session that repeats no write; its requests have a `Sending` as their `trace_request_ctx`.
-
-    Args:
-        connections: at most this many at a time.
-        auto_decompress: whether answers are decompressed, or read as they come.
-    """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=_IDLE_SECONDS),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trace_configs=[_before_sending()],
-        auto_decompress=auto_decompress,
-    )
-
-
-def _before_sending() -> aiohttp.TraceConfig:
-    """Return the hook that aiohttp calls when the headers of a request are complete, right before sending."""
-
-    async def check(_session: Any, context: Any, _parameters: Any) -> None:
-        sending = context.trace_request_ctx
-        if sending.writes:
-            if sending.begun:
-                raise ConnectionDropped
-            allowance.check()
-        sending.begun = True
-
-    trace = aiohttp.TraceConfig()
-    trace.on_request_headers_sent.append(check)
-    return trace

@@ -162,4 +162,4 @@ async def test_a_client_checks_certificates_as_it_was_told(tmp_path: Path) -> No
 async def test_who_does_not_answer_is_named_by_the_failure_alone() -> None:
     heard = await ask("http://127.0.0.1:1/account", "Tables", None, clock=FakeClock())
     assert (heard.status, heard.answered) == (0, False)
-    assert heard.failure == "ClientConnectorError"
+    assert heard.failure == "ConnectionRefusedError"
