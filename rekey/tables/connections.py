@@ -16,14 +16,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import ssl
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 import httptools
-from multidict import CIMultiDict
 
 from rekey.tables.answers import Answer
 
@@ -46,19 +46,39 @@ class ProxyRefused(OSError):
     """The proxy makes no connection to the endpoint."""
 
 
+class Headers(Mapping[str, str]):
+    """The headers of an answer, by name in any case; of equal ones the last. Decoded when asked for."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, raw: dict[bytes, bytes]) -> None:
+        """Take values by names in lower case."""
+        self._raw = raw
+
+    def __getitem__(self, name: str) -> str:
+        return self._raw[name.lower().encode("latin-1")].decode("latin-1")
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.decode("latin-1") for name in self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+
 class Connection(asyncio.Protocol):
     """One connection, with at most one request under way."""
 
+    _transport: asyncio.Transport  # from `connection_made` on
+
     def __init__(self, loop: asyncio.AbstractEventLoop, read_s: float) -> None:
         self._loop, self._read_s = loop, read_s
-        self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._waiting: asyncio.Future[Answer] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._heard = self.idle_since = 0.0
         self._unsent = 0
         self._tunnels = False
-        self._headers: list[tuple[str, str]] = []
+        self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
         self._status = 0
         self.closed: asyncio.Future[None] = loop.create_future()
@@ -69,12 +89,11 @@ class Connection(asyncio.Protocol):
         """Send a request and return its answer. Raises OSError, TimeoutError."""
         waiting: asyncio.Future[Answer] = self._loop.create_future()
         self._waiting = waiting
-        self.usable, self._heard = False, self._loop.time()
+        self.usable, self._heard = False, time.monotonic()
         if self._timer is None:
             self._timer = self._loop.call_later(self._read_s, self._look)
-        transport = cast(asyncio.Transport, self._transport)
-        transport.write(request)
-        self._unsent = transport.get_write_buffer_size()
+        self._transport.write(request)
+        self._unsent = self._transport.get_write_buffer_size()
         try:
             return await waiting
         finally:
@@ -87,19 +106,17 @@ class Connection(asyncio.Protocol):
         if answer.status // 100 != 2:
             raise ProxyRefused(answer.status)
         self._tunnels, self._parser = False, httptools.HttpResponseParser(self)
-        secured = await self._loop.start_tls(
-            cast(asyncio.Transport, self._transport), self, context, server_hostname=host
-        )
-        self._transport, self.usable = secured, True
+        secured = await self._loop.start_tls(self._transport, self, context, server_hostname=host)
+        self._transport, self.usable = cast(asyncio.Transport, secured), True
 
     def get_extra_info(self, name: str) -> Any:
         """Return what asyncio knows of the connection, e.g. its `ssl_object`."""
-        return None if self._transport is None else self._transport.get_extra_info(name)
+        return self._transport.get_extra_info(name)
 
     def close(self) -> None:
         """Close the connection at once. Idempotent."""
         self.usable = False
-        if self._transport is not None:
+        if hasattr(self, "_transport"):
             self._transport.abort()
 
     # --- called by asyncio ----------------------------------------------------------------------------
@@ -113,7 +130,7 @@ class Connection(asyncio.Protocol):
         if self._waiting is None:  # nothing was asked
             self.close()
             return
-        self._heard = self._loop.time()
+        self._heard = time.monotonic()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -121,8 +138,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """End: also the answer, where its length was not told."""
-        lengths = {"content-length", "transfer-encoding"}
-        if self._status and not lengths & {name.lower() for name, _ in self._headers} and error is None:
+        told = {b"content-length", b"transfer-encoding"} & self._headers.keys()
+        if self._status and not told and error is None:
             self._complete()
         self.usable = False
         self._fail(error or Disconnected("before the end of an answer"))
@@ -135,11 +152,11 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """Begin an answer."""
-        self._headers, self._body, self._status = [], [], 0
+        self._headers, self._body, self._status = {}, [], 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header."""
-        self._headers.append((name.decode("latin-1"), value.decode("latin-1")))
+        self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         """Take the status."""
@@ -154,7 +171,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """End an answer, unless it only announces another one."""
         if self._status >= 200:
-            unsent = cast(asyncio.Transport, self._transport).get_write_buffer_size()
+            unsent = self._transport.get_write_buffer_size()
             self.usable = not unsent and self._parser.should_keep_alive()
             self._complete()
 
@@ -163,7 +180,7 @@ class Connection(asyncio.Protocol):
     def _complete(self) -> None:
         if self._waiting is not None and not self._waiting.done():
             body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-            self._waiting.set_result(Answer(self._status, CIMultiDict(self._headers), body))
+            self._waiting.set_result(Answer(self._status, Headers(self._headers), body))
         self._status, self._body = 0, []
 
     def _fail(self, error: Exception) -> None:
@@ -173,9 +190,9 @@ class Connection(asyncio.Protocol):
     def _look(self) -> None:
         """End the exchange if nothing has come, and nothing more has gone out, for too long."""
         self._timer = None
-        if self._waiting is None or self._transport is None:
+        if self._waiting is None:
             return
-        unsent, now = self._transport.get_write_buffer_size(), self._loop.time()
+        unsent, now = self._transport.get_write_buffer_size(), time.monotonic()
         if unsent < self._unsent:
             self._unsent, self._heard = unsent, now
         left = self._heard + self._read_s - now
@@ -316,7 +333,7 @@ class Connections:
 
     def _kept(self) -> Connection | None:
         """Return a connection that can be used again, the one that was used last."""
-        since = asyncio.get_running_loop().time() - IDLE_SECONDS
+        since = time.monotonic() - IDLE_SECONDS
         while self._idle and self._idle[0].idle_since < since:
             self._drop(self._idle.popleft())
         while self._idle:
@@ -327,7 +344,7 @@ class Connections:
 
     def _put_back(self, connection: Connection) -> None:
         if connection.usable:
-            connection.idle_since = asyncio.get_running_loop().time()
+            connection.idle_since = time.monotonic()
             self._idle.append(connection)
         else:
             self._drop(connection)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hmac
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from azure.core.credentials_async import AsyncTokenCredential
 from azure.core.pipeline import PipelineContext, PipelineRequest, PipelineResponse, policies
 from azure.core.pipeline.transport import HttpRequest
 
+from rekey.core.macs import hmac_sha256
 from rekey.errors import ConfigurationError
 from rekey.tables.base import SIGNED_S
 
@@ -151,7 +151,8 @@ class Signer:
         if isinstance(credential, AzureNamedKeyCredential):
             credential = SharedKey.of(*credential.named_key)
         before = f"{method}\n\n{headers.get('Content-Type', '')}\n" if self._whole else ""
-        return await exchange(address, headers | signed_headers(cast(SharedKey, credential), address, before))
+        headers.update(signed_headers(cast(SharedKey, credential), address, before))
+        return await exchange(address, headers)
 
     @property
     def accepted_s(self) -> float:
@@ -178,8 +179,11 @@ def signed_headers(credential: SharedKey, url: str, before: str = "") -> dict[st
     comp = parse_qs(query).get("comp") if "comp=" in query else None  # the only parameter that is signed
     text = f"{before}{date}\n/{credential.account}/{path}{f'?comp={comp[0]}' if comp else ''}"
     scheme = "SharedKey" if before else "SharedKeyLite"
-    signature = base64.b64encode(hmac.digest(credential.key, text.encode(), "sha256")).decode("ascii")
+    signature = base64.b64encode(_mac(credential.key)(text.encode())).decode("ascii")
     return {"x-ms-date": date, "Authorization": f"{scheme} {credential.account}:{signature}"}
+
+
+_mac = lru_cache(maxsize=8)(hmac_sha256)
 
 
 @lru_cache(maxsize=1)

@@ -301,15 +301,14 @@ class Requester:
 
     async def _attempt(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T] | _Failed:
         """Send a request once."""
-        retry_after = None
+        answer: Answer | None = None
         try:
             answer = await self.transport.send(request)
             self.known.ever_answered, self.known.failures = True, 0
             self.known.heard_at = self.clock.rising()
-            retry_after = retry_after_of(answer.headers)
             return Outcome(read(answer, request.doing), None, ambiguous=False, final=True)
         except Unavailable as busy:
-            return _Failed(busy, may_be_applied(busy), retry_after)
+            return _Failed(busy, may_be_applied(busy), _retry_after(answer))
         except ServiceError as refused:
             return Outcome(None, refused, ambiguous=False, final=True)
         except NotSent as failed:
@@ -327,7 +326,7 @@ class Requester:
                 unanswered = _open(request, str(failed), f" by {failed.endpoint}")
             else:
                 unanswered = _open(request, "MalformedAnswer")
-            return _Failed(unanswered, open=True, retry_after=retry_after)
+            return _Failed(unanswered, open=True, retry_after=_retry_after(answer))
 
     async def read(self, request: Request, read: Callable[[Answer, str], T]) -> T:
         """Send a request that changes nothing. Raises Unavailable where a write would be ambiguous."""
@@ -339,6 +338,10 @@ class Requester:
                 hint="check the connection and repeat the command, which goes on where it stopped",
             )
         return outcome.result()
+
+
+def _retry_after(answer: Answer | None) -> float | None:
+    return None if answer is None else retry_after_of(answer.headers)
 
 
 def _open(request: Request, code: str, by: str = "") -> Ambiguous:

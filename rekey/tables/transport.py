@@ -57,10 +57,11 @@ class Timeouts:
 
     def address(self, endpoint: str, path: str, service: int | None = None) -> str:
         """Return the address of a request below an endpoint. `service`: for this one request."""
-        limits = [one for one in (self.service, service) if one is not None]
-        if not limits:
+        if service is None or (self.service is not None and self.service < service):
+            service = self.service
+        if service is None:
             return f"{endpoint}/{path}"
-        return f"{endpoint}/{path}{'&' if '?' in path else '?'}timeout={min(limits)}"
+        return f"{endpoint}/{path}{'&' if '?' in path else '?'}timeout={service}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +183,12 @@ class Transport:
 
         started = time.monotonic()
         outcome = "cancelled"
-        self.sent.add(kind.value)
+        self.sent.add(kind)
         try:
             answer = await self._signer.send(request.method, address, headers, exchange)
             outcome = str(answer.status)
-            self.sent.charge(answer.headers.get("x-ms-request-charge", ""))
+            if (charge := answer.headers.get("x-ms-request-charge")) is not None:
+                self.sent.charge(charge)
             if self.listener is not None:
                 self.listener(kind, answer.status, time.monotonic() - started)
             return answer

@@ -80,6 +80,7 @@ _ANSWER = re.compile(rb"^HTTP/1\.1 (\d{3})[^\r\n]*\r?\n((?:[^\r\n]+\r?\n)*)", re
 _ETAG_HEADER = re.compile(rb"^ETag: ?([^\r\n]+)", re.MULTILINE | re.IGNORECASE)
 # The ETag header as the service spells it: much faster to find than all spellings that HTTP allows.
 _ETAG_LINE = re.compile(r"\nETag: (\S+)\r?\n")
+_BARE = re.compile(r"[A-Za-z0-9_.~-]*")
 _APPLIED = b"HTTP/1.1 204 "
 _INDEXED = re.compile(r"(\d{1,3}):")
 _XML_CODE = re.compile(rb'<(?:m:)?error [^>]*/dataservices/metadata"><(?:m:)?code>(\w{1,80})<')
@@ -105,7 +106,7 @@ BOUNDARY_BYTES = len("--changeset_") + 32 + 4
 
 def escape(value: str) -> str:
     """Return text percent-encoded for a path or a query; only `A-Za-z0-9_.-~` stay bare."""
-    return quote(value, safe="", errors="strict")
+    return value if _BARE.fullmatch(value) else quote(value, safe="", errors="strict")
 
 
 def entity_path(table: str, key: EntityKey) -> str:
