@@ -7,6 +7,8 @@ Rules kept here:
 * The same calls with the same rows: insert, replace, merge, delete; keys derived from keys alone and from
   content with an index table; the view of the authority and the other one, before cutover and after it.
 * A figure is the median of single calls, one at a time, over a connection that is warm.
+* The cost: 32 tasks of one process write in turns with the plain client (`dualwrite_cost.py`), in each of the
+  four views and phases, and with `acknowledge="authority"` where the view is the authority's.
 * Under load, 32 tasks of one process write rows of their own while the authority moves: writes per second,
   processor for each, the freeze, and what failed; with all answers, and with 4 of 1,000 lost.
 """
@@ -28,14 +30,16 @@ from azure.core.credentials import AzureNamedKeyCredential
 from azure.data.tables import TableServiceClient
 
 from benchmarks import project
+from benchmarks.dualwrite_cost import BLOCKS, WRITERS
 from benchmarks.latency import Latency
 from rekey.rehearse.azurite import Azurite
 
 LATENCY_SECONDS = 0.03
 CALLS = 15
 LOST = 0.004
-WRITERS = 32
 LOAD_SECONDS = 20.0
+# When writes are answered, by view: in the other one replicas are always current first.
+_ANSWERED = {"same": ("both", "authority"), "cross": ("both",)}
 _CONFIG = """\
 [tables]
 endpoint = "http://127.0.0.1:{port}/tables"
@@ -151,6 +155,7 @@ class Bench:
             found[f"{name}_view"] = {
                 "ms": _milliseconds(taken),
                 "times_plain": {verb: round(taken[verb] / plain[verb], 2) for verb in taken},
+                "load": {answered: self.cost(kind, view, answered) for answered in _ANSWERED[name]},
             }
         return found
 
@@ -159,6 +164,15 @@ class Bench:
         self._say(f"{self._calls} calls of each kind: {kind} {view}".rstrip())
         words = [sys.executable, "-m", "benchmarks.dualwrite_calls", kind, script_id, view, str(self._calls)]
         return dict(json.loads(self._run(words)))
+
+    def cost(self, kind: Kind, view: str, acknowledge: str) -> dict[str, Any]:
+        """Let a process write in turns with the plain client; return its figures."""
+        self._say(f"{WRITERS} writers in turns with the plain client: {kind.name} {view} {acknowledge}")
+        words = [kind.name, kind.script_id, view, acknowledge, str(BLOCKS if self._calls >= CALLS else 2)]
+        done: dict[str, Any] = json.loads(
+            self._run([sys.executable, "-m", "benchmarks.dualwrite_cost", *words])
+        )
+        return done
 
     def load(self, kind: str, script_id: str, view: str, seconds: float) -> dict[str, Any]:
         """Put a client under load; return its figures."""
