@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from benchmarks.dualwrite import KINDS
+from benchmarks.dualwrite_cost import WRITERS
 from benchmarks.project import SECRET
 from benchmarks.shape import Shape
 from benchmarks.stub import ACCOUNT_RATE, PARTITION_RATE
@@ -37,6 +39,7 @@ LEAST_OF_ALLOWED, LEAST_THROTTLED = 0.90, 0.85
 LEAST_CHECKED = 100_000
 MOST_TIMES_NODE = {"cpu": 2, "wall": 3}
 MOST_OF_COPY, MOST_REQUESTS_OF_APPLY = 2, 1.15
+MOST_OF_WRITE, LEAST_OF_RATE = 2.5, 0.5
 MOST_REQUESTS, MOST_MIB, LEAST_RATE = 1.1, 250, 0.9
 
 
@@ -238,6 +241,18 @@ def asked_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
         found["requests of `rekey apply`"] = figure(
             f"at most {MOST_REQUESTS_OF_APPLY} times the least", sent, sent <= MOST_REQUESTS_OF_APPLY
         )
+    for kind in KINDS if "dual_write" in document else ():
+        moments = document["dual_write"].get(kind.name, {}).values()
+        loads = [view["load"] for moment in moments for view in moment.values()]
+        if loads:
+            cpu = max(one["cpu_times_plain"] for load in loads for one in load.values())
+            found[f"processor of a dual write, {kind.name}"] = figure(
+                f"at most {MOST_OF_WRITE} times a plain one's", cpu, cpu <= MOST_OF_WRITE
+            )
+            rate = min(load["authority"]["rate_times_plain"] for load in loads if "authority" in load)
+            found[f'rate of {WRITERS} writers, acknowledge="authority", {kind.name}'] = figure(
+                f"at least {LEAST_OF_RATE} of the plain client's", rate, rate >= LEAST_OF_RATE
+            )
     for name, case in document.get("requests", {}).get("cases", {}).items():
         found[f"requests, {name}"] = case
     for part in ("proxy", "sizes"):

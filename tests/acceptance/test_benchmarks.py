@@ -72,11 +72,12 @@ def test_a_quick_run_prints_every_figure(tmp_path: Path) -> None:
     assert document["sizes"]["peak_rss_mib"]["measured"] > 0
     assert [len(one["stages"]) for one in document["rates"]["cases"].values()] == [1, 1, 1, 3]
     assert len(document["proxy"]["two_processes"]["share_of_each"]) == 2
-    assert len(document["asked"]) == 25
+    assert len(document["asked"]) == 27
     assert every(one.keys() == {"asked", "measured", "met"} for one in document["asked"].values())
     written = document["dual_write"]["key_derived"]
     for moment in ("before_cutover", "after_cutover"):
         for view in ("same_view", "cross_view"):
             assert written[moment][view]["times_plain"].keys() == {"insert", "replace", "merge", "delete"}
+            assert every(load["cpu_times_plain"] > 0 for load in written[moment][view]["load"].values())
     assert every(figure > 0 for figure in document["rows_per_cpu_second"].values())
     assert document["machine"]["azurite"] == "3.35.0"
