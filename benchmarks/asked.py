@@ -241,8 +241,7 @@ def asked_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
         found["requests of `rekey apply`"] = figure(
             f"at most {MOST_REQUESTS_OF_APPLY} times the least", sent, sent <= MOST_REQUESTS_OF_APPLY
         )
-    for kind in KINDS:
-        found |= _of_dual_writes(kind.name, document.get("dual_write", {}).get(kind.name, {}))
+    found |= _of_dual_writes(document.get("dual_write", {}))
     for name, case in document.get("requests", {}).get("cases", {}).items():
         found[f"requests, {name}"] = case
     for part in ("proxy", "sizes"):
@@ -253,17 +252,16 @@ def asked_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _of_dual_writes(kind: str, moments: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    loads = [view["load"] for moment in moments.values() for view in moment.values()]
-    if not loads:
-        return {}
-    cpu = max(one["cpu_times_plain"] for load in loads for one in load.values())
-    rate = min(load["authority"]["rate_times_plain"] for load in loads if "authority" in load)
-    return {
-        f"processor of a dual write, {kind}": figure(
+def _of_dual_writes(measured: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for kind in [one.name for one in KINDS if one.name in measured]:
+        loads = [view["load"] for moment in measured[kind].values() for view in moment.values()]
+        cpu = max(one["cpu_times_plain"] for load in loads for one in load.values())
+        found[f"processor of a dual write, {kind}"] = figure(
             f"at most {MOST_OF_WRITE} times a plain one's", cpu, cpu <= MOST_OF_WRITE
-        ),
-        f'rate of {WRITERS} writers, acknowledge="authority", {kind}': figure(
+        )
+        rate = min(load["authority"]["rate_times_plain"] for load in loads if "authority" in load)
+        found[f'rate of {WRITERS} writers, acknowledge="authority", {kind}'] = figure(
             f"at least {LEAST_OF_RATE} of the plain client's", rate, rate >= LEAST_OF_RATE
-        ),
-    }
+        )
+    return found
