@@ -107,6 +107,41 @@ async def test_a_transaction_cut_off_after_its_answer_leaves_all_its_intents(
     await world.assert_quiet()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_intents_of_calls_that_end_while_others_are_removed_go_in_one_transaction(fails: bool) -> None:
+    """Where that fails it is the failure of one of them: the others try again, the last one alone."""
+    memory = MemoryTableService()
+    world = await memory_world(USERS, memory).prepare()
+    writer, removed, first_ends = world.writer(sleep=_never), [], asyncio.Event()
+
+    async def gate(call: Call) -> None:
+        if call.table == JOURNAL_TABLE and call.action in ("delete", "transact"):
+            removed.append(call.action)
+            if len(removed) == 1:
+                await first_ends.wait()
+        await asyncio.sleep(0)
+
+    memory.gate = gate
+    await writer.write([insert(user("ann@example.com"))])
+    while not removed:
+        await asyncio.sleep(0)
+    for name in ("bob", "eve", "joe"):
+        await writer.write([insert(user(f"{name}@example.com"))])
+    if fails:
+        lost = Fault(FaultKind.NOT_SENT)
+        memory.faults = PlannedFaults(Planned(lost, table=JOURNAL_TABLE, action="transact", times=1_000))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert (removed, world.intents) == (["delete"], 4)
+    first_ends.set()
+    await writer.finisher.wait()
+    assert removed[:2] == ["delete", "transact"]
+    assert (world.intents, writer.left) == ((2, 2) if fails else (0, 0))
+    memory.faults = PlannedFaults()
+    await writer.settle()
+    await world.assert_quiet()
+
+
 def client_row(name: str, beat_at: int) -> ClientRow:
     """Return the row of a client."""
     return ClientRow(name, name, "old", "host", 1, "0", 1, 15.0, 30.0, beat_at=beat_at)
