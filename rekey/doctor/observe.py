@@ -82,7 +82,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 # Function that sends one GET request: endpoint, path below it, credential or None; see
 # `rekey.tables.probe.ask`.
-Ask: TypeAlias = Callable[[str, str, Credential | None], Awaitable[Heard]]
+Ask: TypeAlias = "Callable[[str, str, Credential | None], Awaitable[Heard]]"
 
 
 async def observe(

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from azure.core.exceptions import HttpResponseError
-
 from rekey.errors import ConfigurationError
 from rekey.mapping.sealing import KEY_BYTES, Wrapped, not_unwrapped, wrong_key
 from rekey.project.keyvault import VaultKey, VaultObject
@@ -77,6 +75,7 @@ class KeyVaultWrappingKey:
         """
         if not self.wraps(wrapped.by):
             raise wrong_key(wrapped.by, self.name)
+        from azure.core.exceptions import HttpResponseError
         from azure.keyvault.keys.crypto import KeyWrapAlgorithm
 
         with _KEY.asked():

@@ -17,12 +17,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-from azure.core.exceptions import ClientAuthenticationError
 from yarl import URL
 
 from rekey.errors import Ambiguous, CredentialRefused, Unavailable
 from rekey.tables import allowance
-from rekey.tables.connections import IDLE_SECONDS
+from rekey.tables.connections import IDLE_SECONDS, NoToken
 from rekey.tables.credentials import Signer
 from rekey.tables.transport import Sending, environment_proxy
 
@@ -116,7 +115,7 @@ class Upstream:
                 response = await self._signer.send(method, url, dict(headers), exchange)
             async with response:
                 yield response
-        except ClientAuthenticationError:
+        except NoToken:
             raise CredentialRefused("the proxy could get no token for its identity", code="NoToken") from None
         except (aiohttp.ClientError, OSError, TimeoutError) as failed:
             name = type(failed).__name__

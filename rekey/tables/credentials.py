@@ -17,20 +17,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import lru_cache
-from types import SimpleNamespace
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qs
-
-from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
-from azure.core.credentials_async import AsyncTokenCredential
-from azure.core.pipeline import PipelineContext, PipelineRequest, PipelineResponse, policies
-from azure.core.pipeline.transport import HttpRequest
 
 from rekey.core.macs import hmac_sha256
 from rekey.errors import ConfigurationError
 from rekey.tables.base import SIGNED_S
 
 # Managed identities are given tokens for up to a day.
+if TYPE_CHECKING:
+    from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+    from azure.core.credentials_async import AsyncTokenCredential
+
+    from rekey.tables.tokens import BearerToken
+
 _LONGEST_TOKEN_S = 24 * 3600.0
 SCOPE = "https://storage.azure.com/.default"
 
@@ -61,7 +61,7 @@ class SharedKey:
 
 
 # What signs requests: a configuration names a key or an identity; an application may use any of these.
-Credential: TypeAlias = SharedKey | AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
+Credential: TypeAlias = "SharedKey | AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential"
 
 
 class _Answer(Protocol):
@@ -88,29 +88,6 @@ def credential_of(account: str, key: str | None) -> Credential:
     return DefaultAzureCredential()
 
 
-class _BearerToken(policies.AsyncBearerTokenCredentialPolicy[HttpRequest, Any]):
-    """azure-core's policy for tokens, alone: it asks for a token, keeps it, and answers a challenge."""
-
-    def __init__(self, credential: AsyncTokenCredential) -> None:
-        super().__init__(credential, SCOPE)
-        self.next = _Exchanging()
-
-    @property
-    def expires_on(self) -> int | None:
-        """The token's expiry, in seconds since the Unix epoch; None before the first token."""
-        return None if self._token is None else int(self._token.expires_on)
-
-
-class _Exchanging(policies.AsyncHTTPPolicy[HttpRequest, Any]):
-    """What stands behind the policy for tokens: the exchange of one attempt."""
-
-    async def send(self, request: PipelineRequest[HttpRequest]) -> PipelineResponse[HttpRequest, Any]:
-        message = request.http_request
-        answer = await request.context.options["exchange"](message.url, message.headers)
-        shown = SimpleNamespace(status_code=answer.status, headers=answer.headers, answer=answer)
-        return PipelineResponse(message, shown, request.context)
-
-
 class Signer:
     """Authorises each attempt of a request with a credential, and closes that if it is a token credential.
 
@@ -121,8 +98,11 @@ class Signer:
 
     def __init__(self, credential: Credential, *, whole: bool = False) -> None:
         self._credential, self._whole = credential, whole
-        kinds = (SharedKey, AzureNamedKeyCredential, AzureSasCredential)
-        self._token = None if isinstance(credential, kinds) else _BearerToken(credential)
+        self._token: BearerToken | None = None
+        if hasattr(credential, "get_token"):
+            from rekey.tables.tokens import BearerToken  # with azure-core: a tenth of the start of a command
+
+            self._token = BearerToken(cast(Any, credential), SCOPE)
 
     @property
     def is_identity(self) -> bool:
@@ -137,27 +117,26 @@ class Signer:
         exchange: Callable[[str, Mapping[str, str]], Awaitable[A]],
     ) -> A:
         """Sign an attempt, and let `exchange` carry it out, given its address and headers as signed. Raises
-        AzureError when there is no token."""
-        credential = self._credential
+        NoToken, TokenUnreachable."""
+        credential: Any = self._credential
         if self._token is not None:
-            context = PipelineContext(None, exchange=exchange)
-            message = HttpRequest(method, address, headers | {"x-ms-date": _date(int(time.time()))})
-            ran = await self._token.send(PipelineRequest(message, context))
-            return cast(A, ran.http_response.answer)
-        if isinstance(credential, AzureSasCredential):  # its owner may renew it at any time, or a key
+            dated = headers | {"x-ms-date": _date(int(time.time()))}
+            return cast(A, await self._token.exchange(method, address, dated, exchange))
+        # The owner of one of azure-core's credentials may renew its signature or key at any time.
+        if (signature := getattr(credential, "signature", None)) is not None:
             return await exchange(
-                f"{address}{'&' if '?' in address else '?'}{credential.signature.lstrip('?')}", headers
+                f"{address}{'&' if '?' in address else '?'}{signature.lstrip('?')}", headers
             )
-        if isinstance(credential, AzureNamedKeyCredential):
-            credential = SharedKey.of(*credential.named_key)
+        if (named := getattr(credential, "named_key", None)) is not None:
+            credential = SharedKey.of(*named)
         before = f"{method}\n\n{headers.get('Content-Type', '')}\n" if self._whole else ""
-        headers.update(signed_headers(cast(SharedKey, credential), address, before))
+        headers.update(signed_headers(credential, address, before))
         return await exchange(address, headers)
 
     @property
     def accepted_s(self) -> float:
         """Seconds for which the service accepts a request that is signed now."""
-        if isinstance(self._credential, SharedKey | AzureNamedKeyCredential):
+        if isinstance(self._credential, SharedKey) or hasattr(self._credential, "named_key"):
             return SIGNED_S
         expires_on = None if self._token is None else self._token.expires_on
         # How long a SAS holds is not looked at; a token that was not asked for yet may be one of the longest.

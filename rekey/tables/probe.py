@@ -12,15 +12,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from dataclasses import dataclass
-
-from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
-from azure.core.exceptions import AzureError
+from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.distribution import installed_version
 from rekey.core.guarantees import guarantees_of
 from rekey.tables.answers import clean_code, moment_of
-from rekey.tables.connections import Connection, Connections
+from rekey.tables.connections import Connection, Connections, NoToken
 from rekey.tables.credentials import SCOPE, Credential, SharedKey, signed_headers
 from rekey.tables.transport import environment_proxy
 from rekey.tables.wire import COMMON_HEADERS, error_code
@@ -89,7 +87,7 @@ async def ask(
     address = f"{endpoint}/{path}"
     try:
         headers = await _headers(address, credential)
-    except (AzureError, OSError, ValueError):
+    except (NoToken, OSError, ValueError):
         return Heard(failure=NO_TOKEN)
     started = clock.ticks()
     tls, ends = "", None
@@ -140,13 +138,18 @@ async def _headers(address: str, credential: Credential | None) -> dict[str, str
         "x-ms-version": guarantees.api_version,
         "User-Agent": f"rekey/{installed_version()}",
     }
-    match credential:
-        case None:
-            return headers
-        case SharedKey():
-            before = "GET\n\n\n" if guarantees.signs_whole else ""
-            return {**headers, **signed_headers(credential, address, before)}
-        case AzureNamedKeyCredential() | AzureSasCredential():
-            raise ValueError("a configuration names a key or an identity")
-    token = await credential.get_token(SCOPE)
+    if credential is None:
+        return headers
+    if isinstance(credential, SharedKey):
+        before = "GET\n\n\n" if guarantees.signs_whole else ""
+        return {**headers, **signed_headers(credential, address, before)}
+    asked: Any = getattr(credential, "get_token", None)
+    if asked is None:
+        raise ValueError("a configuration names a key or an identity")
+    from azure.core.exceptions import AzureError
+
+    try:
+        token = await asked(SCOPE)
+    except AzureError:
+        raise NoToken from None
     return {**headers, "Authorization": f"Bearer {token.token}"}

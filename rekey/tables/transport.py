@@ -10,14 +10,16 @@ Rules kept here:
   signed, without being normalised on the way.
 * Timeouts are explicit; connections are bounded (`connections.py`).
 * Proxies are given, or come from the environment, as in azure-core, and are looked up once; so is
-  the User-Agent.
+  what `AZURE_HTTP_USER_AGENT` adds to the User-Agent.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import platform
+import sys
 import time
-import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -25,13 +27,10 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from azure.core.exceptions import AzureError, ClientAuthenticationError
-from azure.core.pipeline.policies import UserAgentPolicy
-
 from rekey.errors import CredentialRefused
 from rekey.tables import allowance
 from rekey.tables.answers import Answer
-from rekey.tables.connections import Connection, Connections
+from rekey.tables.connections import Connection, Connections, NoToken, TokenUnreachable
 from rekey.tables.credentials import Credential, Signer
 from rekey.tables.sent import Kind, Sent, kind_of
 
@@ -146,7 +145,8 @@ class Transport:
         self._connections = connections
         self._proxy = proxies.get(parts.scheme) or environment_proxy(endpoint)
         self._verify = verify
-        self._agent = UserAgentPolicy(base_user_agent=agent).user_agent
+        added = os.environ.get("AZURE_HTTP_USER_AGENT", "")
+        self._agent = f"{agent} Python/{platform.python_version()} ({sys.platform}) {added}".rstrip()
         self._id, self._numbers = uuid4(), count()
         self._opened: Connections | None = None
         self._closed = False
@@ -192,18 +192,17 @@ class Transport:
             if self.listener is not None:
                 self.listener(kind, answer.status, time.monotonic() - started)
             return answer
-        except ClientAuthenticationError:
+        except NoToken:
             outcome = "no token"
             raise CredentialRefused(
                 f"{request.doing}: no token could be had for this identity",
                 code="NoToken",
                 hint="run `az login`, or give the process a managed identity, or name a key with `key_env`",
             ) from None
-        except (AzureError, OSError, TimeoutError) as failed:
+        except OSError as failed:
             # Its name alone, e.g. `ConnectionRefusedError`; its text may hold an address.
-            inner = getattr(failed, "inner_exception", None) or failed
-            outcome = type(inner).__name__
-            if self.listener is not None and sending.begun and isinstance(inner, TimeoutError):
+            outcome = str(failed) if isinstance(failed, TokenUnreachable) else type(failed).__name__
+            if self.listener is not None and sending.begun and isinstance(failed, TimeoutError):
                 self.listener(kind, 0, time.monotonic() - started)
             raise (NoAnswer if sending.begun else NotSent)(outcome, self._shown) from None
         finally:
@@ -248,6 +247,12 @@ class Transport:
 
 def environment_proxy(endpoint: str) -> str | None:
     """Return the proxy that the environment names for an endpoint (HTTPS_PROXY, NO_PROXY, ...), or None."""
+    if sys.platform not in ("darwin", "win32") and not any(
+        one.lower().endswith("_proxy") for one in os.environ
+    ):
+        return None  # elsewhere the system's settings may name one
+    import urllib.request  # with `http` and `email`: slow to import
+
     parts = urlsplit(endpoint)
     host = parts.hostname or ""
     proxy = urllib.request.getproxies().get(parts.scheme)
