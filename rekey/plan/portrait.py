@@ -20,15 +20,13 @@ from itertools import chain
 
 from rekey.core.limits import utf16_units
 from rekey.core.safe_ids import SafeIds
-from rekey.declaration.keys.base import Scope
 from rekey.declaration.keys.moments import parse_ticks
-from rekey.declaration.migration import Migration, required_secrets
+from rekey.declaration.migration import Migration
 from rekey.errors import RowRefused
 from rekey.inspect.inventory import PARTS, Weights
 from rekey.inspect.partitions import PartitionSizes, PartitionTally
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
-from rekey.plan.advice.gather import MADE_UP_SECRET
-from rekey.plan.advice.structure import MOMENTS
+from rekey.plan.advice.structure import MOMENTS, counting_scope
 from rekey.plan.result import Load, Portrait, TableFill
 
 LARGEST = 8
@@ -55,8 +53,8 @@ class Portrayer:
         keys = [one.partition_key for one in migration.filled] + [one.row_key for one in migration.filled]
         nodes = (node for key in keys for node in key.walk())
         moment = next((node.of for node in nodes if isinstance(node, MOMENTS)), None)
-        secrets = dict.fromkeys(required_secrets(migration), MADE_UP_SECRET)
-        self._moment = None if moment is None else moment.compile(Scope("load over time", secrets))
+        scope = counting_scope("load over time", migration)
+        self._moment = None if moment is None else moment.compile(scope)
         # Rows by the length of each key, for each part of what was read and each table.
         self._lengths = [
             [{PARTITION_KEY: Counter[int](), ROW_KEY: Counter[int]()} for _ in self._tables] for _ in PARTS
