@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import mul
 from typing import Self, TypeAlias
 
@@ -24,7 +25,7 @@ from rekey.core.safe_ids import SafeIds, new_key
 from rekey.declaration.mapper import Mapper, TargetRow
 from rekey.errors import RowRefused
 from rekey.inspect.inventory import ELSEWHERE, PARTS, Weights
-from rekey.mapping.rows import MappingRows, TargetKey
+from rekey.mapping.rows import MappingRows, TargetKey, target_key
 from rekey.mapping.sealing import Sealer, new_data_key
 from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
 from rekey.plan.advice.gather import Gatherer
@@ -35,8 +36,8 @@ from rekey.plan.result import Collisions, Example, NewKey, RefusedRows
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.tables.base import Operation, TableService, Verb
 
-# The key of a source row, and the keys that it becomes: the number of a target table and the key there.
-Mapped: TypeAlias = tuple[EntityKey, list[tuple[int, EntityKey]]]
+# The key of a source row, and the keys that it becomes.
+Mapped: TypeAlias = tuple[EntityKey, list[TargetKey]]
 
 EXAMPLES = 5
 FIRST_ROWS = 20
@@ -49,6 +50,7 @@ class Survey:
     """Takes source rows page by page (`take`) and keeps a plan's figures about them. A context manager.
 
     Attributes:
+        subject, options: what is planned, and how.
         labels: what the target tables are called, main first.
         together: the numbers of those that are one table; empty where there is no such.
         rows: source rows taken.
@@ -56,6 +58,7 @@ class Survey:
         looked_at: rows of the sample.
         target_rows: for each part of the reading, the rows for each target table.
         examples: up to five rows of the sample.
+        collisions: of all rows taken; none until the survey is finished.
         packing: counts the batches of the rows.
         gatherer: counts the facts that advice is judged from, in the sample.
         portrayer: counts the figures that plots show.
@@ -66,6 +69,7 @@ class Survey:
 
         Raises MachineFailed when there is no place for temporary files.
         """
+        self.subject, self.options = subject, options
         migration = subject.declared.migration
         self.labels = mapper.labels
         self.rows = self.looked_at = 0
@@ -75,9 +79,8 @@ class Survey:
         self.gatherer = Gatherer(migration, mapper.map, is_cosmos=options.is_cosmos, prices=options.prices)
         self.portrayer = Portrayer(migration)
         self._mapper, self.together = mapper, mapper.together
-        self._ids = subject.ids
-        self._source = migration.source
-        self._show_keys = options.show_keys
+        # Names a source row.
+        self._name = partial(subject.ids.short, migration.source)
         self._size_of = [tables.table(name).encoded_size for name in mapper.tables]
         sealer = None
         if migration.is_sealed:
@@ -92,6 +95,7 @@ class Survey:
         self._mapping_bytes: list[float] = []
         self.examples: tuple[Example, ...] = ()
         self._refused: dict[tuple[str, str], tuple[RowRefused, int, list[EntityKey]]] = {}
+        self.collisions = Collisions(0, 0, exact=False)
         self._search = CollisionSearch()
 
     def __enter__(self) -> Self:
@@ -162,8 +166,15 @@ class Survey:
         if len(first) < FIRST_ROWS:
             first.append(key)
 
-    def _look_at(self, sample: Sequence[Sequence[Row]]) -> None:
-        """Look at rows that were taken before, for all that is not asked of every row."""
+    def finish(self, sample: Sequence[Sequence[Row]], *, exact: bool) -> None:
+        """End the survey: look at the sample, and for collisions among all rows taken.
+
+        Args:
+            sample: rows spread over those taken, of each part of the reading (`PARTS`), for all that is not
+                asked of every row.
+            exact: every row of the source was taken.
+        """
+        self.packing.end(whole=exact)
         mappable: list[Mapped] = []
         for rows in sample:
             self.looked_at += len(rows)
@@ -174,7 +185,7 @@ class Survey:
                 with suppress(RowRefused):
                     mapped = self._mapper.map(row)
                     self.gatherer.take(row, mapped)
-                    found.append((key_of(row), [(number, key_of(target)) for number, target in mapped]))
+                    found.append((key_of(row), [target_key(*one) for one in mapped]))
             self._row_bytes.append(
                 [
                     (one.stored_bytes - stored) / ((one.rows - count) or 1)
@@ -184,47 +195,32 @@ class Survey:
             self._mapping_bytes.append(_mean([*self._measured(_some(found, MEASURED_ROWS))]))
             mappable += found
         self.examples = tuple(self._example(*one) for one in _some(mappable, EXAMPLES))
+        self.collisions = self._search.finish(
+            self.labels, self._name, exact=exact, show_keys=self.options.show_keys
+        )
 
     def _measured(self, mapped: Iterable[Mapped]) -> Iterator[int]:
         """Yield the bytes of the forward and the reverse mapping row of each source row."""
         for key, targets in mapped:
             with suppress(RowRefused):
-                forward = self._mapping_rows.forward_row(
-                    key, [TargetKey(table, *to) for table, to in targets]
-                )
-                reverse = self._mapping_rows.reverse_row(key, targets[0][1])
+                forward = self._mapping_rows.forward_row(key, targets)
+                reverse = self._mapping_rows.reverse_row(key, targets[0].key)
                 yield entity_bytes(forward) + entity_bytes(reverse)
 
-    def _example(self, key: EntityKey, targets: Sequence[tuple[int, EntityKey]]) -> Example:
+    def _example(self, key: EntityKey, targets: Sequence[TargetKey]) -> Example:
         return Example(
-            row_id=self._ids.short(self._source, key),
+            row_id=self._name(key),
             new_keys=tuple(
                 NewKey(
-                    table=self.labels[number],
-                    row_id=self._ids.short(self._mapper.tables[number], target),
+                    table=self.labels[target.table],
+                    row_id=self.subject.ids.short(self._mapper.tables[target.table], target.key),
                     partition_units=utf16_units(target.partition),
                     row_units=utf16_units(target.row),
-                    new_key=target if self._show_keys else None,
+                    new_key=target.key if self.options.show_keys else None,
                 )
-                for number, target in targets
+                for target in targets
             ),
-            old_key=key if self._show_keys else None,
-        )
-
-    def finish(self, sample: Sequence[Sequence[Row]], *, exact: bool) -> Collisions:
-        """End the survey and return the collisions of all rows taken.
-
-        Args:
-            sample: rows spread over those taken, of each part of the reading (`PARTS`).
-            exact: every row of the source was taken.
-        """
-        self.packing.end(whole=exact)
-        self._look_at(sample)
-        return self._search.finish(
-            self.labels,
-            lambda key: self._ids.short(self._source, key),
-            exact=exact,
-            show_keys=self._show_keys,
+            old_key=key if self.options.show_keys else None,
         )
 
     def stored_bytes(self, number: int, weights: Weights) -> int:
@@ -246,8 +242,8 @@ class Survey:
                 refusal.problem,
                 refusal.cure,
                 count,
-                tuple(self._ids.short(self._source, key) for key in first),
-                tuple(first) if self._show_keys else None,
+                tuple(map(self._name, first)),
+                tuple(first) if self.options.show_keys else None,
             )
             for refusal, count, first in sorted(self._refused.values(), key=lambda one: -one[1])
         )
