@@ -117,14 +117,13 @@ def export(
     state.add_checkpoint(len(events), checkpoint.text, f"{script_id}: evidence exported")
     _refuse_secrets(config, files)
     known = json.loads(files[contents.STATE])
+    told_group = {"name": declared.migration.group, "declarations_sha256": dict(group)} if group else None
     predicate = {
         "script_id": script_id,
         "title": declared.doc.partition("\n")[0],
         "run_id": known["migration"] and known["migration"]["run_id"],
         "declaration_sha256": declared.digest,
-        **(
-            {"group": {"name": declared.migration.group, "declarations_sha256": dict(group)}} if group else {}
-        ),
+        **({"group": told_group} if told_group else {}),
         "exported_at": events[-1].at,
         "phases": known["phases"],
         "log": checkpoint.checkpoint.named,
@@ -286,10 +285,9 @@ def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[st
 
 def versions(schema: int) -> dict[str, Any]:
     """Return the versions of rekey, Python, the packages rekey depends on, and the state file's schema."""
-    found = {}
-    for wanted in map(Requirement, requires(DISTRIBUTION) or []):
-        if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
-            found[wanted.name] = version(wanted.name)
+    wanted = map(Requirement, requires(DISTRIBUTION) or [])
+    needed = [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    found = {name: version(name) for name in needed}
     with suppress(PackageNotFoundError):  # when the extra is not installed, it signed nothing
         found["azure-keyvault-keys"] = version("azure-keyvault-keys")
     return {

@@ -18,10 +18,9 @@ from typing import Any
 
 from rekey.core.plain import UNTOLD, members, told
 from rekey.core.safe_ids import SafeIds
-from rekey.inspect.columns import KeyColumn, Lengths, Mark
 from rekey.inspect.inventory import Inventory
 from rekey.inspect.partitions import CLASS_NAMES
-from rekey.inspect.profile import Order, PropertyUse, Signs, TableProfile
+from rekey.inspect.profile import KeyColumn, Lengths, Mark, Order, PropertyUse, Signs, TableProfile
 from rekey.inspect.shapes import Shape
 from rekey.model import EntityKey
 

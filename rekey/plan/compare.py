@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rekey.plan.page import partition_sizes
+from rekey.plan.render import money_lines
 from rekey.plan.result import MigrationPlan, Plan
 from rekey.present.page import page
 from rekey.present.text import duration, report, size, table
-from rekey.project.prices import amount_text
 
 _UNKNOWN = "–"
 # Figures of one design as text, by name; None where its keys could not be tried.
@@ -135,9 +135,7 @@ def _costs(plan: MigrationPlan) -> Figures:
         "expected duration": duration(sum(one.at_limits_s for one in estimate.durations)),
         "stored next to the source": size(estimate.storage.added_bytes),
     }
-    money = estimate.money
-    if money is not None:
-        as_one, each = money.batch_as_one + money.storage, money.batch_each + money.storage
-        found["money, batch billed as one"] = amount_text(as_one, money.currency)
-        found["money, batch billed by its rows"] = amount_text(each, money.currency)
+    if estimate.money is not None:
+        *_, (_, as_one, by_rows) = money_lines(estimate.money)
+        found |= {"money, batch billed as one": as_one, "money, batch billed by its rows": by_rows}
     return found

@@ -29,15 +29,14 @@ from rekey.core.severity import Severity
 from rekey.errors import TableMissing
 from rekey.inspect.inventory import Inventory, read_sample, read_whole
 from rekey.model import Row
+from rekey.plan.advice.access import rated
 from rekey.plan.advice.advise import advise
 from rekey.plan.advice.gather import facts_of_declaration
-from rekey.plan.advice.queries import rated
 from rekey.plan.estimate import Batches, Workload, estimate
 from rekey.plan.problems import declaration_problems, ordered, row_problems, table_problems
 from rekey.plan.result import Advice, Basis, MigrationPlan, Plan, Problem, TableFill, TableState
-from rekey.plan.sample import RowSample
 from rekey.plan.subject import PlanOptions, Subject
-from rekey.plan.survey import Survey
+from rekey.plan.survey import RowSample, Survey
 from rekey.tables.base import Table, TableService
 
 

@@ -200,10 +200,8 @@ def check_plan(file: PlanFile, now: Sequence[Basis]) -> None:
     Raises:
         Moved: naming all that moved.
     """
-    changes = []
     planned = {basis.script_id: basis for basis in file.bases}
-    for basis in now:
-        changes += [f"{basis.script_id}: {change}" for change in moved(planned[basis.script_id], basis)]
+    changes = [f"{one.script_id}: {change}" for one in now for change in moved(planned[one.script_id], one)]
     if changes:
         raise _moved_since(file, changes)
 

@@ -251,6 +251,16 @@ class TableFill:
         """Return the mean rows of a batch, 1 to 100; 0.0 without rows."""
         return self.table_rows / self.batches if self.batches else 0.0
 
+    def describe(self) -> str:
+        """Return e.g. `20 rows in 2 batches of 10.0 rows, 4 partitions, the largest of 6 rows`."""
+        at_least = "" if self.partitions_exact else "at least "
+        rows = f"{counted(self.rows, 'row')} with the main rows"
+        if not self.with_main:
+            rows = f"{counted(self.rows, 'row')} in {counted(self.batches, 'batch', 'batches')}"
+            rows += f" of {self.rows_per_batch:.1f} rows"
+        partitions = f"{at_least}{counted(self.partitions, 'partition')}"
+        return f"{rows}, {partitions}, the largest of {at_least}{counted(self.largest_partition, 'row')}"
+
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
         first = {"table": self.table, "rows": self.rows, "batches": self.batches}

@@ -5,6 +5,9 @@ Rules kept here:
 * Every row is mapped by the same `Mapper` that backfill uses, its new keys are looked at for collisions, its
   partitions are counted and packed by backfill's rules (`packing`).
 * What advice, sizes, examples and plots show comes from a sample of these rows, which are mapped once more.
+* The sample is even and of bounded size: every n-th row is drawn, from the first on. When there are too many,
+  every other one is dropped and n doubles: so the sample is spread over all rows read, needs no count
+  beforehand, and is the same next time.
 * The size of mapping rows is measured on rows of the sample: they are built and, if the mapping is sealed,
   sealed as backfill does, with a made-up key that is not kept.
 * Constant memory: a few windows' partitions, bounded tallies, the sample, records on disk.
@@ -24,7 +27,7 @@ from rekey.core.limits import entity_bytes, utf16_units
 from rekey.core.safe_ids import SafeIds, new_key
 from rekey.declaration.mapper import Mapper, TargetRow
 from rekey.errors import RowRefused
-from rekey.inspect.inventory import ELSEWHERE, PARTS, Weights
+from rekey.inspect.inventory import ELSEWHERE, PARTS, Inventory, Weights
 from rekey.mapping.rows import MappingRows, TargetKey, target_key
 from rekey.mapping.sealing import Sealer, new_data_key
 from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
@@ -44,6 +47,45 @@ FIRST_ROWS = 20
 MEASURED_ROWS = 500
 # Of so many rows of a page one is measured, for windows and batches.
 SIZED = 50
+# Of the sample, which is bounded by rows and by bytes.
+MOST_ROWS = 5_000
+MOST_BYTES = 8 * 1024 * 1024
+
+
+class RowSample:
+    """Takes the rows of all pages (`take`) and keeps some.
+
+    Attributes:
+        rows: those drawn, in the order they came in.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self._bytes = 0
+        self._seen = 0
+        self._every = 1
+
+    def take(self, rows: Sequence[Row]) -> None:
+        """Take the rows of one page."""
+        drawn = rows[-self._seen % self._every :: self._every]
+        self._seen += len(rows)
+        self.rows += drawn
+        self._bytes += sum(map(row_bytes, drawn))
+        while len(self.rows) > MOST_ROWS or (self._bytes > MOST_BYTES and len(self.rows) > 1):
+            self.rows = self.rows[::2]
+            self._bytes //= 2
+            self._every *= 2
+
+    def parts(self, inventory: Inventory) -> tuple[list[Row], list[Row]]:
+        """Return the rows drawn of each part of the reading (`rekey.inspect.inventory.PARTS`)."""
+        head = -(-inventory.head_rows // self._every)
+        return self.rows[:head], self.rows[head:]
+
+    def stored_bytes(self, inventory: Inventory) -> int:
+        """Return the bytes that the service bills for all rows of the table."""
+        means = [sum(map(entity_bytes, part)) / len(part) if part else 0.0 for part in self.parts(inventory)]
+        weights = inventory.weights
+        return round(weights.sum(mean * rows for mean, rows in zip(means, weights.read, strict=True)))
 
 
 class Survey:

@@ -17,8 +17,7 @@ from rekey.core.severity import Severity
 from rekey.core.texts import catalogue, filled, table
 from rekey.declaration.keys.base import Expression, Prop
 from rekey.declaration.migration import Index, Migration, Target
-from rekey.inspect.columns import KeyColumn
-from rekey.inspect.profile import Order, RowCounts
+from rekey.inspect.profile import KeyColumn, Order, RowCounts
 from rekey.model import PARTITION_KEY, ROW_KEY
 from rekey.plan.result import Advice
 from rekey.project.prices import Prices

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from rekey.core.limits import MAX_ENTITY_BYTES, MAX_PROPERTIES, is_elsewhere
 from rekey.core.severity import Severity
 from rekey.declaration.migration import Index
-from rekey.inspect.columns import KeyColumn, Mark
+from rekey.inspect.profile import KeyColumn, Mark
 from rekey.plan.advice.facts import Facts, percent, words_among
 from rekey.plan.result import Advice
 from rekey.present.text import counted

@@ -19,9 +19,8 @@ from rekey.declaration.keys.hashes import Hashed
 from rekey.declaration.keys.pieces import ItemsOf
 from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY, Index, Migration, Target
 from rekey.errors import RowRefused
-from rekey.inspect.columns import KeyColumn
 from rekey.inspect.inventory import Inventory
-from rekey.inspect.profile import RowCounts, Signs, TableProfile
+from rekey.inspect.profile import KeyColumn, RowCounts, Signs, TableProfile
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row, key_of, property_names, utf16_order
 from rekey.plan.advice.facts import Facts, HashInput, TableFacts
 from rekey.plan.advice.structure import MOMENTS, counting_scope, parts_of

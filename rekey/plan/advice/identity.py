@@ -23,11 +23,11 @@ from collections.abc import Iterator
 from rekey.core.severity import Severity
 from rekey.declaration.keys.base import Prop
 from rekey.declaration.keys.escape import Custom
-from rekey.inspect.columns import KeyColumn
+from rekey.inspect.profile import KeyColumn
 from rekey.inspect.shapes import Shape
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
 from rekey.plan.advice.facts import WORDS, Facts, TableFacts, advice, percent, words_among
-from rekey.plan.advice.structure import folds, is_moment, parts_of
+from rekey.plan.advice.structure import MOMENTS, folds, parts_of
 from rekey.plan.result import Advice
 from rekey.present.text import counted
 
@@ -177,7 +177,7 @@ def random_bits(column: KeyColumn) -> float | None:
 
 def _is_of_moments(table: TableFacts) -> bool:
     parts = parts_of(table.keys[1])
-    return bool(parts) and all(map(is_moment, parts))
+    return bool(parts) and all(isinstance(part, MOMENTS) for part in parts)
 
 
 RULES = (

@@ -36,11 +36,6 @@ def parts_of(expression: Expression) -> tuple[Expression, ...]:
     return () if isinstance(expression, Literal) else (expression,)
 
 
-def is_moment(part: Expression) -> bool:
-    """Tell whether a part is a moment and nothing else."""
-    return isinstance(part, MOMENTS)
-
-
 def inputs_of(expression: Expression, of: Target | Index | None) -> frozenset[str]:
     """Return the properties that a key is made of, with those of `each` where the key uses the item."""
     inputs = expression.inputs()
@@ -56,10 +51,10 @@ def is_known(expression: Expression, of: Target | Index | None, known: frozenset
     return WHOLE_ROW not in inputs and inputs <= known
 
 
-def keeps_order_of(part: Expression, by: str | None) -> bool:
+def sorts_as(part: Expression, by: str | None) -> bool:
     """Tell whether a part sorts as property `by` does, rising or falling; None: whether it is a moment."""
     if by is None:
-        return is_moment(part)
+        return isinstance(part, MOMENTS)
     return part == Prop(by) or (isinstance(part, (*MOMENTS, ZeroPad)) and part.of == Prop(by))
 
 
