@@ -34,11 +34,8 @@ from rekey.core.distribution import DISTRIBUTION, installed_version
 from rekey.core.plain import members
 from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError, Findings, Moved, Refused, RekeyError, SecretMissing
-from rekey.evidence import bag, contents, note
+from rekey.evidence import bag, contents, log, note, report, statement
 from rekey.evidence.keys import Signer
-from rekey.evidence.log import problems_of, signed_over
-from rekey.evidence.report import render
-from rekey.evidence.statement import LIVE_TYPE, parsed
 from rekey.evidence.verify import Verdict
 from rekey.phases import ORDER, ledger_id
 from rekey.project.config import Config, account_key, resolve_secret
@@ -111,7 +108,7 @@ def export(
     key_id = "" if signer is None else signer.public.key_id
     state.audit(EXPORTING, script_id, {"signed": signer is not None, "key_id": key_id})
     events = state.audit_events()
-    checkpoint = signed_over(events, signer)
+    checkpoint = log.signed_over(events, signer)
     live = _live(config, signer)
     files = _files(declared, state, events, checkpoint, live)
     state.add_checkpoint(len(events), checkpoint.text, f"{script_id}: evidence exported")
@@ -150,11 +147,8 @@ def export(
 
 def exports_of(state: State, statement_sha256: str) -> list[AuditEvent]:
     """Return the events by which this project exported a bundle with this statement."""
-    return [
-        event
-        for event in state.audit_events()
-        if event.event == EVIDENCE_EXPORTED and event.details.get("statement_sha256") == statement_sha256
-    ]
+    exports = [event for event in state.audit_events() if event.event == EVIDENCE_EXPORTED]
+    return [event for event in exports if event.details.get("statement_sha256") == statement_sha256]
 
 
 def record_verified(state: State, verdict: Verdict) -> bool:
@@ -183,7 +177,7 @@ def _require_known(state: State, declared: Declared) -> None:
             kept="everything; nothing was exported",
             hint=f"`rekey apply {declared.script_id}` begins it",
         )
-    found = problems_of(events, state.checkpoints())
+    found = log.problems_of(events, state.checkpoints())
     if found:
         raise Findings(
             f"the audit log cannot be shown: {'; '.join(found)}",
@@ -235,7 +229,7 @@ def _files(
     }
     if plan is not None:
         files[contents.PLAN] = plan.encode()
-    return {**files, contents.REPORT: render(files).encode()}
+    return {**files, contents.REPORT: report.render(files).encode()}
 
 
 def _live(config: Config, signer: Signer | None) -> dict[str, bytes]:
@@ -243,11 +237,11 @@ def _live(config: Config, signer: Signer | None) -> dict[str, bytes]:
     none, or none by the key that signs this bundle."""
     try:
         data = contents.live_path(config.state).read_bytes()
-        report = parsed(data)
-        about = report.statement(LIVE_TYPE).predicate
+        live = statement.parsed(data)
+        about = live.statement(statement.LIVE_TYPE).predicate
     except (OSError, ValueError):
         return {}
-    ours = not report.is_signed if signer is None else report.is_by(signer.public)
+    ours = not live.is_signed if signer is None else live.is_by(signer.public)
     told = about.get("schema"), about.get("endpoints")
     accounts = " ".join(one.endpoint for one in config.accounts.values())
     return {contents.LIVE: data} if ours and told == (contents.LIVE_SCHEMA, accounts) else {}
@@ -304,11 +298,11 @@ def versions(schema: int) -> dict[str, Any]:
 def _refuse_secrets(config: Config, files: Mapping[str, bytes]) -> None:
     """Raise Findings when files hold a secret, an account key or a connection string; it names files only."""
     known = [form for secret in _secrets(config) for form in forms(secret)]
-    guilty = sorted(
-        name
-        for name, data in files.items()
-        if _CONNECTION_STRING.search(data) or any(form in data for form in known)
-    )
+
+    def tells(data: bytes) -> bool:
+        return _CONNECTION_STRING.search(data) is not None or any(form in data for form in known)
+
+    guilty = sorted(name for name, data in files.items() if tells(data))
     if guilty:
         raise Findings(
             f"a secret, an account key or a connection string would stand in {', '.join(guilty)}",

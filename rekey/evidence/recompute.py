@@ -76,11 +76,7 @@ def last_full(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 async def recompute(
-    recorded: Mapping[str, Any],
-    service: TableService,
-    progress: Progress,
-    *,
-    mapper: Mapper | None = None,
+    recorded: Mapping[str, Any], service: TableService, progress: Progress, *, mapper: Mapper | None = None
 ) -> list[Compared]:
     """Read the tables and compare.
 

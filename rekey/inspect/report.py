@@ -19,7 +19,7 @@ from typing import Any
 from rekey.core.plain import UNTOLD, members, told
 from rekey.core.safe_ids import SafeIds
 from rekey.inspect.inventory import Inventory
-from rekey.inspect.partitions import CLASS_NAMES
+from rekey.inspect.partitions import CLASS_NAMES, Large
 from rekey.inspect.profile import KeyColumn, Lengths, Mark, Order, PropertyUse, Signs, TableProfile
 from rekey.inspect.shapes import Shape
 from rekey.model import EntityKey
@@ -190,6 +190,11 @@ def report_of(profile: TableProfile, inventory: Inventory, ids: SafeIds, *, show
             pages = [(profile.row_keys.keys, profile.row_keys.shapes[shape])]
         return share_of(pages, exact=inventory.exact)
 
+    def large(one: Large) -> LargePartition:
+        partition_id = ids.short(inventory.table, EntityKey(one.partition, ""))
+        shown = one.partition if show_keys else None
+        return LargePartition(partition_id, one.rows, one.whole, one.rows / runs.rows, shown)
+
     runs, met = profile.partitions, profile.partition_keys.keys
     count = most = met
     if not inventory.exact and runs.rows:
@@ -207,16 +212,7 @@ def report_of(profile: TableProfile, inventory: Inventory, ids: SafeIds, *, show
             met=met,
             sizes={name: size for name, size in zip(CLASS_NAMES, runs.sizes, strict=True) if size},
             cut=met - sum(runs.sizes),
-            largest=tuple(
-                LargePartition(
-                    partition_id=ids.short(inventory.table, EntityKey(large.partition, "")),
-                    rows=large.rows,
-                    whole=large.whole,
-                    share=large.rows / runs.rows,
-                    partition=large.partition if show_keys else None,
-                )
-                for large in runs.largest
-            ),
+            largest=tuple(map(large, runs.largest)),
         ),
         partition_key=_key(profile.partition_keys, profile.partition_order, lambda _shape: None),
         row_key=_key(profile.row_keys, profile.row_order, share),

@@ -75,14 +75,7 @@ def _sections(plan: Plan) -> dict[str, Lines]:
     problems: list[Figures] = [
         {one.code: one.severity for one in reversed(each.problems)} for each in plan.migrations
     ]
-    advice: list[Figures] = [
-        {
-            one.code: "set aside" if one.waived is not None else one.severity
-            for one in reversed(migration.advice)
-            if not one.today
-        }
-        for migration in plan.migrations
-    ]
+    advice = [_advice(one) for one in plan.migrations]
     queries: list[Figures] = [
         {one.query.describe(): one.planned.describe() for one in migration.queries}
         for migration in plan.migrations
@@ -102,6 +95,11 @@ def _sections(plan: Plan) -> dict[str, Lines]:
 
 def _lines(designs: Sequence[Figures], names: Iterable[str], *, unknown: str = _UNKNOWN) -> Lines:
     return {what: tuple(str(one.get(what) or unknown) for one in designs) for what in names}
+
+
+def _advice(plan: MigrationPlan) -> Figures:
+    planned = [one for one in reversed(plan.advice) if not one.today]
+    return {one.code: one.severity if one.waived is None else "set aside" for one in planned}
 
 
 def _tables(plan: MigrationPlan) -> Figures:

@@ -232,21 +232,16 @@ def estimate(
         retention_s: seconds from `complete` to `retire`.
         prices: as configured.
     """
-    reading = [_reading(RECONCILE, work, scans=2 if work.follows else 1)]
+    durations = [_backfill(work, limits), _reading(RECONCILE, work, scans=2 if work.follows else 1)]
     if work.follows:
-        reading.append(_reading(CUTOVER, work, scans=2))
-    durations = (_backfill(work, limits), *reading)
+        durations.append(_reading(CUTOVER, work, scans=2))
     requests = tuple(one for one in requests_of(work, durations[0].at_limits_s) if one.count)
-    expected = sum(one.at_limits_s for one in durations)
-    storage = Storage(
-        source_bytes=work.source_bytes,
-        target_bytes=sum(fill.stored_bytes for fill in work.fills),
-        mapping_bytes=work.mapping_bytes,
-        days=(expected + retention_s) / _DAY,
-    )
+    days = (sum(one.at_limits_s for one in durations) + retention_s) / _DAY
+    target_bytes = sum(fill.stored_bytes for fill in work.fills)
+    storage = Storage(work.source_bytes, target_bytes, work.mapping_bytes, days)
     return Estimate(
         requests=requests,
-        durations=durations,
+        durations=tuple(durations),
         storage=storage,
         money=money_of(requests, storage, prices),
         prices_missing=prices.missing,
@@ -324,10 +319,4 @@ def _duration(
     if swept is not None:
         quickest = swept / ACCOUNT_TARGET
         slowest = max(quickest, pages(swept) * ASSUMED_REQUEST_SECONDS)
-    return Duration(
-        phase=phase,
-        at_targets_s=targets[by_target] + quickest,
-        at_targets_bound=by_target,
-        at_limits_s=limits[by_limit] + slowest,
-        at_limits_bound=by_limit,
-    )
+    return Duration(phase, targets[by_target] + quickest, by_target, limits[by_limit] + slowest, by_limit)

@@ -71,13 +71,9 @@ async def make_plan(
         for subject in each:
             script_id, made = subject.declared.script_id, subject.declared.migration.tables
             makers |= dict.fromkeys(map(str.lower, made), script_id)
-    return Plan(
-        made_at=format_ticks((clock or SystemClock()).ticks()),
-        exact=options.exact,
-        ids_hold=all(subject.ids_hold for subject in subjects),
-        shows_keys=options.show_keys,
-        migrations=tuple(planned),
-    )
+    made_at = format_ticks((clock or SystemClock()).ticks())
+    ids_hold = all(subject.ids_hold for subject in subjects)
+    return Plan(made_at, options.exact, ids_hold, options.show_keys, tuple(planned))
 
 
 def plan_offline(subjects: Sequence[Subject], options: PlanOptions, clock: Clock) -> Plan:

@@ -186,10 +186,8 @@ def money_lines(money: Money) -> list[tuple[str, str, str]]:
         ("storage", money.storage, money.storage),
         ("all", money.batch_as_one + money.storage, money.batch_each + money.storage),
     )
-    return [
-        (name, amount_text(as_one, money.currency), amount_text(by_rows, money.currency))
-        for name, as_one, by_rows in amounts
-    ]
+    text = partial(amount_text, currency=money.currency)
+    return [(name, text(as_one), text(by_rows)) for name, as_one, by_rows in amounts]
 
 
 def _durations(estimate: Estimate) -> Iterator[str]:

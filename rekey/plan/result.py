@@ -57,8 +57,7 @@ class Problem:
     row_ids: tuple[str, ...] = ()
 
 
-def _keys_of(today: bool) -> str:
-    return "today" if today else "planned"
+_TODAY = told("keys", form=lambda today: "today" if today else "planned")
 
 
 def _partitions(listed: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
@@ -84,7 +83,7 @@ class Advice:
     code: str
     severity: Severity
     where: str
-    today: bool = field(metadata=told("keys", form=_keys_of))
+    today: bool = field(metadata=_TODAY)
     evidence: str
     reason: str
     cure: str
@@ -389,7 +388,7 @@ class Portrait:
     """
 
     table: str
-    today: bool = field(metadata=told("keys", form=_keys_of))
+    today: bool = field(metadata=_TODAY)
     rows: int
     sizes: Mapping[str, int] = field(metadata=told("partitions_by_rows"))
     largest: tuple[tuple[str, int], ...] = field(metadata=told(form=_partitions))
@@ -415,7 +414,7 @@ class Load:
     """
 
     table: str
-    today: bool = field(metadata=told("keys", form=_keys_of))
+    today: bool = field(metadata=_TODAY)
     times: tuple[str, ...]
     lanes: tuple[tuple[str, tuple[int, ...]], ...] = field(metadata=told("partitions", form=_partitions))
     others: int = field(metadata=told("other_partitions"))
@@ -535,16 +534,11 @@ class MigrationPlan:
         """Return what makes `apply` refuse: problems that are errors, and advice that is an error on planned
         keys and not waived."""
         errors = [one for one in self.problems if one.severity is Severity.ERROR]
-        errors += [
-            Problem(
-                one.code,
-                Severity.ERROR,
-                f"{one.code}: {one.where}: {one.evidence}",
-                f'{one.cure}; or set it aside in the script: waive={{"{one.code}": "the reason"}}',
-            )
-            for one in self.advice
-            if one.blocks
-        ]
+        for one in self.advice:
+            if one.blocks:
+                message = f"{one.code}: {one.where}: {one.evidence}"
+                cure = f'{one.cure}; or set it aside in the script: waive={{"{one.code}": "the reason"}}'
+                errors.append(Problem(one.code, Severity.ERROR, message, cure))
         return tuple(errors)
 
 

@@ -162,10 +162,9 @@ class Survey:
                 mapped.append((map_row(row), row))
             except RowRefused as refused:
                 self._refuse(refused, key_of(row))
-        made = [[(of_row[0][1], row) for of_row, row in mapped]]
-        made += [
+        made = [
             [(target, row) for of_row, row in mapped for table, target in of_row if table == number]
-            for number in range(1, len(self.labels))
+            for number in range(len(self.labels))
         ]
         digests, *_ = [self._search.take(number, pairs) for number, pairs in enumerate(made)]
         counts = [Counter([target[PARTITION_KEY] for target, _ in pairs]) for pairs in made]
@@ -177,14 +176,10 @@ class Survey:
         self.target_rows[part] = [rows + len(pairs) for rows, pairs in zip(met, made, strict=True)]
         if self.packing.open:
             unit = self._rows_together(mapped)
-            filled = [
-                Filled(
-                    partitions,
-                    _mean([self._size_of[number](Operation(Verb.INSERT, row)) for row, _ in pairs[::SIZED]]),
-                    unit if number in self.together else 1.0,
-                )
-                for number, (partitions, pairs) in enumerate(zip(counts, made, strict=True))
-            ]
+            filled = []
+            for number, (partitions, pairs) in enumerate(zip(counts, made, strict=True)):
+                sizes = [self._size_of[number](Operation(Verb.INSERT, row)) for row, _ in pairs[::SIZED]]
+                filled.append(Filled(partitions, _mean(sizes), unit if number in self.together else 1.0))
             # Ids are digests, too: any digests show how mapping rows spread over 32 partitions a direction.
             forward = Counter([digest[0] >> 3 for digest in digests])
             reverse = Counter([~(digest[1] >> 3) for digest in digests])
@@ -228,12 +223,9 @@ class Survey:
                     mapped = self._mapper.map(row)
                     self.gatherer.take(row, mapped)
                     found.append((key_of(row), [target_key(*one) for one in mapped]))
-            self._row_bytes.append(
-                [
-                    (one.stored_bytes - stored) / ((one.rows - count) or 1)
-                    for one, (stored, count) in zip(tallies, before, strict=True)
-                ]
-            )
+            gained = zip(tallies, before, strict=True)
+            means = [(one.stored_bytes - size) / ((one.rows - count) or 1) for one, (size, count) in gained]
+            self._row_bytes.append(means)
             self._mapping_bytes.append(_mean([*self._measured(_some(found, MEASURED_ROWS))]))
             mappable += found
         self.examples = tuple(self._example(*one) for one in _some(mappable, EXAMPLES))
@@ -250,20 +242,12 @@ class Survey:
                 yield entity_bytes(forward) + entity_bytes(reverse)
 
     def _example(self, key: EntityKey, targets: Sequence[TargetKey]) -> Example:
-        return Example(
-            row_id=self._name(key),
-            new_keys=tuple(
-                NewKey(
-                    table=self.labels[target.table],
-                    row_id=self.subject.ids.short(self._mapper.tables[target.table], target.key),
-                    partition_units=utf16_units(target.partition),
-                    row_units=utf16_units(target.row),
-                    new_key=target.key if self.options.show_keys else None,
-                )
-                for target in targets
-            ),
-            old_key=key if self.options.show_keys else None,
-        )
+        shown, new_keys = self.options.show_keys, []
+        for target in targets:
+            row_id = self.subject.ids.short(self._mapper.tables[target.table], target.key)
+            units = utf16_units(target.partition), utf16_units(target.row)
+            new_keys.append(NewKey(self.labels[target.table], row_id, *units, target.key if shown else None))
+        return Example(self._name(key), key if shown else None, tuple(new_keys))
 
     def stored_bytes(self, number: int, weights: Weights) -> int:
         """Return the bytes that the service will bill for the rows of a target table, by its number."""
@@ -277,18 +261,11 @@ class Survey:
     @property
     def refused(self) -> tuple[RefusedRows, ...]:
         """Return the refusals by reason, the most frequent first."""
-        return tuple(
-            RefusedRows(
-                refusal.code,
-                refusal.field,
-                refusal.problem,
-                refusal.cure,
-                count,
-                tuple(map(self._name, first)),
-                tuple(first) if self.options.show_keys else None,
-            )
-            for refusal, count, first in sorted(self._refused.values(), key=lambda one: -one[1])
-        )
+        found = []
+        for one, count, first in sorted(self._refused.values(), key=lambda one: -one[1]):
+            ids, keys = tuple(map(self._name, first)), tuple(first) if self.options.show_keys else None
+            found.append(RefusedRows(one.code, one.field, one.problem, one.cure, count, ids, keys))
+        return tuple(found)
 
 
 def _some(mapped: Sequence[Mapped], most: int) -> Sequence[Mapped]:

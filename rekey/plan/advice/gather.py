@@ -51,32 +51,23 @@ class Tally(RowCounts):
         self._pointer_rows += MAIN_PARTITION_KEY in row and MAIN_ROW_KEY in row
         self._streams[stream] += 1
 
-    def facts(
-        self,
-        of: Inventory | TableFill,
-        rows: int,
-        exact: bool,
-        together: float,
-        declared: Target | Index | None = None,
-    ) -> TableFacts:
+    def facts(self, fill: TableFill, together: float, declared: Target | Index | None) -> TableFacts:
         """Return the facts of the table.
 
         Args:
-            of: its partitions, as they were counted elsewhere.
-            rows: rows that it holds or will hold.
-            exact: whether its number of partitions is no lower bound.
+            fill: its rows and partitions, as they were counted elsewhere.
             together: mean rows of a partition among the rows read.
             declared: the target or index that a migration fills; None for the source.
         """
         signs = Signs()
         signs.add_neighbours((utf16_order(name), stamp) for name, stamp in self._stamps.items())
         return TableFacts(
-            table=of.table,
+            table=fill.table,
             counts=self,
-            rows=rows,
-            partitions=max(of.partitions, self.partition_keys.keys),
-            largest_partition=of.largest_partition,
-            partitions_exact=exact,
+            rows=fill.rows,
+            partitions=max(fill.partitions, self.partition_keys.keys),
+            largest_partition=fill.largest_partition,
+            partitions_exact=fill.partitions_exact,
             rows_met_together=together,
             pointer_rows=self._pointer_rows,
             hottest_share=max(self._streams.values(), default=0) / self.rows if self.rows else 0.0,
@@ -144,18 +135,17 @@ class Gatherer:
             colliding: by table, rows that share a target key, in the first groups of collisions.
             together: mean rows of a partition among the rows read, the source first.
         """
-        source, *targets = self.tallies
-        planned = []
-        for tally, fill, mean, declared in zip(
-            targets, fills, together[1:], self._migration.filled, strict=True
-        ):
-            exact = fill.partitions_exact or inventory.exact
+        rows, exact, largest = inventory.rows.rows, inventory.exact, inventory.largest_partition
+        source = TableFill(inventory.table, rows, 0, inventory.partitions, exact, largest, 0.0)
+        sizes = zip([source, *fills], together, [None, *self._migration.filled], strict=True)
+        tables = []
+        for tally, (fill, mean, declared) in zip(self.tallies, sizes, strict=True):
             if exact and not fill.partitions_exact:  # too many to count each
-                fill = replace(fill, partitions=round(fill.rows / mean))
-            planned.append(tally.facts(fill, fill.rows, exact, mean, declared))
+                fill = replace(fill, partitions=round(fill.rows / mean), partitions_exact=True)
+            tables.append(tally.facts(fill, mean, declared))
         return Facts(
-            today=source.facts(inventory, inventory.rows.rows, inventory.exact, together[0]),
-            planned=tuple(planned),
+            today=tables[0],
+            planned=tuple(tables[1:]),
             migration=self._migration,
             colliding=colliding,
             repeated=self._repeated,
