@@ -46,6 +46,9 @@ from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
 
 EXPORTING = "evidence-export"
+# What the snapshot of the state holds of a migration's record, and of each run of a phase.
+_RECORD = ("script_id", "digest", "source", "run_id", "secret_fingerprints", "registered_at")
+_RUN = ("phase", "started_at", "finished_at", "outcome", "counters")
 _HARMLESS = re.compile(r"\d{1,20}|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}Z?|true|false", re.IGNORECASE)
 _CONNECTION_STRING = re.compile(
     rb"(?i)AccountKey=[A-Za-z0-9+/]{20}|SharedAccessSignature=|[?&]sig=[^&\s]{20}"
@@ -249,29 +252,18 @@ def _live(config: Config, signer: Signer | None) -> dict[str, bytes]:
 
 def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[str, Any]:
     """Return the records of a migration in the state file, without keys."""
-    record = state.migration(script_id)
-    applied = set(state.ledger_ids())
+    record, applied = state.migration(script_id), set(state.ledger_ids())
+    segments = state.segments(script_id, "backfill", keys=False)
     shown = {name: value for name, value in facts.items() if _HARMLESS.fullmatch(value)}
 
     def some(value: object, *names: str) -> dict[str, Any]:
         return {name: getattr(value, name) for name in names}
 
     return {
-        "migration": None
-        if record is None
-        else {
-            **some(record, "script_id", "digest", "source", "run_id", "secret_fingerprints", "registered_at"),
-            "accounts": record.endpoint_id,
-        },
+        "migration": record and {**some(record, *_RECORD), "accounts": record.endpoint_id},
         "phases": [str(phase) for phase in ORDER if ledger_id(script_id, phase) in applied],
-        "phase_runs": [
-            some(run, "phase", "started_at", "finished_at", "outcome", "counters")
-            for run in state.phase_runs(script_id)
-        ],
-        "segments": [
-            some(one, "purpose", "rows", "bytes", "done")
-            for one in state.segments(script_id, "backfill", keys=False)
-        ],
+        "phase_runs": [some(run, *_RUN) for run in state.phase_runs(script_id)],
+        "segments": [some(one, "purpose", "rows", "bytes", "done") for one in segments],
         "facts": shown,
         "facts_not_shown": sorted(set(facts) - set(shown)),
     }

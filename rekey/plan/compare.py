@@ -70,16 +70,10 @@ def _basis(plan: Plan) -> list[str]:
 
 def _sections(plan: Plan) -> dict[str, Lines]:
     """Return the compared figures, equal or not, by section in display order; no empty section."""
-    tables = [_tables(one) for one in plan.migrations]
-    costs = [_costs(one) for one in plan.migrations]
-    problems: list[Figures] = [
-        {one.code: one.severity for one in reversed(each.problems)} for each in plan.migrations
-    ]
-    advice = [_advice(one) for one in plan.migrations]
-    queries: list[Figures] = [
-        {one.query.describe(): one.planned.describe() for one in migration.queries}
-        for migration in plan.migrations
-    ]
+    tables, costs, problems, advice, queries = (
+        [figures(one) for one in plan.migrations]
+        for figures in (_tables, _costs, _problems, _advice, _queries)
+    )
     advised = _lines(advice, sorted({code for one in advice for code in one}))
     advised |= _lines(problems, sorted({code for one in problems for code in one}))
     asked = dict.fromkeys(query for one in queries for query in one)
@@ -95,6 +89,14 @@ def _sections(plan: Plan) -> dict[str, Lines]:
 
 def _lines(designs: Sequence[Figures], names: Iterable[str], *, unknown: str = _UNKNOWN) -> Lines:
     return {what: tuple(str(one.get(what) or unknown) for one in designs) for what in names}
+
+
+def _problems(plan: MigrationPlan) -> Figures:
+    return {one.code: one.severity for one in reversed(plan.problems)}
+
+
+def _queries(plan: MigrationPlan) -> Figures:
+    return {one.query.describe(): one.planned.describe() for one in plan.queries}
 
 
 def _advice(plan: MigrationPlan) -> Figures:

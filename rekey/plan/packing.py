@@ -43,6 +43,11 @@ class Filled:
     row_bytes: float = 0.0
     unit: float = 1.0
 
+    @property
+    def rows(self) -> int:
+        """The number of all rows."""
+        return sum(self.partitions.values())
+
 
 class Sends:
     """The batches of one table, counted.
@@ -62,10 +67,12 @@ class Sends:
         # By partition, the rows held, and the number of the window that the first of them is from.
         self._held: dict[Any, tuple[int, int]] = {}
 
-    def add(self, window: int, rows: _Gathered) -> None:
+    def add(self, window: int, pages: Sequence[Filled]) -> None:
         """Pack the rows of one window; rows that fill no batch are held."""
-        most = rows.most
-        for partition, more in rows.partitions.items():
+        most, partitions = _full_batch(pages), Counter[Any]()
+        for page in pages:
+            partitions.update(page.partitions)
+        for partition, more in partitions.items():
             held, since = self._held.pop(partition, (0, window))
             full, rest = divmod(held + more, most)
             if not rest and most < MAX_BATCH_OPERATIONS:
@@ -74,8 +81,8 @@ class Sends:
                 self._send(most, full)
             if rest:
                 self._held[partition] = rest, window if full else since
-        self.given += rows.partitions.total()
-        self.hottest += max(rows.partitions.values(), default=0)
+        self.given += partitions.total()
+        self.hottest += max(partitions.values(), default=0)
 
     def release(self, newest: int | None = None) -> None:
         """Count as sent the rows held long enough when window `newest` begins; None: all rows held."""
@@ -89,28 +96,14 @@ class Sends:
         self.fills[rows] += times
 
 
-class _Gathered:
-    """The rows that one window gives one table."""
-
-    def __init__(self) -> None:
-        self.partitions: Counter[Any] = Counter()
-        self._bytes = self._units = 0.0
-
-    def take(self, page: Filled) -> None:
-        self.partitions.update(page.partitions)
-        rows = sum(page.partitions.values())
-        self._bytes += rows * page.row_bytes
-        self._units += rows / page.unit
-
-    @property
-    def most(self) -> int:
-        """The rows of a full batch."""
-        rows = self.partitions.total()
-        most = float(MAX_BATCH_OPERATIONS)
-        if self._bytes:
-            most = min(most, MAX_BATCH_BYTES * rows // self._bytes)
-        unit = rows / self._units if self._units else 1.0
-        return max(1, round(most // unit * unit))
+def _full_batch(pages: Sequence[Filled]) -> int:
+    """Return the rows of a full batch of a window's rows, page by page."""
+    rows = sum(page.rows for page in pages)
+    size = sum(page.rows * page.row_bytes for page in pages)
+    units = sum(page.rows / page.unit for page in pages)
+    most = min(MAX_BATCH_OPERATIONS, MAX_BATCH_BYTES * rows // size) if size else MAX_BATCH_OPERATIONS
+    unit = rows / units if units else 1.0
+    return max(1, round(most // unit * unit))
 
 
 class Packing:
@@ -129,15 +122,15 @@ class Packing:
         self._together = together
         # Numbers of earlier windows, and their target rows by target table: sent after the mapping rows of
         # their window.
-        self._waiting: list[tuple[int, list[_Gathered]]] = []
+        self._waiting: list[tuple[int, list[list[Filled]]]] = []
         self._number = 0
         self._open_window()
 
     def _open_window(self) -> None:
         self._number += 1
         self._rows = self._bytes = 0
-        self._mapping = _Gathered()
-        self._targets = [_Gathered() for _ in self.sends]
+        self._mapping: list[Filled] = []
+        self._targets: list[list[Filled]] = [[] for _ in self.sends]
 
     @property
     def steady(self) -> bool:
@@ -154,8 +147,8 @@ class Packing:
             mapping: what it gives the mapping table.
         """
         for table, filled in enumerate(targets):
-            self._targets[0 if table in self._together else table].take(filled)
-        self._mapping.take(mapping)
+            self._targets[0 if table in self._together else table].append(filled)
+        self._mapping.append(mapping)
         self._rows += rows
         self._bytes += wire_bytes
         if self._rows >= self._size.rows or self._bytes >= self._size.bytes:

@@ -166,10 +166,8 @@ def random_bits(column: KeyColumn) -> float | None:
         return None
     most, bits = math.log2(len(alphabet)), 0.0
     for characters in zip(*keys, strict=True):
-        entropy = -sum(
-            times / len(keys) * math.log2(times / len(keys)) for times in Counter(characters).values()
-        )
-        if entropy < EVEN * most:
+        shares = [times / len(keys) for times in Counter(characters).values()]
+        if -sum(share * math.log2(share) for share in shares) < EVEN * most:
             return None
         bits += most
     return bits
