@@ -34,12 +34,8 @@ TIMESTAMP = "statement.dsse.json.tsr"
 TIMESTAMP_SIGNATURE = "statement.dsse.json.tsr.sig"
 # Files that the statement does not name.
 BESIDES = frozenset({STATEMENT, TIMESTAMP, TIMESTAMP_SIGNATURE})
-ALWAYS = frozenset(
-    {
-        *("bagit.txt", "bag-info.txt", "manifest-sha256.txt", "tagmanifest-sha256.txt"),
-        *(_PAYLOAD + name for name in contents.ALWAYS),
-    }
-)
+_BAG = {"bagit.txt", "bag-info.txt", "manifest-sha256.txt", "tagmanifest-sha256.txt"}
+ALWAYS = frozenset(_BAG | {_PAYLOAD + name for name in contents.ALWAYS})
 # Files that the statement may name. It must name those of `ALWAYS`.
 KNOWN = ALWAYS | {_PAYLOAD + contents.PLAN, _PAYLOAD + contents.LIVE}
 

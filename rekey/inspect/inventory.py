@@ -236,15 +236,11 @@ class _Reading:
         last: list[Units] = []
         async with aclosing(self._table.scan()) as pages:  # type: ignore[type-var]  # as above
             async for page in pages:
-                rows = page.rows
                 self.requests += 1
-                if not rows:
-                    self.pages += 1
-                    continue
                 # The page after the head shows whether the table continues; its rows are counted, too.
-                beyond = self.rows >= head_rows
-                self.take_page(rows, True)
-                last = [units_of(key_of(row)) for row in rows]
+                beyond = bool(page.rows) and self.rows >= head_rows
+                self.take_page(page.rows, True)
+                last = [units_of(key_of(row)) for row in page.rows] or last
                 if beyond:
                     self._mark((), last[-1])
                     return last, False
