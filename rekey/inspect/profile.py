@@ -24,7 +24,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import IntFlag, StrEnum
+from enum import StrEnum
 from itertools import accumulate, pairwise
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
@@ -47,8 +47,8 @@ _MOST_FIRSTS = 10_000
 SAMPLED_KEYS = 2_000
 
 
-class Mark(IntFlag):
-    """Kinds of characters that a key holds."""
+class Mark:
+    """Kinds of characters that a key holds: bits of a plain integer, as flags are slow."""
 
     LOWER = 1
     UPPER = 2
@@ -65,10 +65,6 @@ class Mark(IntFlag):
     LOOSE = 256
 
 
-# As plain integers: flags are slow.
-_SPACE, _SPECIAL, _NON_ASCII, _EDGE, _LOOSE = map(
-    int, (Mark.SPACE, Mark.SPECIAL, Mark.NON_ASCII, Mark.EDGE, Mark.LOOSE)
-)
 _MARK_OF = {
     **dict.fromkeys(ascii_lowercase, Mark.LOWER),
     **dict.fromkeys(ascii_uppercase, Mark.UPPER),
@@ -115,11 +111,11 @@ class KeyColumn:
         for mark in set(in_ascii.translate(_MARKS)):
             marks |= mark
         if len(in_ascii) < len(key):
-            marks |= _NON_ASCII if unicodedata.is_normalized("NFC", key) else _NON_ASCII | _LOOSE
-        if marks & _SPECIAL:
-            self.specials.update(chr(code) for code in set(in_ascii) if _MARKS[code] == _SPECIAL)
-        if marks & _SPACE and key != key.strip(" "):
-            marks |= _EDGE
+            marks |= Mark.NON_ASCII | (0 if unicodedata.is_normalized("NFC", key) else Mark.LOOSE)
+        if marks & Mark.SPECIAL:
+            self.specials.update(chr(code) for code in set(in_ascii) if _MARKS[code] == Mark.SPECIAL)
+        if marks & Mark.SPACE and key != key.strip(" "):
+            marks |= Mark.EDGE
         self._marks[marks] += 1
         if not key:
             self.empty += 1
@@ -148,8 +144,8 @@ class KeyColumn:
         """Return up to 2,000 of the keys, drawn evenly; for rules, never for reports."""
         return [key for _, key in sorted(self._sample)[:SAMPLED_KEYS]]
 
-    def marked(self, mark: Mark) -> int:
-        """Return how many keys have any of these marks."""
+    def marked(self, mark: int) -> int:
+        """Return how many keys have any of these marks (`Mark`)."""
         return sum(count for marks, count in self._marks.items() if marks & mark)
 
     def share(self, *shapes: Shape) -> float:

@@ -53,7 +53,6 @@ class Sends:
     """The batches of one table, counted.
 
     Attributes:
-        rows: rows in the batches.
         fills: number of batches by the rows in a batch; a batch of one row is a single insert.
         given: rows that were added, including those still held.
         hottest: sum over windows of the rows of the window's largest partition.
@@ -61,7 +60,7 @@ class Sends:
 
     def __init__(self, windows: int) -> None:
         """Create an empty count; `windows`: how many windows rows may wait for others of their partition."""
-        self.rows = self.given = self.hottest = 0
+        self.given = self.hottest = 0
         self.fills: Counter[int] = Counter()
         self._windows = windows
         # By partition, the rows held, and the number of the window that the first of them is from.
@@ -78,7 +77,7 @@ class Sends:
             if not rest and most < MAX_BATCH_OPERATIONS:
                 full, rest = full - 1, most  # one more row may be small enough to fit in
             if full:
-                self._send(most, full)
+                self.fills[most] += full
             if rest:
                 self._held[partition] = rest, window if full else since
         self.given += partitions.total()
@@ -89,11 +88,7 @@ class Sends:
         limit = None if newest is None else newest - self._windows
         due = [name for name, (_, since) in self._held.items() if limit is None or since <= limit]
         for name in due:
-            self._send(self._held.pop(name)[0])
-
-    def _send(self, rows: int, times: int = 1) -> None:
-        self.rows += rows * times
-        self.fills[rows] += times
+            self.fills[self._held.pop(name)[0]] += 1
 
 
 def _full_batch(pages: Sequence[Filled]) -> int:

@@ -30,6 +30,7 @@ Of partitions:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import dropwhile
 
 from rekey.core.limits import PARTITION_TARGET
 from rekey.core.severity import Severity
@@ -145,9 +146,8 @@ def _found(query: Query, table: TableFacts, read: bool) -> tuple[Access, int | N
         # A RowKey that is kept unchanged may hold inverted ticks.
         counts_down = table.counts.row_keys.share(Shape.INVERTED_TICKS) >= NEARLY_ALL
         counts_down = counts_down or not (read or table.today)
-        served = (served and isinstance(row_parts[0], FALLING)) or (
-            row_parts[0] == Prop(ROW_KEY) and counts_down
-        )
+        kept = row_parts[0] == Prop(ROW_KEY) and counts_down
+        served = kept or (served and isinstance(row_parts[0], FALLING))
     within = (Access.ROW_RANGE, pages(query.rows)) if served else whole_partition
     if not parts:
         return within
@@ -161,11 +161,7 @@ def _found(query: Query, table: TableFacts, read: bool) -> tuple[Access, int | N
 
 def _after_known(expression: Expression, table: TableFacts, known: frozenset[str]) -> tuple[Expression, ...]:
     """Return the parts of a key, beginning with the first that cannot be computed from `known`."""
-    parts = parts_of(expression)
-    for number, part in enumerate(parts):
-        if not is_known(part, table.declared, known):
-            return parts[number:]
-    return ()
+    return tuple(dropwhile(lambda part: is_known(part, table.declared, known), parts_of(expression)))
 
 
 # --- partitions ------------------------------------------------------------------------------------------
