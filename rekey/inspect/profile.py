@@ -47,33 +47,28 @@ _MOST_FIRSTS = 10_000
 SAMPLED_KEYS = 2_000
 
 
-class Mark:
-    """Kinds of characters that a key holds: bits of a plain integer, as flags are slow."""
-
-    LOWER = 1
-    UPPER = 2
-    DIGITS = 4
-    # `-`, `.`, `_`, `~`: never escaped in addresses.
-    PLAIN = 8
-    SPACE = 16
-    # Other ASCII characters: escaped in addresses, or with a meaning in filters.
-    SPECIAL = 32
-    NON_ASCII = 64
-    # A space at the beginning or the end.
-    EDGE = 128
-    # Not in Unicode's composed form: two keys may look alike and differ.
-    LOOSE = 256
-
-
+# Kinds of characters that a key holds, by the names that reports give them: bits of a plain integer.
+MARKS = {
+    "lower-case": 1,
+    "upper-case": 2,
+    "digits": 4,
+    "-._~": 8,  # never escaped in addresses
+    "spaces": 16,
+    "special": 32,  # other ASCII characters: escaped in addresses, or with a meaning in filters
+    "non-ascii": 64,
+    "leading-or-trailing-space": 128,
+    "not-composed": 256,  # not in Unicode's composed form: two keys may look alike and differ
+}
+_LOWER, _UPPER, _DIGITS, _PLAIN, _SPACE, _SPECIAL, _NON_ASCII, _EDGE, _LOOSE = MARKS.values()
 _MARK_OF = {
-    **dict.fromkeys(ascii_lowercase, Mark.LOWER),
-    **dict.fromkeys(ascii_uppercase, Mark.UPPER),
-    **dict.fromkeys(digits, Mark.DIGITS),
-    **dict.fromkeys("-._~", Mark.PLAIN),
-    " ": Mark.SPACE,
+    **dict.fromkeys(ascii_lowercase, _LOWER),
+    **dict.fromkeys(ascii_uppercase, _UPPER),
+    **dict.fromkeys(digits, _DIGITS),
+    **dict.fromkeys("-._~", _PLAIN),
+    " ": _SPACE,
 }
 # The marks of ASCII characters, by code, as a table for `bytes.translate`.
-_MARKS = bytes(_MARK_OF.get(chr(code), Mark.SPECIAL) for code in range(256))
+_MARK_OF_BYTE = bytes(_MARK_OF.get(chr(code), _SPECIAL) for code in range(256))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +85,7 @@ class KeyColumn:
     """Takes keys one by one (`add`) and keeps their counts and a sample."""
 
     def __init__(self) -> None:
-        self.keys = 0
-        self.empty = 0
+        self.keys = self.empty = 0
         self.shapes: Counter[Shape] = Counter()
         self.specials: Counter[str] = Counter()
         self._units: Counter[int] = Counter()
@@ -108,14 +102,14 @@ class KeyColumn:
         self._total_units += units
         in_ascii = key.encode("ascii", "ignore")
         marks = 0
-        for mark in set(in_ascii.translate(_MARKS)):
+        for mark in set(in_ascii.translate(_MARK_OF_BYTE)):
             marks |= mark
         if len(in_ascii) < len(key):
-            marks |= Mark.NON_ASCII | (0 if unicodedata.is_normalized("NFC", key) else Mark.LOOSE)
-        if marks & Mark.SPECIAL:
-            self.specials.update(chr(code) for code in set(in_ascii) if _MARKS[code] == Mark.SPECIAL)
-        if marks & Mark.SPACE and key != key.strip(" "):
-            marks |= Mark.EDGE
+            marks |= _NON_ASCII | (0 if unicodedata.is_normalized("NFC", key) else _LOOSE)
+        if marks & _SPECIAL:
+            self.specials.update(chr(code) for code in set(in_ascii) if _MARK_OF_BYTE[code] == _SPECIAL)
+        if marks & _SPACE and key != key.strip(" "):
+            marks |= _EDGE
         self._marks[marks] += 1
         if not key:
             self.empty += 1
@@ -144,9 +138,9 @@ class KeyColumn:
         """Return up to 2,000 of the keys, drawn evenly; for rules, never for reports."""
         return [key for _, key in sorted(self._sample)[:SAMPLED_KEYS]]
 
-    def marked(self, mark: int) -> int:
-        """Return how many keys have any of these marks (`Mark`)."""
-        return sum(count for marks, count in self._marks.items() if marks & mark)
+    def marked(self, mark: str) -> int:
+        """Return how many keys have one of `MARKS`."""
+        return sum(count for marks, count in self._marks.items() if marks & MARKS[mark])
 
     def share(self, *shapes: Shape) -> float:
         """Return the share of keys with a shape, 0.0 to 1.0; for several shapes the sum, at most 1.0."""
@@ -160,10 +154,8 @@ class RowCounts:
     """Counts of rows in any order: how many, their bytes, their keys."""
 
     def __init__(self) -> None:
-        self.rows = 0
-        self.stored_bytes = 0
-        self.largest_row_bytes = 0
-        self.most_properties = 0
+        self.rows = self.stored_bytes = 0
+        self.largest_row_bytes = self.most_properties = 0
         # One key for each partition that is counted; the caller decides which ones are.
         self.partition_keys = KeyColumn()
         self.row_keys = KeyColumn()
@@ -254,8 +246,7 @@ class Signs:
     """Counts pairs of neighbours whose Timestamps rise or fall."""
 
     def __init__(self) -> None:
-        self.rising = 0
-        self.falling = 0
+        self.rising = self.falling = 0
 
     def add(self, before: str, after: str) -> None:
         """Compare two Timestamps as the service writes them."""

@@ -20,7 +20,7 @@ from rekey.core.plain import UNTOLD, members, told
 from rekey.core.safe_ids import SafeIds
 from rekey.inspect.inventory import Inventory
 from rekey.inspect.partitions import CLASS_NAMES, Large
-from rekey.inspect.profile import KeyColumn, Lengths, Mark, Order, PropertyUse, Signs, TableProfile
+from rekey.inspect.profile import MARKS, KeyColumn, Lengths, Order, PropertyUse, Signs, TableProfile
 from rekey.inspect.shapes import Shape
 from rekey.model import EntityKey
 
@@ -28,17 +28,6 @@ from rekey.model import EntityKey
 # up to 120,000 rows, 93 of 100 estimates lay within it; the others were too high, most of them of very uneven
 # partitions (`tests/unit/test_inspection_confidence.py` repeats the trials).
 FACTOR = 3.0
-MARKS = {
-    Mark.LOWER: "lower-case",
-    Mark.UPPER: "upper-case",
-    Mark.DIGITS: "digits",
-    Mark.PLAIN: "-._~",
-    Mark.SPACE: "spaces",
-    Mark.SPECIAL: "special",
-    Mark.NON_ASCII: "non-ascii",
-    Mark.EDGE: "leading-or-trailing-space",
-    Mark.LOOSE: "not-composed",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +221,7 @@ def _key(column: KeyColumn, signs: Signs, share: Callable[[Shape], Share | None]
         keys=column.keys,
         empty=column.empty,
         lengths=column.lengths,
-        marks={name: column.marked(mark) for mark, name in MARKS.items() if column.marked(mark)},
+        marks={mark: column.marked(mark) for mark in MARKS if column.marked(mark)},
         specials=dict(most_first(column.specials)),
         shapes=tuple(ShapeUse(shape, keys, share(shape)) for shape, keys in most_first(column.shapes)),
         order=signs.order,

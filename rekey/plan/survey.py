@@ -61,8 +61,7 @@ class RowSample:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self._bytes = 0
-        self._seen = 0
+        self._bytes = self._seen = 0
         self._every = 1
 
     def take(self, rows: Sequence[Row]) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from rekey.core.limits import MAX_ENTITY_BYTES, MAX_PROPERTIES, is_elsewhere
 from rekey.core.severity import Severity
 from rekey.declaration.migration import Index
-from rekey.inspect.profile import KeyColumn, Mark
+from rekey.inspect.profile import KeyColumn
 from rekey.plan.advice.facts import Facts, percent, words_among
 from rekey.plan.result import Advice
 from rekey.present.text import counted
@@ -88,7 +88,7 @@ def escaped_characters(facts: Facts) -> Iterator[Advice]:
     """Yield advice on keys that need escaping."""
     for table, key, column in facts.columns:
         found = {mark: column.specials[mark] for mark in ESCAPED if column.specials[mark]}
-        edges = column.marked(Mark.EDGE)
+        edges = column.marked("leading-or-trailing-space")
         if not found and not edges:
             continue
         listed = [f"{mark} in {number:,}" for mark, number in found.items()]
@@ -102,7 +102,7 @@ def escaped_characters(facts: Facts) -> Iterator[Advice]:
 def non_ascii(facts: Facts) -> Iterator[Advice]:
     """Yield advice on characters outside ASCII."""
     for table, key, column in facts.columns:
-        found, loose = column.marked(Mark.NON_ASCII), column.marked(Mark.LOOSE)
+        found, loose = column.marked("non-ascii"), column.marked("not-composed")
         if found:
             more = f"; {loose:,} not in composed form (NFC)" if loose else ""
             severity = Severity.WARNING if loose else Severity.NOTE

@@ -95,8 +95,7 @@ class Gatherer:
         self._map = map_row
         self._is_cosmos = is_cosmos
         self._prices = prices or Prices()
-        self._repeated = 0
-        self._unrepeatable = 0
+        self._repeated = self._unrepeatable = 0
         self._streams = [_stream_of(one, migration) for one in migration.filled]
         self._hashes = [hashed for one in migration.filled for hashed in _hashes_of(one, migration)]
 
