@@ -214,17 +214,16 @@ class Survey:
         mappable: list[Mapped] = []
         for rows in sample:
             self.looked_at += len(rows)
-            tallies = self.gatherer.tallies[1:]
-            before = [(one.stored_bytes, one.rows) for one in tallies]
+            sizes: list[list[int]] = [[] for _ in self.labels]
             found: list[Mapped] = []
             for row in rows:
                 with suppress(RowRefused):
                     mapped = self._mapper.map(row)
                     self.gatherer.take(row, mapped)
                     found.append((key_of(row), [target_key(*one) for one in mapped]))
-            gained = zip(tallies, before, strict=True)
-            means = [(one.stored_bytes - size) / ((one.rows - count) or 1) for one, (size, count) in gained]
-            self._row_bytes.append(means)
+                    for number, target in mapped:
+                        sizes[number].append(entity_bytes(target))
+            self._row_bytes.append(list(map(_mean, sizes)))
             self._mapping_bytes.append(_mean([*self._measured(_some(found, MEASURED_ROWS))]))
             mappable += found
         self.examples = tuple(self._example(*one) for one in _some(mappable, EXAMPLES))
