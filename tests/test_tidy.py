@@ -59,7 +59,6 @@ PURE = {
     "evidence.merkle",
     "evidence.note",
     "evidence.statement",
-    "inspect.columns",
     "inspect.partitions",
     "inspect.profile",
     "inspect.render",

@@ -16,7 +16,7 @@ import hashlib
 import logging
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,8 @@ TIMESTAMP = "statement.dsse.json.tsr"
 TIMESTAMP_SIGNATURE = "statement.dsse.json.tsr.sig"
 # Files that the statement does not name.
 BESIDES = frozenset({STATEMENT, TIMESTAMP, TIMESTAMP_SIGNATURE})
-ALWAYS = frozenset(
-    {
-        *("bagit.txt", "bag-info.txt", "manifest-sha256.txt", "tagmanifest-sha256.txt"),
-        *(_PAYLOAD + name for name in contents.ALWAYS),
-    }
-)
+_BAG = {"bagit.txt", "bag-info.txt", "manifest-sha256.txt", "tagmanifest-sha256.txt"}
+ALWAYS = frozenset(_BAG | {_PAYLOAD + name for name in contents.ALWAYS})
 # Files that the statement may name. It must name those of `ALWAYS`.
 KNOWN = ALWAYS | {_PAYLOAD + contents.PLAN, _PAYLOAD + contents.LIVE}
 
@@ -123,11 +119,8 @@ def write(
 
 def digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file of a bundle that its statement names, by path."""
-    return {
-        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in names(folder)
-        if name not in BESIDES
-    }
+    stated = [name for name in names(folder) if name not in BESIDES]
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in stated}
 
 
 def require_folder(folder: Path) -> None:
@@ -148,31 +141,26 @@ def statement_sha256(folder: Path) -> str:
 
 def payload(folder: Path) -> dict[str, bytes]:
     """Return the contents of the files below `data/`, by path below it."""
-    return {
-        name.removeprefix(_PAYLOAD): (folder / name).read_bytes()
-        for name in names(folder)
-        if name.startswith(_PAYLOAD)
-    }
+    inside = [name for name in names(folder) if name.startswith(_PAYLOAD)]
+    return {name.removeprefix(_PAYLOAD): (folder / name).read_bytes() for name in inside}
 
 
 def names(folder: Path) -> list[str]:
     """Return the paths of all plain files in a folder, in order."""
-    return sorted(
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*")
-        if path.is_file() and not path.is_symlink()
-    )
+    return _paths(folder, lambda path: path.is_file() and not path.is_symlink())
 
 
 def strange(folder: Path) -> list[str]:
     """Return the paths that a bundle must not hold: links, devices, empty folders."""
-    return sorted(
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*")
-        if path.is_symlink()
-        or not (path.is_file() or path.is_dir())
-        or (path.is_dir() and not any(path.iterdir()))
-    )
+
+    def belongs(path: Path) -> bool:
+        return not path.is_symlink() and (path.is_file() or (path.is_dir() and any(path.iterdir())))
+
+    return _paths(folder, lambda path: not belongs(path))
+
+
+def _paths(folder: Path, which: Callable[[Path], bool]) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if which(path))
 
 
 def bag_problem(folder: Path) -> str:

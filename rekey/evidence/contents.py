@@ -53,11 +53,8 @@ Event = Mapping[str, Any]
 
 def told(events: Iterable[Event], script_id: str, kind: str) -> list[dict[str, Any]]:
     """Return the details of the events of one kind of a migration, each with its `seq` and `at`."""
-    return [
-        {"seq": event["seq"], "at": event["at"], **event["details"]}
-        for event in events
-        if event["event"] == kind and event["script_id"] == script_id
-    ]
+    own = (event for event in events if event["event"] == kind and event["script_id"] == script_id)
+    return [{"seq": event["seq"], "at": event["at"], **event["details"]} for event in own]
 
 
 def proofs(
@@ -66,19 +63,11 @@ def proofs(
     """Return inclusion proofs for the events of a migration, so that each can be shown without the others."""
     leaves = [merkle.leaf_hash(line) for line in lines]
     indexes = [number for number, event in enumerate(events) if event["script_id"] == script_id]
-    return {
-        "log": checkpoint.log,
-        "size": checkpoint.size,
-        "root": base64.b64encode(checkpoint.root).decode(),
-        "proofs": [
-            {
-                "seq": index + 1,
-                "leaf": base64.b64encode(leaves[index]).decode(),
-                "path": [base64.b64encode(one).decode() for one in path],
-            }
-            for index, path in zip(indexes, merkle.inclusion_proofs(leaves, indexes), strict=True)
-        ],
-    }
+    shown = []
+    for index, path in zip(indexes, merkle.inclusion_proofs(leaves, indexes), strict=True):
+        leaf, *siblings = (base64.b64encode(one).decode() for one in (leaves[index], *path))
+        shown.append({"seq": index + 1, "leaf": leaf, "path": siblings})
+    return {"log": checkpoint.log, "size": checkpoint.size, "root": checkpoint.named["root"], "proofs": shown}
 
 
 def as_json(value: Any) -> bytes:

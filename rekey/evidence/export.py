@@ -34,11 +34,8 @@ from rekey.core.distribution import DISTRIBUTION, installed_version
 from rekey.core.plain import members
 from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError, Findings, Moved, Refused, RekeyError, SecretMissing
-from rekey.evidence import bag, contents, note
+from rekey.evidence import bag, contents, log, note, report, statement
 from rekey.evidence.keys import Signer
-from rekey.evidence.log import problems_of, signed_over
-from rekey.evidence.report import render
-from rekey.evidence.statement import LIVE_TYPE, parsed
 from rekey.evidence.verify import Verdict
 from rekey.phases import ORDER, ledger_id
 from rekey.project.config import Config, account_key, resolve_secret
@@ -49,6 +46,9 @@ from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
 
 EXPORTING = "evidence-export"
+# What the snapshot of the state holds of a migration's record, and of each run of a phase.
+_RECORD = ("script_id", "digest", "source", "run_id", "secret_fingerprints", "registered_at")
+_RUN = ("phase", "started_at", "finished_at", "outcome", "counters")
 _HARMLESS = re.compile(r"\d{1,20}|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}Z?|true|false", re.IGNORECASE)
 _CONNECTION_STRING = re.compile(
     rb"(?i)AccountKey=[A-Za-z0-9+/]{20}|SharedAccessSignature=|[?&]sig=[^&\s]{20}"
@@ -111,20 +111,19 @@ def export(
     key_id = "" if signer is None else signer.public.key_id
     state.audit(EXPORTING, script_id, {"signed": signer is not None, "key_id": key_id})
     events = state.audit_events()
-    checkpoint = signed_over(events, signer)
+    checkpoint = log.signed_over(events, signer)
     live = _live(config, signer)
     files = _files(declared, state, events, checkpoint, live)
     state.add_checkpoint(len(events), checkpoint.text, f"{script_id}: evidence exported")
     _refuse_secrets(config, files)
     known = json.loads(files[contents.STATE])
+    told_group = {"name": declared.migration.group, "declarations_sha256": dict(group)} if group else None
     predicate = {
         "script_id": script_id,
         "title": declared.doc.partition("\n")[0],
         "run_id": known["migration"] and known["migration"]["run_id"],
         "declaration_sha256": declared.digest,
-        **(
-            {"group": {"name": declared.migration.group, "declarations_sha256": dict(group)}} if group else {}
-        ),
+        **({"group": told_group} if told_group else {}),
         "exported_at": events[-1].at,
         "phases": known["phases"],
         "log": checkpoint.checkpoint.named,
@@ -151,11 +150,8 @@ def export(
 
 def exports_of(state: State, statement_sha256: str) -> list[AuditEvent]:
     """Return the events by which this project exported a bundle with this statement."""
-    return [
-        event
-        for event in state.audit_events()
-        if event.event == EVIDENCE_EXPORTED and event.details.get("statement_sha256") == statement_sha256
-    ]
+    exports = [event for event in state.audit_events() if event.event == EVIDENCE_EXPORTED]
+    return [event for event in exports if event.details.get("statement_sha256") == statement_sha256]
 
 
 def record_verified(state: State, verdict: Verdict) -> bool:
@@ -184,7 +180,7 @@ def _require_known(state: State, declared: Declared) -> None:
             kept="everything; nothing was exported",
             hint=f"`rekey apply {declared.script_id}` begins it",
         )
-    found = problems_of(events, state.checkpoints())
+    found = log.problems_of(events, state.checkpoints())
     if found:
         raise Findings(
             f"the audit log cannot be shown: {'; '.join(found)}",
@@ -236,7 +232,7 @@ def _files(
     }
     if plan is not None:
         files[contents.PLAN] = plan.encode()
-    return {**files, contents.REPORT: render(files).encode()}
+    return {**files, contents.REPORT: report.render(files).encode()}
 
 
 def _live(config: Config, signer: Signer | None) -> dict[str, bytes]:
@@ -244,11 +240,11 @@ def _live(config: Config, signer: Signer | None) -> dict[str, bytes]:
     none, or none by the key that signs this bundle."""
     try:
         data = contents.live_path(config.state).read_bytes()
-        report = parsed(data)
-        about = report.statement(LIVE_TYPE).predicate
+        live = statement.parsed(data)
+        about = live.statement(statement.LIVE_TYPE).predicate
     except (OSError, ValueError):
         return {}
-    ours = not report.is_signed if signer is None else report.is_by(signer.public)
+    ours = not live.is_signed if signer is None else live.is_by(signer.public)
     told = about.get("schema"), about.get("endpoints")
     accounts = " ".join(one.endpoint for one in config.accounts.values())
     return {contents.LIVE: data} if ours and told == (contents.LIVE_SCHEMA, accounts) else {}
@@ -256,29 +252,18 @@ def _live(config: Config, signer: Signer | None) -> dict[str, bytes]:
 
 def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[str, Any]:
     """Return the records of a migration in the state file, without keys."""
-    record = state.migration(script_id)
-    applied = set(state.ledger_ids())
+    record, applied = state.migration(script_id), set(state.ledger_ids())
+    segments = state.segments(script_id, "backfill", keys=False)
     shown = {name: value for name, value in facts.items() if _HARMLESS.fullmatch(value)}
 
     def some(value: object, *names: str) -> dict[str, Any]:
         return {name: getattr(value, name) for name in names}
 
     return {
-        "migration": None
-        if record is None
-        else {
-            **some(record, "script_id", "digest", "source", "run_id", "secret_fingerprints", "registered_at"),
-            "accounts": record.endpoint_id,
-        },
+        "migration": record and {**some(record, *_RECORD), "accounts": record.endpoint_id},
         "phases": [str(phase) for phase in ORDER if ledger_id(script_id, phase) in applied],
-        "phase_runs": [
-            some(run, "phase", "started_at", "finished_at", "outcome", "counters")
-            for run in state.phase_runs(script_id)
-        ],
-        "segments": [
-            some(one, "purpose", "rows", "bytes", "done")
-            for one in state.segments(script_id, "backfill", keys=False)
-        ],
+        "phase_runs": [some(run, *_RUN) for run in state.phase_runs(script_id)],
+        "segments": [some(one, "purpose", "rows", "bytes", "done") for one in segments],
         "facts": shown,
         "facts_not_shown": sorted(set(facts) - set(shown)),
     }
@@ -286,10 +271,9 @@ def _snapshot(state: State, script_id: str, facts: Mapping[str, str]) -> dict[st
 
 def versions(schema: int) -> dict[str, Any]:
     """Return the versions of rekey, Python, the packages rekey depends on, and the state file's schema."""
-    found = {}
-    for wanted in map(Requirement, requires(DISTRIBUTION) or []):
-        if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
-            found[wanted.name] = version(wanted.name)
+    wanted = map(Requirement, requires(DISTRIBUTION) or [])
+    needed = [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    found = {name: version(name) for name in needed}
     with suppress(PackageNotFoundError):  # when the extra is not installed, it signed nothing
         found["azure-keyvault-keys"] = version("azure-keyvault-keys")
     return {
@@ -306,11 +290,11 @@ def versions(schema: int) -> dict[str, Any]:
 def _refuse_secrets(config: Config, files: Mapping[str, bytes]) -> None:
     """Raise Findings when files hold a secret, an account key or a connection string; it names files only."""
     known = [form for secret in _secrets(config) for form in forms(secret)]
-    guilty = sorted(
-        name
-        for name, data in files.items()
-        if _CONNECTION_STRING.search(data) or any(form in data for form in known)
-    )
+
+    def tells(data: bytes) -> bool:
+        return _CONNECTION_STRING.search(data) is not None or any(form in data for form in known)
+
+    guilty = sorted(name for name, data in files.items() if tells(data))
     if guilty:
         raise Findings(
             f"a secret, an account key or a connection string would stand in {', '.join(guilty)}",

@@ -76,11 +76,7 @@ def last_full(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 async def recompute(
-    recorded: Mapping[str, Any],
-    service: TableService,
-    progress: Progress,
-    *,
-    mapper: Mapper | None = None,
+    recorded: Mapping[str, Any], service: TableService, progress: Progress, *, mapper: Mapper | None = None
 ) -> list[Compared]:
     """Read the tables and compare.
 
@@ -106,41 +102,34 @@ async def recompute(
                     adders[number](target)
 
     name = recorded["source"]
-    source = await _read(service.table(name), name, digester(name, frozenset()), progress, map_again)
-    found = [_compared(name, "source", recorded["source_digest"], recorded["source_rows"], source)]
+    source = BucketSums()
+    add = source.adder(digester(name, frozenset()))
+    is_there = await _read(service.table(name), name, progress, add, map_again)
+    given = source if is_there else None
+    found = [_compared(name, "source", recorded["source_digest"], recorded["source_rows"], given)]
     secondary = {number: one[BEGIN] for number, one in enumerate(tables) if BEGIN in one}
     targets = by_number([one["table"] for one in tables], secondary, service.table)
     for one, target, digest, sums in zip(tables, targets, digests, expected, strict=True):
         name = label_of(one["table"], one.get(BEGIN, ""))
         if mapper is not None:
-            given = None if source is None else sums
+            given = sums if is_there else None
             found.append(_compared(name, "expected", one["expected_digest"], one["expected_rows"], given))
-        actual = await _read(target, name, digest, progress)
-        found.append(_compared(name, "target", one["actual_digest"], one["actual_rows"], actual))
+        actual = BucketSums()
+        given = actual if await _read(target, name, progress, actual.adder(digest)) else None
+        found.append(_compared(name, "target", one["actual_digest"], one["actual_rows"], given))
     return found
 
 
-async def _read(
-    table: Table,
-    name: str,
-    digest: Callable[[Row], bytes],
-    progress: Progress,
-    see: Callable[[Row], None] | None = None,
-) -> BucketSums | None:
-    """Return the sums of a table's rows, None when there is no such table; `see` is called with each row."""
-    sums = BucketSums()
-    add = sums.adder(digest)
-    try:
-        with progress.task(f"read {name}") as advance:
-            async for page in table.scan():
-                for row in page.rows:
-                    add(row)
-                    if see is not None:
-                        see(row)
-                advance(len(page.rows))
-    except (TableMissing, TableBeingDeleted):
-        return None
-    return sums
+async def _read(table: Table, name: str, progress: Progress, *takers: Callable[[Row], None]) -> bool:
+    """Give each row of a table to all takers; tell whether there is such a table."""
+    with suppress(TableMissing, TableBeingDeleted), progress.task(f"read {name}") as advance:
+        async for page in table.scan():
+            for row in page.rows:
+                for take in takers:
+                    take(row)
+            advance(len(page.rows))
+        return True
+    return False
 
 
 def _compared(table: str, what: str, digest: str, rows: int, sums: BucketSums | None) -> Compared:

@@ -10,7 +10,7 @@ Rules kept here:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -36,25 +36,16 @@ def render(files: Mapping[str, bytes]) -> str:
     Args:
         files: the other files of the bundle, by path below `data/`.
     """
-    at = datetime.fromisoformat
     state = json.loads(files[contents.STATE])
     events = [json.loads(line) for line in files[contents.EVENTS].splitlines()]
     checks = json.loads(files[contents.RECONCILIATION])
     script_id = events[-1]["script_id"]
+    own = [event for event in events if event["script_id"] == script_id]
+    shown = [event for event in events if event["script_id"] in (script_id, None)]
     full = [one for one in checks if one["mode"] == "full"]
-    runs = [run for run in state["phase_runs"] if run["finished_at"]]
-    runs += _taken_back(event for event in events if event["script_id"] == script_id)
-    runs.sort(key=lambda run: at(run["started_at"]))
-    spans = [
-        Span(
-            run["phase"],
-            at(run["started_at"]),
-            at(run["finished_at"]),
-            run["outcome"] in ("done", TAKEN_BACK),
-            back=run["outcome"] == TAKEN_BACK,
-        )
-        for run in runs
-    ]
+    runs = [*(run for run in state["phase_runs"] if run["finished_at"]), *_taken_back(own)]
+    runs.sort(key=lambda run: datetime.fromisoformat(run["started_at"]))
+    spans = list(map(_span, runs))
     compared = full[-1]["tables"] if full else []
     amounts = [
         Pair(label_of(one["table"], one.get("row_keys_begin", "")), one["expected_rows"], one["actual_rows"])
@@ -77,13 +68,19 @@ def render(files: Mapping[str, bytes]) -> str:
         pairs=pairs(amounts, "Rows of the last full verification", names),
         saw=_saw,
         gates=json.loads(files[contents.GATES]),
-        erasures=list(_erasures(event for event in events if event["script_id"] == script_id)),
-        events=[event for event in events if event["script_id"] in (script_id, None)],
-        others=sum(event["script_id"] not in (script_id, None) for event in events),
+        erasures=list(_erasures(own)),
+        events=shown,
+        others=len(events) - len(shown),
         names=contents,
         live=None if live is None else parsed(live).statement(LIVE_TYPE).predicate,
         files=sorted(files),
     )
+
+
+def _span(run: Mapping[str, Any]) -> Span:
+    begin, end = (datetime.fromisoformat(run[at]) for at in ("started_at", "finished_at"))
+    back = run["outcome"] == TAKEN_BACK
+    return Span(run["phase"], begin, end, back or run["outcome"] == "done", back)
 
 
 def _taken_back(events: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -116,8 +113,7 @@ def _wrong(check: Mapping[str, Any]) -> int:
 def _saw(saw: Mapping[str, Any]) -> str:
     """Return as text the facts by which a gate was opened."""
     words = []
-    if saw["verification"] is not None:
-        seen = saw["verification"]
+    if (seen := saw["verification"]) is not None:
         words.append(f"{seen['divergences']:,} rows differing on {moment(seen['finished_at'])}")
     if saw["writers_stopped"]:
         words.append("writers stopped, as the operator said")
@@ -126,11 +122,10 @@ def _saw(saw: Mapping[str, Any]) -> str:
     return "; ".join(words)
 
 
-def _erasures(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str, str, str]]:
+def _erasures(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str, str, str]]:
     """Yield each erasure of the mapping: its event, what was erased, when it ended ("": not yet), counts."""
-    listed = list(events)
-    ended = {event["details"]["begun"]: event for event in listed if event["event"] == ERASURE_ENDED}
-    for event in listed:
+    ended = {event["details"]["begun"]: event for event in events if event["event"] == ERASURE_ENDED}
+    for event in events:
         if event["event"] == ERASURE_BEGUN:
             end = ended.get(event["seq"])
             counts = _counts(end["details"]) if end else ""
@@ -145,9 +140,8 @@ def _meant(details: Mapping[str, Any]) -> str:
 
 
 def _counts(details: Mapping[str, Any]) -> str:
-    counted = [
-        f"{name.replace('_', ' ')} {value:,}" for name, value in details.items() if name in _ERASED and value
-    ]
+    some = {name.replace("_", " "): value for name, value in details.items() if name in _ERASED and value}
+    counted = [f"{name} {value:,}" for name, value in some.items()]
     counted += [f"rows of {table} {number:,}" for table, number in details.get("target_rows", {}).items()]
     if details.get("targets_changed"):
         counted.append(f"target rows changed meanwhile, and stay: {', '.join(details['targets_changed'])}")

@@ -81,10 +81,9 @@ def read_public(path: Path) -> PublicKey:
         found = serialization.load_pem_public_key(_read(path, "public", cure))
     except (ValueError, UnsupportedAlgorithm):
         raise ConfigurationError(f"{path} is not a public key in PEM form", hint=cure) from None
-    if isinstance(found, Ed25519PublicKey) or (
-        isinstance(found, ec.EllipticCurvePublicKey) and isinstance(found.curve, ec.SECP256R1)
-    ):
-        return PublicKey(found, f"the file {path}")
+    match found:
+        case Ed25519PublicKey() | ec.EllipticCurvePublicKey(curve=ec.SECP256R1()):
+            return PublicKey(found, f"the file {path}")
     raise ConfigurationError(f"{path} is neither an Ed25519 nor a P-256 key", hint=cure)
 
 

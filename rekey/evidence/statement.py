@@ -46,17 +46,10 @@ class Statement:
     @property
     def body(self) -> bytes:
         """The statement as RFC 8785 JSON."""
-        subjects: list[dict[str, Any]] = [
-            {"name": name, "digest": {"sha256": digest}} for name, digest in sorted(self.digests.items())
-        ]
-        return rfc8785.dumps(
-            {
-                "_type": STATEMENT_TYPE,
-                "subject": subjects,
-                "predicateType": self.kind,
-                "predicate": dict(self.predicate),
-            }
-        )
+        files = sorted(self.digests.items())
+        subjects = [{"name": name, "digest": {"sha256": digest}} for name, digest in files]
+        content: dict[str, Any] = {"_type": STATEMENT_TYPE, "subject": subjects, "predicateType": self.kind}
+        return rfc8785.dumps({**content, "predicate": dict(self.predicate)})
 
 
 @dataclass(frozen=True, slots=True)

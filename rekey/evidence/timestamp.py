@@ -19,14 +19,8 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import rfc3161_client as rfc3161
 from cryptography import x509
-from rfc3161_client import (
-    HashAlgorithm,
-    TimestampRequestBuilder,
-    VerificationError,
-    VerifierBuilder,
-    decode_timestamp_response,
-)
 
 from rekey.errors import ConfigurationError, EndpointDown, Unavailable
 
@@ -47,7 +41,7 @@ def ask(url: str, data: bytes) -> bytes:
         raise ConfigurationError(
             "the time stamp authority is not an http or https URL", hint="write --timestamp https://HOST/PATH"
         )
-    builder = TimestampRequestBuilder().data(data).hash_algorithm(HashAlgorithm.SHA256)
+    builder = rfc3161.TimestampRequestBuilder().data(data).hash_algorithm(rfc3161.HashAlgorithm.SHA256)
     request = builder.cert_request(cert_request=True).nonce(nonce=True).build()
     sent = urllib.request.Request(url, request.as_bytes(), {"Content-Type": _QUERY})  # noqa: S310 - checked
     try:
@@ -62,7 +56,7 @@ def ask(url: str, data: bytes) -> bytes:
             hint="check the URL of --timestamp and the network, or export without it",
         ) from None
     try:
-        found = decode_timestamp_response(answer)
+        found = rfc3161.decode_timestamp_response(answer)
         right = found.tst_info.nonce == request.nonce
         right = right and found.tst_info.message_imprint.message == request.message_imprint.message
     except ValueError:
@@ -85,12 +79,12 @@ def check(answer: bytes, data: bytes, root: bytes) -> datetime:
     """
     certificate = x509.load_pem_x509_certificate(root)
     try:
-        found = decode_timestamp_response(answer)
+        found = rfc3161.decode_timestamp_response(answer)
         if found.as_bytes() != answer:
             raise ValueError("is not in its one form")
-        VerifierBuilder(roots=[certificate]).build().verify_message(found, data)
+        rfc3161.VerifierBuilder(roots=[certificate]).build().verify_message(found, data)
         return found.tst_info.gen_time
-    except VerificationError as error:
+    except rfc3161.VerificationError as error:
         raise ValueError(str(error)) from None
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from rekey.core.plain import UNTOLD, members, told
 from rekey.errors import ConfigurationError
 from rekey.evidence import bag, contents, log, note, statement, timestamp
 from rekey.evidence.keys import PublicKey
+
+# Files of which an event has the digest: the kind of event, and its member.
+_NAMED = ((contents.DECLARATION, "phase-begun", "digest"), (contents.PLAN, "planned", "plan_sha256"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +188,7 @@ def _consistent(files: dict[str, bytes], verdict: Verdict) -> None:
     for name, kind in ((contents.GATES, "gate"), (contents.RECONCILIATION, "verification")):
         if files.get(name) != contents.as_json(contents.told(events, script_id, kind)):
             verdict.wrong("not-as-logged", f"{name} is not what the audit log says")
-    for name, kind, member in (
-        (contents.DECLARATION, "phase-begun", "digest"),
-        (contents.PLAN, "planned", "plan_sha256"),
-    ):
+    for name, kind, member in _NAMED:
         said = contents.told(events, script_id, kind)
         expected = name in files or name in contents.ALWAYS
         if expected and said and said[-1].get(member) != hashlib.sha256(files.get(name, b"")).hexdigest():
@@ -218,23 +219,19 @@ def _live(files: dict[str, bytes], trusted: Trusted, verdict: Verdict) -> None:
 
 
 def _stamp(folder: Path, trusted: Trusted, verdict: Verdict) -> None:
-    path = folder / bag.TIMESTAMP
+    path, wrong = folder / bag.TIMESTAMP, partial(verdict.wrong, "timestamp")
     if not path.is_file():
         if verdict.predicate.get("stamped") or (folder / bag.TIMESTAMP_SIGNATURE).exists():
-            verdict.wrong(
-                "timestamp", "the time stamp is gone: the statement announces it, or its signature is there"
-            )
+            wrong("the time stamp is gone: the statement announces it, or its signature is there")
         if trusted.root is not None:
-            verdict.wrong(
-                "timestamp", "there is no time stamp, and a root certificate was given to check one"
-            )
+            wrong("there is no time stamp, and a root certificate was given to check one")
         return
     # An authority's answer has bytes that the authority does not sign; the evidence key signed all of them.
     signature = folder / bag.TIMESTAMP_SIGNATURE
     if verdict.signed or signature.exists():
         by_key = signature.read_bytes() if signature.is_file() else b""
         if not any(key.verifies(by_key, path.read_bytes()) for key in trusted.keys):
-            verdict.wrong("timestamp", "the time stamp is not the one that the holder of the key put there")
+            wrong("the time stamp is not the one that the holder of the key put there")
     if trusted.ignore_timestamp:
         return
     if trusted.root is None:
@@ -245,7 +242,7 @@ def _stamp(folder: Path, trusted: Trusted, verdict: Verdict) -> None:
     try:
         at = timestamp.check(path.read_bytes(), (folder / bag.STATEMENT).read_bytes(), trusted.root)
     except (ValueError, OSError) as error:
-        verdict.wrong("timestamp", f"the time stamp does not vouch for the statement: {error}")
+        wrong(f"the time stamp does not vouch for the statement: {error}")
         return
     verdict.stamped_at = at.isoformat()
     verdict.checked.append(f"an authority saw the statement at {verdict.stamped_at}")

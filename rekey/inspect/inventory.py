@@ -19,11 +19,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, TypeVar
 
 from rekey.core.plain import UNTOLD, members, told
+from rekey.inspect.partitions import PartitionRuns
 from rekey.inspect.sampling import RowEstimate, Sizer, Stretch, Units, key_from, units_of
 from rekey.model import ETAG, PARTITION_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
 from rekey.present.text import counted
@@ -207,21 +206,13 @@ class _Reading:
     """
 
     def __init__(self, table: Table, take: Take, *, gaps: bool) -> None:
-        """Create a reading of no rows. `gaps`: parts are left out, so a partition may be met again: the
-        PartitionKeys met are remembered."""
-        self.rows = self.head_rows = 0
-        self.pages = 0
-        self.requests = 0
+        """Create a reading of no rows. `gaps`: parts are left out, so a partition may be met again."""
+        self.rows = self.head_rows = self.pages = self.requests = 0
         self._part = HEAD
         self._table = table
         self._take = take
-        self._gaps = gaps
+        self._runs = PartitionRuns(gaps=gaps)
         self._digest = 0
-        self._partitions = 0
-        self._largest = 0
-        self._run = 0
-        self._partition: str | None = None
-        self._met: set[str] = set()
         self._read_upto: list[Units] = []
         # The last keys of the stretches read, in order, and the keys after which they begin.
         self._read_after: list[Units] = []
@@ -230,19 +221,12 @@ class _Reading:
         """Count rows and hand them on; `continues`: they follow the previous ones without a gap."""
         self.pages += 1
         if not continues:
-            self._partition, self._part = None, ELSEWHERE
+            self._runs.cut("")
+            self._part = ELSEWHERE
         stamps = [f"{row.get(ETAG, '')}\0{row.get(TIMESTAMP, '')}".encode() for row in rows]
         digests = [blake2b(stamp, digest_size=16).digest() for stamp in stamps]
         self._digest = (self._digest + sum(map(int.from_bytes, digests))) % DIGEST_MODULUS
-        for partition, run in groupby(map(itemgetter(PARTITION_KEY), rows)):
-            if partition != self._partition:
-                self._partition = partition
-                self._run = 0
-                self._partitions += partition not in self._met
-                if self._gaps:
-                    self._met.add(partition)
-            self._run += len(list(run))
-            self._largest = max(self._largest, self._run)
+        self._runs.add(row[PARTITION_KEY] for row in rows)
         self.rows += len(rows)
         self.head_rows += len(rows) if self._part == HEAD else 0
         self._take(rows, self._part)
@@ -252,15 +236,11 @@ class _Reading:
         last: list[Units] = []
         async with aclosing(self._table.scan()) as pages:  # type: ignore[type-var]  # as above
             async for page in pages:
-                rows = page.rows
                 self.requests += 1
-                if not rows:
-                    self.pages += 1
-                    continue
                 # The page after the head shows whether the table continues; its rows are counted, too.
-                beyond = self.rows >= head_rows
-                self.take_page(rows, True)
-                last = [units_of(key_of(row)) for row in rows]
+                beyond = bool(page.rows) and self.rows >= head_rows
+                self.take_page(page.rows, True)
+                last = [units_of(key_of(row)) for row in page.rows] or last
                 if beyond:
                     self._mark((), last[-1])
                     return last, False
@@ -310,8 +290,8 @@ class _Reading:
             rows=RowEstimate(rows, self.rows, exact, settled),
             stored_bytes=0,
             pages=self.pages,
-            partitions=self._partitions,
-            largest_partition=self._largest,
+            partitions=self._runs.met,
+            largest_partition=self._runs.longest,
             digest=f"{self._digest:032x}" if exact else None,
             requests=self.requests,
             head_rows=self.head_rows,

@@ -18,9 +18,9 @@ import heapq
 import zlib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 LARGEST = 10
 # Upper bounds of the size classes, in rows; the last class is open.
@@ -45,14 +45,23 @@ CLASS_NAMES = (
 
 
 class PartitionRuns:
-    """Counts partitions by the PartitionKeys of rows in key order, with `cut` where rows were left out."""
+    """Counts partitions by the PartitionKeys of rows in key order, with `cut` where rows were left out.
 
-    def __init__(self) -> None:
-        self.rows = 0
-        # How many partitions were seen to end because another one follows.
-        self.ends = 0
-        # Whole partitions by size class.
+    Attributes:
+        rows: rows counted.
+        met: partitions met.
+        longest: the most rows of a partition that were counted without a gap.
+        ends: how many partitions were seen to end because another one follows.
+        sizes: whole partitions by size class.
+    """
+
+    def __init__(self, *, gaps: bool) -> None:
+        """Create an empty count. `gaps`: rows are left out, so a partition may be met again: those met are
+        remembered."""
+        self.rows = self.met = self.longest = self.ends = 0
         self.sizes = [0] * (len(CLASSES) + 1)
+        self._gaps = gaps
+        self._met: set[str] = set()
         self._partition: str | None = None
         self._run = 0
         self._after: str | None = None
@@ -60,11 +69,10 @@ class PartitionRuns:
         self._largest: list[tuple[int, str]] = []
         self._cut_off: Counter[str] = Counter()
 
-    def add(self, partitions: Sequence[str]) -> list[str]:
-        """Count rows that follow the previous ones without a gap; return the partitions that begin here."""
-        self.rows += len(partitions)
+    def add(self, partitions: Iterable[str]) -> list[str]:
+        """Count rows that follow the previous ones without a gap; return the partitions not met before."""
         new = []
-        for partition in partitions:
+        for partition, run in groupby(partitions):
             if partition != self._partition:
                 if self._partition is not None:
                     self._close(whole=self._from_start)
@@ -74,23 +82,26 @@ class PartitionRuns:
                     # Reading began before this partition, so its first row was read.
                     self._from_start = True
                 self._partition = partition
-                new.append(partition)
-            self._run += 1
+                if partition not in self._met:
+                    new.append(partition)
+                if self._gaps:
+                    self._met.add(partition)
+            rows = len(list(run))
+            self.rows += rows
+            self._run += rows
+            self.longest = max(self.longest, self._run)
+        self.met += len(new)
         return new
 
     def cut(self, after: str) -> None:
         """End the run, as rows were left out; the next ones begin after a key of the partition `after`."""
-        if self._partition is not None:
-            self._close(whole=False)
-        self._partition = None
+        self._close(whole=False)
         self._after = after
         self._from_start = False
 
-    def finish(self) -> None:
-        """End the last run, with which the table ends."""
-        if self._partition is not None:
-            self._close(whole=self._from_start)
-        self._partition = None
+    def finish(self, *, whole: bool) -> None:
+        """End the last run; `whole`: the table ends with it."""
+        self._close(whole=whole and self._from_start)
 
     @property
     def largest(self) -> list[Large]:
@@ -100,8 +111,10 @@ class PartitionRuns:
         return sorted(seen, key=lambda one: (-one.rows, one.partition))[:LARGEST]
 
     def _close(self, *, whole: bool) -> None:
-        rows, partition = self._run, self._partition or ""
-        self._run = 0
+        rows, partition = self._run, self._partition
+        self._run, self._partition = 0, None
+        if partition is None:
+            return
         if not whole:
             self._cut_off[partition] += rows  # the same partition may be met again after a gap
             return
@@ -127,20 +140,20 @@ class PartitionTally:
     def __init__(self, capacity: int = TALLIED_PARTITIONS) -> None:
         """Create an empty tally that keeps at most `capacity` partitions."""
         self._capacity = capacity
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
         self._seen = 0
         self.exact = True
 
     def add(self, rows: Mapping[str, int]) -> None:
         """Count rows: how many there are of each partition, at most a page's."""
-        for partition, number in rows.items():
-            self._seen += partition not in self._counts
-            self._counts[partition] = self._counts.get(partition, 0) + number
+        self._seen += sum(partition not in self._counts for partition in rows)
+        self._counts.update(rows)
         while len(self._counts) > self._capacity:
             self.exact = False
             # Subtracting the median from all counts drops half of them; only rows counted before are lost.
             less = sorted(self._counts.values())[len(self._counts) // 2]
-            self._counts = {name: count - less for name, count in self._counts.items() if count > less}
+            kept = {name: count - less for name, count in self._counts.items() if count > less}
+            self._counts = Counter(kept)
 
     @property
     def partitions(self) -> int:
@@ -163,17 +176,20 @@ class PartitionSizes:
     def __init__(self, capacity: int = SIZED_PARTITIONS) -> None:
         """Create an empty count that keeps at most `capacity` partitions."""
         self._capacity = capacity
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
         self._mask = 0
 
     def add(self, rows: Mapping[str, int]) -> None:
         """Count rows: how many there are of each partition, at most a page's."""
-        for partition, number in rows.items():
-            if not self._mask or not _rank(partition) & self._mask:
-                self._counts[partition] = self._counts.get(partition, 0) + number
+        self._counts.update(self._sized(rows) if self._mask else rows)
         while len(self._counts) > self._capacity:
             self._mask = 2 * self._mask + 1
-            self._counts = {name: rows for name, rows in self._counts.items() if not _rank(name) & self._mask}
+            self._counts = Counter(self._sized(self._counts))
+
+    def _sized(self, rows: Mapping[str, int]) -> dict[str, int]:
+        """Return the partitions among those given that are counted."""
+        ranked = ((zlib.crc32(name.encode("utf-8", "surrogatepass")), name) for name in rows)
+        return {name: rows[name] for rank, name in ranked if not rank & self._mask}
 
     @property
     def rows_together(self) -> float:
@@ -186,7 +202,3 @@ class PartitionSizes:
         counted = Counter(bisect_left(CLASSES, rows) for rows in self._counts.values())
         used = range(max(counted, default=-1) + 1)
         return {CLASS_NAMES[number]: counted[number] * (self._mask + 1) for number in used}
-
-
-def _rank(partition: str) -> int:
-    return zlib.crc32(partition.encode("utf-8", "surrogatepass"))

@@ -4,7 +4,10 @@ Rules kept here:
 
 * Rows come page by page in key order; `jump` is called where rows were left out.
 * A PartitionKey is counted once for each partition, a RowKey once for each row.
-* Memory is bounded for a table of any size (see the parts); of a sample, the PartitionKeys met are kept.
+* Memory is bounded for a table of any size: counters over fixed classes, a histogram of lengths, a sample of
+  keys; of a sample of the rows, the PartitionKeys met are kept.
+* The sample of keys is for rules of advice that must see keys; reports hold counts only. It does not depend
+  on the order of the keys: it holds those whose CRC-32 is lowest.
 * A schema is the set of a row's properties with their EDM types, in any order. Beyond 1,000 schemas or 2,000
   properties the rest is counted together, and `Schemas.complete` says so.
 * Order: neighbours are compared, the service's Timestamp of a row with that of the row before it in key
@@ -15,18 +18,22 @@ Rules kept here:
 
 from __future__ import annotations
 
+import unicodedata
+import zlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 
 from rekey.core.edm import edm_type
-from rekey.core.limits import entity_bytes
-from rekey.inspect.columns import KeyColumn
+from rekey.core.limits import MAX_KEY_UNITS, entity_bytes, utf16_units
+from rekey.core.plain import told
 from rekey.inspect.partitions import PartitionRuns
-from rekey.inspect.shapes import Shape
+from rekey.inspect.shapes import Shape, shapes_in
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, property_names, utf16_order
 
 # Pages whose shapes are counted separately: enough for a sample. For a whole read only the sums matter.
@@ -35,14 +42,120 @@ _MOST_PAGES = 100
 _MOST_FIRSTS = 10_000
 
 
+# --- one of the two keys ---------------------------------------------------------------------------------
+
+SAMPLED_KEYS = 2_000
+
+
+# Kinds of characters that a key holds, by the names that reports give them: bits of a plain integer.
+MARKS = {
+    "lower-case": 1,
+    "upper-case": 2,
+    "digits": 4,
+    "-._~": 8,  # never escaped in addresses
+    "spaces": 16,
+    "special": 32,  # other ASCII characters: escaped in addresses, or with a meaning in filters
+    "non-ascii": 64,
+    "leading-or-trailing-space": 128,
+    "not-composed": 256,  # not in Unicode's composed form: two keys may look alike and differ
+}
+_LOWER, _UPPER, _DIGITS, _PLAIN, _SPACE, _SPECIAL, _NON_ASCII, _EDGE, _LOOSE = MARKS.values()
+_MARK_OF = {
+    **dict.fromkeys(ascii_lowercase, _LOWER),
+    **dict.fromkeys(ascii_uppercase, _UPPER),
+    **dict.fromkeys(digits, _DIGITS),
+    **dict.fromkeys("-._~", _PLAIN),
+    " ": _SPACE,
+}
+# The marks of ASCII characters, by code, as a table for `bytes.translate`.
+_MARK_OF_BYTE = bytes(_MARK_OF.get(chr(code), _SPECIAL) for code in range(256))
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths of keys in UTF-16 units."""
+
+    least: int
+    median: int
+    most: int
+    mean: float = field(metadata=told(digits=2))
+
+
+class KeyColumn:
+    """Takes keys one by one (`add`) and keeps their counts and a sample."""
+
+    def __init__(self) -> None:
+        self.keys = self.empty = 0
+        self.shapes: Counter[Shape] = Counter()
+        self.specials: Counter[str] = Counter()
+        self._units: Counter[int] = Counter()
+        self._total_units = 0
+        self._marks: Counter[int] = Counter()
+        self._sample: list[tuple[int, str]] = []
+        self._bar = 1 << 32
+
+    def add(self, key: str) -> None:
+        """Count one key."""
+        self.keys += 1
+        units = utf16_units(key)
+        self._units[min(units, MAX_KEY_UNITS + 1)] += 1
+        self._total_units += units
+        in_ascii = key.encode("ascii", "ignore")
+        marks = 0
+        for mark in set(in_ascii.translate(_MARK_OF_BYTE)):
+            marks |= mark
+        if len(in_ascii) < len(key):
+            marks |= _NON_ASCII | (0 if unicodedata.is_normalized("NFC", key) else _LOOSE)
+        if marks & _SPECIAL:
+            self.specials.update(chr(code) for code in set(in_ascii) if _MARK_OF_BYTE[code] == _SPECIAL)
+        if marks & _SPACE and key != key.strip(" "):
+            marks |= _EDGE
+        self._marks[marks] += 1
+        if not key:
+            self.empty += 1
+            return
+        for shape in shapes_in(key):
+            self.shapes[shape] += 1
+        rank = zlib.crc32(key.encode("utf-8", "surrogatepass"))
+        if rank < self._bar:
+            self._sample.append((rank, key))
+            if len(self._sample) > 2 * SAMPLED_KEYS:
+                self._sample = sorted(self._sample)[:SAMPLED_KEYS]
+                self._bar = self._sample[-1][0]
+
+    @property
+    def lengths(self) -> Lengths:
+        """Return the lengths of the keys added; zeros without any."""
+        if not self.keys:
+            return Lengths(0, 0, 0, 0.0)
+        used = sorted(self._units)
+        keys_up_to = list(accumulate(self._units[units] for units in used))
+        median = used[bisect_left(keys_up_to, (self.keys + 1) // 2)]
+        return Lengths(used[0], median, used[-1], self._total_units / self.keys)
+
+    @property
+    def sample(self) -> list[str]:
+        """Return up to 2,000 of the keys, drawn evenly; for rules, never for reports."""
+        return [key for _, key in sorted(self._sample)[:SAMPLED_KEYS]]
+
+    def marked(self, mark: str) -> int:
+        """Return how many keys have one of `MARKS`."""
+        return sum(count for marks, count in self._marks.items() if marks & MARKS[mark])
+
+    def share(self, *shapes: Shape) -> float:
+        """Return the share of keys with a shape, 0.0 to 1.0; for several shapes the sum, at most 1.0."""
+        return min(1.0, sum(self.shapes[shape] for shape in shapes) / self.keys) if self.keys else 0.0
+
+
+# --- rows ------------------------------------------------------------------------------------------------
+
+
 class RowCounts:
     """Counts of rows in any order: how many, their bytes, their keys."""
 
     def __init__(self) -> None:
-        self.rows = 0
-        self.stored_bytes = 0
-        self.largest_row_bytes = 0
-        self.most_properties = 0
+        self.rows = self.stored_bytes = 0
+        self.largest_row_bytes = self.most_properties = 0
         # One key for each partition that is counted; the caller decides which ones are.
         self.partition_keys = KeyColumn()
         self.row_keys = KeyColumn()
@@ -66,17 +179,15 @@ class TableProfile(RowCounts):
     """Counts the rows of a table in key order: `take` for each page, then `finish`."""
 
     def __init__(self, *, gaps: bool) -> None:
-        """Create an empty profile. `gaps`: rows are left out, so a partition may be met again: the
-        PartitionKeys met are remembered."""
+        """Create an empty profile. `gaps`: rows are left out, so a partition may be met again."""
         super().__init__()
-        self.partitions = PartitionRuns()
+        self.partitions = PartitionRuns(gaps=gaps)
         self.partition_order = Signs()
         self.row_order = Signs()
         self.schemas = Schemas()
         # For each page of a sample: rows, and how many RowKeys have each shape.
         self.pages: list[tuple[int, Counter[Shape]]] = []
         self._gaps = gaps
-        self._met: set[str] = set()
         # Of a sample: PartitionKeys, as bytes that sort in the service's order, each with a Timestamp; they
         # are compared in `finish`.
         self._firsts: list[tuple[bytes, str]] = []
@@ -91,11 +202,8 @@ class TableProfile(RowCounts):
     def take(self, rows: Sequence[Row]) -> None:
         """Count the rows of one page, which follow the previous page or the last jump."""
         before = Counter(self.row_keys.shapes) if len(self.pages) < _MOST_PAGES else None
-        for partition in self.partitions.add([row[PARTITION_KEY] for row in rows]):
-            if partition not in self._met:
-                self.partition_keys.add(partition)
-            if self._gaps:
-                self._met.add(partition)
+        for partition in self.partitions.add(row[PARTITION_KEY] for row in rows):
+            self.partition_keys.add(partition)
         for row in rows:
             names = property_names(row)
             self.count(row, names)
@@ -115,10 +223,7 @@ class TableProfile(RowCounts):
 
     def finish(self, *, whole: bool) -> None:
         """End the counting; `whole`: the table ends after the last row."""
-        if whole:
-            self.partitions.finish()
-        else:
-            self.partitions.cut("")
+        self.partitions.finish(whole=whole)
         self.partition_order.add_neighbours(self._firsts)
 
 
@@ -141,8 +246,7 @@ class Signs:
     """Counts pairs of neighbours whose Timestamps rise or fall."""
 
     def __init__(self) -> None:
-        self.rising = 0
-        self.falling = 0
+        self.rising = self.falling = 0
 
     def add(self, before: str, after: str) -> None:
         """Compare two Timestamps as the service writes them."""

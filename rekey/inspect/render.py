@@ -56,10 +56,9 @@ def _partitions(found: Inspection) -> Iterator[str]:
     count = f"{low:,}" if found.exact else f"about {partitions.count:,} (likely between {low:,} and {high:,})"
     yield from _field("partitions", count)
     for name, number in partitions.sizes.items():
-        yield from _field(f"  {name} rows" if name != "1" else "  1 row", counted(number, "partition"))
+        yield from _field(f"  {name} {'row' if name == '1' else 'rows'}", counted(number, "partition"))
     if partitions.cut:
-        cut = counted(partitions.cut, "partition")
-        yield from _field("  not whole", f"{cut} of which a part was read")
+        yield from _field("  not whole", f"{counted(partitions.cut, 'partition')} of which a part was read")
     for number, large in enumerate(partitions.largest[:5]):
         name = f"({large.partition!r})" if large.partition is not None else large.partition_id
         rows = ("" if large.whole else "at least ") + counted(large.rows, "row")
@@ -68,20 +67,14 @@ def _partitions(found: Inspection) -> Iterator[str]:
 
 
 def _key(name: str, key: KeyReport, of: str) -> Iterator[str]:
-    lengths = key.lengths
-    yield from _field(
-        name,
-        f"{lengths.least} to {lengths.most} characters, {lengths.mean:.1f} on average"
-        + (f"; {key.empty:,} empty" if key.empty else ""),
-    )
-    marks = ", ".join(
-        name if number == key.keys else f"{name} in {number:,}" for name, number in key.marks.items()
-    )
-    yield from _field("  characters", marks or "none")
+    lengths, empty = key.lengths, f"; {key.empty:,} empty" if key.empty else ""
+    average = f"{lengths.mean:.1f} on average{empty}"
+    yield from _field(name, f"{lengths.least} to {lengths.most} characters, {average}")
+    marks = [mark if number == key.keys else f"{mark} in {number:,}" for mark, number in key.marks.items()]
+    yield from _field("  characters", ", ".join(marks) or "none")
     if key.specials:
-        yield from _field(
-            "  special", ", ".join(f"{mark} in {number:,}" for mark, number in key.specials.items())
-        )
+        specials = [f"{mark} in {number:,}" for mark, number in key.specials.items()]
+        yield from _field("  special", ", ".join(specials))
     for use in key.shapes:
         share = ""
         if use.share is not None:
@@ -98,10 +91,10 @@ def _properties(found: Inspection) -> Iterator[str]:
     most = f"; the most frequent in {found.schemas[0] / found.rows_read:.1%} of rows" if schemas > 1 else ""
     yield from _field("schemas", f"{known}{schemas:,}{most}")
     for use in found.properties[:_PROPERTIES_SHOWN]:
-        types = ", ".join(
-            f"{edm} {number:,}" if len(use.types) > 1 else edm for edm, number in sorted(use.types.items())
-        )
-        varies = "  VARIES" if len(use.types) > 1 else ""
+        types, varies = ", ".join(use.types), ""
+        if len(use.types) > 1:
+            types = ", ".join(f"{edm} {number:,}" for edm, number in sorted(use.types.items()))
+            varies = "  VARIES"
         rows = "all rows" if use.rows == found.rows_read else f"{use.rows / found.rows_read:.1%} of rows"
         yield from _field(f"  {use.name}", f"{types}, {rows}{varies}")
     if len(found.properties) > _PROPERTIES_SHOWN:

@@ -18,10 +18,9 @@ from typing import Any
 
 from rekey.core.plain import UNTOLD, members, told
 from rekey.core.safe_ids import SafeIds
-from rekey.inspect.columns import KeyColumn, Lengths, Mark
 from rekey.inspect.inventory import Inventory
-from rekey.inspect.partitions import CLASS_NAMES
-from rekey.inspect.profile import Order, PropertyUse, Signs, TableProfile
+from rekey.inspect.partitions import CLASS_NAMES, Large
+from rekey.inspect.profile import MARKS, KeyColumn, Lengths, Order, PropertyUse, Signs, TableProfile
 from rekey.inspect.shapes import Shape
 from rekey.model import EntityKey
 
@@ -29,17 +28,6 @@ from rekey.model import EntityKey
 # up to 120,000 rows, 93 of 100 estimates lay within it; the others were too high, most of them of very uneven
 # partitions (`tests/unit/test_inspection_confidence.py` repeats the trials).
 FACTOR = 3.0
-MARKS = {
-    Mark.LOWER: "lower-case",
-    Mark.UPPER: "upper-case",
-    Mark.DIGITS: "digits",
-    Mark.PLAIN: "-._~",
-    Mark.SPACE: "spaces",
-    Mark.SPECIAL: "special",
-    Mark.NON_ASCII: "non-ascii",
-    Mark.EDGE: "leading-or-trailing-space",
-    Mark.LOOSE: "not-composed",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +179,11 @@ def report_of(profile: TableProfile, inventory: Inventory, ids: SafeIds, *, show
             pages = [(profile.row_keys.keys, profile.row_keys.shapes[shape])]
         return share_of(pages, exact=inventory.exact)
 
+    def large(one: Large) -> LargePartition:
+        partition_id = ids.short(inventory.table, EntityKey(one.partition, ""))
+        shown = one.partition if show_keys else None
+        return LargePartition(partition_id, one.rows, one.whole, one.rows / runs.rows, shown)
+
     runs, met = profile.partitions, profile.partition_keys.keys
     count = most = met
     if not inventory.exact and runs.rows:
@@ -208,16 +201,7 @@ def report_of(profile: TableProfile, inventory: Inventory, ids: SafeIds, *, show
             met=met,
             sizes={name: size for name, size in zip(CLASS_NAMES, runs.sizes, strict=True) if size},
             cut=met - sum(runs.sizes),
-            largest=tuple(
-                LargePartition(
-                    partition_id=ids.short(inventory.table, EntityKey(large.partition, "")),
-                    rows=large.rows,
-                    whole=large.whole,
-                    share=large.rows / runs.rows,
-                    partition=large.partition if show_keys else None,
-                )
-                for large in runs.largest
-            ),
+            largest=tuple(map(large, runs.largest)),
         ),
         partition_key=_key(profile.partition_keys, profile.partition_order, lambda _shape: None),
         row_key=_key(profile.row_keys, profile.row_order, share),
@@ -237,7 +221,7 @@ def _key(column: KeyColumn, signs: Signs, share: Callable[[Shape], Share | None]
         keys=column.keys,
         empty=column.empty,
         lengths=column.lengths,
-        marks={name: column.marked(mark) for mark, name in MARKS.items() if column.marked(mark)},
+        marks={mark: column.marked(mark) for mark in MARKS if column.marked(mark)},
         specials=dict(most_first(column.specials)),
         shapes=tuple(ShapeUse(shape, keys, share(shape)) for shape, keys in most_first(column.shapes)),
         order=signs.order,

@@ -284,12 +284,9 @@ class _Walk:
 
     def _draw_rest(self) -> None:
         """Draw some of the units that may follow on this level, evenly from first to last."""
-        rest = [
-            unit
-            for low, high in _CLASSES
-            if any(low <= met <= high for met in self._met)
-            for unit in range(max(low, self._last[self._depth] + 1), high + 1)
-        ]
+        first = self._last[self._depth] + 1
+        classes = [(low, high) for low, high in _CLASSES if any(low <= met <= high for met in self._met)]
+        rest = [unit for low, high in classes for unit in range(max(low, first), high + 1)]
         if rest:
             stride = max(1, -(-len(rest) // _DRAWS))
             self._draws = rest[stride // 2 :: stride] or rest[:1]

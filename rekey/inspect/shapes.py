@@ -19,8 +19,10 @@ import re
 from collections.abc import Callable
 from datetime import date
 from enum import StrEnum
+from pathlib import Path
 
 from rekey.core.clock import MAX_TICKS, TICKS_PER_SECOND
+from rekey.core.texts import table
 
 
 class Shape(StrEnum):
@@ -51,10 +53,13 @@ _LOW_TICKS, _HIGH_TICKS = (
 )
 
 _EMAIL = re.compile(r"[^\s@|;,:<>()]+@(?:[^\s@.|;,:<>()_]+\.)+(?:xn--[a-z0-9-]+|[^\W\d_]{2,24})(?![\w-])")
-_GUID = re.compile(r"\{?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\}?", re.I)
-# GUIDs without hyphens; only of versions in use, because MD5 digests have the same form.
-_GUID_BARE = re.compile(r"[0-9a-f]{12}[147][0-9a-f]{3}[89ab][0-9a-f]{15}", re.I)
-_DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}|[0-9a-f]{128}|[0-9a-hjkmnp-tv-z]{32}", re.I)
+# Without hyphens only those of versions in use, because MD5 digests have the same form.
+_GUID = re.compile(
+    r"\{?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\}?|[0-9a-f]{12}[147][0-9a-f]{3}[89ab][0-9a-f]{15}", re.I
+)
+_DIGEST = re.compile(  # with a digit in it, and not of digits alone
+    r"(?=\D*\d)(?!\d+$)(?:[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}|[0-9a-f]{128}|[0-9a-hjkmnp-tv-z]{32})", re.I
+)
 _MOMENT = re.compile(
     r"(\d{4})([-._])(\d\d)(?:\2(\d\d)(?:[T -](?:[01]\d|2[0-3])"
     r"(?:[:.-]?[0-5]\d(?:[:.-]?[0-5]\d(?:[.,]\d{1,7})?)?)?"
@@ -74,32 +79,18 @@ _WORD = r"(?:[^\W\d_]{2,20}|[\u3040-\u9fff\uac00-\ud7af])"
 _NAME = re.compile(rf"{_WORD}(?:[-'’]{_WORD})*\.(?:[^\W\d_]\.)?(?:[^\W\d_]['’])?({_WORD})(?:[-'’]{_WORD})*")
 _CARD = re.compile(r"\d{12,19}|\d{4}([ -])\d{4,6}(?:\1\d{1,5}){1,3}", re.ASCII)
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}", re.ASCII)
-_JWT = re.compile(r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*")
-_SAS = re.compile(
-    r"(?:^|[?&;, ])sig=[\w%+=/-]{16,}|(?:AccountKey|SharedAccessKey|SharedAccessSignature)=", re.I
-)
-_TOKEN = re.compile(
-    r"(?:gh[pousr]_|github_pat_|sk_live_|sk_test_|rk_live_|xox[abprs]-|AKIA|ASIA|glpat-|SG\.|AIza|npm_)[\w.-]{16,}"
+# JSON web tokens, signatures and keys of Azure, tokens of other services.
+_SECRET = re.compile(
+    r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"
+    r"|(?i:(?:^|[?&;, ])sig=[\w%+=/-]{16,}|(?:AccountKey|SharedAccessKey|SharedAccessSignature)=)"
+    r"|(?:gh[pousr]_|github_pat_|[sr]k_live_|sk_test_|xox[abprs]-|AKIA|ASIA|glpat-|SG\.|AIza|npm_)[\w.-]{16,}"
 )
 _SLUG = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)+")
 _LONG_DIGITS = re.compile(r"(?<!\d)\d{18,19}(?!\d)")
 _INNER_GUID = re.compile(r"(?<![0-9a-f])[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![0-9a-f])", re.I)
 _INNER_DAY = re.compile(r"(?<!\d)\d{4}-\d\d-\d\d(?!\d)")
 _BETWEEN = re.compile(r"[_|:;,~!$ ]+")
-# Last parts of host names, files, events and settings: `report.pdf` names no person.
-_NO_NAMES = frozenset(
-    re.findall(
-        r"\w+",
-        """
-    com org net edu gov info biz io dev app co uk de fr es it pl eu us txt csv json xml yaml yml pdf png
-    jpg jpeg gif svg tiff bmp webp doc docx odt xls xlsx ods ppt pptx odp pages key numbers zip gz tar
-    rar log md html htm css js ts py cs java exe dll jar parquet avro flac mp mov avi wav ogg mkv webm
-    bin dat bak tmp created updated deleted changed added removed enabled disabled started stopped
-    completed failed settings config options default value count total name type id key version status
-    state local internal
-    """,
-    )
-)
+_NO_NAMES = frozenset(table(Path(__file__).with_name("words.toml"))["no_names"].split())
 
 
 def shape_of(text: str) -> Shape | None:
@@ -108,10 +99,7 @@ def shape_of(text: str) -> Shape | None:
         return None
     if text.isascii() and text.isdigit():
         return _digits(text)
-    for shape, fits in _FORMS:
-        if fits(text):
-            return shape
-    return None
+    return next((shape for shape, fits in _FORMS if fits(text)), None)
 
 
 def shapes_in(text: str) -> tuple[Shape, ...]:
@@ -153,9 +141,7 @@ def _moment_number(digits: str) -> Shape | None:
     number = int(digits)
     if _LOW_TICKS <= number < _HIGH_TICKS:
         return Shape.TICKS
-    if _LOW_TICKS <= MAX_TICKS - number < _HIGH_TICKS:
-        return Shape.INVERTED_TICKS
-    return None
+    return Shape.INVERTED_TICKS if _LOW_TICKS <= MAX_TICKS - number < _HIGH_TICKS else None
 
 
 def _is_compact_date(text: str) -> bool:
@@ -240,13 +226,9 @@ def is_card(digits: str) -> bool:
 
 def luhn(digits: str) -> bool:
     """Tell whether the last digit is Luhn's check digit of those before it (ISO/IEC 7812-1, annex B)."""
-    total = 0
-    for place, digit in enumerate(reversed(digits)):
-        number = int(digit)
-        if place % 2:
-            number = number * 2 - 9 if number > 4 else number * 2
-        total += number
-    return total % 10 == 0
+    # Every other digit counts twice, by the digits of its double.
+    doubled = (int(digit) * (1 + place % 2) for place, digit in enumerate(reversed(digits)))
+    return sum(number - 9 if number > 9 else number for number in doubled) % 10 == 0
 
 
 def is_national_id(text: str) -> bool:
@@ -339,23 +321,14 @@ _NATIONAL: tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...] = (
 
 # From the surest to the weakest; the first that fits decides.
 _FORMS: tuple[tuple[Shape, Callable[[str], object]], ...] = (
-    (
-        Shape.SECRET,
-        lambda text: len(text) >= 20 and (_JWT.search(text) or _SAS.search(text) or _TOKEN.search(text)),
-    ),
+    (Shape.SECRET, lambda text: len(text) >= 20 and _SECRET.search(text)),
     (Shape.EMAIL, lambda text: "@" in text and _EMAIL.search(text)),
-    (
-        Shape.GUID,
-        lambda text: len(text) in (32, 36, 38) and (_GUID.fullmatch(text) or _GUID_BARE.fullmatch(text)),
-    ),
+    (Shape.GUID, lambda text: len(text) in (32, 36, 38) and _GUID.fullmatch(text)),
     (Shape.DATE, _is_date),
-    (Shape.CARD, lambda text: _CARD.fullmatch(text) and is_card(text.replace(" ", "").replace("-", ""))),
+    (Shape.CARD, lambda text: _CARD.fullmatch(text) and is_card(_bare(text))),
     (Shape.NATIONAL_ID, is_national_id),
     (Shape.PHONE, _is_phone),
-    (
-        Shape.DIGEST,
-        lambda text: _DIGEST.fullmatch(text) and any(map(str.isdigit, text)) and not text.isdigit(),
-    ),
+    (Shape.DIGEST, _DIGEST.fullmatch),
     (Shape.NAME, _is_name),
     (Shape.SLUG, _is_slug),
 )

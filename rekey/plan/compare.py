@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rekey.plan.page import partition_sizes
+from rekey.plan.render import money_lines
 from rekey.plan.result import MigrationPlan, Plan
 from rekey.present.page import page
 from rekey.present.text import duration, report, size, table
-from rekey.project.prices import amount_text
 
 _UNKNOWN = "–"
 # Figures of one design as text, by name; None where its keys could not be tried.
@@ -70,23 +70,10 @@ def _basis(plan: Plan) -> list[str]:
 
 def _sections(plan: Plan) -> dict[str, Lines]:
     """Return the compared figures, equal or not, by section in display order; no empty section."""
-    tables = [_tables(one) for one in plan.migrations]
-    costs = [_costs(one) for one in plan.migrations]
-    problems: list[Figures] = [
-        {one.code: one.severity for one in reversed(each.problems)} for each in plan.migrations
-    ]
-    advice: list[Figures] = [
-        {
-            one.code: "set aside" if one.waived is not None else one.severity
-            for one in reversed(migration.advice)
-            if not one.today
-        }
-        for migration in plan.migrations
-    ]
-    queries: list[Figures] = [
-        {one.query.describe(): one.planned.describe() for one in migration.queries}
-        for migration in plan.migrations
-    ]
+    tables, costs, problems, advice, queries = (
+        [figures(one) for one in plan.migrations]
+        for figures in (_tables, _costs, _problems, _advice, _queries)
+    )
     advised = _lines(advice, sorted({code for one in advice for code in one}))
     advised |= _lines(problems, sorted({code for one in problems for code in one}))
     asked = dict.fromkeys(query for one in queries for query in one)
@@ -102,6 +89,19 @@ def _sections(plan: Plan) -> dict[str, Lines]:
 
 def _lines(designs: Sequence[Figures], names: Iterable[str], *, unknown: str = _UNKNOWN) -> Lines:
     return {what: tuple(str(one.get(what) or unknown) for one in designs) for what in names}
+
+
+def _problems(plan: MigrationPlan) -> Figures:
+    return {one.code: one.severity for one in reversed(plan.problems)}
+
+
+def _queries(plan: MigrationPlan) -> Figures:
+    return {one.query.describe(): one.planned.describe() for one in plan.queries}
+
+
+def _advice(plan: MigrationPlan) -> Figures:
+    planned = [one for one in reversed(plan.advice) if not one.today]
+    return {one.code: one.severity if one.waived is None else "set aside" for one in planned}
 
 
 def _tables(plan: MigrationPlan) -> Figures:
@@ -135,9 +135,7 @@ def _costs(plan: MigrationPlan) -> Figures:
         "expected duration": duration(sum(one.at_limits_s for one in estimate.durations)),
         "stored next to the source": size(estimate.storage.added_bytes),
     }
-    money = estimate.money
-    if money is not None:
-        as_one, each = money.batch_as_one + money.storage, money.batch_each + money.storage
-        found["money, batch billed as one"] = amount_text(as_one, money.currency)
-        found["money, batch billed by its rows"] = amount_text(each, money.currency)
+    if estimate.money is not None:
+        *_, (_, as_one, by_rows) = money_lines(estimate.money)
+        found |= {"money, batch billed as one": as_one, "money, batch billed by its rows": by_rows}
     return found

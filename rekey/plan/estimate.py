@@ -142,12 +142,6 @@ class Workload:
         return pages(self.source_rows)
 
     @property
-    def swept_pages(self) -> int:
-        """Return the requests of a sweep: the source, and the mapping of one direction."""
-        each = -(-self.source_rows // MAPPING_PARTITIONS_A_DIRECTION)
-        return self.source_pages + MAPPING_PARTITIONS_A_DIRECTION * pages(each)
-
-    @property
     def compared_pages(self) -> int:
         """Return the requests of a full verification."""
         return self.source_pages + sum(pages(rows) for _, rows in self.tables)
@@ -180,6 +174,7 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     yield Requests(PREPARE, "make target tables", Kind.TABLE, tables)
     yield from _control(PREPARE, work)
     yield from _control(DUAL_WRITE, work)
+    since = "look for rows written since: read the source"
     copied = max(1, -(-work.source_rows // work.page_rows))
     split = SPLIT_REQUESTS if copied >= SPLIT_PAGES else 0
     yield Requests(BACKFILL, "copy: read the source", Kind.SCAN, copied + split)
@@ -187,7 +182,9 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     for fill, rows in work.tables:
         yield from _writes(fill.table, Batches.of(rows, fill.fills))
     if not work.follows:
-        yield Requests(BACKFILL, "sweep: read source and mapping", Kind.SCAN, work.swept_pages)
+        each = -(-work.source_rows // MAPPING_PARTITIONS_A_DIRECTION)
+        swept = work.source_pages + MAPPING_PARTITIONS_A_DIRECTION * pages(each)
+        yield Requests(BACKFILL, "sweep: read source and mapping", Kind.SCAN, swept)
         yield Requests(BACKFILL, "rows that moved: read the source", Kind.SCAN, work.filtered_pages)
         looks = 1 + int(backfill_seconds / SWEEP_SECONDS)
         yield Requests(BACKFILL, "journal: clients and intents", Kind.SCAN, 2 * looks)
@@ -195,16 +192,14 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     yield from _control(BACKFILL, work)
     yield Requests(RECONCILE, "comparison: read source and targets", Kind.SCAN, work.compared_pages)
     if work.follows:
-        yield Requests(
-            RECONCILE, "look for rows written since: read the source", Kind.SCAN, work.filtered_pages
-        )
+        yield Requests(RECONCILE, since, Kind.SCAN, work.filtered_pages)
     yield from _control(RECONCILE, work)
     if work.follows:
         yield Requests(CUTOVER, "comparison: read source and targets", Kind.SCAN, work.compared_pages)
         yield Requests(CUTOVER, "look for stray writers: read the source", Kind.SCAN, work.filtered_pages)
     yield from _control(CUTOVER, work)
     yield from _control(COMPLETE, work)
-    yield Requests(RETIRE, "look for rows written since: read the source", Kind.SCAN, work.filtered_pages)
+    yield Requests(RETIRE, since, Kind.SCAN, work.filtered_pages)
     yield Requests(RETIRE, "drop the source", Kind.TABLE, 1)
     yield from _control(RETIRE, work)
 
@@ -232,21 +227,16 @@ def estimate(
         retention_s: seconds from `complete` to `retire`.
         prices: as configured.
     """
-    reading = [_reading(RECONCILE, work, scans=2 if work.follows else 1)]
+    durations = [_backfill(work, limits), _reading(RECONCILE, work, scans=2 if work.follows else 1)]
     if work.follows:
-        reading.append(_reading(CUTOVER, work, scans=2))
-    durations = (_backfill(work, limits), *reading)
+        durations.append(_reading(CUTOVER, work, scans=2))
     requests = tuple(one for one in requests_of(work, durations[0].at_limits_s) if one.count)
-    expected = sum(one.at_limits_s for one in durations)
-    storage = Storage(
-        source_bytes=work.source_bytes,
-        target_bytes=sum(fill.stored_bytes for fill in work.fills),
-        mapping_bytes=work.mapping_bytes,
-        days=(expected + retention_s) / _DAY,
-    )
+    days = (sum(one.at_limits_s for one in durations) + retention_s) / _DAY
+    target_bytes = sum(fill.stored_bytes for fill in work.fills)
+    storage = Storage(work.source_bytes, target_bytes, work.mapping_bytes, days)
     return Estimate(
         requests=requests,
-        durations=durations,
+        durations=tuple(durations),
         storage=storage,
         money=money_of(requests, storage, prices),
         prices_missing=prices.missing,
@@ -324,10 +314,4 @@ def _duration(
     if swept is not None:
         quickest = swept / ACCOUNT_TARGET
         slowest = max(quickest, pages(swept) * ASSUMED_REQUEST_SECONDS)
-    return Duration(
-        phase=phase,
-        at_targets_s=targets[by_target] + quickest,
-        at_targets_bound=by_target,
-        at_limits_s=limits[by_limit] + slowest,
-        at_limits_bound=by_limit,
-    )
+    return Duration(phase, targets[by_target] + quickest, by_target, limits[by_limit] + slowest, by_limit)

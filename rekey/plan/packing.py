@@ -43,12 +43,16 @@ class Filled:
     row_bytes: float = 0.0
     unit: float = 1.0
 
+    @property
+    def rows(self) -> int:
+        """The number of all rows."""
+        return sum(self.partitions.values())
+
 
 class Sends:
     """The batches of one table, counted.
 
     Attributes:
-        rows: rows in the batches.
         fills: number of batches by the rows in a batch; a batch of one row is a single insert.
         given: rows that were added, including those still held.
         hottest: sum over windows of the rows of the window's largest partition.
@@ -56,61 +60,45 @@ class Sends:
 
     def __init__(self, windows: int) -> None:
         """Create an empty count; `windows`: how many windows rows may wait for others of their partition."""
-        self.rows = self.given = self.hottest = 0
+        self.given = self.hottest = 0
         self.fills: Counter[int] = Counter()
         self._windows = windows
         # By partition, the rows held, and the number of the window that the first of them is from.
         self._held: dict[Any, tuple[int, int]] = {}
 
-    def add(self, window: int, rows: _Gathered) -> None:
+    def add(self, window: int, pages: Sequence[Filled]) -> None:
         """Pack the rows of one window; rows that fill no batch are held."""
-        most = rows.most
-        for partition, more in rows.partitions.items():
+        most, partitions = _full_batch(pages), Counter[Any]()
+        for page in pages:
+            partitions.update(page.partitions)
+        for partition, more in partitions.items():
             held, since = self._held.pop(partition, (0, window))
             full, rest = divmod(held + more, most)
             if not rest and most < MAX_BATCH_OPERATIONS:
                 full, rest = full - 1, most  # one more row may be small enough to fit in
             if full:
-                self._send(most, full)
+                self.fills[most] += full
             if rest:
                 self._held[partition] = rest, window if full else since
-        self.given += rows.partitions.total()
-        self.hottest += max(rows.partitions.values(), default=0)
+        self.given += partitions.total()
+        self.hottest += max(partitions.values(), default=0)
 
     def release(self, newest: int | None = None) -> None:
         """Count as sent the rows held long enough when window `newest` begins; None: all rows held."""
         limit = None if newest is None else newest - self._windows
         due = [name for name, (_, since) in self._held.items() if limit is None or since <= limit]
         for name in due:
-            self._send(self._held.pop(name)[0])
-
-    def _send(self, rows: int, times: int = 1) -> None:
-        self.rows += rows * times
-        self.fills[rows] += times
+            self.fills[self._held.pop(name)[0]] += 1
 
 
-class _Gathered:
-    """The rows that one window gives one table."""
-
-    def __init__(self) -> None:
-        self.partitions: Counter[Any] = Counter()
-        self._bytes = self._units = 0.0
-
-    def take(self, page: Filled) -> None:
-        self.partitions.update(page.partitions)
-        rows = sum(page.partitions.values())
-        self._bytes += rows * page.row_bytes
-        self._units += rows / page.unit
-
-    @property
-    def most(self) -> int:
-        """The rows of a full batch."""
-        rows = self.partitions.total()
-        most = float(MAX_BATCH_OPERATIONS)
-        if self._bytes:
-            most = min(most, MAX_BATCH_BYTES * rows // self._bytes)
-        unit = rows / self._units if self._units else 1.0
-        return max(1, round(most // unit * unit))
+def _full_batch(pages: Sequence[Filled]) -> int:
+    """Return the rows of a full batch of a window's rows, page by page."""
+    rows = sum(page.rows for page in pages)
+    size = sum(page.rows * page.row_bytes for page in pages)
+    units = sum(page.rows / page.unit for page in pages)
+    most = min(MAX_BATCH_OPERATIONS, MAX_BATCH_BYTES * rows // size) if size else MAX_BATCH_OPERATIONS
+    unit = rows / units if units else 1.0
+    return max(1, round(most // unit * unit))
 
 
 class Packing:
@@ -129,15 +117,15 @@ class Packing:
         self._together = together
         # Numbers of earlier windows, and their target rows by target table: sent after the mapping rows of
         # their window.
-        self._waiting: list[tuple[int, list[_Gathered]]] = []
+        self._waiting: list[tuple[int, list[list[Filled]]]] = []
         self._number = 0
         self._open_window()
 
     def _open_window(self) -> None:
         self._number += 1
         self._rows = self._bytes = 0
-        self._mapping = _Gathered()
-        self._targets = [_Gathered() for _ in self.sends]
+        self._mapping: list[Filled] = []
+        self._targets: list[list[Filled]] = [[] for _ in self.sends]
 
     @property
     def steady(self) -> bool:
@@ -154,8 +142,8 @@ class Packing:
             mapping: what it gives the mapping table.
         """
         for table, filled in enumerate(targets):
-            self._targets[0 if table in self._together else table].take(filled)
-        self._mapping.take(mapping)
+            self._targets[0 if table in self._together else table].append(filled)
+        self._mapping.append(mapping)
         self._rows += rows
         self._bytes += wire_bytes
         if self._rows >= self._size.rows or self._bytes >= self._size.bytes:

@@ -45,14 +45,11 @@ def _series(
     shown: Sequence[Shown], values: Callable[[Shown], Sequence[float]], unit: str = ""
 ) -> list[Series]:
     """Return a series for each table, in the colour of today's tables or of planned ones."""
-    return [
-        Series(
-            f"{one.table} {'today' if one.today else 'planned'}{unit}",
-            values(one),
-            BEFORE if one.today else AFTER,
-        )
-        for one in shown
-    ]
+    series = []
+    for one in shown:
+        when, colour = ("today", BEFORE) if one.today else ("planned", AFTER)
+        series.append(Series(f"{one.table} {when}{unit}", values(one), colour))
+    return series
 
 
 def partition_sizes(portraits: Sequence[Portrait], names: Sequence[str]) -> str:

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from itertools import compress
 
 from rekey.core.clock import Clock, SystemClock, format_ticks
 from rekey.core.limits import PARTITION_TARGET, is_elsewhere
@@ -28,15 +29,14 @@ from rekey.core.severity import Severity
 from rekey.errors import TableMissing
 from rekey.inspect.inventory import Inventory, read_sample, read_whole
 from rekey.model import Row
+from rekey.plan.advice.access import rated
 from rekey.plan.advice.advise import advise
 from rekey.plan.advice.gather import facts_of_declaration
-from rekey.plan.advice.queries import rated
 from rekey.plan.estimate import Batches, Workload, estimate
 from rekey.plan.problems import declaration_problems, ordered, row_problems, table_problems
-from rekey.plan.result import Advice, Basis, Collisions, MigrationPlan, Plan, Problem, TableFill, TableState
-from rekey.plan.sample import RowSample
+from rekey.plan.result import Advice, Basis, MigrationPlan, Plan, Problem, TableFill, TableState
 from rekey.plan.subject import PlanOptions, Subject
-from rekey.plan.survey import Survey
+from rekey.plan.survey import RowSample, Survey
 from rekey.tables.base import Table, TableService
 
 
@@ -71,13 +71,9 @@ async def make_plan(
         for subject in each:
             script_id, made = subject.declared.script_id, subject.declared.migration.tables
             makers |= dict.fromkeys(map(str.lower, made), script_id)
-    return Plan(
-        made_at=format_ticks((clock or SystemClock()).ticks()),
-        exact=options.exact,
-        ids_hold=all(subject.ids_hold for subject in subjects),
-        shows_keys=options.show_keys,
-        migrations=tuple(planned),
-    )
+    made_at = format_ticks((clock or SystemClock()).ticks())
+    ids_hold = all(subject.ids_hold for subject in subjects)
+    return Plan(made_at, options.exact, ids_hold, options.show_keys, tuple(planned))
 
 
 def plan_offline(subjects: Sequence[Subject], options: PlanOptions, clock: Clock) -> Plan:
@@ -86,10 +82,8 @@ def plan_offline(subjects: Sequence[Subject], options: PlanOptions, clock: Clock
     for subject in subjects:
         migration = subject.declared.migration
         facts = facts_of_declaration(migration, is_cosmos=options.is_cosmos)
-        states = (
-            TableState(name, exists=False, holds_rows=False) for name in dict.fromkeys(migration.tables)
-        )
-        plan = _without_rows(subject, options, None, tuple(states), ())
+        states = tuple(TableState(name, False, False) for name in dict.fromkeys(migration.tables))
+        plan = _without_rows(subject, options, None, states, ())
         planned.append(replace(plan, advice=advise(facts), queries=rated(facts)))
     return Plan(format_ticks(clock.ticks()), False, False, False, tuple(planned), offline=True)
 
@@ -120,33 +114,29 @@ async def _plan(
             else stack.enter_context(Survey(subject, subject.mapper, tables, options))
             for subject in subjects
         ]
-
         sample = RowSample()
 
         def take(rows: Sequence[Row], part: int) -> None:
             sample.take(rows)
-            for survey in surveys:
-                if survey is not None:
-                    survey.take(rows, part)
+            for survey in filter(None, surveys):
+                survey.take(rows, part)
             advance(len(rows))
 
         inventory = None
-        try:
+        with suppress(TableMissing):  # a problem of the plan
             if options.exact:
                 inventory = await read_whole(source, take, progress.expect)
             else:
                 inventory = await read_sample(source, options.sample, take)
             inventory = replace(inventory, stored_bytes=sample.stored_bytes(inventory))
-        except TableMissing:
-            pass  # a problem of the plan
         plans = []
         for subject, states, survey in zip(subjects, targets, surveys, strict=True):
             maker = makers.get(source.name.lower())
             found = table_problems(subject.declared, inventory is not None, maker, states)
             plan = _without_rows(subject, options, inventory, states, found)
             if survey is not None and inventory is not None:
-                collisions = survey.finish(sample.parts(inventory), exact=inventory.exact)
-                plan = _with_rows(plan, subject, options, inventory, survey, collisions)
+                survey.finish(sample.parts(inventory), exact=inventory.exact)
+                plan = _with_rows(plan, survey, inventory)
             plans.append(plan)
         return plans
 
@@ -159,9 +149,8 @@ async def _target_states(subject: Subject, tables: TableService) -> tuple[TableS
             continue
         exists = await tables.table_exists(name)
         first = await _first_row(tables.table(name)) if exists else None
-        if first is None or subject.owns_row is None:
-            foreign = first is not None and subject.started is None
-        else:
+        foreign = first is not None and subject.started is None
+        if first is not None and subject.owns_row is not None:
             number = table if subject.mapper is None else subject.mapper.number_of(table, first)
             foreign = not await subject.owns_row(number, first)
         states.append(TableState(name, exists, holds_rows=foreign))
@@ -169,12 +158,10 @@ async def _target_states(subject: Subject, tables: TableService) -> tuple[TableS
 
 
 async def _first_row(table: Table) -> Row | None:
-    try:
+    with suppress(TableMissing):  # the table was deleted since it was found to exist: it holds nothing
         async for page in table.scan(page_rows=1):
             if page.rows:
                 return page.rows[0]
-    except TableMissing:
-        pass  # the table was deleted since it was found to exist: it holds nothing
     return None
 
 
@@ -194,7 +181,10 @@ def _without_rows(
         targets: the target tables as they are.
         found: the problems of the tables.
     """
-    declared = subject.declared
+    declared, started, fingerprints = subject.declared, subject.started, subject.secret_fingerprints
+    problems = declaration_problems(
+        declared, started, subject.missing_secrets, fingerprints, subject.no_wrapping_key
+    )
     return MigrationPlan(
         script_id=declared.script_id,
         path=declared.path,
@@ -203,7 +193,7 @@ def _without_rows(
         basis=Basis(
             script_id=declared.script_id,
             declaration=declared.digest,
-            secrets=dict(sorted(subject.secret_fingerprints.items())),
+            secrets=dict(sorted(fingerprints.items())),
             source=declared.migration.source,
             source_exists=inventory is not None,
             # A sample that happened to be the whole table promises no more than a sample.
@@ -213,36 +203,19 @@ def _without_rows(
             targets=targets,
         ),
         inventory=inventory,
-        problems=ordered(
-            [
-                *declaration_problems(
-                    declared,
-                    subject.started,
-                    subject.missing_secrets,
-                    subject.secret_fingerprints,
-                    subject.no_wrapping_key,
-                ),
-                *found,
-            ]
-        ),
+        problems=ordered([*problems, *found]),
     )
 
 
-def _with_rows(
-    plan: MigrationPlan,
-    subject: Subject,
-    options: PlanOptions,
-    inventory: Inventory,
-    survey: Survey,
-    collisions: Collisions,
-) -> MigrationPlan:
+def _with_rows(plan: MigrationPlan, survey: Survey, inventory: Inventory) -> MigrationPlan:
     """Return the plan with the results of mapping rows: problems, figures, estimate, advice."""
-    migration, rows = subject.declared.migration, inventory.rows.rows
+    subject, options, collisions = survey.subject, survey.options, survey.collisions
+    migration, weights = subject.declared.migration, inventory.weights
     fills = _fills(survey, inventory)
-    weights = inventory.weights
     mapping_rows = 2 * round(weights.sum(survey.mapped))
+    elsewhere = [is_elsewhere(table) != is_elsewhere(migration.source) for table in migration.tables]
     work = Workload(
-        source_rows=rows,
+        source_rows=inventory.rows.rows,
         largest_source_partition=inventory.largest_partition,
         mapping=Batches.of(mapping_rows, survey.packing.mapping_sends.fills),
         fills=fills,
@@ -252,11 +225,7 @@ def _with_rows(
         tries_rows=options.tries_rows,
         source_bytes=inventory.stored_bytes,
         mapping_bytes=survey.mapping_bytes(weights),
-        rows_elsewhere=sum(
-            fill.rows
-            for fill, table in zip(fills, migration.tables, strict=True)
-            if is_elsewhere(table) != is_elsewhere(migration.source)
-        ),
+        rows_elsewhere=sum(fill.rows for fill in compress(fills, elsewhere)),
     )
     problems = row_problems(inventory, survey.refused, collisions, fills, subject.ids_hold)
     plan = replace(

@@ -102,16 +102,11 @@ def read_plan(path: Path) -> PlanFile:
     if document.get("sha256") != _digest(content):
         raise _unusable(path, "its content is not what was written: its digest differs")
     try:
-        return PlanFile(
-            made_at=content["made_at"],
-            exact=content["exact"],
-            errors=sum(
-                sum(problem["severity"] == "error" for problem in migration["problems"])
-                + sum(advice["blocks"] for advice in migration.get("advice", ()))
-                for migration in content["migrations"]
-            ),
-            bases=tuple(_basis(migration["basis"]) for migration in content["migrations"]),
-        )
+        plans = content["migrations"]
+        errors = sum(problem["severity"] == "error" for plan in plans for problem in plan["problems"])
+        errors += sum(advice["blocks"] for plan in plans for advice in plan.get("advice", ()))
+        bases = tuple(_basis(plan["basis"]) for plan in plans)
+        return PlanFile(content["made_at"], content["exact"], errors, bases)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise _unusable(path, f"it lacks parts of the format {FORMAT}") from None
 
@@ -121,11 +116,9 @@ def moved(planned: Basis, now: Basis) -> list[str]:
     changes = []
     if planned.declaration != now.declaration:
         changes.append("the script declares something else now")
-    changes += [
-        f"the secret {name!r} is another one now"
-        for name in sorted({*planned.secrets, *now.secrets})
-        if planned.secrets.get(name) != now.secrets.get(name)
-    ]
+    names = sorted({*planned.secrets, *now.secrets})
+    others = [name for name in names if planned.secrets.get(name) != now.secrets.get(name)]
+    changes += [f"the secret {name!r} is another one now" for name in others]
     changes += _moved_source(planned, now)
     before = {target.table: target for target in planned.targets}
     for target in now.targets:
@@ -200,10 +193,8 @@ def check_plan(file: PlanFile, now: Sequence[Basis]) -> None:
     Raises:
         Moved: naming all that moved.
     """
-    changes = []
     planned = {basis.script_id: basis for basis in file.bases}
-    for basis in now:
-        changes += [f"{basis.script_id}: {change}" for change in moved(planned[basis.script_id], basis)]
+    changes = [f"{one.script_id}: {change}" for one in now for change in moved(planned[one.script_id], one)]
     if changes:
         raise _moved_since(file, changes)
 

@@ -20,15 +20,13 @@ from itertools import chain
 
 from rekey.core.limits import utf16_units
 from rekey.core.safe_ids import SafeIds
-from rekey.declaration.keys.base import Scope
 from rekey.declaration.keys.moments import parse_ticks
-from rekey.declaration.migration import Migration, required_secrets
+from rekey.declaration.migration import Migration
 from rekey.errors import RowRefused
 from rekey.inspect.inventory import PARTS, Weights
 from rekey.inspect.partitions import PartitionSizes, PartitionTally
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row
-from rekey.plan.advice.gather import MADE_UP_SECRET
-from rekey.plan.advice.structure import MOMENTS
+from rekey.plan.advice.structure import MOMENTS, counting_scope
 from rekey.plan.result import Load, Portrait, TableFill
 
 LARGEST = 8
@@ -39,6 +37,7 @@ CELLS = 50_000
 LENGTH_STEP = 8
 # Steps of time as lengths of ISO text: hours, days, months, years.
 _STEPS = (13, 10, 7, 4)
+_KEYS = (PARTITION_KEY, ROW_KEY)
 
 
 class Portrayer:
@@ -55,12 +54,10 @@ class Portrayer:
         keys = [one.partition_key for one in migration.filled] + [one.row_key for one in migration.filled]
         nodes = (node for key in keys for node in key.walk())
         moment = next((node.of for node in nodes if isinstance(node, MOMENTS)), None)
-        secrets = dict.fromkeys(required_secrets(migration), MADE_UP_SECRET)
-        self._moment = None if moment is None else moment.compile(Scope("load over time", secrets))
+        scope = counting_scope("load over time", migration)
+        self._moment = None if moment is None else moment.compile(scope)
         # Rows by the length of each key, for each part of what was read and each table.
-        self._lengths = [
-            [{PARTITION_KEY: Counter[int](), ROW_KEY: Counter[int]()} for _ in self._tables] for _ in PARTS
-        ]
+        self._lengths = [[{key: Counter[int]() for key in _KEYS} for _ in self._tables] for _ in PARTS]
         self._lanes = [[_Lanes(), _Lanes()] for _ in PARTS]
         self.rows = 0
 
@@ -104,10 +101,8 @@ class Portrayer:
         """
         portraits = []
         for number, table in enumerate(self._tables):
-            lengths = {
-                key: weights.merged([part[number][key] for part in self._lengths])
-                for key in (PARTITION_KEY, ROW_KEY)
-            }
+            lengths = {key: weights.merged([part[number][key] for part in self._lengths]) for key in _KEYS}
+            largest = self.partitions[number].top(LARGEST)
             rows = sum(lengths[ROW_KEY].values())
             units = sum(units * count for counts in lengths.values() for units, count in counts.items())
             portraits.append(
@@ -116,10 +111,7 @@ class Portrayer:
                     today=not number,
                     rows=self.rows,
                     sizes=self.sizes[number].by_class,
-                    largest=tuple(
-                        (_lane_id(ids, table, partition), count)
-                        for partition, count in self.partitions[number].top(LARGEST)
-                    ),
+                    largest=tuple((_lane_id(ids, table, name), count) for name, count in largest),
                     lengths={key: _by_class(counts) for key, counts in lengths.items()},
                     key_bytes=2 * units / rows if rows else 0.0,
                     fills=dict(sorted(fills[number - 1].fills.items())) if number else {},
@@ -157,7 +149,12 @@ class _Lanes:
         self.counts.update([(partition, at[: self.step]) for partition, at in rows])
         self.times.update([at[: self.step] for _, at in rows])
         while self.step > _STEPS[-1] and len(self.times) > TIMES:
-            self._shorten(_coarser(self.step))
+            counts, times, step = self.counts, self.times, _coarser(self.step)
+            self.step, self.counts, self.times = step, Counter(), Counter()
+            for (partition, at), count in counts.items():
+                self.counts[partition, at[:step]] += count
+            for at, count in times.items():
+                self.times[at[:step]] += count
         if len(self.counts) > CELLS:
             self.partitions_exact = False
             rows_of: Counter[str] = Counter()
@@ -165,14 +162,6 @@ class _Lanes:
                 rows_of[partition] += count
             kept = {partition for partition, _ in rows_of.most_common(len(rows_of) // 2)}
             self.counts = Counter({cell: count for cell, count in self.counts.items() if cell[0] in kept})
-
-    def _shorten(self, step: int) -> None:
-        counts, times = self.counts, self.times
-        self.step, self.counts, self.times = step, Counter(), Counter()
-        for (partition, at), count in counts.items():
-            self.counts[partition, at[:step]] += count
-        for at, count in times.items():
-            self.times[at[:step]] += count
 
 
 def _load(
@@ -197,17 +186,14 @@ def _load(
             shown[partition][at_column] = round(count)
     # Lanes by the beginning of their load: those of a target by month make stairs down the plot.
     in_order = sorted(shown.items(), key=lambda one: next(at for at, count in enumerate(one[1]) if count))
-    lanes_shown = tuple((_lane_id(ids, table, name), tuple(lane)) for name, lane in in_order)
+    others_rows = [round(total) - sum(lane) for total, *lane in zip(all_rows, *shown.values(), strict=True)]
     return Load(
         table=table,
         today=today,
         times=tuple(times),
-        lanes=lanes_shown,
+        lanes=tuple((_lane_id(ids, table, name), tuple(lane)) for name, lane in in_order),
         others=len(rows) - len(shown),
-        others_rows=tuple(
-            max(0, round(total) - sum(lane[at] for _, lane in lanes_shown))
-            for at, total in enumerate(all_rows)
-        ),
+        others_rows=tuple(max(0, rows) for rows in others_rows),
         partitions_exact=all(lanes.partitions_exact for lanes in parts),
         busiest=tuple(one / total if total else 0.0 for one, total in zip(most, all_rows, strict=True)),
     )

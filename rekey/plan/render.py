@@ -17,17 +17,7 @@ from functools import partial
 from rekey.core.severity import Severity
 from rekey.model import EntityKey
 from rekey.plan.estimate import ASSUMED_REQUEST_SECONDS
-from rekey.plan.result import (
-    NOT_LOOKED_AT,
-    Advice,
-    Estimate,
-    GroupPlan,
-    MigrationPlan,
-    Money,
-    Plan,
-    Problem,
-    TableFill,
-)
+from rekey.plan.result import NOT_LOOKED_AT, Advice, Estimate, GroupPlan, MigrationPlan, Money, Plan, Problem
 from rekey.present.text import KEYS_ARE_SHOWN, counted, duration, field, report, size, table, underlined
 from rekey.present.text import wrapped as wrapped_text
 from rekey.project.prices import amount_text
@@ -58,19 +48,16 @@ def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Itera
     yield from underlined(migration.script_id + (f": {migration.title}" if migration.title else ""))
     errors = [one for one in migration.problems if one.severity is Severity.ERROR]
     blocking = [one for one in migration.advice if one.blocks]
-    yield from _problems(errors)
-    yield from advice_lines(blocking)
-    if errors or blocking:
-        yield ""
+    yield from _findings(errors, blocking)
     yield from _source(migration, plan)
-    fills = {fill.table: fill for fill in migration.fills}
+    fills = {fill.table: fill.describe() for fill in migration.fills}
     for target in migration.basis.targets:
         made = "not looked at" if plan.offline else "will be made"
         state = "holds rows" if target.holds_rows else "exists" if target.exists else made
-        filled = f": {_filled(fills[target.table])}" if target.table in fills else ""
+        filled = f": {fills.pop(target.table)}" if target.table in fills else ""
         yield from _field("target", f"{target.table} ({state}){filled}")
-    for name in (name for name in fills if name not in {one.table for one in migration.basis.targets}):
-        yield from _field("", f"{name}: {_filled(fills[name])}")
+    for name, filled in fills.items():  # rows of other kinds in a target table
+        yield from _field("", f"{name}: {filled}")
     if migration.estimate is not None and migration.mapped_rows:
         yield from _cost(migration.estimate, listed=requests)
     yield from _collisions(migration)
@@ -89,10 +76,7 @@ def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Itera
         yield ""
     others = [one for one in migration.problems if one not in errors]
     advice = [one for one in migration.advice if not one.blocks]
-    yield from _problems(others)
-    yield from advice_lines(advice)
-    if others or advice:
-        yield ""
+    yield from _findings(others, advice)
     yield from _refused(migration)
 
 
@@ -125,18 +109,6 @@ def _source(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
     yield from _field("basis", inventory.basis)
     if migration.sampled:
         yield from _field("", migration.sampled)
-
-
-def _filled(fill: TableFill) -> str:
-    """Return what a target gets: its rows, the batches that bring them, its partitions."""
-    at_least = "" if fill.partitions_exact else "at least "
-    rows = f"{counted(fill.rows, 'row')} with the main rows"
-    if not fill.with_main:
-        rows = f"{counted(fill.rows, 'row')} in {counted(fill.batches, 'batch', 'batches')}"
-        rows += f" of {fill.rows_per_batch:.1f} rows"
-    partitions = f"{at_least}{counted(fill.partitions, 'partition')}"
-    largest = f"the largest of {at_least}{counted(fill.largest_partition, 'row')}"
-    return f"{rows}, {partitions}, {largest}"
 
 
 def _cost(estimate: Estimate, *, listed: bool) -> Iterator[str]:
@@ -214,10 +186,8 @@ def money_lines(money: Money) -> list[tuple[str, str, str]]:
         ("storage", money.storage, money.storage),
         ("all", money.batch_as_one + money.storage, money.batch_each + money.storage),
     )
-    return [
-        (name, amount_text(as_one, money.currency), amount_text(by_rows, money.currency))
-        for name, as_one, by_rows in amounts
-    ]
+    text = partial(amount_text, currency=money.currency)
+    return [(name, text(as_one), text(by_rows)) for name, as_one, by_rows in amounts]
 
 
 def _durations(estimate: Estimate) -> Iterator[str]:
@@ -243,13 +213,16 @@ def _time(seconds: float) -> str:
     return "< 1 s" if seconds < 1 else duration(seconds)
 
 
-def _problems(problems: Sequence[Problem]) -> Iterator[str]:
+def _findings(problems: Sequence[Problem], advice: Sequence[Advice]) -> Iterator[str]:
     for problem in problems:
         yield from _labelled(problem.severity, f"{problem.code}: {problem.message}")
         if problem.row_ids:
             more = ", …" if problem.rows > len(problem.row_ids) else ""
             yield from _labelled("", f"rows {', '.join(problem.row_ids)}{more}")
         yield from _labelled("", problem.cure, "cure: ")
+    yield from advice_lines(advice)
+    if problems or advice:
+        yield ""
 
 
 def _refused(migration: MigrationPlan) -> Iterator[str]:
@@ -283,17 +256,14 @@ def advice_lines(found: Sequence[Advice], *, with_today: bool = False) -> Iterat
 
 
 def _verdict(plan: Plan) -> Iterator[str]:
-    counts = dict.fromkeys(Severity, 0)
+    found = [one.severity for migration in plan.migrations for one in migration.problems]
     for migration in plan.migrations:
-        for problem in migration.problems:
-            counts[problem.severity] += 1
-        for one in migration.advice:
-            counts[Severity.NOTE if one.waived is not None else one.severity] += 1
-    said = ", ".join(counted(number, severity) for severity, number in counts.items() if number)
+        found += [Severity.NOTE if one.waived is not None else one.severity for one in migration.advice]
+    said = ", ".join(counted(found.count(severity), severity) for severity in Severity if severity in found)
     if not plan.migrations:
         yield "Nothing to plan: there is no migration script."
     elif plan.exit_code:
-        what = "it" if counts[Severity.ERROR] == 1 else "the errors"
+        what = "it" if found.count(Severity.ERROR) == 1 else "the errors"
         yield from wrapped(f"{said}. `rekey apply` would refuse or stop: mend {what} first.")
     else:
         then = "`rekey plan` asks the account" if plan.offline else "`rekey apply` begins"

@@ -57,8 +57,7 @@ class Problem:
     row_ids: tuple[str, ...] = ()
 
 
-def _keys_of(today: bool) -> str:
-    return "today" if today else "planned"
+_TODAY = told("keys", form=lambda today: "today" if today else "planned")
 
 
 def _partitions(listed: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
@@ -84,7 +83,7 @@ class Advice:
     code: str
     severity: Severity
     where: str
-    today: bool = field(metadata=told("keys", form=_keys_of))
+    today: bool = field(metadata=_TODAY)
     evidence: str
     reason: str
     cure: str
@@ -251,6 +250,16 @@ class TableFill:
         """Return the mean rows of a batch, 1 to 100; 0.0 without rows."""
         return self.table_rows / self.batches if self.batches else 0.0
 
+    def describe(self) -> str:
+        """Return e.g. `20 rows in 2 batches of 10.0 rows, 4 partitions, the largest of 6 rows`."""
+        at_least = "" if self.partitions_exact else "at least "
+        rows = f"{counted(self.rows, 'row')} with the main rows"
+        if not self.with_main:
+            rows = f"{counted(self.rows, 'row')} in {counted(self.batches, 'batch', 'batches')}"
+            rows += f" of {self.rows_per_batch:.1f} rows"
+        partitions = f"{at_least}{counted(self.partitions, 'partition')}"
+        return f"{rows}, {partitions}, the largest of {at_least}{counted(self.largest_partition, 'row')}"
+
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
         first = {"table": self.table, "rows": self.rows, "batches": self.batches}
@@ -379,7 +388,7 @@ class Portrait:
     """
 
     table: str
-    today: bool = field(metadata=told("keys", form=_keys_of))
+    today: bool = field(metadata=_TODAY)
     rows: int
     sizes: Mapping[str, int] = field(metadata=told("partitions_by_rows"))
     largest: tuple[tuple[str, int], ...] = field(metadata=told(form=_partitions))
@@ -405,7 +414,7 @@ class Load:
     """
 
     table: str
-    today: bool = field(metadata=told("keys", form=_keys_of))
+    today: bool = field(metadata=_TODAY)
     times: tuple[str, ...]
     lanes: tuple[tuple[str, tuple[int, ...]], ...] = field(metadata=told("partitions", form=_partitions))
     others: int = field(metadata=told("other_partitions"))
@@ -525,16 +534,11 @@ class MigrationPlan:
         """Return what makes `apply` refuse: problems that are errors, and advice that is an error on planned
         keys and not waived."""
         errors = [one for one in self.problems if one.severity is Severity.ERROR]
-        errors += [
-            Problem(
-                one.code,
-                Severity.ERROR,
-                f"{one.code}: {one.where}: {one.evidence}",
-                f'{one.cure}; or set it aside in the script: waive={{"{one.code}": "the reason"}}',
-            )
-            for one in self.advice
-            if one.blocks
-        ]
+        for one in self.advice:
+            if one.blocks:
+                message = f"{one.code}: {one.where}: {one.evidence}"
+                cure = f'{one.cure}; or set it aside in the script: waive={{"{one.code}": "the reason"}}'
+                errors.append(Problem(one.code, Severity.ERROR, message, cure))
         return tuple(errors)
 
 

@@ -5,6 +5,9 @@ Rules kept here:
 * Every row is mapped by the same `Mapper` that backfill uses, its new keys are looked at for collisions, its
   partitions are counted and packed by backfill's rules (`packing`).
 * What advice, sizes, examples and plots show comes from a sample of these rows, which are mapped once more.
+* The sample is even and of bounded size: every n-th row is drawn, from the first on. When there are too many,
+  every other one is dropped and n doubles: so the sample is spread over all rows read, needs no count
+  beforehand, and is the same next time.
 * The size of mapping rows is measured on rows of the sample: they are built and, if the mapping is sealed,
   sealed as backfill does, with a made-up key that is not kept.
 * Constant memory: a few windows' partitions, bounded tallies, the sample, records on disk.
@@ -15,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import mul
 from typing import Self, TypeAlias
 
@@ -23,8 +27,8 @@ from rekey.core.limits import entity_bytes, utf16_units
 from rekey.core.safe_ids import SafeIds, new_key
 from rekey.declaration.mapper import Mapper, TargetRow
 from rekey.errors import RowRefused
-from rekey.inspect.inventory import ELSEWHERE, PARTS, Weights
-from rekey.mapping.rows import MappingRows, TargetKey
+from rekey.inspect.inventory import ELSEWHERE, PARTS, Inventory, Weights
+from rekey.mapping.rows import MappingRows, TargetKey, target_key
 from rekey.mapping.sealing import Sealer, new_data_key
 from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
 from rekey.plan.advice.gather import Gatherer
@@ -35,20 +39,59 @@ from rekey.plan.result import Collisions, Example, NewKey, RefusedRows
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.tables.base import Operation, TableService, Verb
 
-# The key of a source row, and the keys that it becomes: the number of a target table and the key there.
-Mapped: TypeAlias = tuple[EntityKey, list[tuple[int, EntityKey]]]
+# The key of a source row, and the keys that it becomes.
+Mapped: TypeAlias = tuple[EntityKey, list[TargetKey]]
 
 EXAMPLES = 5
 FIRST_ROWS = 20
 MEASURED_ROWS = 500
 # Of so many rows of a page one is measured, for windows and batches.
 SIZED = 50
+# Of the sample, which is bounded by rows and by bytes.
+MOST_ROWS = 5_000
+MOST_BYTES = 8 * 1024 * 1024
+
+
+class RowSample:
+    """Takes the rows of all pages (`take`) and keeps some.
+
+    Attributes:
+        rows: those drawn, in the order they came in.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self._bytes = self._seen = 0
+        self._every = 1
+
+    def take(self, rows: Sequence[Row]) -> None:
+        """Take the rows of one page."""
+        drawn = rows[-self._seen % self._every :: self._every]
+        self._seen += len(rows)
+        self.rows += drawn
+        self._bytes += sum(map(row_bytes, drawn))
+        while len(self.rows) > MOST_ROWS or (self._bytes > MOST_BYTES and len(self.rows) > 1):
+            self.rows = self.rows[::2]
+            self._bytes //= 2
+            self._every *= 2
+
+    def parts(self, inventory: Inventory) -> tuple[list[Row], list[Row]]:
+        """Return the rows drawn of each part of the reading (`rekey.inspect.inventory.PARTS`)."""
+        head = -(-inventory.head_rows // self._every)
+        return self.rows[:head], self.rows[head:]
+
+    def stored_bytes(self, inventory: Inventory) -> int:
+        """Return the bytes that the service bills for all rows of the table."""
+        means = [sum(map(entity_bytes, part)) / len(part) if part else 0.0 for part in self.parts(inventory)]
+        weights = inventory.weights
+        return round(weights.sum(mean * rows for mean, rows in zip(means, weights.read, strict=True)))
 
 
 class Survey:
     """Takes source rows page by page (`take`) and keeps a plan's figures about them. A context manager.
 
     Attributes:
+        subject, options: what is planned, and how.
         labels: what the target tables are called, main first.
         together: the numbers of those that are one table; empty where there is no such.
         rows: source rows taken.
@@ -56,6 +99,7 @@ class Survey:
         looked_at: rows of the sample.
         target_rows: for each part of the reading, the rows for each target table.
         examples: up to five rows of the sample.
+        collisions: of all rows taken; none until the survey is finished.
         packing: counts the batches of the rows.
         gatherer: counts the facts that advice is judged from, in the sample.
         portrayer: counts the figures that plots show.
@@ -66,6 +110,7 @@ class Survey:
 
         Raises MachineFailed when there is no place for temporary files.
         """
+        self.subject, self.options = subject, options
         migration = subject.declared.migration
         self.labels = mapper.labels
         self.rows = self.looked_at = 0
@@ -75,9 +120,8 @@ class Survey:
         self.gatherer = Gatherer(migration, mapper.map, is_cosmos=options.is_cosmos, prices=options.prices)
         self.portrayer = Portrayer(migration)
         self._mapper, self.together = mapper, mapper.together
-        self._ids = subject.ids
-        self._source = migration.source
-        self._show_keys = options.show_keys
+        # Names a source row.
+        self._name = partial(subject.ids.short, migration.source)
         self._size_of = [tables.table(name).encoded_size for name in mapper.tables]
         sealer = None
         if migration.is_sealed:
@@ -92,6 +136,7 @@ class Survey:
         self._mapping_bytes: list[float] = []
         self.examples: tuple[Example, ...] = ()
         self._refused: dict[tuple[str, str], tuple[RowRefused, int, list[EntityKey]]] = {}
+        self.collisions = Collisions(0, 0, exact=False)
         self._search = CollisionSearch()
 
     def __enter__(self) -> Self:
@@ -116,10 +161,9 @@ class Survey:
                 mapped.append((map_row(row), row))
             except RowRefused as refused:
                 self._refuse(refused, key_of(row))
-        made = [[(of_row[0][1], row) for of_row, row in mapped]]
-        made += [
+        made = [
             [(target, row) for of_row, row in mapped for table, target in of_row if table == number]
-            for number in range(1, len(self.labels))
+            for number in range(len(self.labels))
         ]
         digests, *_ = [self._search.take(number, pairs) for number, pairs in enumerate(made)]
         counts = [Counter([target[PARTITION_KEY] for target, _ in pairs]) for pairs in made]
@@ -131,14 +175,10 @@ class Survey:
         self.target_rows[part] = [rows + len(pairs) for rows, pairs in zip(met, made, strict=True)]
         if self.packing.open:
             unit = self._rows_together(mapped)
-            filled = [
-                Filled(
-                    partitions,
-                    _mean([self._size_of[number](Operation(Verb.INSERT, row)) for row, _ in pairs[::SIZED]]),
-                    unit if number in self.together else 1.0,
-                )
-                for number, (partitions, pairs) in enumerate(zip(counts, made, strict=True))
-            ]
+            filled = []
+            for number, (partitions, pairs) in enumerate(zip(counts, made, strict=True)):
+                sizes = [self._size_of[number](Operation(Verb.INSERT, row)) for row, _ in pairs[::SIZED]]
+                filled.append(Filled(partitions, _mean(sizes), unit if number in self.together else 1.0))
             # Ids are digests, too: any digests show how mapping rows spread over 32 partitions a direction.
             forward = Counter([digest[0] >> 3 for digest in digests])
             reverse = Counter([~(digest[1] >> 3) for digest in digests])
@@ -162,70 +202,50 @@ class Survey:
         if len(first) < FIRST_ROWS:
             first.append(key)
 
-    def _look_at(self, sample: Sequence[Sequence[Row]]) -> None:
-        """Look at rows that were taken before, for all that is not asked of every row."""
+    def finish(self, sample: Sequence[Sequence[Row]], *, exact: bool) -> None:
+        """End the survey: look at the sample, and for collisions among all rows taken.
+
+        Args:
+            sample: rows spread over those taken, of each part of the reading (`PARTS`), for all that is not
+                asked of every row.
+            exact: every row of the source was taken.
+        """
+        self.packing.end(whole=exact)
         mappable: list[Mapped] = []
         for rows in sample:
             self.looked_at += len(rows)
-            tallies = self.gatherer.tallies[1:]
-            before = [(one.stored_bytes, one.rows) for one in tallies]
+            sizes: list[list[int]] = [[] for _ in self.labels]
             found: list[Mapped] = []
             for row in rows:
                 with suppress(RowRefused):
                     mapped = self._mapper.map(row)
                     self.gatherer.take(row, mapped)
-                    found.append((key_of(row), [(number, key_of(target)) for number, target in mapped]))
-            self._row_bytes.append(
-                [
-                    (one.stored_bytes - stored) / ((one.rows - count) or 1)
-                    for one, (stored, count) in zip(tallies, before, strict=True)
-                ]
-            )
+                    found.append((key_of(row), [target_key(*one) for one in mapped]))
+                    for number, target in mapped:
+                        sizes[number].append(entity_bytes(target))
+            self._row_bytes.append(list(map(_mean, sizes)))
             self._mapping_bytes.append(_mean([*self._measured(_some(found, MEASURED_ROWS))]))
             mappable += found
         self.examples = tuple(self._example(*one) for one in _some(mappable, EXAMPLES))
+        self.collisions = self._search.finish(
+            self.labels, self._name, exact=exact, show_keys=self.options.show_keys
+        )
 
     def _measured(self, mapped: Iterable[Mapped]) -> Iterator[int]:
         """Yield the bytes of the forward and the reverse mapping row of each source row."""
         for key, targets in mapped:
             with suppress(RowRefused):
-                forward = self._mapping_rows.forward_row(
-                    key, [TargetKey(table, *to) for table, to in targets]
-                )
-                reverse = self._mapping_rows.reverse_row(key, targets[0][1])
+                forward = self._mapping_rows.forward_row(key, targets)
+                reverse = self._mapping_rows.reverse_row(key, targets[0].key)
                 yield entity_bytes(forward) + entity_bytes(reverse)
 
-    def _example(self, key: EntityKey, targets: Sequence[tuple[int, EntityKey]]) -> Example:
-        return Example(
-            row_id=self._ids.short(self._source, key),
-            new_keys=tuple(
-                NewKey(
-                    table=self.labels[number],
-                    row_id=self._ids.short(self._mapper.tables[number], target),
-                    partition_units=utf16_units(target.partition),
-                    row_units=utf16_units(target.row),
-                    new_key=target if self._show_keys else None,
-                )
-                for number, target in targets
-            ),
-            old_key=key if self._show_keys else None,
-        )
-
-    def finish(self, sample: Sequence[Sequence[Row]], *, exact: bool) -> Collisions:
-        """End the survey and return the collisions of all rows taken.
-
-        Args:
-            sample: rows spread over those taken, of each part of the reading (`PARTS`).
-            exact: every row of the source was taken.
-        """
-        self.packing.end(whole=exact)
-        self._look_at(sample)
-        return self._search.finish(
-            self.labels,
-            lambda key: self._ids.short(self._source, key),
-            exact=exact,
-            show_keys=self._show_keys,
-        )
+    def _example(self, key: EntityKey, targets: Sequence[TargetKey]) -> Example:
+        shown, new_keys = self.options.show_keys, []
+        for target in targets:
+            row_id = self.subject.ids.short(self._mapper.tables[target.table], target.key)
+            units = utf16_units(target.partition), utf16_units(target.row)
+            new_keys.append(NewKey(self.labels[target.table], row_id, *units, target.key if shown else None))
+        return Example(self._name(key), key if shown else None, tuple(new_keys))
 
     def stored_bytes(self, number: int, weights: Weights) -> int:
         """Return the bytes that the service will bill for the rows of a target table, by its number."""
@@ -239,18 +259,11 @@ class Survey:
     @property
     def refused(self) -> tuple[RefusedRows, ...]:
         """Return the refusals by reason, the most frequent first."""
-        return tuple(
-            RefusedRows(
-                refusal.code,
-                refusal.field,
-                refusal.problem,
-                refusal.cure,
-                count,
-                tuple(self._ids.short(self._source, key) for key in first),
-                tuple(first) if self._show_keys else None,
-            )
-            for refusal, count, first in sorted(self._refused.values(), key=lambda one: -one[1])
-        )
+        found = []
+        for one, count, first in sorted(self._refused.values(), key=lambda one: -one[1]):
+            ids, keys = tuple(map(self._name, first)), tuple(first) if self.options.show_keys else None
+            found.append(RefusedRows(one.code, one.field, one.problem, one.cure, count, ids, keys))
+        return tuple(found)
 
 
 def _some(mapped: Sequence[Mapped], most: int) -> Sequence[Mapped]:

@@ -223,11 +223,10 @@ def columns(
     plot.text((left + right) / 2, bottom + 34, across, "middle")
     if len(series) > 1:
         plot.legend([(one.name, one.colour) for one in series], left, bottom + 50)
-    told = (
-        f"{one.name}: "
-        + ", ".join(f"{label}: {value:,}" for label, value in zip(labels, one.values, strict=True) if value)
-        for one in series
-    )
+    told = []
+    for one in series:
+        some = [f"{label}: {value:,}" for label, value in zip(labels, one.values, strict=True) if value]
+        told.append(f"{one.name}: {', '.join(some)}")
     return plot.drawn(title, told, bottom + (64 if len(series) > 1 else 42))
 
 

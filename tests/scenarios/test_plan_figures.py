@@ -17,7 +17,7 @@ from rekey.inspect import inspect
 from rekey.inspect.inventory import SampleSize
 from rekey.inspect.partitions import CLASS_NAMES, CLASSES
 from rekey.model import Row
-from rekey.plan import sample
+from rekey.plan import survey
 from rekey.plan.page import plan_page
 from rekey.plan.plan import make_plan
 from rekey.plan.result import MigrationPlan, Plan
@@ -86,7 +86,7 @@ async def test_an_exact_plan_says_of_every_figure_what_the_rows_say(
     memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More rows than are looked at for advice: no figure may rest on these alone, unsaid."""
-    monkeypatch.setattr(sample, "MOST_ROWS", 1_000)
+    monkeypatch.setattr(survey, "MOST_ROWS", 1_000)
     rows = readings(300)
     await fill(memory, "Weather", rows)
     plan, migration = await planned(memory, exact=True)

@@ -7,7 +7,7 @@ import pytest
 from rekey import Migration, keys, query
 from rekey.declaration.query import Query
 from rekey.declaration.scripts import load_script
-from rekey.plan.advice.queries import rated
+from rekey.plan.advice.access import rated
 from tests.advising import facts, migration
 from tests.documents import ROOT
 from tests.madeup import posts, registrations, telemetry

@@ -8,8 +8,8 @@ from rekey.core.limits import entity_bytes
 from rekey.inspect.inventory import Inventory
 from rekey.inspect.sampling import RowEstimate
 from rekey.model import Row
-from rekey.plan import sample
-from rekey.plan.sample import MOST_ROWS, RowSample
+from rekey.plan import survey
+from rekey.plan.survey import MOST_ROWS, RowSample
 
 
 def rows(count: int, text: str = "") -> list[Row]:
@@ -42,7 +42,7 @@ def test_pages_of_any_size_give_the_same_sample() -> None:
 
 
 def test_large_rows_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(survey, "MOST_BYTES", 100_000)
     of = rows(1_000, "x" * 1_000)
     kept = sampled(of, 100).rows
     assert kept == of[:: len(of) // len(kept) + 1]

@@ -13,19 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from rekey.core.severity import Severity
-from rekey.plan.advice import form, identity, partitions, privacy, queries, service
+from rekey.plan.advice import access, form, identity
 from rekey.plan.advice.facts import Facts
 from rekey.plan.result import Advice
 
 Rule = Callable[[Facts], Iterator[Advice]]
-RULES: tuple[Rule, ...] = (
-    *privacy.RULES,
-    *identity.RULES,
-    *queries.RULES,
-    *partitions.RULES,
-    *form.RULES,
-    *service.RULES,
-)
+RULES: tuple[Rule, ...] = (*identity.RULES, *access.RULES, *form.RULES)
 
 
 def advise(facts: Facts) -> tuple[Advice, ...]:

@@ -8,22 +8,25 @@ Rules kept here:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rekey.core.severity import Severity
-from rekey.core.texts import catalogue, filled
+from rekey.core.texts import catalogue, filled, table
 from rekey.declaration.keys.base import Expression, Prop
 from rekey.declaration.migration import Index, Migration, Target
-from rekey.inspect.columns import KeyColumn
-from rekey.inspect.profile import Order, RowCounts
+from rekey.inspect.profile import KeyColumn, Order, RowCounts
 from rekey.model import PARTITION_KEY, ROW_KEY
 from rekey.plan.result import Advice
 from rekey.project.prices import Prices
 
 # The entries `severity`, `reason`, `cure` and `key` of all advice, by code.
 TEXTS = catalogue(Path(__file__).with_name("advice.toml"))
+# What rules look for in names, by the kind of words.
+WORDS = {kind: frozenset(words) for kind, words in table(Path(__file__).with_name("words.toml")).items()}
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 # Limit of rows for each partition met. In a sample of one row in twenty this ratio is 1.0 where partitions
 # have one row, 1.03 where they have two, 1.7 where they have twenty.
 HARDLY_ANY_TOGETHER = 1.02
@@ -42,7 +45,6 @@ class TableFacts:
         partitions_exact: whether `partitions` is no lower bound: all of them, or an estimate of their number.
         rows_met_together: mean rows of a partition among the rows read; near 1.0 hardly any two rows share
             one, however many partitions there are.
-        property_names: names of properties in the rows looked at.
         pointer_rows: rows looked at that hold a whole pointer to a main row.
         hottest_share: share of new rows that go to one partition at a time, 0.0 to 1.0.
         partition_order: where new partitions go, by Timestamps.
@@ -51,14 +53,13 @@ class TableFacts:
 
     table: str
     counts: RowCounts
-    rows: int
-    partitions: int
-    largest_partition: int
-    partitions_exact: bool
-    rows_met_together: float
-    property_names: frozenset[str]
-    pointer_rows: int
-    hottest_share: float
+    rows: int = 0
+    partitions: int = 0
+    largest_partition: int = 0
+    partitions_exact: bool = False
+    rows_met_together: float = 0.0
+    pointer_rows: int = 0
+    hottest_share: float = 0.0
     partition_order: Order = Order.UNKNOWN
     declared: Target | Index | None = None
 
@@ -165,6 +166,11 @@ class Facts:
     def load(self) -> Mapping[str, float]:
         """Return the declared load."""
         return self.migration.load if self.migration is not None else {}
+
+
+def words_among(kind: str, name: str) -> list[str]:
+    """Return the words of a name (`updatedAt`: `updated`, `At`) that are of a kind in `WORDS`."""
+    return [word for word in _WORD.findall(name) if word.lower() in WORDS[kind]]
 
 
 def percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""Advice on how keys and rows are written: characters, numbers, length, size. Pure.
+"""Advice on how keys, rows and names are written, and on the service that takes them. Pure.
 
 Rules kept here:
 
@@ -9,6 +9,9 @@ Rules kept here:
 * Four fifths of a limit is near it: properties grow. A row over a limit is refused by the mapping itself.
 * A key is stored in each row, and once more in every pointer and mapping row. Advice on long keys gives their
   bytes, and the cost of these bytes where `[prices]` allows it.
+* A table cannot be renamed: a name that tells a passing state (old, new, tmp) will be wrong.
+* Of targets in Cosmos DB for Table: that results are not sorted, and that it was not tried. Which rows it
+  refuses is no advice: the mapper refuses them (`rekey.core.guarantees`).
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from rekey.core.limits import MAX_ENTITY_BYTES, MAX_PROPERTIES
+from rekey.core.limits import MAX_ENTITY_BYTES, MAX_PROPERTIES, is_elsewhere
 from rekey.core.severity import Severity
 from rekey.declaration.migration import Index
-from rekey.inspect.columns import KeyColumn, Mark
-from rekey.plan.advice.facts import Facts, percent
+from rekey.inspect.profile import KeyColumn
+from rekey.plan.advice.facts import Facts, percent, words_among
 from rekey.plan.result import Advice
 from rekey.present.text import counted
 from rekey.project.prices import amount_text
@@ -85,7 +88,7 @@ def escaped_characters(facts: Facts) -> Iterator[Advice]:
     """Yield advice on keys that need escaping."""
     for table, key, column in facts.columns:
         found = {mark: column.specials[mark] for mark in ESCAPED if column.specials[mark]}
-        edges = column.marked(Mark.EDGE)
+        edges = column.marked("leading-or-trailing-space")
         if not found and not edges:
             continue
         listed = [f"{mark} in {number:,}" for mark, number in found.items()]
@@ -99,7 +102,7 @@ def escaped_characters(facts: Facts) -> Iterator[Advice]:
 def non_ascii(facts: Facts) -> Iterator[Advice]:
     """Yield advice on characters outside ASCII."""
     for table, key, column in facts.columns:
-        found, loose = column.marked(Mark.NON_ASCII), column.marked(Mark.LOOSE)
+        found, loose = column.marked("non-ascii"), column.marked("not-composed")
         if found:
             more = f"; {loose:,} not in composed form (NFC)" if loose else ""
             severity = Severity.WARNING if loose else Severity.NOTE
@@ -161,7 +164,29 @@ def fan_out(facts: Facts) -> Iterator[Advice]:
             yield table.advice("fan-out", fanned=fanned, **said)
 
 
+def table_name(facts: Facts) -> Iterator[Advice]:
+    """Yield advice on table names that will be wrong one day."""
+    for table in facts.tables:
+        passing = words_among("passing", table.table)
+        if passing:
+            severity = Severity.NOTE if table.today else Severity.WARNING
+            yield table.advice("table-name", severity, passing=", ".join(passing))
+
+
+def cosmos_limits(facts: Facts) -> Iterator[Advice]:
+    """Yield advice on targets in Cosmos DB for Table."""
+    there = [one for one in facts.planned if facts.is_cosmos and is_elsewhere(one.table)]
+    for table in there:
+        said = "rekey was tested on 1,445 recorded answers of it, never on the service"
+        yield table.advice("cosmos-limits", Severity.NOTE, evidence=said, cure="try it on a copy first")
+    ordered = [one for one in facts.migration.queries if one.kind != "point"] if facts.migration else []
+    if ordered and there:
+        said = f"{ordered[0].describe()} is declared"
+        cure = "sort in the application, and ask for a range of keys rather than for the first rows"
+        yield there[0].advice("cosmos-limits", evidence=said, cure=cure)
+
+
 RULES = (
     *(unpadded_numbers, escaped_characters, non_ascii, long_keys),
-    *(row_size, property_count, pointer_dropped, fan_out),
+    *(row_size, property_count, pointer_dropped, fan_out, table_name, cosmos_limits),
 )

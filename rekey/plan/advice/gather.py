@@ -4,7 +4,6 @@ Rules kept here:
 
 * Counts that were made on all rows (rows, partitions, collisions) are taken from there; shares need no more
   than a sample.
-* Hashes are evaluated with made-up secrets: only their inputs are looked at.
 """
 
 from __future__ import annotations
@@ -15,31 +14,22 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
 
-from rekey.declaration.keys.base import Evaluator, Join, Scope
+from rekey.declaration.keys.base import Evaluator, Join
 from rekey.declaration.keys.hashes import Hashed
 from rekey.declaration.keys.pieces import ItemsOf
-from rekey.declaration.migration import (
-    MAIN_PARTITION_KEY,
-    MAIN_ROW_KEY,
-    Index,
-    Migration,
-    Target,
-    required_secrets,
-)
+from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY, Index, Migration, Target
 from rekey.errors import RowRefused
-from rekey.inspect.columns import KeyColumn
 from rekey.inspect.inventory import Inventory
-from rekey.inspect.profile import RowCounts, Signs, TableProfile
+from rekey.inspect.profile import KeyColumn, RowCounts, Signs, TableProfile
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row, key_of, property_names, utf16_order
 from rekey.plan.advice.facts import Facts, HashInput, TableFacts
-from rekey.plan.advice.structure import MOMENTS, parts_of
+from rekey.plan.advice.structure import MOMENTS, counting_scope, parts_of
 from rekey.plan.result import TableFill
 from rekey.project.prices import Prices
 
 MapRow: TypeAlias = Callable[[Row], Sequence[tuple[int, Row]]]
 REPEATED = 200
 ITEMS = 5
-MADE_UP_SECRET = b"made up for counting only"
 
 
 class Tally(RowCounts):
@@ -47,50 +37,38 @@ class Tally(RowCounts):
 
     def __init__(self) -> None:
         super().__init__()
-        self._property_names: set[str] = set()
         self._pointer_rows = 0
         self._streams: Counter[str] = Counter()
         self._stamps: dict[str, str] = {}
 
     def add(self, row: Row, stamp: str, stream: str) -> None:
         """Count one row of the sample, last written at `stamp`; `stream` names the stream it belongs to."""
-        partition, names = row[PARTITION_KEY], property_names(row)
-        self.count(row, names)
+        partition = row[PARTITION_KEY]
+        self.count(row, property_names(row))
         if partition not in self._stamps:
             self._stamps[partition] = stamp
             self.partition_keys.add(partition)
-        self._property_names.update(names)
         self._pointer_rows += MAIN_PARTITION_KEY in row and MAIN_ROW_KEY in row
         self._streams[stream] += 1
 
-    def facts(
-        self,
-        of: Inventory | TableFill,
-        rows: int,
-        exact: bool,
-        together: float,
-        declared: Target | Index | None = None,
-    ) -> TableFacts:
+    def facts(self, fill: TableFill, together: float, declared: Target | Index | None) -> TableFacts:
         """Return the facts of the table.
 
         Args:
-            of: its partitions, as they were counted elsewhere.
-            rows: rows that it holds or will hold.
-            exact: whether its number of partitions is no lower bound.
+            fill: its rows and partitions, as they were counted elsewhere.
             together: mean rows of a partition among the rows read.
             declared: the target or index that a migration fills; None for the source.
         """
         signs = Signs()
         signs.add_neighbours((utf16_order(name), stamp) for name, stamp in self._stamps.items())
         return TableFacts(
-            table=of.table,
+            table=fill.table,
             counts=self,
-            rows=rows,
-            partitions=max(of.partitions, self.partition_keys.keys),
-            largest_partition=of.largest_partition,
-            partitions_exact=exact,
+            rows=fill.rows,
+            partitions=max(fill.partitions, self.partition_keys.keys),
+            largest_partition=fill.largest_partition,
+            partitions_exact=fill.partitions_exact,
             rows_met_together=together,
-            property_names=frozenset(self._property_names),
             pointer_rows=self._pointer_rows,
             hottest_share=max(self._streams.values(), default=0) / self.rows if self.rows else 0.0,
             partition_order=signs.order,
@@ -117,20 +95,17 @@ class Gatherer:
         self._map = map_row
         self._is_cosmos = is_cosmos
         self._prices = prices or Prices()
-        self._repeated = 0
-        self._unrepeatable = 0
-        secrets = dict.fromkeys(required_secrets(migration), MADE_UP_SECRET)
-        self._streams = [_stream_of(one, secrets) for one in migration.filled]
-        self._hashes = [hashed for one in migration.filled for hashed in _hashes_of(one, secrets)]
+        self._repeated = self._unrepeatable = 0
+        self._streams = [_stream_of(one, migration) for one in migration.filled]
+        self._hashes = [hashed for one in migration.filled for hashed in _hashes_of(one, migration)]
 
     def take(self, row: Row, mapped: Sequence[tuple[int, Row]]) -> None:
         """Count one source row of the sample and its target rows."""
         if self._repeated < REPEATED:
             self._repeated += 1
-            try:
+            again = None
+            with suppress(RowRefused):
                 again = [(number, key_of(target)) for number, target in self._map(row)]
-            except RowRefused:
-                again = []
             self._unrepeatable += again != [(number, key_of(target)) for number, target in mapped]
         stamp = row.get(TIMESTAMP, "")
         self.tallies[0].add(row, stamp, row[PARTITION_KEY])
@@ -159,22 +134,17 @@ class Gatherer:
             colliding: by table, rows that share a target key, in the first groups of collisions.
             together: mean rows of a partition among the rows read, the source first.
         """
-        source, *planned = self.tallies
-        sizes = zip(planned, fills, together[1:], self._migration.filled, strict=True)
+        rows, exact, largest = inventory.rows.rows, inventory.exact, inventory.largest_partition
+        source = TableFill(inventory.table, rows, 0, inventory.partitions, exact, largest, 0.0)
+        sizes = zip([source, *fills], together, [None, *self._migration.filled], strict=True)
+        tables = []
+        for tally, (fill, mean, declared) in zip(self.tallies, sizes, strict=True):
+            if exact and not fill.partitions_exact:  # too many to count each
+                fill = replace(fill, partitions=round(fill.rows / mean), partitions_exact=True)
+            tables.append(tally.facts(fill, mean, declared))
         return Facts(
-            today=source.facts(inventory, inventory.rows.rows, inventory.exact, together[0]),
-            planned=tuple(
-                tally.facts(
-                    fill
-                    if fill.partitions_exact or not inventory.exact
-                    else replace(fill, partitions=round(fill.rows / mean)),  # too many to count each
-                    fill.rows,
-                    fill.partitions_exact or inventory.exact,
-                    mean,
-                    declared,
-                )
-                for tally, fill, mean, declared in sizes
-            ),
+            today=tables[0],
+            planned=tuple(tables[1:]),
             migration=self._migration,
             colliding=colliding,
             repeated=self._repeated,
@@ -201,9 +171,6 @@ def facts_of_profile(profile: TableProfile, inventory: Inventory) -> Facts:
         largest_partition=scaled(largest),
         # In a sample `partitions` is an estimate, not a lower bound.
         partitions_exact=True,
-        rows_met_together=0.0,
-        property_names=frozenset(use.name for use in profile.schemas.properties),
-        pointer_rows=0,
         hottest_share=largest / profile.rows if profile.rows else 0.0,
         partition_order=profile.partition_order.order,
     )
@@ -212,41 +179,25 @@ def facts_of_profile(profile: TableProfile, inventory: Inventory) -> Facts:
 
 def facts_of_declaration(migration: Migration, *, is_cosmos: bool = False) -> Facts:
     """Return the facts that are known before any row is read."""
-    today, *planned = (
-        TableFacts(
-            table=label,
-            counts=RowCounts(),
-            rows=0,
-            partitions=0,
-            largest_partition=0,
-            partitions_exact=False,
-            rows_met_together=0.0,
-            property_names=frozenset(),
-            pointer_rows=0,
-            hottest_share=0.0,
-            declared=declared,
-        )
-        for label, declared in zip(
-            (migration.source, *migration.labels), (None, *migration.filled), strict=True
-        )
-    )
+    tables = zip((migration.source, *migration.labels), (None, *migration.filled), strict=True)
+    today, *planned = (TableFacts(label, RowCounts(), declared=declared) for label, declared in tables)
     return Facts(today=today, planned=tuple(planned), migration=migration, is_cosmos=is_cosmos)
 
 
 def _hashes_of(
-    one: Target | Index, secrets: Mapping[str, bytes]
+    one: Target | Index, migration: Migration
 ) -> Iterator[tuple[HashInput, Evaluator, ItemsOf | None]]:
     """Yield for each unkeyed hash in the keys of a table: the counter of its inputs, the evaluator of its
     input, and the function that returns the items of a row (None: the table has no items)."""
     for key, expression in ((PARTITION_KEY, one.partition_key), (ROW_KEY, one.row_key)):
-        scope = Scope(f"{one.table} {key}", secrets)
+        scope = counting_scope(f"{one.table} {key}", migration)
         items = one.each.compile(scope) if isinstance(one, Index) and one.each is not None else None
         for node in expression.walk():
             if isinstance(node, Hashed):
                 yield HashInput(scope.field, node.describe(), KeyColumn()), node.of.compile(scope), items
 
 
-def _stream_of(one: Target | Index, secrets: Mapping[str, bytes]) -> Callable[[Row], str] | None:
+def _stream_of(one: Target | Index, migration: Migration) -> Callable[[Row], str] | None:
     """Return the function that names a row's stream: its PartitionKey without the moments. None where the
     PartitionKey has no moment: it names the stream itself."""
     parts = parts_of(one.partition_key)
@@ -255,5 +206,5 @@ def _stream_of(one: Target | Index, secrets: Mapping[str, bytes]) -> Callable[[R
         return None
     if not lasting:
         return lambda _row: ""
-    evaluate = Join("\0", tuple(lasting)).compile(Scope(f"{one.table} PartitionKey", secrets))
+    evaluate = Join("\0", tuple(lasting)).compile(counting_scope(f"{one.table} PartitionKey", migration))
     return lambda row: evaluate(row, "")

@@ -1,7 +1,11 @@
-"""Advice on keys as identities: unique, lasting, the same every time. Pure.
+"""Advice on keys as identities: what they give away; unique, lasting, the same every time. Pure.
 
 Rules kept here:
 
+* Keys appear in every log, address and cache between application and service; nothing in them is private.
+* A shape is a form, not a truth: the weaker its form, the larger the share of keys that must have it.
+* An unkeyed hash of something that can be listed (addresses, telephone numbers, numbers) hides nothing: 1.6
+  million guesses a second on one core.
 * The chance that two of n random ids of b bits are equal is 1 - exp(-pairs / 2^b) (the birthday problem). Ids
   in RowKeys need to differ within a partition only, so their pairs are counted there. From 1 % on it is an
   error, from one in a million on a warning.
@@ -13,36 +17,76 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 
 from rekey.core.severity import Severity
 from rekey.declaration.keys.base import Prop
 from rekey.declaration.keys.escape import Custom
-from rekey.inspect.columns import KeyColumn
+from rekey.inspect.profile import KeyColumn
+from rekey.inspect.shapes import Shape
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
-from rekey.plan.advice.facts import Facts, TableFacts, percent
-from rekey.plan.advice.structure import folds, is_moment, parts_of
+from rekey.plan.advice.facts import WORDS, Facts, TableFacts, advice, percent, words_among
+from rekey.plan.advice.structure import MOMENTS, folds, parts_of
 from rekey.plan.result import Advice
 from rekey.present.text import counted
 
+# The share of keys from which on a shape counts, because some random digits have any of these forms; and
+# what keys of that shape are called.
+PERSONAL = {
+    Shape.EMAIL: (0.01, "e-mail addresses"),
+    Shape.PHONE: (0.2, "telephone numbers"),
+    Shape.NATIONAL_ID: (0.2, "national ids"),
+    Shape.CARD: (0.2, "card numbers"),
+    Shape.NAME: (0.5, "names of persons"),
+}
+LEAST_PERSONAL = 3
+GUESSABLE_DIGITS = 12
+GUESSABLE_SHARE = 0.5
 LIKELY, WORTH_SAYING = 0.01, 1e-6
 LEAST_KEYS = 300
 LEAST_CHARACTERS, MOST_CHARACTERS = 3, 24
 EVEN = 0.95
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-# Words in names of properties that change in a row's life.
-CHANGING = frozenset(
-    {"status", "state", "stage", "email", "mail", "phone", "name", "title", "score", "count", "rank", "price"}
-    | {"amount", "balance", "quantity", "modified", "updated", "changed", "seen", "login", "address", "city"}
-    | {"owner", "assignee", "priority", "level", "active", "enabled", "tags"}
-)
-# Names used in functions that do not always return the same value.
-UNREPEATABLE = frozenset(
-    {"random", "uuid1", "uuid4", "now", "utcnow", "today", "time", "time_ns", "urandom", "token_hex"}
-    | {"token_bytes", "token_urlsafe", "randint", "randrange", "choice", "getrandbits", "monotonic"}
-)
+
+
+def personal_data(facts: Facts) -> Iterator[Advice]:
+    """Yield advice on personal data in keys, today's and planned."""
+    for table, key, column in facts.columns:
+        for shape in personal_shapes(column):
+            said = {"found": counted(column.shapes[shape], "key"), "form": PERSONAL[shape][1]}
+            said["share"] = percent(column.share(shape))
+            yield table.advice("personal-data", key=key, column=column, **said)
+
+
+def secret_in_key(facts: Facts) -> Iterator[Advice]:
+    """Yield advice on secrets in keys, today's and planned."""
+    for table, key, column in facts.columns:
+        found = column.shapes[Shape.SECRET]
+        if found:
+            yield table.advice("secret-in-key", key=key, found=counted(found, "key"), column=column)
+
+
+def guessable_hash(facts: Facts) -> Iterator[Advice]:
+    """Yield advice on unkeyed hashes of inputs that can be guessed."""
+    for one in facts.hash_inputs:
+        inputs, what = one.inputs, ""
+        shapes, most = personal_shapes(inputs), inputs.lengths.most
+        numbers = inputs.share(Shape.NUMBER, Shape.PADDED) if most <= GUESSABLE_DIGITS else 0.0
+        if shapes:
+            what = f"{percent(inputs.share(shapes[0]))} have the form of {PERSONAL[shapes[0]][1]}"
+        elif inputs.keys >= LEAST_PERSONAL and numbers >= GUESSABLE_SHARE:
+            what = f"{percent(numbers)} are numbers of at most {most} digits"
+        if what:
+            yield advice("guessable-hash", one.where, one=one, what=what)
+
+
+def personal_shapes(column: KeyColumn) -> list[Shape]:
+    """Return the personal shapes that enough of the keys have."""
+    return [
+        shape
+        for shape, (share, _) in PERSONAL.items()
+        if column.shapes[shape] >= LEAST_PERSONAL and column.share(shape) >= share
+    ]
 
 
 def short_id(facts: Facts) -> Iterator[Advice]:
@@ -85,8 +129,7 @@ def mutable_key(facts: Facts) -> Iterator[Advice]:
     """Yield advice on keys of the main target made of a property whose name says that it changes."""
     for table in facts.planned[:1]:
         for key, expression in zip((PARTITION_KEY, ROW_KEY), table.keys, strict=True):
-            words = {name: _WORD.findall(name) for name in sorted(expression.inputs())}
-            names = [name for name in words if any(word.lower() in CHANGING for word in words[name])]
+            names = [name for name in sorted(expression.inputs()) if words_among("changing", name)]
             if names:
                 yield table.advice("mutable-key", key=key, names=", ".join(names))
 
@@ -103,7 +146,7 @@ def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
         for node in expression.walk():
             if isinstance(node, Custom):
                 code = getattr(node.function, "__code__", None)
-                names = sorted(UNREPEATABLE.intersection(code.co_names)) if code is not None else []
+                names = sorted(WORDS["unrepeatable"].intersection(code.co_names)) if code is not None else []
                 said += [f"{field}: {node.reference} uses {', '.join(names)}"] if names else []
             if node == Prop(TIMESTAMP):
                 said.append(f"{field} is made of Timestamp, which every write changes")
@@ -123,10 +166,8 @@ def random_bits(column: KeyColumn) -> float | None:
         return None
     most, bits = math.log2(len(alphabet)), 0.0
     for characters in zip(*keys, strict=True):
-        entropy = -sum(
-            times / len(keys) * math.log2(times / len(keys)) for times in Counter(characters).values()
-        )
-        if entropy < EVEN * most:
+        shares = [times / len(keys) for times in Counter(characters).values()]
+        if -sum(share * math.log2(share) for share in shares) < EVEN * most:
             return None
         bits += most
     return bits
@@ -134,7 +175,10 @@ def random_bits(column: KeyColumn) -> float | None:
 
 def _is_of_moments(table: TableFacts) -> bool:
     parts = parts_of(table.keys[1])
-    return bool(parts) and all(map(is_moment, parts))
+    return bool(parts) and all(isinstance(part, MOMENTS) for part in parts)
 
 
-RULES = (short_id, merged_keys, time_duplicates, mutable_key, unrepeatable_key)
+RULES = (
+    *(personal_data, secret_in_key, guessable_hash),
+    *(short_id, merged_keys, time_duplicates, mutable_key, unrepeatable_key),
+)

@@ -9,12 +9,12 @@ Rules kept here:
 
 from __future__ import annotations
 
-from rekey.declaration.keys.base import WHOLE_ROW, Concat, Expression, Item, Join, Literal, Prop
+from rekey.declaration.keys.base import WHOLE_ROW, Concat, Expression, Item, Join, Literal, Prop, Scope
 from rekey.declaration.keys.hashes import Bucket, Hashed, Opaque
 from rekey.declaration.keys.moments import Date, InvertedSeconds, InvertedTicks, Ticks
 from rekey.declaration.keys.pieces import Part, Regex, Split
 from rekey.declaration.keys.text import Lower, Normalize, Slug, Strip, Upper, ZeroPad
-from rekey.declaration.migration import Index, Target
+from rekey.declaration.migration import Index, Migration, Target, required_secrets
 
 RISING = (Date, Ticks)
 FALLING = (InvertedTicks, InvertedSeconds)
@@ -24,16 +24,16 @@ SCRAMBLED = (Opaque, Hashed, Bucket)
 FOLDING = (Lower, Upper, Strip, Normalize, Slug, Part, Regex, Date)
 
 
+def counting_scope(field: str, migration: Migration) -> Scope:
+    """Return what compiles expressions only to count: with made-up secrets, as nobody looks at a hash."""
+    return Scope(field, dict.fromkeys(required_secrets(migration), b"made up for counting only"))
+
+
 def parts_of(expression: Expression) -> tuple[Expression, ...]:
     """Return the parts of a key from left to right; constants between them are left out."""
     if isinstance(expression, Join | Concat):
         return tuple(inner for part in expression.parts for inner in parts_of(part))
     return () if isinstance(expression, Literal) else (expression,)
-
-
-def is_moment(part: Expression) -> bool:
-    """Tell whether a part is a moment and nothing else."""
-    return isinstance(part, MOMENTS)
 
 
 def inputs_of(expression: Expression, of: Target | Index | None) -> frozenset[str]:
@@ -51,10 +51,10 @@ def is_known(expression: Expression, of: Target | Index | None, known: frozenset
     return WHOLE_ROW not in inputs and inputs <= known
 
 
-def keeps_order_of(part: Expression, by: str | None) -> bool:
+def sorts_as(part: Expression, by: str | None) -> bool:
     """Tell whether a part sorts as property `by` does, rising or falling; None: whether it is a moment."""
     if by is None:
-        return is_moment(part)
+        return isinstance(part, MOMENTS)
     return part == Prop(by) or (isinstance(part, (*MOMENTS, ZeroPad)) and part.of == Prop(by))
 
 

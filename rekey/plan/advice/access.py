@@ -1,6 +1,6 @@
-"""Advice on declared queries: how tables answer them, and which ones the planned keys do not serve. Pure.
+"""Advice on access: how tables answer declared queries; how rows and writes are spread over partitions. Pure.
 
-Rules kept here:
+Rules kept here, of queries:
 
 * The four ways to find rows are those of the service's design guide: both keys known; a stretch of one
   partition; whole partitions; everything. Pages hold 1,000 rows; each page is a request.
@@ -15,32 +15,47 @@ Rules kept here:
   a RowKey that is kept may hold inverted ticks or not. Of today's keys the worse is taken, of planned ones
   the better: nothing is called an error that the rows may show to be none.
 * Each query has one cause: the first that fits of random keys, time not inverted, anything else.
+
+Of partitions:
+
+* Target of the service: 2,000 entities/s a partition ("Scalability and performance targets for Table
+  storage"). Over it at the declared load is an error, over half of it a warning.
+* Where a PartitionKey holds a moment, new rows go to the newest partition of each stream: the share that
+  counts is that of the largest stream, not that of the largest partition so far.
+* PartitionKeys that only rise or fall put all inserts on one server. That matters at a load, or where every
+  few rows open a new partition; a month or a day for a partition is left alone.
+* Small tables get no such advice: below 1,000 rows no partition is hot because of its keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import dropwhile
 
+from rekey.core.limits import PARTITION_TARGET
 from rekey.core.severity import Severity
 from rekey.declaration.keys.base import Expression, Prop
 from rekey.declaration.migration import Index
 from rekey.declaration.query import Query
+from rekey.inspect.profile import Order
 from rekey.inspect.shapes import Shape
 from rekey.model import PARTITION_KEY, ROW_KEY
-from rekey.plan.advice.facts import Facts, TableFacts
-from rekey.plan.advice.structure import (
-    FALLING,
-    RISING,
-    SCRAMBLED,
-    inputs_of,
-    is_known,
-    keeps_order_of,
-    parts_of,
-)
+from rekey.plan.advice.facts import Facts, TableFacts, percent
+from rekey.plan.advice.structure import FALLING, RISING, SCRAMBLED, inputs_of, is_known, parts_of, sorts_as
 from rekey.plan.estimate import pages
 from rekey.plan.result import Access, Advice, Answer, Rated
+from rekey.present.text import counted
 
 NEARLY_ALL = 0.95
+FEW_ROWS = 1_000
+MANY_ROWS = 100_000
+SHARE_ROWS = 10_000
+SHARE = 0.2
+TIMES_THE_MEAN = 10
+ALONE = 1.5
+BUSY_WRITES = PARTITION_TARGET / 4
+FINE_ROWS = 10
+MANY_PARTITIONS = 100
 
 
 def rated(facts: Facts) -> tuple[Rated, ...]:
@@ -75,7 +90,7 @@ def not_served(facts: Facts) -> Iterator[Advice]:
         part = parts[0] if parts else None
         if isinstance(part, SCRAMBLED):
             code = "random-order"
-        elif query.kind == "latest" and isinstance(part, RISING) and keeps_order_of(part, query.by):
+        elif query.kind == "latest" and isinstance(part, RISING) and sorts_as(part, query.by):
             code = "time-not-inverted"
         elif query.kind == "latest" or one.planned.access is Access.TABLE_SCAN:
             code = "query-not-served"
@@ -126,20 +141,19 @@ def _found(query: Query, table: TableFacts, read: bool) -> tuple[Access, int | N
     before = parts_of(row)[: len(parts_of(row)) - len(row_parts)]
     if not known <= frozenset[str]().union(*(inputs_of(key, of) for key in (partition, *before))):
         return whole_table if parts else whole_partition
-    served = bool(row_parts) and keeps_order_of(row_parts[0], query.by)
+    served = bool(row_parts) and sorts_as(row_parts[0], query.by)
     if query.kind == "latest" and row_parts:
         # A RowKey that is kept unchanged may hold inverted ticks.
         counts_down = table.counts.row_keys.share(Shape.INVERTED_TICKS) >= NEARLY_ALL
         counts_down = counts_down or not (read or table.today)
-        served = (served and isinstance(row_parts[0], FALLING)) or (
-            row_parts[0] == Prop(ROW_KEY) and counts_down
-        )
+        kept = row_parts[0] == Prop(ROW_KEY) and counts_down
+        served = kept or (served and isinstance(row_parts[0], FALLING))
     within = (Access.ROW_RANGE, pages(query.rows)) if served else whole_partition
     if not parts:
         return within
     # The PartitionKey continues with the property asked for, or with a moment: a range of partitions.
     walked = parts[0].inputs() if query.by is None else frozenset([query.by])
-    if keeps_order_of(parts[0], query.by) and is_known(partition, of, known | walked):
+    if sorts_as(parts[0], query.by) and is_known(partition, of, known | walked):
         partitions = max(1, round(query.rows / max(1.0, table.rows_per_partition)))
         return within[0], partitions * within[1] if read and within[1] is not None else None
     return whole_table
@@ -147,11 +161,87 @@ def _found(query: Query, table: TableFacts, read: bool) -> tuple[Access, int | N
 
 def _after_known(expression: Expression, table: TableFacts, known: frozenset[str]) -> tuple[Expression, ...]:
     """Return the parts of a key, beginning with the first that cannot be computed from `known`."""
-    parts = parts_of(expression)
-    for number, part in enumerate(parts):
-        if not is_known(part, table.declared, known):
-            return parts[number:]
-    return ()
+    return tuple(dropwhile(lambda part: is_known(part, table.declared, known), parts_of(expression)))
 
 
-RULES = (key_not_computable, not_served)
+# --- partitions ------------------------------------------------------------------------------------------
+
+
+def one_partition(facts: Facts) -> Iterator[Advice]:
+    """Yield advice on tables whose rows are all in one partition."""
+    for table in facts.tables:
+        if table.partitions == 1 and table.rows >= FEW_ROWS:
+            severity = Severity.ERROR if table.rows >= MANY_ROWS else Severity.WARNING
+            yield table.advice("one-partition", severity, rows=counted(table.rows, "row"))
+
+
+def partition_load(facts: Facts) -> Iterator[Advice]:
+    """Yield advice on a partition over (or over half of) the target at the declared load."""
+    writes = facts.load.get("writes_per_second")
+    if writes is None:
+        return
+    for table in facts.tables:
+        fanned = table.rows / facts.today.rows if facts.today.rows and not table.today else 1.0
+        hottest = writes * fanned * table.hottest_share
+        if hottest <= PARTITION_TARGET / 2:
+            continue
+        severity = Severity.ERROR if hottest > PARTITION_TARGET else Severity.WARNING
+        said = {"rate": writes * fanned, "share": percent(table.hottest_share), "hottest": hottest}
+        yield table.advice("partition-load", severity, target=PARTITION_TARGET, **said)
+
+
+def partition_share(facts: Facts) -> Iterator[Advice]:
+    """Yield advice on the largest partition's share of the rows."""
+    for table in facts.tables:
+        share = table.largest_partition / table.rows if table.rows else 0.0
+        uneven = share >= SHARE and table.largest_partition >= TIMES_THE_MEAN * table.rows_per_partition
+        if table.rows >= SHARE_ROWS and uneven:
+            partitions = counted(table.partitions, "partition")
+            yield table.advice("partition-share", partitions=partitions, share=percent(share))
+
+
+def partition_per_row(facts: Facts) -> Iterator[Advice]:
+    """Yield advice on a partition for each row where ranges or batches are declared."""
+    if facts.migration is None:
+        return
+    batch = facts.load.get("rows_per_batch", 1.0)
+    ranged = [one for one in facts.migration.queries if one.kind != "point"]
+    # An index may be made for ranges: they are badly served only where no planned table keeps rows together.
+    together = any(table.rows_per_partition > ALONE for table in facts.planned)
+    for table in facts.planned[:1]:
+        if table.rows < FEW_ROWS or table.rows_per_partition > ALONE:
+            continue
+        alone = f"{counted(table.rows, 'row')} in {counted(table.partitions, 'partition')}"
+        if batch > 1:
+            declared = f"batches of {batch:,.0f}"
+            reason = "a transaction writes rows of one partition only: there are none to write together"
+            cure = "give rows that are written together one PartitionKey"
+            said = {"alone": alone, "declared": declared, "reason": reason, "cure": cure}
+            yield table.advice("partition-per-row", Severity.ERROR, **said)
+        elif ranged and not together:
+            yield table.advice("partition-per-row", alone=alone, declared=ranged[0].describe())
+
+
+def partition_order(facts: Facts) -> Iterator[Advice]:
+    """Yield advice on ascending or descending PartitionKeys."""
+    writes = facts.load.get("writes_per_second", 0.0)
+    for table in facts.tables:
+        said = ""
+        if table.declared is not None:
+            parts = parts_of(table.declared.partition_key)
+            if parts and isinstance(parts[0], RISING + FALLING):
+                said = f"the PartitionKey begins with {parts[0].describe()}"
+        elif table.partition_order in (Order.APPEND, Order.PREPEND):
+            said = f"partitions are {table.partition_order}, by their Timestamps"
+        fine = table.rows_per_partition <= FINE_ROWS and table.partitions >= MANY_PARTITIONS
+        if said and (writes >= BUSY_WRITES or fine):
+            load = f"; {writes:,.0f} writes/s declared" if writes else ""
+            partitions = counted(table.partitions, "partition")
+            figures = f"; {partitions} of {table.rows_per_partition:.1f} rows" if table.rows else ""
+            yield table.advice("partition-order", said=said, figures=figures, load=load)
+
+
+RULES = (
+    *(key_not_computable, not_served),
+    *(one_partition, partition_load, partition_share, partition_per_row, partition_order),
+)
