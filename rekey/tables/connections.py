@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
         """End."""
         self._free = False
         self._stop_looking()
-        self._end(error or Disconnected("before the end of an answer"))
+        self._end(error if isinstance(error, OSError) else Disconnected("before the end of an answer"))
         if not self.closed.done():
             self.closed.set_result(None)
 
