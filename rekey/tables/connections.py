@@ -350,6 +350,8 @@ class Connections:
         """Connect to the endpoint, or through the proxy to it. Raises OSError, ValueError."""
         loop, (host, port) = asyncio.get_running_loop(), _place(self._to)
         first, via = self._to if self._via is None else self._via, self._via
+        if "https" in (first.scheme, self._to.scheme):
+            _ = self._trusting  # a file that cannot be read is told before any network is
         options: dict[str, Any] = {}
         if isinstance(loop, asyncio.BaseEventLoop):  # uvloop tries one address after the other
             options["happy_eyeballs_delay"] = _SECOND_ADDRESS_S
