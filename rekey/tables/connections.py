@@ -4,8 +4,10 @@ Rules kept here:
 
 * Nothing is sent twice: a connection that turns out to be closed ends the exchange with an error.
 * The caller is asked right before the first byte goes out, with nothing awaited in between (`going_out`).
-* A connection carries one request at a time, and is used again only after an answer that was read to its end.
-  One that was idle for 4 seconds is not used again (servers close them from 5 seconds on).
+* A connection carries one request at a time, and is used again only after an answer that was read to its end,
+  with nothing behind it. One that was idle for 4 seconds is not used again (servers close them from 5 seconds
+  on).
+* Whatever fails is an OSError (TimeoutError is one): also an address that cannot be asked for.
 * A request goes out as it was made: its address is neither decoded nor normalised.
 * Answers are parsed by httptools, which is Node.js's parser: what is no HTTP ends the exchange.
 * A proxy is asked for the address itself (http) or for a tunnel to its host (https).
@@ -16,12 +18,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import ssl
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import httptools
 
@@ -31,6 +32,8 @@ from rekey.tables.answers import Answer
 IDLE_SECONDS = 4.0
 # After this time a second address of a host is tried beside the first (RFC 8305, section 5).
 _SECOND_ADDRESS_S = 0.25
+# While a request is going out, whether more of it has gone is looked at this often.
+_LOOK_S = 1.0
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -55,7 +58,7 @@ class TokenUnreachable(OSError):
 
 
 class Headers(Mapping[str, str]):
-    """The headers of an answer, by name in any case; of equal ones the last. Decoded when asked for."""
+    """The headers of an answer, by name in any case; of equal ones the first. Decoded when asked for."""
 
     __slots__ = ("_raw",)
 
@@ -64,7 +67,7 @@ class Headers(Mapping[str, str]):
         self._raw = raw
 
     def __getitem__(self, name: str) -> str:
-        return self._raw[name.lower().encode("latin-1")].decode("latin-1")
+        return self._raw[name.lower().encode("latin-1")].decode("latin-1").strip(" \t")
 
     def __iter__(self) -> Iterator[str]:
         return (name.decode("latin-1") for name in self._raw)
@@ -76,83 +79,105 @@ class Headers(Mapping[str, str]):
 class Connection(asyncio.Protocol):
     """One connection, with at most one request under way."""
 
-    _transport: asyncio.Transport  # from `connection_made` on
-
     def __init__(self, loop: asyncio.AbstractEventLoop, read_s: float) -> None:
         self._loop, self._read_s = loop, read_s
+        # The TCP connection; TLS above it; TLS through that, where the proxy is spoken to by TLS, too.
+        self._layers: list[asyncio.Transport] = []
         self._parser = httptools.HttpResponseParser(self)
-        self._waiting: asyncio.Future[Answer] | None = None
+        # Of the request under way; done where there is none.
+        self._outcome: asyncio.Future[Answer | Exception] = loop.create_future()
+        self._outcome.cancel()
         self._timer: asyncio.TimerHandle | None = None
         self._heard = self.idle_since = 0.0
         self._unsent = 0
-        self._tunnels = False
+        self._free = self._tunnels = False
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
         self._status = 0
         self.closed: asyncio.Future[None] = loop.create_future()
-        # Whether another request can be sent.
-        self.usable = False
 
-    async def exchange(self, request: bytes) -> Answer:
-        """Send a request and return its answer. Raises OSError, TimeoutError."""
-        waiting: asyncio.Future[Answer] = self._loop.create_future()
-        self._waiting = waiting
-        self.usable, self._heard = False, time.monotonic()
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._read_s, self._look)
-        self._transport.write(request)
-        self._unsent = self._transport.get_write_buffer_size()
-        try:
-            return await waiting
-        finally:
-            self._waiting = None
+    @property
+    def usable(self) -> bool:
+        """Whether a request can be sent."""
+        return self._free and not (self._layers[0].is_closing() or self._layers[-1].is_closing())
 
-    async def tunnel(self, request: bytes, context: ssl.SSLContext, host: str) -> None:
-        """Ask a proxy for a tunnel to a host, and encrypt what goes through it. Raises OSError."""
+    async def exchange(self, request: bytes, going_out: Callable[[Connection], None]) -> Answer:
+        """Send a request and return its answer. Raises OSError, and what `going_out` raises."""
+        if not self.usable:
+            raise Disconnected("before the request")
+        going_out(self)
+        self._outcome = self._loop.create_future()
+        self._free, self._heard = False, self._loop.time()
+        self._layers[-1].write(request)
+        self._unsent = self._buffered()
+        if self._timer is None or self._unsent:
+            self._look()
+        outcome = await self._outcome
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def tunnel(self, request: bytes) -> None:
+        """Ask a proxy for a tunnel; what is sent from then on goes through it. Raises OSError."""
         self._tunnels = True
-        answer = await self.exchange(request)
+        answer = await self.exchange(request, lambda _: None)
         if answer.status // 100 != 2:
             raise ProxyRefused(answer.status)
-        self._tunnels, self._parser = False, httptools.HttpResponseParser(self)
-        secured = await self._loop.start_tls(self._transport, self, context, server_hostname=host)
-        self._transport, self.usable = cast(asyncio.Transport, secured), True
+        self._tunnels, self._parser, self._free = False, httptools.HttpResponseParser(self), True
+
+    async def encrypt(self, context: ssl.SSLContext, host: str) -> None:
+        """Speak TLS from now on, with a host of that name. Raises OSError, ValueError."""
+        # `start_tls` would wait for ever where the end was reported already, and returns None where it comes
+        # without an error during the handshake.
+        secured = None
+        if self.usable:
+            secured = await self._loop.start_tls(self._layers[-1], self, context, server_hostname=host)
+        if secured is None:
+            raise Disconnected("before it was encrypted")
+        self._layers.append(secured)
 
     def get_extra_info(self, name: str) -> Any:
         """Return what asyncio knows of the connection, e.g. its `ssl_object`."""
-        return self._transport.get_extra_info(name)
+        return self._layers[-1].get_extra_info(name)
 
     def close(self) -> None:
         """Close the connection at once. Idempotent."""
-        self.usable = False
-        if hasattr(self, "_transport"):
-            self._transport.abort()
+        self._free = False
+        self._stop_looking()
+        if self._layers:
+            self._layers[-1].abort()
 
     # --- called by asyncio ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
-        self._transport, self.usable = cast(asyncio.Transport, transport), True
+        self._layers, self._free = [cast(asyncio.Transport, transport)], True
 
     def data_received(self, data: bytes) -> None:
         """Take more of an answer."""
-        if self._waiting is None:  # nothing was asked
+        if self._outcome.done():  # nothing was asked, or it is answered already
             self.close()
             return
-        self._heard = time.monotonic()
+        self._heard = self._loop.time()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._fail(Malformed("no HTTP"))
+            self._end(Malformed("no HTTP"))
+            self.close()
+
+    def eof_received(self) -> None:
+        """End the connection; also the answer, where its length was not told."""
+        self._free = False
+        told = {b"content-length", b"transfer-encoding"} & self._headers.keys()
+        if self._status >= 200 and not told:
+            self._complete()
+        self._end(Disconnected("before the end of an answer"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End: also the answer, where its length was not told."""
-        told = {b"content-length", b"transfer-encoding"} & self._headers.keys()
-        if self._status and not told and error is None:
-            self._complete()
-        self.usable = False
-        self._fail(error or Disconnected("before the end of an answer"))
-        if self._timer is not None:
-            self._timer.cancel()
+        """End."""
+        self._free = False
+        self._stop_looking()
+        self._end(error if isinstance(error, OSError) else Disconnected("before the end of an answer"))
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -161,15 +186,17 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """Begin an answer."""
         self._headers, self._body, self._status = {}, [], 0
+        if self._outcome.done():  # a second one
+            self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header."""
-        self._headers[name.lower()] = value
+        self._headers.setdefault(name.lower(), value)
 
     def on_headers_complete(self) -> None:
         """Take the status."""
         self._status = self._parser.get_status_code()
-        if self._tunnels:
+        if self._tunnels and self._status >= 200:
             self._complete()
 
     def on_body(self, body: bytes) -> None:
@@ -178,36 +205,44 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """End an answer, unless it only announces another one."""
-        if self._status >= 200:
-            unsent = self._transport.get_write_buffer_size()
-            self.usable = not unsent and self._parser.should_keep_alive()
+        if self._status >= 200 and not self._outcome.done():
+            # Behind what is still going out of this request no other one is sent.
+            self._free = self._parser.should_keep_alive() and not self._buffered()
             self._complete()
 
     # --------------------------------------------------------------------------------------------------
 
     def _complete(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-            self._waiting.set_result(Answer(self._status, Headers(self._headers), body))
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._end(Answer(self._status, Headers(self._headers), body))
         self._status, self._body = 0, []
 
-    def _fail(self, error: Exception) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(error)
+    def _end(self, outcome: Answer | Exception) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(outcome)
+
+    def _buffered(self) -> int:
+        """Return how many bytes wait for the socket; those above TLS pass all layers at once."""
+        return sum([layer.get_write_buffer_size() for layer in self._layers])
 
     def _look(self) -> None:
-        """End the exchange if nothing has come, and nothing more has gone out, for too long."""
-        self._timer = None
-        if self._waiting is None:
+        """End the exchange if nothing has come or gone out for too long; else look again."""
+        self._stop_looking()
+        if self._outcome.done():
             return
-        unsent, now = self._transport.get_write_buffer_size(), time.monotonic()
+        unsent, now = self._buffered(), self._loop.time()
         if unsent < self._unsent:
             self._unsent, self._heard = unsent, now
         left = self._heard + self._read_s - now
         if left <= 0:
-            self._fail(TimeoutError())
+            self._end(TimeoutError())
         else:
-            self._timer = self._loop.call_later(left, self._look)
+            self._timer = self._loop.call_later(min(left, _LOOK_S) if unsent else left, self._look)
+
+    def _stop_looking(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class Connections:
@@ -232,21 +267,15 @@ class Connections:
         proxy: str | None = None,
         verify: bool | str | ssl.SSLContext = True,
     ) -> None:
-        parts = urlsplit(endpoint)
-        self._encrypted = parts.scheme == "https"
-        self._host, self._port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
-        self._origin = len(f"{parts.scheme}://{parts.netloc}")
-        self._proxy = None if proxy is None else urlsplit(proxy if "//" in proxy else f"http://{proxy}")
-        authority = parts.netloc.rpartition("@")[2]
-        self._host_line = f"Host: {authority}\r\n"
-        self._to_proxy = ""
-        if self._proxy is not None and self._proxy.username is not None:
-            words = f"{unquote(self._proxy.username)}:{unquote(self._proxy.password or '')}"
-            self._to_proxy = f"Proxy-Authorization: Basic {base64.b64encode(words.encode()).decode()}\r\n"
-        self._connect_s, self._read_s, self._verify = connect_s, read_s, verify
+        self._to = urlsplit(endpoint)
+        self._origin = len(f"{self._to.scheme}://{self._to.netloc}")
+        self._encrypted = self._to.scheme == "https"
+        self._proxy, self._verify = proxy, verify
+        self._connect_s, self._read_s = connect_s, read_s
         self._places = asyncio.Semaphore(most)
         self._all: set[Connection] = set()
         self._idle: deque[Connection] = deque()
+        self._closed = False
 
     async def exchange(
         self,
@@ -267,16 +296,49 @@ class Connections:
                 that.
 
         Raises:
-            OSError, TimeoutError: no connection, or no answer.
+            OSError: no connection, or no answer; of this, TimeoutError: not in time.
         """
-        request = self._request(method, address, headers, body)
+        try:
+            request = self._request(method, address, headers, body)
+        except ValueError:  # what cannot be encoded, or a proxy's address that is none
+            raise Malformed("no request") from None
         async with self._places:
             connection = self._kept() or await self._connect()
             try:
-                going_out(connection)
-                return await connection.exchange(request)
+                return await connection.exchange(request, going_out)
             finally:
-                self._put_back(connection)
+                if connection.usable:
+                    connection.idle_since = asyncio.get_running_loop().time()
+                    self._idle.append(connection)
+                else:
+                    connection.close()
+
+    async def close(self) -> None:
+        """Close all connections; requests that are under way or wait fail. Idempotent."""
+        self._closed = True
+        for connection in self._all:
+            connection.close()
+        if self._all:
+            await asyncio.wait([connection.closed for connection in self._all])
+
+    @cached_property
+    def _via(self) -> SplitResult | None:
+        """The proxy's address. Raises ValueError."""
+        proxy = self._proxy
+        return None if proxy is None else urlsplit(proxy if "//" in proxy else f"http://{proxy}")
+
+    @cached_property
+    def _to_proxy(self) -> str:
+        """The header that tells the proxy who asks, "" for none."""
+        via = self._via
+        if via is None or via.username is None:
+            return ""
+        words = f"{unquote(via.username)}:{unquote(via.password or '')}"
+        return f"Proxy-Authorization: Basic {base64.b64encode(words.encode()).decode()}\r\n"
+
+    @cached_property
+    def _host_line(self) -> str:
+        return f"Host: {self._to.netloc.rpartition('@')[2].encode('idna').decode()}\r\n"
 
     @cached_property
     def _trusting(self) -> ssl.SSLContext:
@@ -291,47 +353,51 @@ class Connections:
         return context
 
     async def _connect(self) -> Connection:
-        """Return a new connection. Raises OSError, TimeoutError."""
-        loop, proxy = asyncio.get_running_loop(), self._proxy
-        made = Connection(loop, self._read_s)
-        host, port, encrypted = self._host, self._port, self._encrypted
-        if proxy is not None:
-            host, encrypted = proxy.hostname or "", proxy.scheme == "https"
-            port = proxy.port or _PORTS.get(proxy.scheme, _PORTS["http"])
+        """Return a new connection. Raises OSError."""
+        if self._closed:
+            raise Disconnected("closed")
+        made = Connection(asyncio.get_running_loop(), self._read_s)
         try:
             async with asyncio.timeout(self._connect_s):
-                await loop.create_connection(
-                    lambda: made,
-                    host,
-                    port,
-                    ssl=self._trusting if encrypted else None,
-                    happy_eyeballs_delay=_SECOND_ADDRESS_S,
-                )
-                if proxy is not None and self._encrypted:
-                    target = f"{self._host}:{self._port}"
-                    asked = f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{self._to_proxy}\r\n"
-                    await made.tunnel(asked.encode(), self._trusting, self._host)
-        except BaseException:
+                await self._reach(made)
+            if self._closed:
+                raise Disconnected("closed")
+        except BaseException as failed:
             made.close()
+            # No name of a host, no port. (A certificate that is refused is a ValueError and an OSError.)
+            if isinstance(failed, ValueError) and not isinstance(failed, OSError):
+                raise Malformed("no address") from None
             raise
         self._all.add(made)
+        made.closed.add_done_callback(lambda _: self._all.discard(made))
         return made
 
-    async def close(self) -> None:
-        """Close all connections."""
-        closing, self._all = self._all, set()
-        self._idle.clear()
-        for connection in closing:
-            connection.close()
-        if closing:
-            await asyncio.wait([connection.closed for connection in closing])
+    async def _reach(self, made: Connection) -> None:
+        """Connect to the endpoint, or through the proxy to it. Raises OSError, ValueError."""
+        loop, (host, port) = asyncio.get_running_loop(), _place(self._to)
+        first, via = self._to if self._via is None else self._via, self._via
+        if "https" in (first.scheme, self._to.scheme):
+            _ = self._trusting  # a file that cannot be read is told before any network is
+        options: dict[str, Any] = {}
+        if isinstance(loop, asyncio.BaseEventLoop):  # uvloop tries one address after the other
+            options["happy_eyeballs_delay"] = _SECOND_ADDRESS_S
+        await loop.create_connection(lambda: made, *_place(first), **options)
+        # TLS is begun here and not by `create_connection`: so the layer below it can be asked what is unsent.
+        if first.scheme == "https":
+            await made.encrypt(self._trusting, _place(first)[0])
+        if via is not None and self._encrypted:
+            target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            asked = f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{self._to_proxy}\r\n"
+            await made.tunnel(asked.encode())
+            await made.encrypt(self._trusting, host)
 
     def _request(self, method: str, address: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
-        plainly_proxied = self._proxy is not None and not self._encrypted
+        """Return the bytes of a request. Raises Malformed, ValueError."""
+        plainly_proxied = self._via is not None and not self._encrypted
         target = address if plainly_proxied else address[self._origin :]
         lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
-        if body is not None:
-            lines.append(f"Content-Length: {len(body)}\r\n")
+        if method != "GET" or body is not None:
+            lines.append(f"Content-Length: {len(body or b'')}\r\n")
         more = self._to_proxy if plainly_proxied else ""
         head = f"{method} {target} HTTP/1.1\r\n{self._host_line}{''.join(lines)}{more}\r\n"
         ends = len(lines) + 3 + bool(more)
@@ -341,22 +407,17 @@ class Connections:
 
     def _kept(self) -> Connection | None:
         """Return a connection that can be used again, the one that was used last."""
-        since = time.monotonic() - IDLE_SECONDS
+        since = asyncio.get_running_loop().time() - IDLE_SECONDS
         while self._idle and self._idle[0].idle_since < since:
-            self._drop(self._idle.popleft())
+            self._idle.popleft().close()
         while self._idle:
             if (connection := self._idle.pop()).usable:
                 return connection
-            self._drop(connection)
         return None
 
-    def _put_back(self, connection: Connection) -> None:
-        if connection.usable:
-            connection.idle_since = time.monotonic()
-            self._idle.append(connection)
-        else:
-            self._drop(connection)
 
-    def _drop(self, connection: Connection) -> None:
-        connection.close()
-        self._all.discard(connection)
+def _place(parts: SplitResult) -> tuple[str, int]:
+    """Return host and port of an address. Raises ValueError."""
+    if parts.scheme not in _PORTS or not parts.hostname:
+        raise ValueError("neither http nor https, or no host")
+    return parts.hostname.encode("idna").decode(), parts.port or _PORTS[parts.scheme]
