@@ -327,7 +327,7 @@ def _clock(observed: Observed) -> Iterator[Told]:
 
 TESTED_PYTHON = ((3, 11), (3, 14))
 TESTED_AZURITE = "3.35"
-_SHOWN = ("azure-data-tables", "azure-core", "aiohttp", "yoyo-migrations", "sqlalchemy")
+_SHOWN = ("azure-data-tables", "azure-core", "httptools", "yoyo-migrations", "sqlalchemy")
 
 
 def is_unmet(requirement: Requirement, packages: Mapping[str, str]) -> bool:
