@@ -16,8 +16,8 @@ from rekey.core.plain import UNTOLD, told
 from rekey.declaration.migration import Declared
 from rekey.phases import Phase
 from rekey.present.text import duration, moment
+from rekey.state.applied import applied_phases
 from rekey.state.audit import AuditEvent
-from rekey.state.ledger import applied_phases
 from rekey.state.models import KeptScript, PhaseRun
 from rekey.state.store import State
 from rekey.status.tell import field as labelled
