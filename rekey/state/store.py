@@ -225,8 +225,13 @@ class State:
 
     def add_segments(self, script_id: str, purpose: str, ranges: Iterable[KeyRange]) -> list[Segment]:
         """Add one segment for each range and return all segments of that purpose."""
+        keys = self._texts(script_id)
         with self._writing() as writer:
-            return self._add_segments(writer, script_id, purpose, ranges)
+            for within in ranges:
+                after, upto = keys.to_text("after", within.after), keys.to_text("upto", within.upto)
+                bounds = {"after_key": after, "upto_key": upto}
+                writer.insert("segment", {"script_id": script_id, "purpose": purpose, **bounds})
+            return self.segments(script_id, purpose)
 
     def checkpoint(self, segments: Sequence[Segment]) -> None:
         """Save cursors, counts and `done` of segments of one migration, in one transaction.
@@ -269,23 +274,8 @@ class State:
                     hint="run the same command again: it goes on from the last checkpoint",
                 )
             lower, upper = KeyRange(known.after, known.upto).split(middle)
-            ended = {"upto_key": keys.to_text("upto", lower.upto)}
-            writer.update("segment", ended, id=segment.id)
-            return self._add_segments(writer, known.script_id, known.purpose, [upper])[-1]
-
-    def _add_segments(
-        self, writer: Writer, script_id: str, purpose: str, ranges: Iterable[KeyRange]
-    ) -> list[Segment]:
-        keys = self._texts(script_id)
-        for within in ranges:
-            added = {
-                "script_id": script_id,
-                "purpose": purpose,
-                "after_key": keys.to_text("after", within.after),
-                "upto_key": keys.to_text("upto", within.upto),
-            }
-            writer.insert("segment", added)
-        return self.segments(script_id, purpose)
+            writer.update("segment", {"upto_key": keys.to_text("upto", lower.upto)}, id=segment.id)
+            return self.add_segments(known.script_id, known.purpose, [upper])[-1]
 
     def clear_segments(self, script_id: str, purpose: str) -> None:
         """Remove the segments of one purpose."""
@@ -294,14 +284,12 @@ class State:
 
     def forget_keys(self, script_id: str) -> None:
         """Remove all keys of a migration from the file; counts stay. After `complete` no key is needed."""
-        query = (
-            "SELECT id FROM segment"
-            " WHERE script_id = ? AND coalesce(after_key, upto_key, cursor_key) IS NOT NULL"
-        )
+        columns = [f"{name}_key" for name in _KEYS]
         with self._writing() as writer:
-            held = self._read(query, script_id)
-            writer.update("segment", dict.fromkeys(f"{name}_key" for name in _KEYS), script_id=script_id)
-            forgotten = len(held) + writer.delete("partial_sums", script_id=script_id)
+            found = self._read("SELECT * FROM segment WHERE script_id = ?", script_id)
+            forgotten = sum(any(map(one.get, columns)) for one in found)
+            writer.update("segment", dict.fromkeys(columns), script_id=script_id)
+            forgotten += writer.delete("partial_sums", script_id=script_id)
         if forgotten or self.get_fact(script_id, KEYS_FORGOTTEN) is None:  # or the last rewrite failed
             with self._guard, files.translating(self.path):
                 files.rewrite(self._connection)
@@ -326,7 +314,9 @@ class State:
         """Set facts in one transaction, as `set_fact`."""
         with self._writing() as writer:
             for name, value in facts.items():
-                _put_fact(writer, script_id, name, value)
+                writer.delete("fact", script_id=script_id, name=name)
+                if value is not None:
+                    writer.insert("fact", {"script_id": script_id, "name": name, "value": value})
 
     # --- phase runs ---------------------------------------------------------------------------------------
 
@@ -345,10 +335,9 @@ class State:
         self, run: int, outcome: str, counters: Mapping[str, int], requests: Mapping[str, int] | None = None
     ) -> None:
         """Record how a phase run ended, the figures of its work, and the requests that it sent."""
-        counted = _counters(counters, requests or {})
-        ended = {"finished_at": self._now(), "outcome": outcome, "counters": counted}
+        counted, now = _counters(counters, requests or {}), self._now()
         with self._writing() as writer:
-            writer.update("phase_run", ended, id=run)
+            writer.update("phase_run", {"finished_at": now, "outcome": outcome, "counters": counted}, id=run)
 
     def phase_runs(self, script_id: str) -> list[PhaseRun]:
         """Return all phase runs of a migration, oldest first."""
@@ -386,13 +375,12 @@ class State:
     def keep_sums(self, script_id: str, stored: StoredSums | None) -> None:
         """Store the sums of an unfinished verification in place of earlier ones; None removes them."""
         with self._writing() as writer:
-            if stored is None:
-                writer.delete("partial_sums", script_id=script_id)
-                return
-            sums = json.dumps(_with_keys(stored.sums, self._texts(script_id).to_text))
-            values = {"basis": stored.basis, "begun_at": stored.begun_at, "sums": sums}
-            writer.put("partial_sums", {"script_id": script_id}, values)
-            _put_fact(writer, script_id, KEYS_FORGOTTEN, None)  # the file holds keys again
+            writer.delete("partial_sums", script_id=script_id)
+            if stored is not None:
+                sums = json.dumps(_with_keys(stored.sums, self._texts(script_id).to_text))
+                values = {"basis": stored.basis, "begun_at": stored.begun_at, "sums": sums}
+                writer.insert("partial_sums", {"script_id": script_id, **values})
+                self.set_fact(script_id, KEYS_FORGOTTEN, None)  # the file holds keys again
 
     def sums(self, script_id: str) -> StoredSums | None:
         """Return the sums of an unfinished verification, None when there are none.
@@ -419,7 +407,11 @@ class State:
     def audit(self, event: str, script_id: str | None, details: Mapping[str, Any]) -> AuditEvent:
         """Add an event to the audit chain and return it. Details are JSON-able, without keys and secrets."""
         with self._writing() as writer:
-            return self._add_event(writer, event, script_id, details)
+            newest = self._read("SELECT * FROM audit_event ORDER BY seq DESC LIMIT 1", decode="details")
+            last = next((AuditEvent(**one) for one in newest), None)
+            added = audit.chained(last, self._now(), event, script_id, details)
+            writer.insert("audit_event", asdict(added))
+        return added
 
     def audit_within(
         self, event: str, script_id: str | None, details: Mapping[str, Any], *, most: int, seconds: float
@@ -433,11 +425,9 @@ class State:
         """
         since = utc_text(self._clock() - timedelta(seconds=seconds))
         query = "SELECT count(*) AS added FROM audit_event WHERE event = ? AND at > ?"
-        with self._writing() as writer:
+        with self._writing():
             [found] = self._read(query, event, since)
-            if found["added"] >= most:
-                return None
-            return self._add_event(writer, event, script_id, details)
+            return None if found["added"] >= most else self.audit(event, script_id, details)
 
     def audit_events(self, script_id: str | None = None, *, event: str | None = None) -> list[AuditEvent]:
         """Return the events in order; all, or those of one migration, or of one name."""
@@ -463,15 +453,6 @@ class State:
         found = self._read("SELECT * FROM audit_checkpoint ORDER BY size")
         return [StoredCheckpoint(**one) for one in found]
 
-    def _add_event(
-        self, writer: Writer, event: str, script_id: str | None, details: Mapping[str, Any]
-    ) -> AuditEvent:
-        newest = self._read("SELECT * FROM audit_event ORDER BY seq DESC LIMIT 1", decode="details")
-        last = next((AuditEvent(**one) for one in newest), None)
-        added = audit.chained(last, self._now(), event, script_id, details)
-        writer.insert("audit_event", asdict(added))
-        return added
-
     # --- transactions -------------------------------------------------------------------------------------
 
     def _now(self) -> str:
@@ -492,7 +473,10 @@ class State:
 
     @contextmanager
     def _writing(self) -> Iterator[Writer]:
-        """Begin a transaction; what is read within it cannot change before it commits."""
+        """Begin a transaction, or go on in the one that this thread is in.
+
+        What is read within it cannot change before it commits.
+        """
         if self._writer is None:
             raise StateUnusable(
                 f"the state file {self.path} was opened for reading only",
@@ -508,14 +492,6 @@ def _segment(row: Mapping[str, Any], keys: KeyTexts | None) -> Segment:
     )
     counts = row["row_count"], row["byte_count"], bool(row["done"])
     return Segment(row["id"], row["script_id"], row["purpose"], after, upto, cursor, *counts)
-
-
-def _put_fact(writer: Writer, script_id: str, name: str, value: str | None) -> None:
-    """Set a fact of a migration; None removes it."""
-    if value is None:
-        writer.delete("fact", script_id=script_id, name=name)
-    else:
-        writer.put("fact", {"script_id": script_id, "name": name}, {"value": value})
 
 
 def _counters(counters: Mapping[str, int], requests: Mapping[str, int]) -> dict[str, int]:

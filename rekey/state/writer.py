@@ -1,5 +1,5 @@
 """Statements that write to the state file, by SQLAlchemy Core. Imported when a file is opened for writing:
-the import takes as long as a whole `rekey status`.
+the import takes nearly as long as a whole `rekey status`.
 
 Rules kept here:
 
@@ -50,7 +50,13 @@ class Writer:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Begin a transaction; commit it, or roll it back after an error. Raises as `files.translated`."""
+        """Begin a transaction; commit it, or roll it back after an error. Raises as `files.translated`.
+
+        Within another one nothing begins and nothing is committed: it ends with that.
+        """
+        if self._connection.in_transaction():
+            yield
+            return
         try:
             with self._connection.begin():
                 # takes the write lock first: rows read in this transaction cannot change before it commits
@@ -66,11 +72,6 @@ class Writer:
         adding = adding.on_conflict_do_nothing() if unless_there else adding
         return self._connection.execute(adding).lastrowid
 
-    def put(self, table: str, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Insert a row, or update the one with this primary key."""
-        adding = insert(_table(table, {**key, **values})).values({**key, **values})
-        self._connection.execute(adding.on_conflict_do_update(index_elements=list(key), set_=values))
-
     def update(self, table: str, values: Mapping[str, Any], **where: Any) -> None:
         """Update the rows that have these values."""
         known = _table(table, {**where, **values})
@@ -83,5 +84,5 @@ class Writer:
 
 def _table(name: str, values: Mapping[str, Any]) -> sa.TableClause:
     """Return a table as one statement needs it; `schema/` makes the tables."""
-    json = {column for column, value in values.items() if isinstance(value, list | Mapping)}
-    return sa.table(name, *(sa.column(one, sa.JSON if one in json else None) for one in values))
+    types = (sa.JSON if isinstance(value, list | Mapping) else None for value in values.values())
+    return sa.table(name, *map(sa.column, values, types))

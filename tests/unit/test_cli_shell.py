@@ -16,9 +16,8 @@ from rekey.cli.main import rekey, run
 from rekey.cli.progress import Bars, Lines
 from rekey.cli.shell import Shell, command
 from rekey.errors import ExitCode
-from rekey.present.text import NARROWEST, WIDEST, WIDTH, duration, fitted, table
+from rekey.present.text import NARROWEST, WIDEST, WIDTH, duration, fitted, labelled, table
 from rekey.state.store import State
-from rekey.status.tell import field
 
 COMMANDS = [
     f"{name} {below}".strip()
@@ -250,7 +249,7 @@ def test_durations_as_people_say_them(seconds: float, text: str) -> None:
 
 
 def test_a_field_is_wrapped_within_the_width() -> None:
-    lines = field("safe", "word " * 60)
+    lines = labelled("safe", "word " * 60)
     assert max(map(len, lines)) <= WIDTH
     assert len(lines) > 1
     assert {line[:16] for line in lines[1:]} == {" " * 16}
