@@ -240,6 +240,15 @@ def test_what_looks_needs_nothing_of_what_works(tmp_path: Path) -> None:
     assert ended.stdout.strip() == ""
 
 
+def test_what_reads_the_state_file_alone_needs_nothing_of_the_service() -> None:
+    program = (
+        "import sys, rekey.cli.history; heavy = {'azure', 'sqlalchemy', 'yoyo', 'aiohttp', 'asyncio',"
+        " 'email', 'cryptography'}; print(*sorted(heavy & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == ""
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.42, "0.4 s"), (12, "12 s"), (180, "3 min"), (7300, "2 h"), (86400 * 30, "30 d")],
