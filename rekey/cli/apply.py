@@ -29,7 +29,7 @@ from rekey.phases import GATED, Phase
 from rekey.plan.plan import take_basis
 from rekey.plan.planfile import PlanFile, check_declared, check_plan, read_plan
 from rekey.plan.subject import PlanOptions, subject_of
-from rekey.present.text import duration, wrapped
+from rekey.present.text import LABEL, duration, wrapped
 from rekey.project.sections import seconds_of
 from rekey.runner import commands
 from rekey.runner.commands import Applied
@@ -39,7 +39,7 @@ from rekey.state.models import PhaseRun
 from rekey.status.facts import Wait, waits
 from rekey.status.groups import groups_of
 from rekey.status.judge import Status
-from rekey.status.tell import LABEL, next_lines
+from rekey.status.tell import next_lines
 
 _GOALS = [phase for phase in Phase if phase is not Phase.RETIRE]
 _OF_A_RUN = ("phase", "outcome", "started_at", "finished_at", "counters")

@@ -23,7 +23,7 @@ from rekey.declaration.scripts import file_of, load_script, load_scripts
 from rekey.errors import ConfigurationError, DeclarationError, Refused, StateUnusable
 from rekey.phases import Phase
 from rekey.project.config import load_config
-from rekey.state.ledger import applied_phases
+from rekey.state.applied import applied_phases
 from rekey.state.store import State
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
 from rekey.phases import ControlPhase, Phase
-from rekey.present.text import counted, wrapped
+from rekey.present.text import counted, labelled, wrapped
 from rekey.runner import commands
 from rekey.runner.run import Options
 from rekey.status.judge import Status
-from rekey.status.tell import field, verdict_lines
+from rekey.status.tell import verdict_lines
 
 
 @command(
@@ -110,8 +110,8 @@ def _told(
     taken = ", ".join(undone) if undone else "nothing: it was there already"
     lines = [
         *wrapped(f"{declared.script_id}: taken back: {taken}", rest="  "),
-        *(field("rows", _rows_back(declared, counters)) if Phase.CUTOVER in undone else []),
-        *(field("targets", _targets(declared, drop=drop)) if Phase.PREPARE in undone else []),
+        *(labelled("rows", _rows_back(declared, counters)) if Phase.CUTOVER in undone else []),
+        *(labelled("targets", _targets(declared, drop=drop)) if Phase.PREPARE in undone else []),
         *verdict_lines(status, shell.command),
     ]
     document = {"script_id": declared.script_id, "undone": plain(undone), "counters": dict(counters)}

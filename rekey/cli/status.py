@@ -23,14 +23,14 @@ from rekey.core.clock import Clock, format_ticks
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
-from rekey.present.text import moment
+from rekey.present.text import labelled, moment
 from rekey.runner import steering
 from rekey.runner.look import look
 from rekey.state.store import State
 from rekey.status.groups import Group, groups_of
 from rekey.status.judge import Status
 from rekey.status.tell import document as progress_document
-from rekey.status.tell import field, line, told
+from rekey.status.tell import line, told
 from rekey.tables.base import Accounts
 
 # How often `--watch` looks, and after how long it prints what has not changed.
@@ -73,12 +73,12 @@ def status(
     for lost in () if scripts or group else project.lost:
         lines += [
             lost.script_id,
-            *field("ATTENTION", _LOST.format(at=moment(lost.registered_at), **asdict(lost))),
+            *labelled("ATTENTION", _LOST.format(at=moment(lost.registered_at), **asdict(lost))),
         ]
-        lines += [*field("next", f"put {lost.script_id}.py back, as it was, from version control"), ""]
+        lines += [*labelled("next", f"put {lost.script_id}.py back, as it was, from version control"), ""]
     if not seen.said.is_usual:
         how = f"{seen.said.told()} (said {moment(seen.said.said_at)} by {seen.said.said_by})"
-        lines = [*field("ATTENTION" if seen.said.paused else "throttle", how), "", *lines]
+        lines = [*labelled("ATTENTION" if seen.said.paused else "throttle", how), "", *lines]
     return shell.emit(seen.document, "\n".join(lines), seen.code)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 
 from rekey.core.texts import table
@@ -59,6 +58,8 @@ def checked_waive(waive: object) -> dict[str, str]:
         raise InvalidDeclaration("waive", "it is not a dict", cure='write waive={"code": "the reason"}')
     for code, reason in waive.items():
         if code not in CODES:
+            from difflib import get_close_matches
+
             near = get_close_matches(str(code), CODES, n=1)
             meant = f"did you mean {near[0]}? " if near else ""
             cure = f"{meant}docs/advice/ lists all codes"

@@ -66,8 +66,9 @@ from rekey.protocol.journal import intents_of
 from rekey.protocol.lease import process_exists
 from rekey.protocol.opening import open_wrapping
 from rekey.protocol.registry import Registry, Standing, standing
+from rekey.state.applied import SCHEMA_FOLDER, schema_version
 from rekey.state.audit import erasures
-from rekey.state.backend import SCHEMA_FOLDER, schema_version, sqlite_version
+from rekey.state.files import sqlite_version
 from rekey.state.store import State
 from rekey.tables.base import Accounts, TableService
 from rekey.tables.credentials import Credential, SharedKey, credential_of

@@ -41,7 +41,7 @@ from rekey.phases import ORDER, ledger_id
 from rekey.project.config import Config, account_key, resolve_secret
 from rekey.project.secrets_source import SecretKind, read_wrapping
 from rekey.state.audit import EVIDENCE_EXPORTED, EVIDENCE_VERIFIED, AuditEvent
-from rekey.state.backend import sqlite_version
+from rekey.state.files import sqlite_version
 from rekey.state.models import PLAN_FACT
 from rekey.state.store import State
 

@@ -23,6 +23,8 @@ NARROWEST, WIDEST = 40, 140
 _columns: ContextVar[int] = ContextVar("columns", default=WIDTH)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)", re.ASCII)
 _GAP = "  "
+# Columns of a label of `labelled`.
+LABEL = 14
 # Columns of a table are not made narrower than that; beyond, a line is too long.
 _NARROWEST_COLUMN = 4
 KEYS_ARE_SHOWN = "KEYS ARE SHOWN. For the operator's eyes only: do not store or send this text."
@@ -68,6 +70,11 @@ def wrapped(
 def field(label: str, text: str, width: int) -> list[str]:
     """Return a text after its label, wrapped; `width`: characters before the text, for the label."""
     return wrapped(text, first=f"{label:<{max(width, len(label) + 1)}}", rest=" " * width)
+
+
+def labelled(label: str, text: str) -> list[str]:
+    """Return a text after its label, indented, as what tells of a migration has it."""
+    return wrapped(text, first=f"  {label:<{LABEL}}")
 
 
 def table(

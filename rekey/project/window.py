@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from rekey.core.clock import TICKS_PER_SECOND
 
@@ -48,6 +47,8 @@ class Window:
             raise ValueError("is not a window") from None
         if begins == ends:
             raise ValueError("opens and closes at the same time")
+        from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # few configurations have a window
+
         try:
             return cls(on, begins, ends, UTC if zone in (None, "UTC") else ZoneInfo(zone))
         except (OSError, ValueError, ZoneInfoNotFoundError):

@@ -28,7 +28,6 @@ from rekey.errors import ConfigurationError, Moved, RekeyError, SecretMissing
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows, is_tombstone
 from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys, ids_key
 from rekey.mapping.store import Keyring, MappingStore, data_key_rows
-from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.next_steps import next_step
 from rekey.project.config import Config, account_key, is_same_account, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource, fingerprint, read_wrapping
@@ -310,6 +309,8 @@ def open_wrapping(config: Config) -> WrappingKey:
 
 def _opened(source: SecretSource) -> WrappingKey:
     if source.kind is SecretKind.KEY_VAULT:
+        from rekey.mapping.vault import KeyVaultWrappingKey  # with the errors of the Azure SDK
+
         return KeyVaultWrappingKey(source.where)
     return LocalWrappingKey(read_wrapping(source))
 

@@ -57,8 +57,9 @@ from rekey.runner.look import look, told
 from rekey.runner.phases import PHASES
 from rekey.runner.run import Counters, Options, Run, StopFlag, asks_again, keep_no_count
 from rekey.runner.steering import Steering, follow, is_paused
+from rekey.state.applied import aligned
 from rekey.state.filelock import FileLock
-from rekey.state.ledger import Ledger, aligned
+from rekey.state.ledger import Ledger
 from rekey.state.models import ON_TOP, MigrationRecord, PhaseRun
 from rekey.state.store import State
 from rekey.status import pulse

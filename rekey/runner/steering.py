@@ -21,11 +21,14 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rekey.copy.throttle import Rates
 from rekey.errors import MachineFailed, reason_of
 from rekey.project.privatefiles import write_whole
 from rekey.state.audit import current_actor, utc_now, utc_text
+
+if TYPE_CHECKING:
+    from rekey.copy.throttle import Rates
 
 _SUFFIX = ".steering.json"
 

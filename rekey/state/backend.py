@@ -5,10 +5,9 @@ Rules kept here:
 * The file is opened by its path (`files.connect`): yoyo's own URI opens another file when the path holds
   `?`, `#` or `%`. Opening writes nothing; yoyo's `get_backend` would.
 * One migration table for our schema (`state-NNNN-name`) and for the phases (`<script>.<phase>`): yoyo cannot
-  have two in one file. An id belongs to the schema when it starts with `state-` and has no dot.
+  have two in one file (`rekey.state.applied` tells their ids apart).
 * A schema step and its entry in the ledger are one transaction: after a kill in between, neither exists.
 * Times are bound as text: the default adapters of `sqlite3` are deprecated since Python 3.12.
-* Our schema expands, then contracts: a file made by a newer program has ids that this one does not know.
 * yoyo's logging is switched off: rekey reports by itself.
 """
 
@@ -18,7 +17,7 @@ import logging
 import socket
 import sqlite3
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -26,19 +25,13 @@ from typing import Any
 
 from yoyo.backends.core.sqlite3 import SQLiteBackend
 from yoyo.exceptions import LockTimeout
-from yoyo.internalmigrations import schema_versions
 from yoyo.migrations import Migration as YoyoMigration
-from yoyo.migrations import MigrationList, default_migration_table, read_sql_migration
+from yoyo.migrations import MigrationList, default_migration_table
 
-from rekey.errors import StateUnusable
-from rekey.phases import Phase
 from rekey.state import files
+from rekey.state.applied import SCHEMA_FOLDER, missing_steps, schema_steps, tables
 from rekey.state.audit import current_actor, utc_now
 from rekey.state.filelock import FileLock
-
-SCHEMA_PREFIX = "state-"
-SCHEMA_FOLDER = Path(__file__).parent / "schema"
-_INTERNAL = frozenset({"_yoyo_log", "_yoyo_version", "_yoyo_migration", "yoyo_lock", "sqlite_sequence"})
 
 logging.getLogger("yoyo").setLevel(logging.CRITICAL + 1)
 
@@ -69,7 +62,7 @@ class StateBackend(SQLiteBackend):  # type: ignore[misc]
 
     def list_tables(self, **_: Any) -> list[str]:
         """Return the names of the tables in the file."""
-        return _tables(self.connection)
+        return tables(self.connection)
 
     def get_log_data(self, migration: Any = None, operation: str = "apply") -> dict[str, Any]:
         """Return the entry for yoyo's log table. yoyo's own asks the network for the full host name."""
@@ -126,7 +119,7 @@ def schema_migrations(folder: Path = SCHEMA_FOLDER) -> MigrationList:
     Loaded here, because yoyo resolves dependencies through a table of the whole process: migrations that are
     read in between could take entries away from those that are loaded later.
     """
-    scripts = [YoyoMigration(path.stem, str(path), str(folder)) for path in _steps(folder)]
+    scripts = [YoyoMigration(path.stem, str(path), str(folder)) for path in schema_steps(folder)]
     for script in scripts:
         script.load()
     return MigrationList(scripts)
@@ -146,7 +139,7 @@ def prepare(path: Path, lock: FileLock | None, *, folder: Path = SCHEMA_FOLDER) 
         MachineFailed: disk full or failing.
     """
     with files.closed_on_error(files.open_for_writing(path)) as connection, files.translating(path):
-        if _missing(connection, path, folder):
+        if missing_steps(connection, path, folder):
             if lock is not None:
                 lock.require(path)
             with nullcontext() if lock is not None else FileLock(path), StateBackend(path) as backend:
@@ -154,65 +147,3 @@ def prepare(path: Path, lock: FileLock | None, *, folder: Path = SCHEMA_FOLDER) 
                 with backend.lock():
                     backend.apply_migrations(backend.to_apply(schema_migrations(folder)))
     return connection
-
-
-def upgrade_copy(memory: sqlite3.Connection, path: Path, *, folder: Path = SCHEMA_FOLDER) -> None:
-    """Upgrade a copy in memory to this program's schema. The file is not touched."""
-    for script_id in _missing(memory, path, folder):
-        _, _, statements = read_sql_migration(str(folder / f"{script_id}.sql"))
-        for statement in statements:
-            memory.execute(statement)
-
-
-def ledger_ids(connection: sqlite3.Connection) -> list[str]:
-    """Return the ids of all applied entries: schema steps and phases."""
-    if default_migration_table not in _tables(connection):
-        return []
-    found = connection.execute(f"SELECT migration_id FROM {default_migration_table}")  # noqa: S608 - a constant
-    return [row[0] for row in found]
-
-
-def sqlite_version() -> str:
-    """Return the version of the SQLite library in use."""
-    return sqlite3.sqlite_version
-
-
-def schema_version(ids: Iterable[str]) -> int:
-    """Return the number of the newest schema step among ledger ids, 0 when there is none."""
-    return max((int(entry.split("-")[1]) for entry in ids if _is_schema(entry)), default=0)
-
-
-def _missing(connection: sqlite3.Connection, path: Path, folder: Path) -> list[str]:
-    """Return the schema steps that the file lacks. Raises StateUnusable when a newer rekey or another program
-    made it."""
-    known = [step.stem for step in _steps(folder)]
-    ids = set(ledger_ids(connection))
-    schema = {entry for entry in ids if _is_schema(entry)}
-    phases = {entry.rpartition(".")[2] for entry in ids - schema}
-    yoyo_version = None
-    if "_yoyo_version" in _tables(connection):
-        [(yoyo_version,)] = connection.execute("SELECT max(version) FROM _yoyo_version").fetchall()
-    newer_yoyo = yoyo_version is not None and yoyo_version not in schema_versions
-    if schema - set(known) or phases - set(Phase) or newer_yoyo:
-        raise StateUnusable(
-            f"the state file {path} was written by a newer rekey"
-            f" (schema {schema_version(schema)}, this program knows {schema_version(known)})",
-            kept="the state file, unchanged",
-            hint="install the newer rekey again, or point [state] path to another file",
-        )
-    if not schema and set(_tables(connection)) - _INTERNAL:
-        raise files.damaged(path, "a database, but not one of rekey")
-    return [entry for entry in known if entry not in schema]
-
-
-def _steps(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.glob("*.sql")) if not path.name.endswith(".rollback.sql")]
-
-
-def _is_schema(entry: str) -> bool:
-    return entry.startswith(SCHEMA_PREFIX) and "." not in entry
-
-
-def _tables(connection: sqlite3.Connection) -> list[str]:
-    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-    return [row[0] for row in found]

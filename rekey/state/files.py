@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from sqlalchemy.exc import DBAPIError
-
 from rekey.errors import Locked, MachineFailed, RekeyError, StateUnusable, reason_of
 
 MAGIC = b"SQLite format 3\0"
@@ -40,18 +38,14 @@ def closed_on_error(connection: sqlite3.Connection) -> Iterator[sqlite3.Connecti
 
 @contextmanager
 def translating(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors, bare or wrapped by SQLAlchemy, into errors of `translated`."""
+    """Turn SQLite's errors into errors of `translated`."""
     try:
         yield
     except sqlite3.Error as error:
         raise translated(error, path) from error
-    except DBAPIError as error:
-        cause = error.orig
-        # SQLAlchemy's text is dropped: it quotes statement and parameters, which may hold keys
-        raise translated(cause if isinstance(cause, sqlite3.Error) else error, path) from cause
 
 
-def translated(error: Exception, path: Path) -> RekeyError:
+def translated(error: sqlite3.Error, path: Path) -> RekeyError:
     """Return the RekeyError for an error of SQLite; it tells the operator what to do."""
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
     if name == "SQLITE_FULL":
@@ -117,6 +111,11 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         _check_intact(connection, path)
     return connection
+
+
+def sqlite_version() -> str:
+    """Return the version of the SQLite library in use."""
+    return sqlite3.sqlite_version
 
 
 def rewrite(connection: sqlite3.Connection) -> None:

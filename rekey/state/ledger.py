@@ -32,39 +32,15 @@ from yoyo.migrations import MigrationList, MigrationStep, Transactionless
 from rekey.declaration.migration import Declared
 from rekey.errors import GateClosed, Locked, MachineFailed, Refused, StateUnusable
 from rekey.next_steps import apply_to
-from rekey.phases import LEAVES, ORDER, REVERSIBLE, ControlPhase, Phase, ledger_id
+from rekey.phases import ORDER, REVERSIBLE, Phase, ledger_id
 from rekey.state import backend as state_backend
 from rekey.state import files
+from rekey.state.applied import applied_phases, handover, ledger_ids
 from rekey.state.backend import StateBackend
 from rekey.state.filelock import FileLock
 
 # Function that carries out, or takes back, one phase of the script with this id. Blocks until it is done.
 Step = Callable[[str, Phase], None]
-
-
-def handover(before: Declared, after: Declared) -> Phase:
-    """Return the phase of `before` that must be applied before `after`, which depends on it, can begin."""
-    # table names are case-insensitive (Azure: "Understanding the Table service data model")
-    filled = {name.lower() for name in before.migration.tables}
-    return Phase.COMPLETE if after.migration.source.lower() in filled else Phase.CUTOVER
-
-
-def applied_phases(ids: Iterable[str], script_id: str) -> list[Phase]:
-    """Return the applied phases of a script, in order, from all ids of the ledger."""
-    known = set(ids)
-    return [phase for phase in ORDER if ledger_id(script_id, phase) in known]
-
-
-def aligned(control: ControlPhase, applied: Sequence[Phase]) -> tuple[Phase, ...]:
-    """Return the phases that count as applied.
-
-    Args:
-        control: the control row's phase; a freeze has been left before this is asked.
-        applied: the phases that the ledger has as applied, in order.
-    """
-    possible = [ORDER.index(phase) + 1 for phase in ORDER if LEAVES[phase] is control]
-    least = 0 if control is ControlPhase.SOURCE else possible[0]
-    return ORDER[: max(least, min(len(applied), possible[-1]))]
 
 
 class _PhaseMigration(YoyoMigration):  # type: ignore[misc]
@@ -143,7 +119,7 @@ class Ledger:
             done = self._applied(backend, script_id)
             pending = [phase for phase in ORDER[: ORDER.index(upto) + 1] if phase not in done]
             wanted = self._listed(script_id, pending)
-            there = {*state_backend.ledger_ids(backend.connection), *(one.id for one in wanted)}
+            there = {*ledger_ids(backend.connection), *(one.id for one in wanted)}
             for migration in wanted:
                 missing = sorted(needed.id for needed in migration.depends if needed.id not in there)
                 if missing:
@@ -189,7 +165,7 @@ class Ledger:
                 hint="write a new migration that goes the other way",
             )
         taken = {ledger_id(script_id, phase) for phase in undone}
-        staying = set(state_backend.ledger_ids(backend.connection)) & set(self._phases) - taken
+        staying = set(ledger_ids(backend.connection)) & set(self._phases) - taken
         builds_on = {
             self._phases[entry].script_id
             for entry in staying
@@ -232,7 +208,7 @@ class Ledger:
 
     def _applied(self, backend: StateBackend, script_id: str) -> list[Phase]:
         self._listed(script_id, ORDER)  # KeyError for an unknown script: a fault of the program
-        done = applied_phases(state_backend.ledger_ids(backend.connection), script_id)
+        done = applied_phases(ledger_ids(backend.connection), script_id)
         if done != list(ORDER[: len(done)]):
             raise StateUnusable(
                 f"the ledger in {self._path} has a gap: {script_id} has {', '.join(done)}",

@@ -12,6 +12,8 @@ Rules kept here:
   after the same one.
 * Opened read-only it is a copy of one moment: no file is made, written or locked; an absent file reads as an
   empty one.
+* What is read is read by `sqlite3` alone: `rekey status` waits neither for SQLAlchemy, which writes, nor for
+  yoyo, which upgrades.
 * Losing the file loses no data: it holds progress and records, never the only copy of a row or a key.
 
 Calls block for about the time of one disk sync. A State may be used by several threads, one at a time.
@@ -24,20 +26,15 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
-
-import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert as upsert
+from typing import TYPE_CHECKING, Any
 
 from rekey.errors import StateUnusable
 from rekey.model import EntityKey, KeyRange
-from rekey.state import audit, backend, files
-from rekey.state.audit import AuditEvent, canonical_json, utc_text
-from rekey.state.filelock import FileLock
+from rekey.state import applied, audit, files
+from rekey.state.audit import AuditEvent, utc_text
 from rekey.state.models import (
     KEYS_FORGOTTEN,
     KeptScript,
@@ -50,69 +47,36 @@ from rekey.state.models import (
     Verification,
 )
 
+if TYPE_CHECKING:
+    from rekey.state.filelock import FileLock
+    from rekey.state.writer import Writer
+
 # Prefix of a phase run's counters that count requests; files of older versions have no such counters.
 _REQUESTS = "requests."
 # Names of the keys of a segment, and of a part of a verification: a sealed key is bound to its name.
 _KEYS = ("after", "upto", "cursor")
 
 
-def _table(name: str, *columns: str, json: str | None = None) -> sa.TableClause:
-    """Return a table for queries; `json` names its column of canonical JSON. `schema/` makes the tables."""
-    return sa.table(name, *(sa.column(one, sa.JSON if one == json else None) for one in columns))
-
-
-def _fields(value: type[Any]) -> Iterator[str]:
-    return (one.name for one in fields(value))
-
-
-MIGRATION = _table("migration", *_fields(MigrationRecord), json="secret_fingerprints")
-SCRIPT = _table("script", *_fields(KeptScript), json="targets")
-FACT = _table("fact", "script_id", "name", "value")
-SEGMENT = _table(
-    "segment",
-    *("id", "script_id", "purpose", "after_key", "upto_key", "cursor_key", "row_count", "byte_count", "done"),
-)
-PHASE_RUN = _table(
-    "phase_run",
-    *("id", "script_id", "phase", "started_at", "finished_at", "outcome", "counters"),
-    json="counters",
-)
-VERIFICATION = _table(
-    "verification",
-    *("id", "script_id", *(name for name in _fields(Verification) if name != "number")),
-    json="report",
-)
-PARTIAL_SUMS = _table("partial_sums", "script_id", *_fields(StoredSums))
-AUDIT_EVENT = _table("audit_event", *_fields(AuditEvent), json="details")
-AUDIT_CHECKPOINT = _table("audit_checkpoint", *_fields(StoredCheckpoint))
-_OPENED = ContextVar[sqlite3.Connection]("opened")
-# One for all files: it keeps statements as they were compiled, which takes longer than to run them.
-_ENGINE = sa.create_engine(
-    "sqlite://",
-    creator=_OPENED.get,
-    poolclass=sa.NullPool,
-    hide_parameters=True,
-    # canonical, so that an event has the same hash after it was read back
-    json_serializer=canonical_json,
-)
-
-
 class State:
     """The open state file. Use `State.open`, and close it."""
 
     def __init__(
-        self, path: Path, raw: sqlite3.Connection, *, read_only: bool, clock: Callable[[], datetime]
+        self, path: Path, connection: sqlite3.Connection, writer: Writer | None, clock: Callable[[], datetime]
     ) -> None:
-        """Create the state on an open connection of the right schema; `close` closes the connection."""
+        """Create the state on an open connection of the right schema; `close` closes the connection.
+
+        Args:
+            path: the file, for messages.
+            connection: what is read from.
+            writer: what writes to the same connection; None: for reading only.
+            clock: tells the times that are recorded.
+        """
         self.path = path
-        self.read_only = read_only
+        self._connection = connection
+        self._writer = writer
         self._clock = clock
         self._guard = threading.RLock()
         self._keys: dict[str, KeyTexts] = {}
-        with files.closed_on_error(raw):
-            opened = _OPENED.set(raw)
-            self._connection = _ENGINE.connect()
-            _OPENED.reset(opened)
 
     @classmethod
     def open(
@@ -138,15 +102,22 @@ class State:
             Locked: another process holds the lock while the schema must change.
         """
         path = Path(path).absolute()
-        if not read_only:
-            return cls(path, backend.prepare(path, lock), read_only=False, clock=clock)
-        with files.closed_on_error(files.copy_into_memory(path)) as copy, files.translating(path):
-            backend.upgrade_copy(copy, path)
-        return cls(path, copy, read_only=True, clock=clock)
+        if read_only:
+            with files.closed_on_error(files.copy_into_memory(path)) as copy, files.translating(path):
+                for step in applied.missing_steps(copy, path):
+                    copy.executescript(step.read_text("utf-8"))
+            return cls(path, copy, None, clock)
+        from rekey.state import backend
+        from rekey.state.writer import Writer
+
+        with files.closed_on_error(backend.prepare(path, lock)) as connection:
+            return cls(path, connection, Writer(path, connection), clock)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
         with self._guard:
+            if self._writer is not None:
+                self._writer.close()
             self._connection.close()
 
     def __enter__(self) -> State:
@@ -159,13 +130,13 @@ class State:
 
     def ledger_ids(self) -> list[str]:
         """Return the ids of all applied ledger entries: schema steps and phases."""
-        with self._reading() as connection:
-            return backend.ledger_ids(_raw(connection))
+        with self._guard, files.translating(self.path):
+            return applied.ledger_ids(self._connection)
 
     @property
     def schema_version(self) -> int:
         """The number of the newest schema step that the file has."""
-        return backend.schema_version(self.ledger_ids())
+        return applied.schema_version(self.ledger_ids())
 
     # --- migrations -----------------------------------------------------------------------------------
 
@@ -182,18 +153,17 @@ class State:
         made = MigrationRecord(
             script_id, digest, source, run_id, endpoint_id, dict(secret_fingerprints), self._now()
         )
-        self._write(upsert(MIGRATION).values(asdict(made)).on_conflict_do_nothing())
+        with self._writing() as writer:
+            writer.insert("migration", asdict(made), unless_there=True)
 
     def migration(self, script_id: str) -> MigrationRecord | None:
         """Return what a migration started with, None when the file does not know it."""
-        found = self._read(sa.select(MIGRATION).where(MIGRATION.c.script_id == script_id))
-        return MigrationRecord(**found[0]) if found else None
+        return next((one for one in self.migrations() if one.script_id == script_id), None)
 
     def migrations(self) -> list[MigrationRecord]:
         """Return what all migrations that the file knows started with, by id."""
-        return [
-            MigrationRecord(**one) for one in self._read(sa.select(MIGRATION).order_by(MIGRATION.c.script_id))
-        ]
+        found = self._read("SELECT * FROM migration ORDER BY script_id", decode="secret_fingerprints")
+        return [MigrationRecord(**one) for one in found]
 
     def keep_script(self, script_id: str, targets: Sequence[str], content: bytes) -> None:
         """Keep the script that a migration was begun with, unless that was done before.
@@ -208,24 +178,29 @@ class State:
             raise AssertionError("a migration is registered before its script is kept")
         began = record.run_id, script_id, record.registered_at, record.digest, record.source
         kept = KeptScript(*began, list(targets), content)
-        self._write(upsert(SCRIPT).values(asdict(kept)).on_conflict_do_nothing())
+        with self._writing() as writer:
+            writer.insert("script", asdict(kept), unless_there=True)
 
     def kept_scripts(self) -> list[KeptScript]:
         """Return all scripts that migrations were begun with, oldest first."""
-        return [KeptScript(**one) for one in self._read(sa.select(SCRIPT).order_by(SCRIPT.c.begun_at))]
+        found = self._read("SELECT * FROM script ORDER BY begun_at", decode="targets")
+        return [KeptScript(**one) for one in found]
 
     def script_ids(self) -> list[str]:
         """Return the ids of all migrations that were ever begun, also of those that were taken back."""
-        columns = (one.c.script_id for one in (PHASE_RUN, SCRIPT, MIGRATION))
-        known = sa.union(*(sa.select(column) for column in columns))
-        return sorted(one["script_id"] for one in self._read(known))
+        found = self._read(
+            "SELECT script_id FROM phase_run UNION SELECT script_id FROM script"
+            " UNION SELECT script_id FROM migration"
+        )
+        return sorted(one["script_id"] for one in found)
 
     def forget(self, script_id: str) -> None:
         """Remove a migration with its segments, facts, verifications and sums.
 
         Its script, phase runs and audit events stay.
         """
-        self._write(sa.delete(MIGRATION).where(MIGRATION.c.script_id == script_id))
+        with self._writing() as writer:
+            writer.delete("migration", script_id=script_id)
 
     # --- segments and checkpoints -----------------------------------------------------------------------
 
@@ -244,13 +219,19 @@ class State:
         Raises:
             StateUnusable: the keys are sealed, and `use_keys` was not called.
         """
-        with self._reading() as connection:
-            return _segments(connection, script_id, purpose, self._texts(script_id) if keys else None)
+        query = "SELECT * FROM segment WHERE script_id = ? AND purpose = ? ORDER BY id"
+        texts = self._texts(script_id) if keys else None
+        return [_segment(one, texts) for one in self._read(query, script_id, purpose)]
 
     def add_segments(self, script_id: str, purpose: str, ranges: Iterable[KeyRange]) -> list[Segment]:
         """Add one segment for each range and return all segments of that purpose."""
-        with self._writing() as connection:
-            return _add_segments(connection, script_id, purpose, ranges, self._texts(script_id))
+        keys = self._texts(script_id)
+        with self._writing() as writer:
+            for within in ranges:
+                after, upto = keys.to_text("after", within.after), keys.to_text("upto", within.upto)
+                bounds = {"after_key": after, "upto_key": upto}
+                writer.insert("segment", {"script_id": script_id, "purpose": purpose, **bounds})
+            return self.segments(script_id, purpose)
 
     def checkpoint(self, segments: Sequence[Segment]) -> None:
         """Save cursors, counts and `done` of segments of one migration, in one transaction.
@@ -262,7 +243,7 @@ class State:
         if len(scripts) != 1:
             raise ValueError("a checkpoint is of the segments of one migration")
         keys = self._texts(scripts.pop())
-        with self._writing() as connection:
+        with self._writing() as writer:
             for segment in segments:
                 saved = {
                     "cursor_key": keys.to_text("cursor", segment.cursor),
@@ -270,7 +251,7 @@ class State:
                     "byte_count": segment.bytes,
                     "done": int(segment.done),
                 }
-                connection.execute(sa.update(SEGMENT).where(SEGMENT.c.id == segment.id).values(saved))
+                writer.update("segment", saved, id=segment.id)
 
     def split_segment(self, segment: Segment, middle: EntityKey) -> Segment:
         """End a segment at a key and add a new one for what lies after it, in one transaction.
@@ -283,9 +264,8 @@ class State:
             MachineFailed: disk full or failing; nothing was split.
         """
         keys = self._texts(segment.script_id)
-        same = SEGMENT.c.id == segment.id
-        with self._writing() as connection:
-            found = _rows(connection, sa.select(SEGMENT).where(same))
+        with self._writing() as writer:
+            found = self._read("SELECT * FROM segment WHERE id = ?", segment.id)
             known = _segment(found[0], keys) if found else None
             if not known or known.done or known.script_id != segment.script_id or middle not in known.rest:
                 raise StateUnusable(
@@ -294,25 +274,25 @@ class State:
                     hint="run the same command again: it goes on from the last checkpoint",
                 )
             lower, upper = KeyRange(known.after, known.upto).split(middle)
-            ended = {"upto_key": keys.to_text("upto", lower.upto)}
-            connection.execute(sa.update(SEGMENT).where(same).values(ended))
-            return _add_segments(connection, known.script_id, known.purpose, [upper], keys)[-1]
+            writer.update("segment", {"upto_key": keys.to_text("upto", lower.upto)}, id=segment.id)
+            return self.add_segments(known.script_id, known.purpose, [upper])[-1]
 
     def clear_segments(self, script_id: str, purpose: str) -> None:
         """Remove the segments of one purpose."""
-        self._write(sa.delete(SEGMENT).where(SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose))
+        with self._writing() as writer:
+            writer.delete("segment", script_id=script_id, purpose=purpose)
 
     def forget_keys(self, script_id: str) -> None:
         """Remove all keys of a migration from the file; counts stay. After `complete` no key is needed."""
-        columns = [SEGMENT.c[f"{name}_key"] for name in _KEYS]
-        holding = sa.or_(*(key.is_not(None) for key in columns))
-        with self._writing() as connection:
-            emptied = sa.update(SEGMENT).where(SEGMENT.c.script_id == script_id, holding)
-            forgotten = connection.execute(emptied.values(dict.fromkeys(columns))).rowcount
-            forgotten += _forget_sums(connection, script_id)
+        columns = [f"{name}_key" for name in _KEYS]
+        with self._writing() as writer:
+            found = self._read("SELECT * FROM segment WHERE script_id = ?", script_id)
+            forgotten = sum(any(map(one.get, columns)) for one in found)
+            writer.update("segment", dict.fromkeys(columns), script_id=script_id)
+            forgotten += writer.delete("partial_sums", script_id=script_id)
         if forgotten or self.get_fact(script_id, KEYS_FORGOTTEN) is None:  # or the last rewrite failed
             with self._guard, files.translating(self.path):
-                files.rewrite(_raw(self._connection))
+                files.rewrite(self._connection)
             self.set_fact(script_id, KEYS_FORGOTTEN, "true")
 
     # --- facts --------------------------------------------------------------------------------------------
@@ -323,7 +303,7 @@ class State:
 
     def facts(self, script_id: str) -> dict[str, str]:
         """Return all facts of a migration."""
-        found = self._read(sa.select(FACT).where(FACT.c.script_id == script_id))
+        found = self._read("SELECT name, value FROM fact WHERE script_id = ?", script_id)
         return {one["name"]: one["value"] for one in found}
 
     def set_fact(self, script_id: str, name: str, value: str | None) -> None:
@@ -332,35 +312,38 @@ class State:
 
     def set_facts(self, script_id: str, facts: Mapping[str, str | None]) -> None:
         """Set facts in one transaction, as `set_fact`."""
-        with self._writing() as connection:
+        with self._writing() as writer:
             for name, value in facts.items():
-                _put_fact(connection, script_id, name, value)
+                writer.delete("fact", script_id=script_id, name=name)
+                if value is not None:
+                    writer.insert("fact", {"script_id": script_id, "name": name, "value": value})
 
     # --- phase runs ---------------------------------------------------------------------------------------
 
     def start_phase(self, script_id: str, phase: str) -> int:
         """Record that a phase is entered; return the number of this phase run."""
         begun = {"script_id": script_id, "phase": str(phase), "started_at": self._now(), "counters": {}}
-        return self._write(sa.insert(PHASE_RUN).values(begun)).lastrowid
+        with self._writing() as writer:
+            return writer.insert("phase_run", begun)
 
     def count_phase(self, run: int, requests: Mapping[str, int]) -> None:
         """Record the requests that a phase run has sent so far, by kind; the record stays if it is killed."""
-        counted = _counters({}, requests)
-        self._write(sa.update(PHASE_RUN).where(PHASE_RUN.c.id == run).values(counters=counted))
+        with self._writing() as writer:
+            writer.update("phase_run", {"counters": _counters({}, requests)}, id=run)
 
     def finish_phase(
         self, run: int, outcome: str, counters: Mapping[str, int], requests: Mapping[str, int] | None = None
     ) -> None:
         """Record how a phase run ended, the figures of its work, and the requests that it sent."""
-        counted = _counters(counters, requests or {})
-        ended = {"finished_at": self._now(), "outcome": outcome, "counters": counted}
-        self._write(sa.update(PHASE_RUN).where(PHASE_RUN.c.id == run).values(ended))
+        counted, now = _counters(counters, requests or {}), self._now()
+        with self._writing() as writer:
+            writer.update("phase_run", {"finished_at": now, "outcome": outcome, "counters": counted}, id=run)
 
     def phase_runs(self, script_id: str) -> list[PhaseRun]:
         """Return all phase runs of a migration, oldest first."""
-        query = sa.select(PHASE_RUN).where(PHASE_RUN.c.script_id == script_id).order_by(PHASE_RUN.c.id)
+        query = "SELECT * FROM phase_run WHERE script_id = ? ORDER BY id"
         runs = []
-        for values in self._read(query):
+        for values in self._read(query, script_id, decode="counters"):
             counters, requests = dict[str, int](), dict[str, int]()
             for name, number in values.pop("counters").items():
                 (requests if name.startswith(_REQUESTS) else counters)[name.removeprefix(_REQUESTS)] = number
@@ -373,7 +356,8 @@ class State:
         """Record the result of a verification. The migration must be registered."""
         values = {**asdict(verification), "script_id": script_id}
         del values["number"]  # the database assigns it
-        self._write(sa.insert(VERIFICATION).values(values))
+        with self._writing() as writer:
+            writer.insert("verification", values)
 
     def latest_verification(self, script_id: str, mode: str = "full") -> Verification | None:
         """Return the verification of this mode that was recorded last, None when there is none."""
@@ -382,25 +366,21 @@ class State:
 
     def verifications(self, script_id: str, *, mode: str | None = None) -> list[Verification]:
         """Return the verifications of a migration, oldest first; of one mode, or of all."""
-        query = sa.select(VERIFICATION).where(VERIFICATION.c.script_id == script_id)
-        if mode is not None:
-            query = query.where(VERIFICATION.c.mode == mode)
-        found = self._read(query.order_by(VERIFICATION.c.id))
+        query = "SELECT * FROM verification WHERE script_id = ? AND mode = ifnull(?, mode) ORDER BY id"
+        found = self._read(query, script_id, mode, decode="report")
         for values in found:
             del values["script_id"]
         return [Verification(number=values.pop("id"), **values) for values in found]
 
     def keep_sums(self, script_id: str, stored: StoredSums | None) -> None:
         """Store the sums of an unfinished verification in place of earlier ones; None removes them."""
-        with self._writing() as connection:
-            if stored is None:
-                _forget_sums(connection, script_id)
-                return
-            sums = json.dumps(_with_keys(stored.sums, self._texts(script_id).to_text))
-            values = {"basis": stored.basis, "begun_at": stored.begun_at, "sums": sums}
-            adding = upsert(PARTIAL_SUMS).values(script_id=script_id, **values)
-            connection.execute(adding.on_conflict_do_update(index_elements=["script_id"], set_=values))
-            _put_fact(connection, script_id, KEYS_FORGOTTEN, None)  # the file holds keys again
+        with self._writing() as writer:
+            writer.delete("partial_sums", script_id=script_id)
+            if stored is not None:
+                sums = json.dumps(_with_keys(stored.sums, self._texts(script_id).to_text))
+                values = {"basis": stored.basis, "begun_at": stored.begun_at, "sums": sums}
+                writer.insert("partial_sums", {"script_id": script_id, **values})
+                self.set_fact(script_id, KEYS_FORGOTTEN, None)  # the file holds keys again
 
     def sums(self, script_id: str) -> StoredSums | None:
         """Return the sums of an unfinished verification, None when there are none.
@@ -408,7 +388,7 @@ class State:
         Raises:
             StateUnusable: they cannot be read, or their keys cannot be opened.
         """
-        found = self._read(sa.select(PARTIAL_SUMS).where(PARTIAL_SUMS.c.script_id == script_id))
+        found = self._read("SELECT * FROM partial_sums WHERE script_id = ?", script_id)
         if not found:
             return None
         [stored] = found
@@ -426,8 +406,12 @@ class State:
 
     def audit(self, event: str, script_id: str | None, details: Mapping[str, Any]) -> AuditEvent:
         """Add an event to the audit chain and return it. Details are JSON-able, without keys and secrets."""
-        with self._writing() as connection:
-            return self._add_event(connection, event, script_id, details)
+        with self._writing() as writer:
+            newest = self._read("SELECT * FROM audit_event ORDER BY seq DESC LIMIT 1", decode="details")
+            last = next((AuditEvent(**one) for one in newest), None)
+            added = audit.chained(last, self._now(), event, script_id, details)
+            writer.insert("audit_event", asdict(added))
+        return added
 
     def audit_within(
         self, event: str, script_id: str | None, details: Mapping[str, Any], *, most: int, seconds: float
@@ -440,20 +424,19 @@ class State:
             The event; None when it was not added.
         """
         since = utc_text(self._clock() - timedelta(seconds=seconds))
-        count = sa.select(sa.func.count()).where(AUDIT_EVENT.c.event == event, AUDIT_EVENT.c.at > since)
-        with self._writing() as connection:
-            if connection.execute(count).scalar_one() >= most:
-                return None
-            return self._add_event(connection, event, script_id, details)
+        query = "SELECT count(*) AS added FROM audit_event WHERE event = ? AND at > ?"
+        with self._writing():
+            [found] = self._read(query, event, since)
+            return None if found["added"] >= most else self.audit(event, script_id, details)
 
     def audit_events(self, script_id: str | None = None, *, event: str | None = None) -> list[AuditEvent]:
         """Return the events in order; all, or those of one migration, or of one name."""
-        query = sa.select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq)
-        if event is not None:
-            query = query.where(AUDIT_EVENT.c.event == event)
-        if script_id is not None:
-            query = query.where(AUDIT_EVENT.c.script_id == script_id)
-        return [AuditEvent(**one) for one in self._read(query)]
+        # `IS`, because an event may belong to no migration
+        query = (
+            "SELECT * FROM audit_event"
+            " WHERE event = ifnull(?, event) AND script_id IS ifnull(?, script_id) ORDER BY seq"
+        )
+        return [AuditEvent(**one) for one in self._read(query, event, script_id, decode="details")]
 
     def check_chain(self) -> int | None:
         """Return the seq at which the audit chain breaks first, None when it holds."""
@@ -461,22 +444,14 @@ class State:
 
     def add_checkpoint(self, size: int, note: str, remark: str) -> None:
         """Record a checkpoint over the first `size` events; an earlier one of that size stays unchanged."""
-        adding = upsert(AUDIT_CHECKPOINT).values(size=size, at=self._now(), note=note, remark=remark)
-        self._write(adding.on_conflict_do_nothing())
+        made = StoredCheckpoint(size, self._now(), note, remark)
+        with self._writing() as writer:
+            writer.insert("audit_checkpoint", asdict(made), unless_there=True)
 
     def checkpoints(self) -> list[StoredCheckpoint]:
         """Return all checkpoints over the audit log, by size."""
-        found = self._read(sa.select(AUDIT_CHECKPOINT).order_by(AUDIT_CHECKPOINT.c.size))
+        found = self._read("SELECT * FROM audit_checkpoint ORDER BY size")
         return [StoredCheckpoint(**one) for one in found]
-
-    def _add_event(
-        self, connection: sa.Connection, event: str, script_id: str | None, details: Mapping[str, Any]
-    ) -> AuditEvent:
-        newest = sa.select(AUDIT_EVENT).order_by(AUDIT_EVENT.c.seq.desc()).limit(1)
-        last = next((AuditEvent(**row) for row in _rows(connection, newest)), None)
-        added = audit.chained(last, self._now(), event, script_id, details)
-        connection.execute(sa.insert(AUDIT_EVENT).values(asdict(added)))
-        return added
 
     # --- transactions -------------------------------------------------------------------------------------
 
@@ -486,46 +461,29 @@ class State:
     def _texts(self, script_id: str) -> KeyTexts:
         return self._keys.get(script_id) or KeyTexts()
 
-    def _read(self, query: sa.Select[Any] | sa.CompoundSelect[Any]) -> list[dict[str, Any]]:
-        with self._reading() as connection:
-            return _rows(connection, query)
-
-    def _write(self, statement: sa.Executable) -> sa.CursorResult[Any]:
-        with self._writing() as connection:
-            return connection.execute(statement)
-
-    @contextmanager
-    def _reading(self) -> Iterator[sa.Connection]:
-        with self._guard, files.translating(self.path), self._connection.begin():
-            yield self._connection
+    def _read(self, query: str, *values: object, decode: str | None = None) -> list[dict[str, Any]]:
+        """Return the rows of a query; `decode` names the column that holds JSON."""
+        with self._guard, files.translating(self.path):
+            cursor = self._connection.cursor()
+            cursor.row_factory = sqlite3.Row
+            rows = [dict(row) for row in cursor.execute(query, values)]
+        for row in rows if decode else ():
+            row[decode] = json.loads(row[decode])
+        return rows
 
     @contextmanager
-    def _writing(self) -> Iterator[sa.Connection]:
-        if self.read_only:
+    def _writing(self) -> Iterator[Writer]:
+        """Begin a transaction, or go on in the one that this thread is in.
+
+        What is read within it cannot change before it commits.
+        """
+        if self._writer is None:
             raise StateUnusable(
                 f"the state file {self.path} was opened for reading only",
                 hint="this command has no side effects; use one that has",
             )
-        with self._guard, files.translating(self.path), self._connection.begin():
-            # takes the write lock first: rows read in this transaction cannot change before it commits
-            self._connection.exec_driver_sql("BEGIN IMMEDIATE")
-            yield self._connection
-
-
-def _rows(connection: sa.Connection, query: sa.Select[Any] | sa.CompoundSelect[Any]) -> list[dict[str, Any]]:
-    return [row._asdict() for row in connection.execute(query)]
-
-
-def _raw(connection: sa.Connection) -> sqlite3.Connection:
-    return cast(sqlite3.Connection, connection.connection.dbapi_connection)
-
-
-def _segments(
-    connection: sa.Connection, script_id: str, purpose: str, keys: KeyTexts | None
-) -> list[Segment]:
-    of_purpose = SEGMENT.c.script_id == script_id, SEGMENT.c.purpose == purpose
-    found = _rows(connection, sa.select(SEGMENT).where(*of_purpose).order_by(SEGMENT.c.id))
-    return [_segment(row, keys) for row in found]
+        with self._guard, self._writer.transaction():
+            yield self._writer
 
 
 def _segment(row: Mapping[str, Any], keys: KeyTexts | None) -> Segment:
@@ -534,34 +492,6 @@ def _segment(row: Mapping[str, Any], keys: KeyTexts | None) -> Segment:
     )
     counts = row["row_count"], row["byte_count"], bool(row["done"])
     return Segment(row["id"], row["script_id"], row["purpose"], after, upto, cursor, *counts)
-
-
-def _add_segments(
-    connection: sa.Connection, script_id: str, purpose: str, ranges: Iterable[KeyRange], keys: KeyTexts
-) -> list[Segment]:
-    values = [
-        {
-            "script_id": script_id,
-            "purpose": purpose,
-            "after_key": keys.to_text("after", within.after),
-            "upto_key": keys.to_text("upto", within.upto),
-        }
-        for within in ranges
-    ]
-    if values:
-        connection.execute(sa.insert(SEGMENT), values)
-    return _segments(connection, script_id, purpose, keys)
-
-
-def _put_fact(connection: sa.Connection, script_id: str, name: str, value: str | None) -> None:
-    """Set a fact of a migration; None removes it."""
-    if value is None:
-        connection.execute(sa.delete(FACT).where(FACT.c.script_id == script_id, FACT.c.name == name))
-        return
-    setting = upsert(FACT).values(script_id=script_id, name=name, value=value)
-    connection.execute(
-        setting.on_conflict_do_update(index_elements=["script_id", "name"], set_={"value": value})
-    )
 
 
 def _counters(counters: Mapping[str, int], requests: Mapping[str, int]) -> dict[str, int]:
@@ -576,7 +506,3 @@ def _with_keys(sums: Mapping[str, Any], convert: Callable[[str, Any], Any]) -> d
         for name, *bounds, done in sums["parts"]
     ]
     return {**sums, "parts": parts}
-
-
-def _forget_sums(connection: sa.Connection, script_id: str) -> int:
-    return connection.execute(sa.delete(PARTIAL_SUMS).where(PARTIAL_SUMS.c.script_id == script_id)).rowcount

@@ -33,8 +33,8 @@ from rekey.protocol.journal import Journal
 from rekey.protocol.lease import Holder, ends_at, holder_of, lease_key, process_exists
 from rekey.protocol.lease import is_over as lease_is_over
 from rekey.protocol.registry import ClientRow, Registry, is_current, is_over
+from rekey.state.applied import aligned, applied_phases, handover
 from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent, erasures
-from rekey.state.ledger import aligned, applied_phases, handover
 from rekey.state.models import BACKFILL, MigrationRecord, PhaseRun, Segment, Verification
 from rekey.state.store import State
 from rekey.status.pulse import Pulse

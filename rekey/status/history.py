@@ -15,12 +15,11 @@ from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.plain import UNTOLD, told
 from rekey.declaration.migration import Declared
 from rekey.phases import Phase
-from rekey.present.text import duration, moment
+from rekey.present.text import duration, labelled, moment
+from rekey.state.applied import applied_phases
 from rekey.state.audit import AuditEvent
-from rekey.state.ledger import applied_phases
 from rekey.state.models import KeptScript, PhaseRun
 from rekey.state.store import State
-from rekey.status.tell import field as labelled
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from rekey.core.clock import format_ticks
 from rekey.core.plain import plain
 from rekey.mapping.rows import WHOLE
 from rekey.phases import ControlPhase
-from rekey.present.text import counted, differing, duration, moment, wrapped
+from rekey.present.text import LABEL, counted, differing, duration, labelled, moment, wrapped
 from rekey.protocol.registry import Standing
 from rekey.status.judge import Client, Status
 from rekey.status.progress import how_far
@@ -37,14 +37,8 @@ _ON_TOP = {
     OnTop.REPEATS: "for phases and comparisons carried out again",
     OnTop.WAY_BACK: "for the way back",
 }
-LABEL = 14
 # Labels and texts.
 _Fields: TypeAlias = Iterator[tuple[str, str]]
-
-
-def field(label: str, text: str) -> list[str]:
-    """Return a labelled text, indented."""
-    return wrapped(text, first=f"  {label:<{LABEL}}")
 
 
 def told(
@@ -63,14 +57,17 @@ def told(
     lines += verdict_lines(status, command)
     parts = [_stage(status, verbose), _copied(status, verbose), _followed(status, verbose), _kept(status)]
     for label, text in chain(*parts, _spent(status) if requests else []):
-        lines += field(label, text)
+        lines += labelled(label, text)
     return lines
 
 
 def verdict_lines(status: Status, command: Callable[[str], str]) -> list[str]:
     """Return the lines that say whether a migration is safe, and what is next; `command` as in `told`."""
     verdict = status.verdict
-    return [*field("safe" if verdict.safe else "ATTENTION", verdict.sentence), *next_lines(status, command)]
+    return [
+        *labelled("safe" if verdict.safe else "ATTENTION", verdict.sentence),
+        *next_lines(status, command),
+    ]
 
 
 def _stage(status: Status, verbose: bool) -> _Fields:

@@ -13,7 +13,7 @@ import pytest
 from rekey.evidence import bag, contents, log, signing, statement
 from rekey.evidence.keys import Ed25519Signer, PublicKey
 from rekey.state import backend
-from rekey.state.backend import SCHEMA_FOLDER
+from rekey.state.applied import SCHEMA_FOLDER
 from rekey.state.store import State
 from tests.commands import Commands
 from tests.every import every

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rekey.phases import LEAVES, ORDER, ControlPhase, Phase
-from rekey.state.ledger import aligned
+from rekey.state.applied import aligned
 
 
 @pytest.mark.parametrize("phase", ORDER)

@@ -16,8 +16,8 @@ from rekey.cli.main import rekey, run
 from rekey.cli.progress import Bars, Lines
 from rekey.cli.shell import Shell, command
 from rekey.errors import ExitCode
-from rekey.present.text import NARROWEST, WIDEST, WIDTH, duration, fitted, table
-from rekey.status.tell import field
+from rekey.present.text import NARROWEST, WIDEST, WIDTH, duration, fitted, labelled, table
+from rekey.state.store import State
 
 COMMANDS = [
     f"{name} {below}".strip()
@@ -219,14 +219,31 @@ def test_a_command_that_ends_leaves_no_cycles_to_be_looked_for() -> None:
     assert ended.stdout.splitlines()[-1] == "True"
 
 
-def test_what_looks_needs_nothing_of_what_works() -> None:
-    """`rekey status` is asked again and again: it does not wait for modules that copy, plan or compare."""
+def test_what_looks_needs_nothing_of_what_works(tmp_path: Path) -> None:
+    """`rekey status` is asked again and again: it does not wait for modules that copy, plan or compare, nor
+    for those that write the state file."""
+    state = tmp_path / "state.sqlite"
+    State.open(state).close()
     program = (
-        "import sys, rekey.cli.status, rekey.protocol.opening\n"
+        "import sys, rekey.cli.status, rekey.cli.history, rekey.protocol.opening\n"
+        "from pathlib import Path\n"
+        "from rekey.state.store import State\n"
         "from rekey.status import judge, tell\n"
+        "with State.open(Path(sys.argv[1]), read_only=True) as state:\n"
+        "    state.ledger_ids()\n"
         "working = ('copy.checkpoint', 'copy.delta', 'plan', 'verify', 'inspect', 'runner.session')\n"
-        "other = ('azure.identity', 'azure.data', 'azure.keyvault', 'rekey.client')\n"
+        "other = ('azure.identity', 'azure.data', 'azure.keyvault', 'rekey.client', 'sqlalchemy', 'yoyo')\n"
         "print(*(name for name in (*other, *(f'rekey.{one}' for one in working)) if name in sys.modules))"
+    )
+    words = [sys.executable, "-c", program, str(state)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == ""
+
+
+def test_what_reads_the_state_file_alone_needs_nothing_of_the_service() -> None:
+    program = (
+        "import sys, rekey.cli.history; heavy = {'azure', 'sqlalchemy', 'yoyo', 'aiohttp', 'asyncio',"
+        " 'email', 'cryptography'}; print(*sorted(heavy & set(sys.modules)))"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == ""
@@ -241,7 +258,7 @@ def test_durations_as_people_say_them(seconds: float, text: str) -> None:
 
 
 def test_a_field_is_wrapped_within_the_width() -> None:
-    lines = field("safe", "word " * 60)
+    lines = labelled("safe", "word " * 60)
     assert max(map(len, lines)) <= WIDTH
     assert len(lines) > 1
     assert {line[:16] for line in lines[1:]} == {" " * 16}

@@ -22,8 +22,8 @@ from rekey.core.progress import Progress
 from rekey.errors import ConfigurationError, Unavailable
 from rekey.evidence import keys, log, merkle, note, signing
 from rekey.state import audit, backend
+from rekey.state.applied import SCHEMA_FOLDER
 from rekey.state.audit import AuditEvent
-from rekey.state.backend import SCHEMA_FOLDER
 from rekey.state.store import State
 from tests.every import every
 from tests.evidence import P256Signer

@@ -26,9 +26,10 @@ from rekey.errors import (
     StateUnusable,
 )
 from rekey.phases import ORDER, Phase
+from rekey.state.applied import applied_phases, handover
 from rekey.state.backend import StateBackend
 from rekey.state.filelock import FileLock
-from rekey.state.ledger import Ledger, Step, applied_phases, handover
+from rekey.state.ledger import Ledger, Step
 from rekey.state.store import State
 from tests.declared import filling
 

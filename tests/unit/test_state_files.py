@@ -17,12 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from yoyo.internalmigrations import schema_versions
+from yoyo.migrations import default_migration_table
 
 from rekey.errors import ExitCode, Locked, MachineFailed, StateUnusable
 from rekey.model import EntityKey, KeyRange
 from rekey.phases import Phase
-from rekey.state import backend, files
-from rekey.state.backend import SCHEMA_FOLDER, StateBackend
+from rekey.state import applied, backend, files
+from rekey.state.applied import SCHEMA_FOLDER
+from rekey.state.backend import StateBackend
 from rekey.state.filelock import FileLock
 from rekey.state.ledger import Ledger
 from rekey.state.store import State
@@ -119,7 +122,7 @@ def only_first_step(tmp_path: Path) -> Path:
 
 def test_a_file_of_an_older_program_is_upgraded_and_keeps_its_content(tmp_path: Path, path: Path) -> None:
     with closing(backend.prepare(path, None, folder=only_first_step(tmp_path))) as connection:
-        assert backend.schema_version(backend.ledger_ids(connection)) == 1
+        assert applied.schema_version(applied.ledger_ids(connection)) == 1
         connection.execute("INSERT INTO migration VALUES ('0001_users', 'd', 'U', 'r', 'e', '{}', 't')")
     with State.open(path) as state:
         assert state.schema_version == 5
@@ -146,12 +149,18 @@ def test_a_phase_that_this_program_does_not_know_means_newer_too(path: Path) -> 
         State.open(path)
 
 
-def test_a_ledger_format_that_this_program_does_not_know_means_newer_too(path: Path) -> None:
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_ledger_format_that_this_program_does_not_know_means_newer_too(path: Path, read_only: bool) -> None:
     filled(path).close()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("INSERT INTO _yoyo_version VALUES (99, '2030-01-01')")
     with pytest.raises(StateUnusable, match="newer"):
-        State.open(path)
+        State.open(path, read_only=read_only)
+
+
+def test_what_is_known_of_yoyo_without_its_import_is_so() -> None:
+    assert default_migration_table == applied.LEDGER_TABLE
+    assert max(schema_versions) == applied.LEDGER_FORM
 
 
 def test_a_script_called_like_a_schema_step_is_no_schema_step(path: Path) -> None:
@@ -325,9 +334,8 @@ def test_no_space_while_checkpointing_keeps_the_checkpoint_before(path: Path) ->
     with filled(path) as state:
         [segment] = state.add_segments(SCRIPT, "backfill", [KeyRange()])
         state.checkpoint([replace(segment, cursor=EntityKey("a", "1"), rows=1)])
-        pages = state._connection.exec_driver_sql("PRAGMA page_count").scalar_one()
-        state._connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}").all()
-        state._connection.commit()
+        [pages] = state._connection.execute("PRAGMA page_count").fetchone()
+        state._connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
         with pytest.raises(MachineFailed, match="no space is left") as error:
             state.checkpoint([replace(segment, cursor=EntityKey("b", "x" * 100_000), rows=2)])
         assert error.value.exit_code == ExitCode.SERVICE

@@ -10,12 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from sqlalchemy import TableClause
 
 from rekey.errors import MachineFailed, Moved, StateUnusable
 from rekey.model import EntityKey, KeyRange
 from rekey.runner.session import require_same_place, require_same_rules
-from rekey.state import store
 from rekey.state.models import MigrationRecord, StoredSums, Verification
 from rekey.state.store import State
 
@@ -156,11 +154,10 @@ def test_a_checkpoint_is_of_all_its_segments_or_of_none(state: State) -> None:
     register(state)
     first, second = state.add_segments(SCRIPT, "full", [KeyRange(), KeyRange()])
     state.checkpoint([replace(first, rows=1), replace(second, rows=1)])
-    state._connection.exec_driver_sql(
+    state._connection.execute(
         "CREATE TEMP TRIGGER no BEFORE UPDATE ON main.segment WHEN NEW.row_count = 3"
         " BEGIN SELECT RAISE(ABORT, 'no'); END"
     )
-    state._connection.commit()
     with pytest.raises(MachineFailed):
         state.checkpoint([replace(first, rows=2), replace(second, rows=3)])
     assert [one.rows for one in state.segments(SCRIPT, "full")] == [1, 1]
@@ -205,14 +202,33 @@ def test_the_latest_verification_is_the_latest_of_its_mode(state: State) -> None
     assert [v.divergences for v in state.verifications(SCRIPT)] == [2, 0, 9]
 
 
-def test_the_tables_that_queries_know_are_those_of_the_schema(state: State) -> None:
-    known = {value.name: value for value in vars(store).values() if isinstance(value, TableClause)}
-    made = state._connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'")
-    ours = {name for (name,) in made if "yoyo" not in name and not name.startswith("sqlite_")}
-    assert set(known) == ours
-    for name, table in known.items():
-        columns = state._connection.exec_driver_sql(f"PRAGMA table_info({name})").all()
-        assert {column.name for column in columns} == set(table.c.keys())
+def test_what_is_written_to_any_table_of_the_schema_is_read_back(path: Path, state: State) -> None:
+    register(state)
+    state.keep_script(SCRIPT, ["UsersV2"], b"migration = ...")
+    state.set_fact(SCRIPT, "watermark", "1")
+    state.add_segments(SCRIPT, "backfill", [KeyRange()])
+    state.start_phase(SCRIPT, "backfill")
+    state.add_verification(SCRIPT, verification())
+    state.keep_sums(SCRIPT, StoredSums("{}", "2024-05-01T00:00:00Z", {"parts": []}))
+    state.audit("x", SCRIPT, {"rows": [1, 2]})
+    state.add_checkpoint(1, "note", "remark")
+    read = {
+        "migration": State.migrations,
+        "script": State.kept_scripts,
+        "fact": lambda one: one.facts(SCRIPT),
+        "segment": lambda one: one.segments(SCRIPT, "backfill"),
+        "phase_run": lambda one: one.phase_runs(SCRIPT),
+        "verification": lambda one: one.verifications(SCRIPT),
+        "partial_sums": lambda one: one.sums(SCRIPT),
+        "audit_event": State.audit_events,
+        "audit_checkpoint": State.checkpoints,
+    }
+    made = state._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    assert {name for (name,) in made if "yoyo" not in name and not name.startswith("sqlite_")} == set(read)
+    with State.open(path, read_only=True) as other:
+        for name, found in read.items():
+            assert found(state), name
+            assert found(other) == found(state), name
 
 
 READER = """
@@ -229,8 +245,8 @@ def test_another_process_reads_while_a_transaction_is_open(path: Path, state: St
     """`rekey status` beside `rekey apply`: it sees the last commit, and does not wait."""
     register(state)
     state.set_fact(SCRIPT, "x", "committed")
-    with state._writing() as connection:
-        connection.exec_driver_sql("UPDATE fact SET value = 'not yet'")
+    with state._writing() as writer:
+        writer.update("fact", {"value": "not yet"}, name="x")
         seen = subprocess.run(
             [sys.executable, "-c", READER, str(path)], capture_output=True, text=True, check=True
         )
@@ -258,8 +274,7 @@ def test_keys_of_one_migration_are_forgotten_and_counts_stay(tmp_path: Path) -> 
             cursor = replace(first, cursor=EntityKey("p", f"{script_id}-cursor"), rows=7)
             state.checkpoint([cursor])
         # Some builds of SQLite wipe what is freed; this must not depend on it.
-        state._connection.exec_driver_sql("PRAGMA secure_delete = OFF")
-        state._connection.rollback()
+        state._connection.execute("PRAGMA secure_delete = OFF")
         state.forget_keys("0001_a")
         found = state.segments("0001_a", "backfill")
         assert (len(found), found[0].rows) == (200, 7)
