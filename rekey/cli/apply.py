@@ -23,7 +23,7 @@ from rekey.cli.shell import EXECUTOR, GROUP, Shell, command, file_option, flag
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
-from rekey.errors import ConfigurationError, ExitCode, Findings, GateClosed, in_words
+from rekey.errors import ExitCode, GateClosed, in_words
 from rekey.next_steps import apply_to
 from rekey.phases import GATED, Phase
 from rekey.plan.plan import take_basis
@@ -33,6 +33,7 @@ from rekey.present.text import duration, wrapped
 from rekey.project.sections import seconds_of
 from rekey.runner import commands
 from rekey.runner.commands import Applied
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Options
 from rekey.runner.session import Session
 from rekey.state.models import PhaseRun
@@ -283,11 +284,7 @@ def _confirm(
             continue
         meant = f"--group {group}" if group else name
         if not shell.is_terminal:
-            raise ConfigurationError(
-                f"`complete` ends the way back of {name} for good: its name must be typed",
-                kept="everything; nothing was done",
-                hint=f"if that is meant: `{shell.command(apply_to(meant, Phase.COMPLETE))}`",
-            )
+            raise refusal("name-not-typed", name=name, command=shell.command(apply_to(meant, Phase.COMPLETE)))
         question = f"`complete` ends the way back of {name} for good. Type its name"
         if click.prompt(question, err=True) != name:
             raise click.UsageError("the migration's name was typed differently")
@@ -332,11 +329,7 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
     """
     file: PlanFile = read_plan(path)
     if file.errors:
-        raise Findings(
-            f"the plan of {file.made_at} lists {file.errors} errors",
-            kept="everything: nothing was begun",
-            hint="`rekey plan` shows them with their cures; apply a plan without errors",
-        )
+        raise refusal("plan-has-errors", made_at=file.made_at, errors=file.errors)
     options = PlanOptions.of(session.config, exact=file.exact)
     fresh = [one for one in chosen if not session.ledger.applied(one.script_id)]
     check_declared(file, chosen)

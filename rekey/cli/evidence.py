@@ -27,10 +27,8 @@ from rekey.declaration.mapper import Mapper
 from rekey.errors import (
     ConfigurationError,
     ExitCode,
-    Findings,
     Locked,
     MachineFailed,
-    Moved,
     StateUnusable,
     one_line,
 )
@@ -47,6 +45,7 @@ from rekey.evidence.verify import verify as check
 from rekey.phases import Phase
 from rekey.project.config import Config, load_config, reading
 from rekey.protocol.opening import Prepared
+from rekey.runner.refusals import refusal
 from rekey.state.store import State
 
 KEY_FILE = "evidence.pem"
@@ -169,9 +168,7 @@ def verify(
     try:
         earlier = None if kept is None else kept.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
-        raise ConfigurationError(
-            f"the checkpoint {kept} cannot be read", hint="name the file `data/audit/checkpoint` of a bundle"
-        ) from None
+        raise refusal("no-checkpoint", file=kept) from None
     trusted = Trusted(keys, root=root, ignore_timestamp=without_timestamp, earlier=earlier)
     verdict = check(folder, trusted)
     recorded = verdict.is_right and _record(shell, folder, verdict)
@@ -226,11 +223,8 @@ def recompute(
     keys = _keys_for(shell, key_files, folder)
     verdict = check(folder, Trusted(keys, ignore_timestamp=True))
     if not verdict.is_right:
-        raise Findings(
-            f"{folder} is not as it was exported: {'; '.join(one.what for one in verdict.findings)}",
-            kept="everything; no table was read",
-            hint=f"`{shell.command(f'evidence verify {folder}')}` shows it all",
-        )
+        findings, command = "; ".join(one.what for one in verdict.findings), f"evidence verify {folder}"
+        raise refusal("bundle-changed", folder=folder, findings=findings, command=shell.command(command))
     recorded = last_full(payload(folder))
     mapper = _mapper(shell, verdict) if mapping else None
     config = load_config(shell.config_path) if endpoint is None else reading(endpoint, key_env, targets)
@@ -272,11 +266,7 @@ def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
     project = open_project(shell)
     declared = project.choose(verdict.predicate["script_id"])
     if declared.digest != verdict.predicate["declaration_sha256"]:
-        raise Moved(
-            f"the script {declared.script_id} of this project is not the one of the bundle",
-            kept="everything; no table was read",
-            hint="use the script that is in the bundle (data/script.py)",
-        )
+        raise refusal("not-the-bundles-script", script=declared.script_id)
     return Prepared.of(project.config, declared).mapper
 
 
@@ -343,10 +333,7 @@ def _refuse_within(shell: Shell, folder: Path) -> None:
     path = shell.config_path
     places = (path.parent.resolve() / path.name, path.resolve())
     if any(place.is_relative_to(folder.resolve()) for place in places):
-        raise ConfigurationError(
-            f"the project {path} lies in the bundle, and is not looked at",
-            hint=f"stand in another folder; {_GIVE_KEY}",
-        )
+        raise refusal("project-in-bundle", project=path, give_key=_GIVE_KEY)
 
 
 for _command in (keygen, export, verify, recompute):

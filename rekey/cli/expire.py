@@ -14,11 +14,12 @@ from rekey.cli.naming import check_reason
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import Shell, command
 from rekey.core.clock import format_ticks
-from rekey.errors import ExitCode, Findings
+from rekey.errors import ExitCode
 from rekey.mapping.rows import WHOLE
 from rekey.phases import Phase
 from rekey.present.text import counted, moment
 from rekey.runner.erase import expiry
+from rekey.runner.refusals import refusal
 
 
 @command(
@@ -65,13 +66,7 @@ def expire(
     if not done.kept_rows:
         return shell.emit(document, text)
     shell.tell_before_error(document, text)
-    raise Findings(
-        f"{done.kept_rows:,} mapping rows of {declared.script_id} were written too late to be over, or"
-        " changed while they were deleted",
-        kept="those rows",
-        hint="after `complete` nothing should write to the mapping: find out what did; the same command takes"
-        " them when they are over",
-    )
+    raise refusal("mapping-rows-kept", rows=done.kept_rows, script=declared.script_id)
 
 
 def _told(script_id: str, done: expiry.Expired) -> str:

@@ -29,12 +29,10 @@ from rekey.cli.shell import Shell, command, file_option
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import (
-    ConfigurationError,
     ExitCode,
     Findings,
     Locked,
     MachineFailed,
-    Refused,
     StateUnusable,
     reason_of,
 )
@@ -42,6 +40,7 @@ from rekey.mapping.lookup import Found, Gone, Lookup, Met, Query
 from rekey.phases import Phase
 from rekey.project.privatefiles import write_private
 from rekey.protocol.opening import Prepared, open_migration
+from rekey.runner.refusals import refusal
 from rekey.state.audit import Erasures, erasures
 from rekey.state.store import State
 
@@ -73,11 +72,7 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
         try:
             write_private(out, "".join(f"{line}\n" for line in lines).encode("utf-8"))
         except OSError as error:
-            raise ConfigurationError(
-                f"the answers cannot be written to {out} ({reason_of(error)})",
-                kept="the record of the look-up",
-                hint="name a file that does not exist, in a folder that this user can write to",
-            ) from None
+            raise refusal("answers-not-written", file=out, reason=reason_of(error)) from None
     document: dict[str, Any] = {"script_id": declared.script_id, "unknown": len(unknown)}
     document |= {"out": str(out), "found": len(found)} if out else {"rows": plain(found)}
     document["erased"] = plain(erased)
@@ -108,10 +103,7 @@ async def _look(
         migration = open_migration(prepared, accounts)
         control = await migration.control.read()
         if control is None:
-            raise Refused(
-                f"{declared.script_id} has not begun: nothing has a new key yet",
-                hint=f"`rekey plan {declared.script_id} --show-keys` shows examples of what keys will be",
-            )
+            raise refusal("nothing-looked-up", script=declared.script_id)
         looking = Lookup(await migration.mapping(control), accounts.tables)
         met = [await looking.meet(one) for one in queries]
         if not declared.migration.is_sealed and not bulk:

@@ -17,9 +17,10 @@ import click
 from rekey.cli.shell import Shell, command
 from rekey.core.limits import TABLE_NAME_CURE, own_name, table_name_problem
 from rekey.declaration.scripts import load_scripts
-from rekey.errors import ConfigurationError, DeclarationError, ExitCode, reason_of
+from rekey.errors import DeclarationError, ExitCode, reason_of
 from rekey.present.text import counted
 from rekey.project.config import Config, load_config
+from rekey.runner.refusals import refusal
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _NUMBER = re.compile(r"(\d+)_")
@@ -92,10 +93,7 @@ def new(
             names = {"source": from_table, "from_table": f'"{from_table}"', "to_table": f'"{to_table}"'}
             file.write(template.format(depends=listed, **{**names, **parts}))
     except OSError as error:
-        raise ConfigurationError(
-            f"no script can be written to {folder} ({reason_of(error)})",
-            hint="check [migrations] path in the configuration and the folder's permissions",
-        ) from None
+        raise refusal("new-not-written", folder=folder, reason=reason_of(error)) from None
     try:
         load_scripts(folder)
     except DeclarationError as error:
@@ -127,10 +125,7 @@ async def _found(shell: Shell, config: Config, pattern: str) -> list[str]:
         there = await accounts.tables.table_names()
     fitting = sorted(one for one in there if fnmatchcase(one.lower(), pattern.lower()))
     if not fitting:
-        raise ConfigurationError(
-            f"no table of the account has a name like {pattern}; it has {counted(len(there), 'table')}",
-            hint='write the pattern as in --each "Orders*", and check the endpoint of [tables]',
-        )
+        raise refusal("no-such-tables", pattern=pattern, tables=counted(len(there), "table"))
     return fitting
 
 

@@ -20,10 +20,11 @@ import click
 
 from rekey.cli.project import open_project
 from rekey.cli.shell import Shell, command
-from rekey.errors import ConfigurationError, ExitCode
+from rekey.errors import ExitCode
 from rekey.proxy.credentials import access_of
 from rekey.proxy.running import Listening, proxying, run
 from rekey.proxy.tls import certificate_for
+from rekey.runner.refusals import refusal
 from rekey.serve.server import Address
 
 _LOOK_S, _AGAIN_S = 0.2, 1.0
@@ -63,10 +64,7 @@ def proxy(
     number = os.environ.get(_NUMBER)
     if processes > 1 and number is None:
         if not address.port or address.port in range(aside.port, aside.port + processes):
-            raise ConfigurationError(
-                "several processes need a port that is given, and that is no admin port of one of them",
-                hint=f"give --listen another port; admin ports are {aside.port} and those after it",
-            )
+            raise refusal("proxy-ports", admin=aside.port)
         return _supervised(shell, processes)
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
     if number and aside.port:

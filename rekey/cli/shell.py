@@ -34,8 +34,7 @@ import click
 
 from rekey.cli import signals
 from rekey.core import logs
-from rekey.core.limits import own_name
-from rekey.errors import ConfigurationError, ExitCode, visible
+from rekey.errors import ExitCode, visible
 from rekey.present.text import WIDTH
 
 if TYPE_CHECKING:
@@ -458,12 +457,3 @@ def command(
         return click.command(name, cls, epilog=f"\b\nExample:\n{lines}")(wrapped)
 
     return decorate
-
-
-def no_such_table(name: str, config: Config) -> ConfigurationError:
-    """Return the error for a table that is missing in its account."""
-    section, account = config.holding(name)
-    return ConfigurationError(
-        f"there is no table {own_name(name)} in account {account.name}",
-        hint=f"check the name, and [{section}] endpoint in rekey.toml",
-    )

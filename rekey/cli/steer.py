@@ -15,9 +15,10 @@ from dataclasses import asdict, replace
 import click
 
 from rekey.cli.shell import Shell, command, flag
-from rekey.errors import ConfigurationError, ExitCode, Refused
+from rekey.errors import ExitCode
 from rekey.project.config import load_config
 from rekey.runner import steering
+from rekey.runner.refusals import refusal
 from rekey.runner.steering import Steering
 from rekey.status import pulse
 
@@ -74,11 +75,7 @@ def proceed(shell: Shell, script: str | None, writers_stopped: bool) -> ExitCode
     config = load_config(shell.config_path)
     runner = pulse.read(config.state, shell.clock.ticks())
     if runner is None or not runner.following:
-        raise Refused(
-            "no `rekey apply --follow` is at work with this state file: nobody would hear it",
-            kept="everything; nothing was said",
-            hint="`rekey apply --follow` follows until it is told; `rekey status` says what is next",
-        )
+        raise refusal("nobody-follows")
     if script is not None and not runner.script_id.startswith(script):
         raise click.UsageError(f"{script} is not followed, {runner.script_id} is")
     said = steering.proceed(config.state, runner.script_id, writers_stopped=writers_stopped)
@@ -92,10 +89,7 @@ def _say(shell: Shell, change: Callable[[Steering], Steering], *, only_show: boo
     config = load_config(shell.config_path)
     said = steering.read(config.state)
     if said is None and only_show:
-        raise ConfigurationError(
-            f"{steering.path_of(config.state)} cannot be understood",
-            hint="`rekey resume` or `rekey throttle --off` writes it anew",
-        )
+        raise refusal("not-understood", file=steering.path_of(config.state))
     if not only_show:
         said = steering.say(config.state, change(said or steering.Steering()))
     shown = said or steering.Steering()

@@ -40,7 +40,7 @@ from typing import Any, TypeVar
 from rekey.client.reading import LeaseSettings
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 from rekey.core.concurrency import cancel, first_of
-from rekey.errors import Refused, ServiceError, Unavailable
+from rekey.errors import ServiceError, Unavailable
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
@@ -50,6 +50,7 @@ from rekey.protocol.registry import ClientRow, is_current, is_over, over_at, ref
 from rekey.protocol.rules import SOURCE, TARGET, Side
 from rekey.protocol.sweeper import Company, Hopeless, Sweeper, Swept
 from rekey.protocol.term import Term
+from rekey.runner.refusals import refusal
 from rekey.runner.run import OPEN_S, WRITING_S, Run
 from rekey.tables.answers import NOT_SENT
 
@@ -214,15 +215,10 @@ async def wait_for_clients(
             if not waiting:
                 return len(clients.live)
             if deadline.over:
+                said = f"{_have_not(waiting)} followed to epoch {control.epoch} (`{control.phase}`)"
+                said += f": {named(waiting, clients.now)}"
                 longest = max(0, max(over_at(row) for row in waiting) - clients.now) / TICKS_PER_SECOND
-                raise Refused(
-                    f"after {deadline.seconds:g} s {_have_not(waiting)} followed to epoch {control.epoch}"
-                    f" (`{control.phase}`): {named(waiting, clients.now)}",
-                    kept="everything; no write is lost by it",
-                    hint="mend or end these processes; one that has ended is over by itself, here in"
-                    f" {longest:.0f} s at most. Then run the same command again;"
-                    f" `rekey status {run.script_id}` shows all clients",
-                )
+                raise refusal("clients-behind", run=run, deadline=deadline, said=said, longest=longest)
             wait.look(named(waiting, clients.now))
             await run.clock.sleep(POLL_S)
 
@@ -523,16 +519,11 @@ async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | N
                 return settled
             if deadline.over:
                 oldest = "" if swept.oldest_at is None else f", the oldest of {format_ticks(swept.oldest_at)}"
-                failed = f", {swept.failed} of which cannot be settled" if swept.failed else ""
-                raise Refused(
-                    f"after {deadline.seconds:g} s the journal of {run.script_id} still holds {swept.left}"
-                    f" intents{oldest}{failed}",
-                    kept="every intent and every row; nothing is lost",
-                    hint=unsettled_hint(run)
-                    if swept.failed
-                    else "a write with an open outcome is waited for as long as the longest operation takes:"
-                    " run the same command again, or allow more with [gates] freeze_timeout",
-                )
+                said = f"after {deadline.seconds:g} s the journal of {run.script_id} still holds"
+                said += f" {swept.left} intents{oldest}"
+                if swept.failed:
+                    raise refusal("journal-not-settled", said=said, swept=swept, hint=unsettled_hint(run))
+                raise refusal("journal-not-drained", said=said)
             wait.look(f"{swept.left:,} writes of the application that are under way")
             await run.clock.sleep(POLL_S)
 

@@ -54,6 +54,7 @@ from rekey.runner.erase.expiry import expire_removed
 from rekey.runner.following import Follower
 from rekey.runner.hooks import HookEvent
 from rekey.runner.phases import PHASES
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Run, asks_again
 from rekey.runner.session import Session
 from rekey.runner.stop import expected_stop_s
@@ -140,10 +141,7 @@ def _apply(
     session: Session, script_ids: Sequence[str], to: Phase | None, *, check_rows: bool
 ) -> list[Applied]:
     if to is Phase.RETIRE:
-        raise ConfigurationError(
-            "`apply` does not retire a table",
-            hint=f"`rekey retire {script_ids[0]}`, which asks for the table's name",
-        )
+        raise refusal("apply-does-not-retire", script=script_ids[0])
     session.count_anew()
     planned = {
         one: _plan_before_first_write(session, one, check_rows=check_rows)
@@ -156,11 +154,7 @@ def _apply(
             _keep_plan(run, planned[run.script_id], check_rows=check_rows)
     before = {one: session.ledger.applied(one) for one in script_ids}
     if session.options.follow and Phase.CUTOVER in before[script_ids[0]]:
-        raise Refused(
-            f"{script_ids[0]} has cut over: there is nothing to follow",
-            kept="everything; nothing was changed",
-            hint=f"`rekey status {script_ids[0]}` shows where it is",
-        )
+        raise refusal("cut-over-already", script=script_ids[0])
     if not session.options.follow:
         for run in runs:
             run.state.set_fact(run.script_id, FOLLOWING, None)
@@ -206,12 +200,8 @@ def _require_alone(session: Session, script_id: str, instead: str) -> None:
     declared = session.scripts[script_id]
     if declared.migration.group:
         others = [one for one in members_of(session, declared.migration.group) if one != script_id]
-        raise Refused(
-            f"{script_id} is of the group {declared.migration.group}: it does that with"
-            f" {', '.join(others) or 'whatever joins it'}, or not at all",
-            kept="everything; nothing was changed",
-            hint=f"`rekey {instead}`",
-        )
+        listed = ", ".join(others) or "whatever joins it"
+        raise refusal("of-a-group", declared=declared, others=listed, instead=instead)
 
 
 def _require_group(session: Session, group: str, script_ids: Sequence[str]) -> None:
@@ -225,13 +215,7 @@ def _require_group(session: Session, group: str, script_ids: Sequence[str]) -> N
     rows = session.do(stores[0].members())
     strange = sorted({row.script_id for row in rows} - set(script_ids))
     if strange:
-        raise Refused(
-            f"the group {group} has scripts in the restricted store that are not in this project:"
-            f" {', '.join(strange)}",
-            kept="everything; nothing was changed",
-            hint="put their files back, as they were, from version control; a group of another project that"
-            " uses the same restricted store needs another name",
-        )
+        raise refusal("group-not-whole", group=group, scripts=", ".join(strange))
 
 
 def _applied(session: Session, run: Run, before: list[Phase]) -> Applied:
@@ -366,7 +350,7 @@ async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) 
 
 def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan:
     """Return the plan of a migration, made on every row (or, without `check_rows`, on a sample); raise the
-    error of `refusal` if the plan found errors."""
+    error of `_refused` if the plan found errors."""
     migration = session.opened(script_id)
     migration.prepared.require()
     # Not compared here with what the migration started with: `Session.begin` refuses what has changed since.
@@ -376,7 +360,7 @@ def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bo
     plan = session.do(make_plan([subject], session.accounts.tables, options, progress=progress))
     [planned] = plan.migrations
     if planned.errors:
-        raise refusal(planned)
+        raise _refused(planned)
     return plan
 
 
@@ -388,7 +372,7 @@ _ERRORS: dict[str, type[RekeyError]] = {
 }
 
 
-def refusal(plan: MigrationPlan) -> RekeyError:
+def _refused(plan: MigrationPlan) -> RekeyError:
     """Return the error for a plan that must not be applied; its class follows the first problem."""
     first = plan.errors[0]
     what = "; ".join(
@@ -455,11 +439,7 @@ def verify(
 def _require_comparable(run: Run, phase: ControlPhase) -> None:
     """Raise Refused in a phase in which the replicas do not follow: differences would say nothing."""
     if phase is ControlPhase.SOURCE:
-        raise Refused(
-            f"{run.script_id} has copied nothing yet",
-            kept="everything; nothing was changed",
-            hint=f"`rekey apply {run.script_id}` first",
-        )
+        raise refusal("nothing-to-compare", script=run.script_id)
     what, hint, target = "", f"`rekey status {run.script_id}` says what is next", run.targets[0].name
     if run.is_delta and phase is not ControlPhase.DUAL_WRITE:
         what = (
@@ -528,12 +508,9 @@ def _rollback(
         goal = ControlPhase.DUAL_WRITE if from_cutover else ControlPhase.SOURCE
     downto = Phase.RECONCILE if goal is ControlPhase.DUAL_WRITE else None
     if goal is ControlPhase.SOURCE and Phase.COMPLETE not in applied and drop is None:
-        named = ", ".join(name for run in runs for name in run.declared.migration.table_names)
-        raise ConfigurationError(
-            f"rolling {runs[0].declared.named if whole else script_ids[0]} back to `source`: say what"
-            f" happens to {named}",
-            hint="add --drop-targets or --keep-targets",
-        )
+        targets = ", ".join(name for run in runs for name in run.declared.migration.table_names)
+        named = runs[0].declared.named if whole else script_ids[0]
+        raise refusal("targets-undecided", script=named, targets=targets)
     for one in script_ids:
         session.ledger.require_way_back(one, downto)
     return {run.script_id: _take_back(session, run, goal, downto, drop=drop) for run in runs}

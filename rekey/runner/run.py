@@ -22,7 +22,7 @@ from rekey.core.progress import Progress
 from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
-from rekey.errors import Interrupted, RekeyError
+from rekey.errors import RekeyError
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
 from rekey.next_steps import next_step
@@ -34,6 +34,7 @@ from rekey.protocol.propagate import Propagator
 from rekey.protocol.registry import SAFETY_S, Registry
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.sweeper import Sweeper
+from rekey.runner.refusals import refusal
 from rekey.state.models import CHECKPOINT_AT
 from rekey.state.store import State
 from rekey.tables.base import SHARED_SERVICE_S, Table, TableService, holding
@@ -89,11 +90,7 @@ class StopFlag:
     def check(self) -> None:
         """Raise Interrupted when a stop was requested."""
         if self._requested:
-            raise Interrupted(
-                "stopped on request",
-                kept="all checkpoints; nothing is half done",
-                hint="run the same command again to go on from here",
-            )
+            raise refusal("stopped")
 
 
 def keep_no_count() -> None:

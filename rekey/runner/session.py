@@ -32,7 +32,7 @@ from rekey.core.limits import ACCOUNT_TARGET
 from rekey.core.progress import Progress, ticking
 from rekey.core.safe_ids import new_key
 from rekey.declaration.migration import Declared
-from rekey.errors import GateClosed, Moved, Refused, RekeyError, StateUnusable
+from rekey.errors import GateClosed, RekeyError
 from rekey.evidence.log import make_checkpoint
 from rekey.evidence.signing import open_signer
 from rekey.mapping.rows import MAPPING_TABLE
@@ -55,6 +55,7 @@ from rekey.runner.clients import announcing, hand_over, unfrozen, until_quiet, w
 from rekey.runner.hooks import HookEvent, Stalls, run_hook
 from rekey.runner.look import look, told
 from rekey.runner.phases import PHASES
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Counters, Options, Run, StopFlag, asks_again, keep_no_count
 from rekey.runner.steering import Steering, follow, is_paused
 from rekey.state.filelock import FileLock
@@ -243,17 +244,10 @@ class Session:
         declared = self.scripts[script_id]
         began = script_id if declared.is_kept else begun_as(declared, self.scripts, self.state.migrations())
         if began:
-            path = (
-                self.scripts[began].path if began in self.scripts else declared.path.with_name(f"{began}.py")
-            )
-            raise Refused(
-                f"{began} has begun, and its script {path.name} is gone: renamed or deleted"
-                + ("" if declared.is_kept else f"; {script_id} fills the same tables"),
-                kept="everything; nothing was changed",
-                hint=f"if another file is {path.name} under a new name, give it that name again; else"
-                f" `rekey show {began} --script --out {path}` puts it back as it"
-                " was begun",
-            )
+            known = self.scripts.get(began)
+            path = declared.path.with_name(f"{began}.py") if known is None else known.path
+            more = "" if declared.is_kept else f"; {script_id} fills the same tables"
+            raise refusal("script-gone", script=began, path=path, more=more)
         return open_migration(Prepared.of(self.config, declared), self.accounts)
 
     def resume(self, script_id: str) -> Run:
@@ -264,11 +258,7 @@ class Session:
         """
         control = self.opened(script_id).control
         if not self.ledger.applied(script_id) and self.do(control.read()) is None:
-            raise Refused(
-                f"{script_id} has not begun and has copied nothing",
-                kept="everything; nothing was changed",
-                hint=f"`rekey plan {script_id}` shows what it would do, `rekey apply {script_id}` begins it",
-            )
+            raise refusal("not-begun", script=script_id)
         return self.begin(script_id)
 
     def begin(self, script_id: str) -> Run:
@@ -394,12 +384,7 @@ class Session:
         record = self.state.migration(declared.script_id)
         if control is None and record is not None:
             if self.ledger.applied(declared.script_id):
-                raise StateUnusable(
-                    f"{declared.script_id} is begun in the state file but unknown to the restricted store",
-                    kept="the state file and all tables, unchanged",
-                    hint="check [restricted] endpoint; `rekey runbook resume` says what to do if the"
-                    " store is lost",
-                )
+                raise refusal("unknown-to-store", script=declared.script_id)
             # A rollback that dropped everything was cut off before its last step: do that step now.
             self.state.forget(declared.script_id)
         if control is None:
@@ -538,12 +523,7 @@ def require_same_place(record: MigrationRecord, source: str, endpoint_id: str, r
         ("run", record.run_id, run_id),
     ):
         if known != now:
-            raise StateUnusable(
-                f"the state file is of another migration: its {record.script_id} has another {part}",
-                kept="the state file and all tables, unchanged",
-                hint="give this migration a state file of its own: [state] path in the configuration;"
-                " without its file a migration copies again and loses nothing",
-            )
+            raise refusal("other-state-file", script=record.script_id, part=part)
 
 
 # What decides how rows are mapped: a declaration's digest, and the fingerprints of its secrets by name.
@@ -555,10 +535,7 @@ def require_same_rules(script_id: str, began: Rules, now: Rules) -> None:
     (first_digest, first_secrets), (digest, secrets) = began, now
     to_change = f"to change it: {next_step('begin-anew', script=script_id)}"
     if digest != first_digest:
-        raise Moved(
-            f"the script {script_id} was edited after its first phase:"
-            f" digest {digest[:12]}, started with {first_digest[:12]}",
-            kept="everything done so far; nothing was written with the edited script",
-            hint=f"put the script back as it was; {to_change}",
+        raise refusal(
+            "script-edited", script=script_id, digest=digest[:12], first=first_digest[:12], change=to_change
         )
     require_same_secrets(script_id, first_secrets, secrets)

@@ -53,6 +53,7 @@ from rekey.runner.erase.targets import (
     usable,
 )
 from rekey.runner.phases.retire import delete_unchanged, quiet_at
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED, SUBJECTS, erasures
@@ -124,28 +125,14 @@ async def require_complete(run: Run) -> ControlRow:
     """
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
-        raise errors.Refused(
-            f"{run.script_id} is not complete: until then the mapping keeps source and targets in step",
-            kept="everything; nothing was erased",
-            hint="delete the rows through the application now, which takes them from source and targets;"
-            " erase what the mapping knows of them after"
-            f" `rekey {apply_to(run.declared.named, Phase.COMPLETE)}`",
-        )
+        completes = apply_to(run.declared.named, Phase.COMPLETE)
+        raise refusal("not-complete", script=run.script_id, completes=completes)
     await wait_for_present(run)
     until = await heard_of_until(run)
     if until is not None:
-        raise errors.Refused(
-            f"a client of {run.script_id} was given up that had not ended in order: what it had signed may"
-            f" reach the mapping until {format_ticks(until)}",
-            kept="everything; nothing was erased",
-            hint="run the same command again after that",
-        )
+        raise refusal("client-given-up", script=run.script_id, until=format_ticks(until))
     if not run.is_delta and await any_intent(run):  # none that is only kept: `complete` has removed those
-        raise errors.Refused(
-            f"the journal of {run.script_id} holds intents: not all writes are settled",
-            kept="everything; nothing was erased",
-            hint=f"`rekey apply {run.script_id}` settles them",
-        )
+        raise refusal("journal-not-empty", script=run.script_id)
     run.state.forget_keys(run.script_id)
     return now
 

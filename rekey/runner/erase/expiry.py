@@ -33,6 +33,7 @@ from rekey.model import TIMESTAMP, EntityKey, Row, etag_of, key_of
 from rekey.protocol.control import ControlRow
 from rekey.runner.erase.erasure import require_complete
 from rekey.runner.erase.targets import MAX_ROUNDS
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import COHORTS, ERASURE_BEGUN, ERASURE_ENDED, MAPPING, erasures
@@ -81,11 +82,7 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
         Refused: its keeping time is not over and no reason is given; or see `require_complete`.
     """
     if cohort is not None and not session.scripts[script_id].migration.is_sealed:
-        raise errors.ConfigurationError(
-            f"the mapping of {script_id} is in the clear: it has no cohorts that could be shredded",
-            kept="everything; nothing was erased",
-            hint=f"`rekey expire {script_id}` empties it when its retention is over",
-        )
+        raise refusal("no-cohorts", script=script_id)
     run = session.resume(script_id)
 
     async def work() -> Expired:
@@ -100,17 +97,10 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
         found = next((one for one in seen if one.name == cohort), None)
         if found is None:
             there = ", ".join(one.name for one in seen) or "none"
-            raise errors.Findings(
-                f"{script_id} has no cohort {cohort}",
-                kept="everything; nothing was erased",
-                hint=f"there are: {there}",
-            )
+            raise refusal("no-such-cohort", script=script_id, cohort=cohort, cohorts=there)
         if not reason and now < found.over_at and not found.erased_on:
-            raise errors.Refused(
-                f"the retention of {cohort} of {script_id} is over at {format_ticks(found.over_at)}",
-                kept="everything; nothing was erased",
-                hint="wait, or say with --reason why its rows must not be looked up until then",
-            )
+            over_at = format_ticks(found.over_at)
+            raise refusal("cohort-not-over", cohort=cohort, script=script_id, over_at=over_at)
         due = [] if found.erased_on else [cohort]
         return await _erase(session, run, control, due, reason or OVER)
 

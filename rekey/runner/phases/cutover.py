@@ -53,7 +53,7 @@ from rekey.copy.sweep import gone
 from rekey.core.clock import earlier, format_ticks
 from rekey.core.concurrency import for_each
 from rekey.core.limits import is_elsewhere
-from rekey.errors import Findings, GateClosed, Moved, RekeyError, RowRefused, ServiceError, WriterAtWork
+from rekey.errors import Findings, GateClosed, RekeyError, RowRefused, ServiceError, WriterAtWork
 from rekey.model import EntityKey, Row, key_of
 from rekey.next_steps import after_findings, next_step
 from rekey.phases import ControlPhase, Phase
@@ -75,6 +75,7 @@ from rekey.runner.clients import (
 )
 from rekey.runner.hooks import HookEvent
 from rekey.runner.phases.reconcile import catch_up
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Counters, Operation, Run, asks_again, of_member
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import (
@@ -190,11 +191,7 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
         if report.findings:
             step = after_findings(one.script_id, one.source.name, report.as_json())
             with of_member(one):
-                raise Findings(
-                    f"full verification under freeze found {wrong(report)} rows that differ",
-                    kept="both tables; the migration is back in `dual_write`, the source is the authority",
-                    hint=f"writers may go on; {step}",
-                )
+                raise refusal("rows-differ-frozen", rows=wrong(report), next=step)
 
 
 async def _compare_under_freeze(run: Run) -> tuple[Counters, FullReport]:
@@ -247,11 +244,7 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
     for one in runs:
         control = await one.control.read()
         if control is None or control.phase is not start:
-            raise Moved(
-                f"the control row of {one.script_id} does not say `{start}` any more",
-                kept="everything; nothing was changed",
-                hint=f"`rekey status {one.script_id}` shows where the migration is",
-            )
+            raise refusal("not-in-phase", script=one.script_id, phase=start)
         await wait_until_heard(one, control)
         with of_member(one):
             settled = await settle_stale(one, side)
@@ -304,13 +297,8 @@ async def _drained(run: Run, frozen: ControlRow, side: Side, end: ControlPhase, 
     if not clients or (end is ControlPhase.CUTOVER and unfollowed(run)):
         report = await verify_full(run)
         if report.findings:
-            raise Findings(
-                f"full verification under freeze found {wrong(report)} rows that differ",
-                kept="both tables",
-                hint="they were not written through a client;"
-                f" {after_findings(run.script_id, run.source.name, report.as_json())};"
-                " then run the same command again",
-            )
+            step = after_findings(run.script_id, run.source.name, report.as_json())
+            raise refusal("rows-differ-drained", rows=wrong(report), next=step)
 
 
 async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bool:
@@ -480,11 +468,8 @@ async def _prove_the_way_back(run: Run) -> None:
         await until_quiet(run)
         report = await verify_full(run)
     if report.findings:
-        raise Findings(
-            f"after copying back, {differing(wrong(report))} between source and targets",
-            kept="the target is still the authority; nothing was deleted from it",
-            hint=str(next_step("go-back-again", script=run.declared.named)),
-        )
+        step = next_step("go-back-again", script=run.declared.named)
+        raise refusal("rows-differ-back", differ=differing(wrong(report)), hint=step)
 
 
 async def again(run: Run) -> int:

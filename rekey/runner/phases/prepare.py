@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from rekey.errors import ConfigurationError, TableBeingDeleted, TableMissing
+from rekey.errors import TableBeingDeleted, TableMissing
 from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
 from rekey.phases import Phase
 from rekey.runner.clients import until_quiet
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Counters, Operation, Run
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Verb
 from rekey.tables.base import Operation as Write
@@ -32,10 +33,8 @@ async def gate(run: Run) -> list[str]:
     """
     if not await run.tables.table_exists(run.source.name):
         section, account = run.config.holding(run.source.name)
-        raise ConfigurationError(
-            f"the source table {run.source.name} does not exist in account {account.name}",
-            hint=f"check [{section}] endpoint, and `source=` in {run.declared.path.name}",
-        )
+        file = run.declared.path.name
+        raise refusal("source-missing", table=run.source, account=account, section=section, file=file)
     reasons = []
     for table in run.mapper.read_once:
         target = whole(run.targets[table])
