@@ -29,9 +29,10 @@ from urllib.parse import urlsplit
 
 from rekey.core.guarantees import COSMOS, Guarantees, guarantees_of
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, is_elsewhere, table_name_problem
-from rekey.errors import ConfigurationError, SecretMissing, reason_of
+from rekey.errors import ConfigurationError, reason_of
 from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
+from rekey.project.refusals import refusal
 from rekey.project.secrets_source import SecretKind, SecretSource, read_secret
 from rekey.project.sections import AUTO, Bytes, Rate, Seconds, Section
 from rekey.project.window import Window
@@ -311,10 +312,7 @@ class Config:
         if not is_elsewhere(table):
             return "tables", self.tables
         if self.targets is None:
-            raise ConfigurationError(
-                f"{table} is in the account of [targets], and {self.path} has no such section",
-                hint='add [targets] with endpoint = "https://ACCOUNT.table.core.windows.net"',
-            )
+            raise refusal("no-targets", table=table, config=self.path)
         return "targets", self.targets
 
     @property
@@ -418,10 +416,7 @@ def resolve_secret(config: Config, name: str) -> bytes:
     """
     source = config.secrets.get(name)
     if source is None:
-        raise SecretMissing(
-            f"secret `{name}` is not configured",
-            hint=f"add a section [secrets.{name}] with env, file or key_vault to {config.path}",
-        )
+        raise refusal("no-such-secret", name=name, config=config.path)
     return read_secret(name, source)
 
 
@@ -436,23 +431,14 @@ def account_key(account: Account) -> str | None:
             return None
         if account.name == AZURITE_ACCOUNT:
             return AZURITE_KEY
-        raise ConfigurationError(
-            f"the http endpoint of account {account.name} has no key",
-            hint="name the environment variable that holds it: `key_env`; tokens are refused on http",
-        )
+        raise refusal("http-without-key", account=account.name)
     value = os.environ.get(account.key_env, "").strip()
     if not value:
-        raise ConfigurationError(
-            f"the environment variable {account.key_env} (key_env) is not set or empty",
-            hint="put the account's shared key there, or remove `key_env` to use your own identity",
-        )
+        raise refusal("key-not-set", variable=account.key_env)
     try:
         base64.b64decode(value, validate=True)
     except ValueError:
-        raise ConfigurationError(
-            f"the environment variable {account.key_env} (key_env) does not hold a shared key",
-            hint="it must be the key alone, in base64; not a connection string, not a SAS",
-        ) from None
+        raise refusal("no-key-in-variable", variable=account.key_env) from None
     return value
 
 
@@ -472,10 +458,7 @@ def read_toml(path: Path, *, absent: str) -> Section:
     except FileNotFoundError:
         raise ConfigurationError(f"there is no configuration file {path}", hint=absent) from None
     except OSError as error:
-        raise ConfigurationError(
-            f"the configuration file {path} cannot be read ({reason_of(error)})",
-            hint="make it a file that this user can read, or name another one",
-        ) from None
+        raise refusal("not-read", path=path, reason=reason_of(error)) from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path} is not UTF-8", hint="save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:

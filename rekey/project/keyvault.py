@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, RekeyError, Unavailable
+from rekey.project.refusals import refusal
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
@@ -45,12 +46,9 @@ class VaultObject:
     absent: type[RekeyError] = ConfigurationError
     if_deleted: str = ""
 
-    def not_installed(self) -> ConfigurationError:
+    def not_installed(self) -> RekeyError:
         """Return the error for client packages that are not installed."""
-        return ConfigurationError(
-            f"{self.what} is in Key Vault, and the Key Vault client is not installed",
-            hint="pip install 'rekey-tables[keyvault]'",
-        )
+        return refusal("vault-not-installed", secret=self.what)
 
     @contextmanager
     def asked(self) -> Iterator[None]:
@@ -120,10 +118,7 @@ class VaultKey:
         try:
             self.vault, self.name, self._version = split_url(url, "keys")
         except ValueError:
-            raise ConfigurationError(
-                f"{described.setting} is not the https URL of a Key Vault key",
-                hint='write key_vault = "https://VAULT.vault.azure.net/keys/NAME"',
-            ) from None
+            raise refusal("no-vault-key", setting=described.setting) from None
         self.described = described
         self._credential = credential or default_credential()
         self._options = client_options

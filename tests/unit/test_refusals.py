@@ -1,4 +1,4 @@
-"""Every error of `rekey/runner/refusals.toml` is raised with exactly the values that its texts name."""
+"""Every error of a `refusals.toml` is raised with exactly the values that its texts name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import string
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,14 +14,15 @@ from rekey import errors
 from rekey.runner.refusals import refusal
 from tests.test_tidy import PACKAGE, imports_of, name_of, python_files, tree_of
 
-TEXTS = tomllib.loads((PACKAGE / "runner/refusals.toml").read_text("utf-8"))
+FILES = sorted(PACKAGE.rglob("refusals.toml"))
 PARTS = {"what", "kept", "hint"}
 
 
-def raised() -> Iterator[tuple[str, str, set[str]]]:
-    """Yield where an error is made, its code and the names of its values."""
+def raised(file: Path) -> Iterator[tuple[str, str, set[str]]]:
+    """Yield where an error of a file is made, its code and the names of its values."""
+    module = ".".join(("rekey", *file.relative_to(PACKAGE).with_suffix("").parts))
     for path in python_files("rekey"):
-        if "rekey.runner.refusals.refusal" not in imports_of(path):
+        if module not in imports_of(path):
             continue
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "refusal":
@@ -33,17 +35,22 @@ def names_in(text: str) -> set[str]:
     return {name.partition(".")[0] for _, name, _, _ in string.Formatter().parse(text) if name}
 
 
-def test_an_error_is_given_the_values_that_its_texts_name_and_no_others() -> None:
-    for place, code, names in raised():
-        left = {part: text for part, text in TEXTS[code].items() if part not in names | {"error"}}
-        assert set().union(*map(names_in, left.values())) == names - PARTS, f"{place}: {code}"
-        assert ("hint" in names) == ("hint" not in TEXTS[code]), f"{place}: {code}"
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
+def test_an_error_is_given_the_values_that_its_texts_name_and_no_others(file: Path) -> None:
+    entries = tomllib.loads(file.read_text("utf-8"))
+    for place, code, names in raised(file):
+        texts = {part: text for part, text in entries[code].items() if part != "error"}
+        assert set().union(*map(names_in, texts.values())) == names - PARTS, f"{place}: {code}"
+        assert not names & texts.keys(), f"{place}: {code} has that text already"
+        assert {"what", "hint"} <= names | texts.keys(), f"{place}: {code}"
 
 
-def test_every_error_is_raised_and_complete() -> None:
-    assert {code for _, code, _ in raised()} == TEXTS.keys()
-    for code, texts in TEXTS.items():
-        assert {"error", "what"} <= texts.keys() <= {"error"} | PARTS, code
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
+def test_every_error_is_raised_and_has_a_class(file: Path) -> None:
+    entries = tomllib.loads(file.read_text("utf-8"))
+    assert {code for _, code, _ in raised(file)} == entries.keys()
+    for code, texts in entries.items():
+        assert texts.keys() <= {"error"} | PARTS, code
         assert issubclass(getattr(errors, texts["error"]), errors.RekeyError), code
 
 
