@@ -14,9 +14,9 @@ from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.rules import View
-from rekey.runner import clients
 from rekey.runner.clients import wait_until_heard
 from rekey.runner.commands import Mode
+from rekey.runner.phases import cutover
 from rekey.runner.run import Options, Run
 from tests.company import Client, Company, application, company
 from tests.faults import Call
@@ -135,7 +135,7 @@ def test_a_sign_of_the_second_in_which_the_freeze_is_prepared_may_be_older_and_i
         await users.project.clock.sleep(0.1)
         return await wait_until_heard(run, control)
 
-    monkeypatch.setattr(clients, "wait_until_heard", heard)
+    monkeypatch.setattr(cutover, "wait_until_heard", heard)
     users.apply(Phase.CUTOVER)
     assert counters(users, Phase.CUTOVER)["freeze_ms"] < 5000
 

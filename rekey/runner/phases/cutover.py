@@ -60,13 +60,32 @@ from rekey.phases import ControlPhase, Phase
 from rekey.present.text import counted, differing, duration, moment
 from rekey.protocol.control import ControlRow
 from rekey.protocol.rules import SOURCE, TARGET, Side
-from rekey.runner import clients, verification
-from rekey.runner.clients import Deadline
+from rekey.runner.clients import (
+    Deadline,
+    closed_by_clients,
+    drain,
+    open_s,
+    quiet_in_s,
+    settle_again,
+    settle_stale,
+    unsettled_hint,
+    until_quiet,
+    wait_for_clients,
+    wait_until_heard,
+)
 from rekey.runner.hooks import HookEvent
 from rekey.runner.phases.reconcile import catch_up
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Counters, Operation, Run, asks_again, of_member
 from rekey.runner.stop import expected_stop_s
+from rekey.runner.verification import (
+    closed_by_difference,
+    closed_by_verification,
+    last_number,
+    unfollowed,
+    verify_full,
+    wrong,
+)
 from rekey.state.models import WATERMARK
 from rekey.status.facts import RETURNED_AFTER
 from rekey.verify.full import TooMany
@@ -88,12 +107,12 @@ async def gate(run: Run) -> list[str]:
         return ["the control row is gone from the restricted store"]
     if now.phase is ControlPhase.CUTOVER:
         return []
-    reasons = verification.closed_by_verification(run)
+    reasons = closed_by_verification(run)
     if run.is_delta:
         reasons += [] if run.options.writers_stopped else [_NOT_STOPPED]
         reasons += await _closed_by_a_long_stop(run)
     if not run.is_delta:
-        reasons += await clients.closed_by_clients(run, now)
+        reasons += await closed_by_clients(run, now)
     return reasons
 
 
@@ -107,7 +126,7 @@ async def _closed_by_a_long_stop(run: Run) -> list[str]:
     again = f"let the writers go on; {apply} brings the targets up to date and measures"
     if expected_s is None:
         return [f"how long the writers would stand still is not known (--stop-at-most): {again} it"]
-    expected_s += max([await clients.quiet_in_s(one) for one in run.together])
+    expected_s += max([await quiet_in_s(one) for one in run.together])
     if expected_s <= allowed_s:
         return []
     longer = f"for about {duration(expected_s)}, longer than {duration(allowed_s)} (--stop-at-most)"
@@ -121,8 +140,7 @@ async def run(run: Run) -> Counters:
     if now is not None and now.phase is ControlPhase.CUTOVER:
         return run.crossed
     for one in run.together:
-        # Before the freeze: requests of earlier runs take effect before the last pass.
-        await clients.until_quiet(one)
+        await until_quiet(one)  # before the freeze: requests of earlier runs take effect before the last pass
     if not run.is_delta:
         await cross(run, ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER)
         return run.crossed
@@ -173,7 +191,7 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
         if report.findings:
             step = after_findings(one.script_id, one.source.name, report.as_json())
             with of_member(one):
-                raise refusal("rows-differ-frozen", rows=verification.wrong(report), next=step)
+                raise refusal("rows-differ-frozen", rows=wrong(report), next=step)
 
 
 async def _compare_under_freeze(run: Run) -> tuple[Counters, FullReport]:
@@ -181,14 +199,14 @@ async def _compare_under_freeze(run: Run) -> tuple[Counters, FullReport]:
     counters: Counters | None = None
     if run.factory is None:
         with suppress(TooMany):
-            report = await verification.verify_full(run, brings=True)
+            report = await verify_full(run, brings=True)
             counters = {"rows_brought": report.found.brought}
             # What was brought is proved by the sums it was put back into, if it can change no more.
-            if report.findings or (report.equal and not clients.open_s(run)):
+            if report.findings or (report.equal and not open_s(run)):
                 return counters, report
     counters = counters or await catch_up(run, max_passes=1)
-    await clients.until_quiet(run)
-    return counters, await verification.verify_full(run)
+    await until_quiet(run)
+    return counters, await verify_full(run)
 
 
 async def _about_to_freeze(run: Run, end: ControlPhase) -> None:
@@ -227,12 +245,12 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
         control = await one.control.read()
         if control is None or control.phase is not start:
             raise refusal("not-in-phase", script=one.script_id, phase=start)
-        await clients.wait_until_heard(one, control)
+        await wait_until_heard(one, control)
         with of_member(one):
-            settled = await clients.settle_stale(one, side)
+            settled = await settle_stale(one, side)
             if settled.failed:
                 unsettled = f"{settled.failed} intents of the journal cannot be settled"
-                raise GateClosed(end, [unsettled], hint=clients.unsettled_hint(one))
+                raise GateClosed(end, [unsettled], hint=unsettled_hint(one))
         one.crossed = {"clients": 0, "intents_settled": settled.settled}
     await _about_to_freeze(run, end)
     deadline = Deadline(run.clock, run.config.gates.freeze_timeout_s)
@@ -256,7 +274,7 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
         raise
     frozen_ms = round(deadline.elapsed_s * 1000)
     for one in runs:
-        await clients.wait_for_clients(one, await _as_moved(one, run, after))
+        await wait_for_clients(one, await _as_moved(one, run, after))
         one.crossed |= {"freeze_ms": frozen_ms, "followed_ms": round(deadline.elapsed_s * 1000)}
         one.state.audit("freeze", one.script_id, {"to": end, **one.crossed})
 
@@ -273,14 +291,14 @@ async def _drained(run: Run, frozen: ControlRow, side: Side, end: ControlPhase, 
         Findings: rows differ.
         Refused: clients did not follow, or the journal was not drained in time.
     """
-    live = await clients.wait_for_clients(run, frozen, deadline)
-    drained = await clients.drain(run, side, deadline)
-    run.crossed = {"clients": live, "intents_settled": run.crossed["intents_settled"] + drained}
-    if not live or (end is ControlPhase.CUTOVER and verification.unfollowed(run)):
-        report = await verification.verify_full(run)
+    clients = await wait_for_clients(run, frozen, deadline)
+    drained = await drain(run, side, deadline)
+    run.crossed = {"clients": clients, "intents_settled": run.crossed["intents_settled"] + drained}
+    if not clients or (end is ControlPhase.CUTOVER and unfollowed(run)):
+        report = await verify_full(run)
         if report.findings:
             step = after_findings(run.script_id, run.source.name, report.as_json())
-            raise refusal("rows-differ-drained", rows=verification.wrong(report), next=step)
+            raise refusal("rows-differ-drained", rows=wrong(report), next=step)
 
 
 async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bool:
@@ -331,7 +349,7 @@ async def undo(run: Run) -> Counters | None:
         return run.crossed
     for one in run.together:
         # Set before the control row moves: verifications up to now do not open the gate of a later cutover.
-        one.state.set_fact(one.script_id, RETURNED_AFTER, str(verification.last_number(one)))
+        one.state.set_fact(one.script_id, RETURNED_AFTER, str(last_number(one)))
     await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
     for one in run.together:
         one.crossed = {}
@@ -350,7 +368,7 @@ async def _require_way_back(run: Run) -> None:
     if run.is_delta and not run.options.writers_stopped:
         step = next_step("go-back", script=name, target=run.targets[0].name)
         raise GateClosed("dual_write", [_NOT_STOPPED], hint=str(step))
-    reasons = [] if run.is_delta else await verification.closed_by_difference(run)
+    reasons = [] if run.is_delta else await closed_by_difference(run)
     if reasons:
         hint = f"when nothing differs any more: `rekey rollback {name}` again"
         raise GateClosed("dual_write", reasons, hint=hint)
@@ -440,23 +458,23 @@ async def _prove_the_way_back(run: Run) -> None:
     Raises:
         Findings: rows differ that are not only index rows, or that repair did not mend.
     """
-    await clients.until_quiet(run)
-    report = await verification.verify_full(run)
+    await until_quiet(run)
+    report = await verify_full(run)
     listed, indexes = report.found.listed, run.mapper.labels[1:]
     # A difference in the main target is never mended: the main target is the authority.
-    in_indexes = len(listed) == verification.wrong(report) and all(one.table in indexes for one in listed)
+    in_indexes = len(listed) == wrong(report) and all(one.table in indexes for one in listed)
     if report.findings and in_indexes:
-        await verification.verify_full(run, repair=True)
-        await clients.until_quiet(run)
-        report = await verification.verify_full(run)
+        await verify_full(run, repair=True)
+        await until_quiet(run)
+        report = await verify_full(run)
     if report.findings:
         step = next_step("go-back-again", script=run.declared.named)
-        raise refusal("rows-differ-back", differ=differing(verification.wrong(report)), hint=step)
+        raise refusal("rows-differ-back", differ=differing(wrong(report)), hint=step)
 
 
 async def again(run: Run) -> int:
     """Settle the intents that are left, if the source follows (`reverse`)."""
-    return await clients.settle_again(run, side=TARGET) if run.declared.migration.reverse else 0
+    return await settle_again(run, side=TARGET) if run.declared.migration.reverse else 0
 
 
 CUTOVER = Operation(Phase.CUTOVER, gate=gate, run=run, undo=undo, again=again)
