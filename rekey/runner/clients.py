@@ -224,10 +224,8 @@ async def wait_for_clients(
 
 
 def _have_not(rows: Sequence[ClientRow]) -> str:
-    one = len(rows) == 1
-    return (
-        "1 client of the application has not" if one else f"{len(rows)} clients of the application have not"
-    )
+    clients, have = ("client", "has") if len(rows) == 1 else ("clients", "have")
+    return f"{len(rows)} {clients} of the application {have} not"
 
 
 async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
@@ -264,10 +262,8 @@ async def forget_ended(run: Run) -> None:
         await run.registry.purge(ticks_of(await run.restricted.server_time()))
     except ServiceError:
         # Nothing depends on these rows, and the phase's own work is done: the next command tries again.
-        run.progress.note(
-            "rows of clients that ended could not be removed; the next command tries again",
-            "clients-not-purged",
-        )
+        said = "rows of clients that ended could not be removed; the next command tries again"
+        run.progress.note(said, "clients-not-purged")
 
 
 async def heard_of_until(run: Run, behind: ControlRow | None = None) -> int | None:
@@ -530,10 +526,10 @@ async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | N
 
 def unsettled_hint(run: Run) -> str:
     """Return the hint for intents that cannot be settled."""
-    return (
-        f"`rekey verify {run.script_id} --mode full` names the rows that the mapping refuses or that collide;"
-        " mend them, then run the same command again"
+    names = (
+        f"`rekey verify {run.script_id} --mode full` names the rows that the mapping refuses or that collide"
     )
+    return f"{names}; mend them, then run the same command again"
 
 
 class InFlight:
@@ -552,8 +548,7 @@ class InFlight:
         if source_key in sources or not targets:
             return source_key in sources
         forward = await self._run.mapping.forward(source_key)
-        known = forward.targets if forward is not None else frozenset()
-        return any(target.table == 0 and target.key in targets for target in known)
+        return forward is not None and any(one.table == 0 and one.key in targets for one in forward.targets)
 
     async def _scan(self) -> tuple[set[EntityKey], set[EntityKey]]:
         """Return the source keys and main target keys that the journal announces a write for."""

@@ -43,13 +43,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Config
 from rekey.protocol.control import ControlRow
 from rekey.protocol.lease import RunnerLease
-from rekey.protocol.opening import (
-    OpenMigration,
-    Prepared,
-    connect,
-    open_migration,
-    require_same_secrets,
-)
+from rekey.protocol.opening import OpenMigration, Prepared, connect, open_migration, require_same_secrets
 from rekey.protocol.term import Term
 from rekey.runner.clients import announcing, hand_over, unfrozen, until_quiet, wait_for_present
 from rekey.runner.hooks import HookEvent, Stalls, run_hook
@@ -132,9 +126,8 @@ class Session:
             self.accounts = self.connect_to(config)
             stack.callback(lambda: self.do(self.accounts.close()))
             scripts = list(self.scripts.values())
-            self.ledger = Ledger(
-                config.state, scripts, run=self._run_phase, undo=self._undo_phase, lock=self._lock
-            )
+            run, undo = self._run_phase, self._undo_phase
+            self.ledger = Ledger(config.state, scripts, run=run, undo=undo, lock=self._lock)
             stack.callback(lambda: self.do(self._leases.aclose()))
             self._opened = stack.pop_all()
         return self
@@ -210,17 +203,12 @@ class Session:
         if not self.config.hooks.command:
             return
         self.beat()
-        happened = {
-            "name": str(event),
-            "script_id": script_id,
-            "at": format_ticks(self.clock.ticks()),
-            **more,
-        }
+        happened = {"name": str(event), "script_id": script_id, "at": format_ticks(self.clock.ticks())}
         try:
             with on_top(OnTop.REPEATS):
                 parts = self.config, self.scripts, self.scripts[script_id], self.state, self.accounts
                 status = await look(*parts, self.clock)
-            document = {**told(self.config, status, self.clock), "event": happened}
+            document = {**told(self.config, status, self.clock), "event": happened | more}
             failed = await run_hook(self.config.hooks, self.config.path.parent, orjson.dumps(document))
         except RekeyError as error:
             failed = f"was not run: {error.what}"
@@ -398,16 +386,8 @@ class Session:
         require_same_rules(declared.script_id, (control.digest, control.fingerprints), rules)
 
     def _begin_rates(self) -> tuple[Throttle, Throttle]:
-        """Return the throttles of the accounts; all migrations of a session share the accounts."""
-        throttle = self._throttle()
-        if self.config.targets is not None:
-            throttle.begin_elsewhere()
-        restricted_rates = restricted_throttle(throttle, self.config)
-        listen(self.accounts, throttle, restricted_rates)
-        return throttle, restricted_rates
-
-    def _throttle(self) -> Throttle:
-        """Return the throttle for the configured rates, or those that the operator sets during the run."""
+        """Return the throttles of the accounts, which all migrations share, for the configured rates or those
+        that the operator sets during the run."""
 
         def told(said: Steering, is_new: bool) -> None:
             self.progress.note(f"from now on: {said.told()}", "steered")
@@ -416,9 +396,8 @@ class Session:
 
         before = self.state.audit_events(event=_STEERED)
         recorded = Steering(**before[-1].details) if before else Steering()
-
         limits = self.config.limits if self.config.limits.follows else self.config.rates
-        return Throttle(
+        throttle = Throttle(
             limits.account_rate,
             self.clock,
             partition=limits.partition_entities_per_second,
@@ -426,6 +405,11 @@ class Session:
             stopping=self.stop.requested,
             begins=ACCOUNT_TARGET if limits.follows else None,
         )
+        if self.config.targets is not None:
+            throttle.begin_elsewhere()
+        restricted_rates = restricted_throttle(throttle, self.config)
+        listen(self.accounts, throttle, restricted_rates)
+        return throttle, restricted_rates
 
     async def _align(self, run: Run) -> None:
         """Leave the freeze of a run that was killed, then align the ledger with the control row."""
@@ -535,7 +519,6 @@ def require_same_rules(script_id: str, began: Rules, now: Rules) -> None:
     (first_digest, first_secrets), (digest, secrets) = began, now
     to_change = f"to change it: {next_step('begin-anew', script=script_id)}"
     if digest != first_digest:
-        raise refusal(
-            "script-edited", script=script_id, digest=digest[:12], first=first_digest[:12], change=to_change
-        )
+        said = f"digest {digest[:12]}, started with {first_digest[:12]}"
+        raise refusal("script-edited", script=script_id, said=said, change=to_change)
     require_same_secrets(script_id, first_secrets, secrets)
