@@ -9,7 +9,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -100,14 +100,21 @@ class _Result:
             lines.append(
                 f"  stopped before `{applied.next_phase}`" + (", which asks for:" if applied.asks else "")
             )
-            lines += [line for ask in applied.asks for line in wrapped(ask, first="    - ")]
-            if applied.stop_s is not None:
-                lines += wrapped(
-                    f"the application's writers would have to stop for about {duration(applied.stop_s)}",
-                    first="  ",
-                )
+            lines += [*_listed(applied.asks), *_stop(applied.stop_s)]
             lines += next_lines(self.status, shell.command) if self.status else []
         return "\n".join([*lines, ""])
+
+
+def _listed(asks: Iterable[str]) -> list[str]:
+    return [line for ask in asks for line in wrapped(ask, first="    - ")]
+
+
+def _stop(stop_s: float | None, more: str = "") -> list[str]:
+    """Return for how long writers would have to stop, as a line; none where that is not known."""
+    if stop_s is None:
+        return []
+    said = f"the application's writers would have to stop for about {duration(stop_s)}"
+    return wrapped(said + more, first="  ")
 
 
 def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
@@ -155,9 +162,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     " terminal.",
 )
 @file_option(
-    "--plan",
-    "plan_path",
-    help="Refuse when script, secrets or tables are not as this plan file says.",
+    "--plan", "plan_path", help="Refuse when script, secrets or tables are not as this plan file says."
 )
 @flag(
     "--skip-row-check",
@@ -257,13 +262,9 @@ def _apply_group(
         one.status = status_of(session, one.declared)
     [judged] = groups_of([one.status for one in results.values() if one.status], chosen)
     stops = [one.applied.stop_s for one in results.values() if one.applied and one.applied.stop_s is not None]
-    lines = judged.told(shell.command)
-    if stops:
-        said = f"the application's writers would have to stop for about {duration(stops[0])}, once for all"
-        lines += wrapped(said, first="  ")
     asks = {ask: None for one in results.values() if one.applied for ask in one.applied.asks}
-    lines += ["  the next gate asks for:"] * bool(asks)
-    lines += [line for ask in asks for line in wrapped(ask, first="    - ")]
+    lines = [*judged.told(shell.command), *(_stop(stops[0], ", once for all") if stops else [])]
+    lines += ["  the next gate asks for:", *_listed(asks)] if asks else []
     document = {"group": plain(judged), "migrations": [one.as_json() for one in results.values()]}
     return shell.emit(document, "\n".join(lines))
 
@@ -295,9 +296,8 @@ def _check_follow(
 ) -> None:
     """Refuse what contradicts --follow. Raises click.UsageError."""
     if goal is not None:
-        raise click.UsageError(
-            f"--follow cuts over when it is told to, --to {goal} at once: give one of them"
-        )
+        told = "--follow cuts over when it is told to"
+        raise click.UsageError(f"{told}, --to {goal} at once: give one of them")
     if len(chosen) != 1:
         listed = ", ".join(one.script_id for one in chosen) or "none is left to apply"
         raise click.UsageError(f"--follow follows one migration: say which script; {listed}")

@@ -24,14 +24,7 @@ from rekey.cli.project import open_project
 from rekey.cli.shell import FILE, FOLDER, Shell, command, file_option, flag
 from rekey.core.plain import plain
 from rekey.declaration.mapper import Mapper
-from rekey.errors import (
-    ConfigurationError,
-    ExitCode,
-    Locked,
-    MachineFailed,
-    StateUnusable,
-    one_line,
-)
+from rekey.errors import ConfigurationError, ExitCode, Locked, MachineFailed, StateUnusable, one_line
 from rekey.evidence.bag import payload, require_folder, statement_sha256
 from rekey.evidence.export import export as write
 from rekey.evidence.export import exports_of, record_verified

@@ -28,14 +28,7 @@ from rekey.cli.project import Project, open_project
 from rekey.cli.shell import Shell, command, file_option
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
-from rekey.errors import (
-    ExitCode,
-    Findings,
-    Locked,
-    MachineFailed,
-    StateUnusable,
-    reason_of,
-)
+from rekey.errors import ExitCode, Findings, Locked, MachineFailed, StateUnusable, reason_of
 from rekey.mapping.lookup import Found, Gone, Lookup, Met, Query
 from rekey.phases import Phase
 from rekey.project.privatefiles import write_private

@@ -43,10 +43,7 @@ from rekey.state.store import State
 @flag("--exact", help="Read every row instead of a sample; finds every collision.")
 @flag("--show-keys", help="Show old and new keys. For the operator's eyes only.")
 @file_option("--out", help="Write a plan file, for `apply --plan`. It never holds keys.")
-@file_option(
-    "--html",
-    help="Write a page with plots that loads nothing. It never holds keys.",
-)
+@file_option("--html", help="Write a page with plots that loads nothing. It never holds keys.")
 @click.option(
     "--rate",
     metavar="N",

@@ -44,11 +44,7 @@ _NUMBER = "REKEY_PROXY_NUMBER"
     help="Processes that share the port.",
 )
 def proxy(
-    shell: Shell,
-    scripts: tuple[str, ...],
-    listen: str | None,
-    admin: str | None,
-    processes: int,
+    shell: Shell, scripts: tuple[str, ...], listen: str | None, admin: str | None, processes: int
 ) -> ExitCode:
     """Serve tables to applications in any language while keys change.
 

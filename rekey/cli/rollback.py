@@ -40,10 +40,7 @@ from rekey.status.tell import field, verdict_lines
 )
 @flag("--drop-targets", help="On the way to `source`: drop the target tables and what is known of them.")
 @flag("--keep-targets", help="On the way to `source`: keep the target tables and what is known of them.")
-@flag(
-    "--writers-stopped",
-    help='You confirm that no application writes (capture "delta", from cutover).',
-)
+@flag("--writers-stopped", help='You confirm that no application writes (capture "delta", from cutover).')
 @GROUP
 def rollback(
     shell: Shell,

@@ -17,6 +17,7 @@ Rules kept here:
 from __future__ import annotations
 
 import functools
+import io
 import json
 import logging
 import os
@@ -286,7 +287,7 @@ class Edge:
         return getattr(self._stream, name)
 
 
-class Withheld:
+class Withheld(io.TextIOBase):
     """What standard error is while events are logged as JSON: tells that something was printed, not what."""
 
     def __init__(self, note: Callable[[str, str], None]) -> None:
@@ -298,17 +299,6 @@ class Withheld:
         if text.strip():
             self._note(logs.WITHHELD, "output-withheld")
         return len(text)
-
-    def writelines(self, texts: Iterable[str]) -> None:
-        """Log that something was printed."""
-        self.write("".join(texts))
-
-    def flush(self) -> None:
-        """Do nothing: nothing is held back."""
-
-    def isatty(self) -> bool:
-        """Tell that it is no terminal."""
-        return False
 
 
 def _print(edge: TextIO, text: str) -> None:

@@ -114,11 +114,7 @@ def _long_enough(what: str, setting: str, secret: bytes) -> bytes:
 
 
 def from_key_vault(
-    name: str,
-    url: str,
-    *,
-    credential: TokenCredential | None = None,
-    **client_options: Any,
+    name: str, url: str, *, credential: TokenCredential | None = None, **client_options: Any
 ) -> bytes:
     """Return the value of a Key Vault secret.
 
