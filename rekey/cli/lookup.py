@@ -28,7 +28,7 @@ from rekey.cli.project import Project, open_project
 from rekey.cli.shell import Shell, command, file_option
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
-from rekey.errors import ExitCode, Findings, Locked, MachineFailed, StateUnusable, reason_of
+from rekey.errors import ExitCode, Locked, MachineFailed, RekeyError, StateUnusable, reason_of
 from rekey.mapping.lookup import Found, Gone, Lookup, Met, Query
 from rekey.phases import Phase
 from rekey.project.privatefiles import write_private
@@ -136,28 +136,20 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
     return said
 
 
-def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone]) -> Findings:
+def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone]) -> RekeyError:
     """Return the error for rows that are unknown or were erased."""
     returned = [one for one in erased if one.returned]
     said = [f"row {one.row_id} was erased on {one.on}" for one in erased if not one.returned]
     said += [f"row {one.row_id} was erased on {one.on}, and stands there again" for one in returned]
     if unknown:
         said.append(f"{declared.script_id} knows no such row ({some(unknown)})")
-    kept = "that it was erased, and when; nothing else of it" if erased and not returned else ""
-    hint = "the audit log says on whose word: `rekey evidence export`"
-    if unknown:
-        hint = (
-            "check the key character by character; rows that were never copied, and ids of rows in index"
-            f" tables, cannot be looked up: `rekey plan {declared.script_id} --exact --show-keys` shows the"
-            " keys of rows that cannot be copied"
-        )
+    what = some(said, "; ")
     if returned:
-        kept = "the rows as they stand there; they are not shown"
-        hint = (
-            "an old copy was put into the restricted store: find out by whom, and erase again"
-            f" (`rekey erase {declared.script_id}`; `rekey runbook erasure` says how)"
-        )
-    return Findings(some(said, "; "), kept=kept, hint=hint)
+        return refusal("rows-returned", what=what, script=declared.script_id)
+    if not unknown:
+        return refusal("rows-erased", what=what)
+    kept = "that it was erased, and when; nothing else of it" if erased else ""
+    return refusal("rows-unknown", what=what, script=declared.script_id, kept=kept)
 
 
 def _told(declared: Declared, found: Found) -> list[str]:

@@ -8,7 +8,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -21,7 +21,7 @@ from rekey.errors import ExitCode
 from rekey.phases import ControlPhase, Phase
 from rekey.present.text import counted, wrapped
 from rekey.runner import commands
-from rekey.runner.run import Options
+from rekey.runner.run import Counters, Options
 from rekey.status.judge import Status
 from rekey.status.tell import field, verdict_lines
 
@@ -77,17 +77,11 @@ def rollback(
             undone = {only: commands.rollback(session, only, to=goal, drop=drop)}
         else:
             undone = commands.rollback_group(session, group, to=goal, drop=drop)
-        told = [
-            _told(
-                shell,
-                one,
-                undone.get(one.script_id, []),
-                status_of(session, one),
-                drop=drop_targets,
-                counters=session.taken_back.get((one.script_id, Phase.CUTOVER), {}),
-            )
-            for one in chosen
-        ]
+        told = []
+        for one in chosen:
+            phases, status = undone.get(one.script_id, []), status_of(session, one)
+            counters = session.taken_back.get((one.script_id, Phase.CUTOVER), {})
+            told.append(_told(shell, one, phases, status, counters, drop_targets))
     text = "\n".join(line for lines, _ in told for line in lines)
     if group is None:
         return shell.emit(told[0][1], text)
@@ -95,13 +89,7 @@ def rollback(
 
 
 def _told(
-    shell: Shell,
-    declared: Declared,
-    undone: Sequence[Phase],
-    status: Status,
-    *,
-    drop: bool,
-    counters: Mapping[str, int],
+    shell: Shell, declared: Declared, undone: Sequence[Phase], status: Status, counters: Counters, drop: bool
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the lines and the document about one migration."""
     taken = ", ".join(undone) if undone else "nothing: it was there already"
@@ -115,7 +103,7 @@ def _told(
     return lines, document | {"status": status.as_json()}
 
 
-def _rows_back(declared: Declared, counters: Mapping[str, int]) -> str:
+def _rows_back(declared: Declared, counters: Counters) -> str:
     """Return how many rows came back to the source."""
     source = declared.migration.source
     if not counters:

@@ -144,13 +144,12 @@ def stress(
     return shell.emit(document, text, ExitCode.FINDINGS if report.too_little else ExitCode.DONE)
 
 
+# Returns the distributions to try, and the rows that the script refuses.
+_Find = Callable[[TableService], Awaitable[tuple[tuple[Spread, ...], int]]]
+
+
 async def _stress(
-    shell: Shell,
-    config: Config,
-    find_spreads: Callable[[TableService], Awaitable[tuple[tuple[Spread, ...], int]]],
-    mix: Mix,
-    bounds: Bounds,
-    notes: Notes,
+    shell: Shell, config: Config, find: _Find, mix: Mix, bounds: Bounds, notes: Notes
 ) -> StressReport:
     """Read the distribution, and run the test."""
 
@@ -168,7 +167,7 @@ async def _stress(
             await loaded.close()
 
     async with shell.connect(config) as accounts:
-        spreads, refused = await find_spreads(accounts.tables)
+        spreads, refused = await find(accounts.tables)
         report = await run(
             accounts.tables,
             generators,

@@ -64,8 +64,9 @@ def errors_of(path: Path) -> Errors:
 
     def made(code: str, **values: object) -> errors.RekeyError:
         entry = texts()[code]
-        what, kept, hint = filled(entry, values, "what", "kept", "hint")
+        parts = [part for part in ("what", "kept", "hint") if part in entry or part in values]
+        said = dict(zip(parts, filled(entry, values, *parts), strict=True))
         kind: type[errors.RekeyError] = getattr(errors, entry["error"])
-        return kind(what, kept=kept, hint=hint)
+        return kind(**said)
 
     return made

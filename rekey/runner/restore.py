@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rekey import errors
 from rekey.core.clock import later, ticks_of
 from rekey.core.safe_ids import SHORT_CHARACTERS
 from rekey.evidence.log import make_checkpoint
@@ -118,4 +117,4 @@ async def _insert(run: Run, kept: Kept, number: int, row: dict[str, object]) -> 
         outcome, _ = await apply_for_etags(table, [write])
         if outcome is Outcome.DONE:
             return
-    raise errors.Unavailable("whether the row was inserted stayed open", hint="run the same command again")
+    raise refusal("insert-open")

@@ -373,12 +373,8 @@ class Driver(Generic[S]):
     def _count(self, piece: _Piece[S], what: str) -> None:
         """Count one more failure of a piece in a row; the last of `TRIES` ends the work."""
         piece.failed += 1
-        _LOG.info(
-            "a task came to nothing: %s; failure %d in a row of its range",
-            what,
-            piece.failed,
-            extra={"event": "task-failed"},
-        )
+        said = "a task came to nothing: %s; failure %d in a row of its range"
+        _LOG.info(said, what, piece.failed, extra={"event": "task-failed"})
         if piece.failed >= TRIES:
             self._error = self._error or refusal("task-given-up", tries=TRIES, last=what)
 

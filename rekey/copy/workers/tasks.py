@@ -220,14 +220,8 @@ def read_task(plain: Mapping[str, Any], *, version: str) -> Task:
             kept="everything that was checkpointed; the worker did nothing",
             hint="install the runner's version on all workers, restart them, and run the same command again",
         )
-    return Task(
-        **{
-            **plain,
-            "kind": Kind(plain["kind"]),
-            "basis": Basis(**plain["basis"]),
-            "buckets": tuple(plain["buckets"]),
-        }
-    )
+    kind, made_under, buckets = Kind(plain["kind"]), Basis(**plain["basis"]), tuple(plain["buckets"])
+    return Task(**{**plain, "kind": kind, "basis": made_under, "buckets": buckets})
 
 
 def read_result(plain: object, task: Task) -> Result | None:

@@ -70,6 +70,7 @@ class Asked:
         told: all keys of the subjects, and the keys that were asked for: the recorded reason must hold none.
         standing: the target rows of the subjects, as they were found.
         targets: how many these are, by table.
+        searched, with_targets: as of `erase`.
     """
 
     subjects: dict[str, EntityKey] = field(repr=False)
@@ -78,6 +79,8 @@ class Asked:
     told: tuple[EntityKey, ...] = field(repr=False)
     standing: Standing = field(default_factory=dict, repr=False)
     targets: Mapping[str, int] = field(default_factory=dict)
+    searched: bool = False
+    with_targets: bool = False
 
 
 @dataclass(slots=True)
@@ -177,7 +180,8 @@ def erase(
         there = await usable(session, run, to_write=with_targets)
         standing = await find_rows(run, asked.subjects, there, searched=searched and with_targets)
         targets = sum((counts_of(run, rows) for rows in standing.values()), Counter[str]())
-        return replace(asked, standing=standing, targets=dict(sorted(targets.items())))
+        found = replace(asked, standing=standing, targets=dict(sorted(targets.items())))
+        return replace(found, searched=searched, with_targets=with_targets)
 
     async def work() -> tuple[Asked, Done]:
         now = await require_complete(run)
@@ -187,11 +191,9 @@ def erase(
             if said["kind"] == SUBJECTS:
                 how = {"searched": said["searched"], "with_targets": said.get("with_targets", False)}
                 again = await ask([Query(safe_id=row_id) for row_id in said["rows"]], **how)
-                await _carry_out(run, now, again, event.seq, **how)
-                run.progress.note(
-                    f"the erasure that was begun on {event.at[:10]} and cut off is done now",
-                    "erasure-finished",
-                )
+                await _carry_out(run, now, again, event.seq)
+                note = f"the erasure that was begun on {event.at[:10]} and cut off is done now"
+                run.progress.note(note, "erasure-finished")
         asked = await ask(queries, searched=searched, with_targets=with_targets)
         refuse(asked.told)
         tell(asked.targets)
@@ -207,9 +209,7 @@ def erase(
             "reason": reason,
         }
         begun = run.state.audit(ERASURE_BEGUN, script_id, details)
-        return asked, await _carry_out(
-            run, now, asked, begun.seq, searched=searched, with_targets=with_targets
-        )
+        return asked, await _carry_out(run, now, asked, begun.seq)
 
     asked, done = session.do(work())
     make_checkpoint(session.state, session.signer, f"{script_id}: erased", session.progress)
@@ -251,15 +251,13 @@ async def find(run: Run, queries: Sequence[Query]) -> Asked:
     return Asked(subjects, before, tuple(unknown), tuple(told))
 
 
-async def _carry_out(
-    run: Run, now: ControlRow, asked: Asked, begun: int, *, searched: bool, with_targets: bool
-) -> Done:
+async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int) -> Done:
     """Erase the subjects, then record the end of the erasure that the event number `begun` has begun."""
     done = Done(day_of(await run.restricted.server_time()))
     unlisted: dict[EntityKey, list[EntityKey]] = {}
     removed = RemovedRows(run.mapping)
     copies: list[tuple[Kept, Removed]] = []
-    if searched and asked.subjects:
+    if asked.searched and asked.subjects:
         unlisted = await _search(run, frozenset(asked.subjects.values()), done)
         copies = await _removed_rows(removed, done)
 
@@ -277,7 +275,7 @@ async def _carry_out(
             return
         done.source_rows += became == "deleted"
         done.source_rows_gone += became == "gone"
-        if with_targets:
+        if asked.with_targets:
             deleted, all_gone = await delete_rows(run, asked.standing[row_id])
             done.target_rows += deleted
             if not all_gone:
@@ -298,7 +296,7 @@ async def _carry_out(
                 buried = await _bury(run, at, source, done.on)
             except errors.SealedUnreadable:
                 buried = False
-                done.unreadable += not searched  # the search has counted it
+                done.unreadable += not asked.searched  # the search has counted it
             done.reverse_rows += buried
         buried = await _bury(run, rows.forward_key(source), source, done.on)
         done.forward_rows += buried
@@ -383,6 +381,4 @@ async def _bury(run: Run, at: EntityKey, source: EntityKey, on: str) -> bool:
         except (errors.ConditionFailed, errors.RowMissing, errors.Ambiguous):
             continue
         return True
-    raise errors.Unavailable(
-        "a mapping row kept changing while it was erased", hint="run the same command again"
-    )
+    raise refusal("mapping-row-changing")

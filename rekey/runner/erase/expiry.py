@@ -138,9 +138,8 @@ async def _erase(session: Session, run: Run, control: ControlRow, due: list[str]
     named = {name for names in begun.values() for name in names}
     new = [name for name in due if name not in named]
     if new:
-        event = run.state.audit(
-            ERASURE_BEGUN, run.script_id, {"kind": kind, "cohorts": new, "reason": reason}
-        )
+        details = {"kind": kind, "cohorts": new, "reason": reason}
+        event = run.state.audit(ERASURE_BEGUN, run.script_id, details)
         begun[event.seq] = new
     on = day_of(await run.restricted.server_time())
     erased, counts = list[str](), dict[str, int]()
@@ -216,6 +215,4 @@ async def _mark(run: Run, on: str, *, done: bool) -> str:
         except (errors.RowExists, errors.RowMissing, errors.ConditionFailed, errors.Ambiguous):
             continue
         return said
-    raise errors.Unavailable(
-        "the row that marks the mapping kept changing", hint="run the same command again"
-    )
+    raise refusal("mark-changing")

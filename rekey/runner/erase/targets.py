@@ -165,8 +165,6 @@ async def delete_rows(run: Run, rows: Rows) -> tuple[Counter[str], bool]:
             if not left:
                 break
         else:
-            raise errors.Unavailable(
-                "whether a target row was deleted stayed open", hint="run the same command again"
-            )
+            raise refusal("delete-open")
         deleted += counts_of(run, dict(group))
     return deleted, True

@@ -126,16 +126,8 @@ async def follow(run: Run, *, passes: bool = True) -> tuple[Counters, FullReport
         if waiting > before / 2:
             break
     open_s = (run.clock.ticks() - ticks_of(_watermark(run))) / TICKS_PER_SECOND
-    found = Measured(
-        at=format_ticks(run.clock.ticks()),
-        read_s=read_s,
-        look_s=look_s,
-        bring_s=bring_s,
-        waiting=waiting,
-        changes_per_s=max(brought / max(1.0, covered), waiting / max(1.0, open_s)),
-        rows=rows,
-    )
-    keep(run, found)
+    at, changes_per_s = run.clock.ticks(), max(brought / max(1.0, covered), waiting / max(1.0, open_s))
+    keep(run, Measured(format_ticks(at), read_s, look_s, bring_s, waiting, changes_per_s, rows))
     return counters, report
 
 
