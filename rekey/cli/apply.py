@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from rekey.cli.project import Project, open_project, open_session, status_of
-from rekey.cli.shell import EXECUTOR, GROUP, Shell, command, file_option, flag
+from rekey.cli.shell import EXECUTOR, GROUP, SCRIPTS, Shell, command, file_option, flag
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
@@ -132,7 +132,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     "rekey apply 0001 --follow\n"
     "rekey apply --group billing --to cutover --writers-stopped",
 )
-@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+@SCRIPTS
 @click.option(
     "--to",
     type=click.Choice([str(phase) for phase in _GOALS]),

@@ -16,7 +16,7 @@ import click
 
 from rekey.cli.naming import Named, check_reason, naming, some
 from rekey.cli.project import open_project, open_session
-from rekey.cli.shell import Shell, command, flag
+from rekey.cli.shell import SCRIPT, Shell, command, flag
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode, Findings
 from rekey.phases import Phase
@@ -33,7 +33,7 @@ _CHOICE = "`--with-targets` erases them, too; `rekey lookup` shows their keys be
     example='rekey erase 0001 --old eu someone@example.com --reason "ticket 4711"'
     '\nrekey erase 0001 --bulk asked.csv --with-targets --reason "ticket 4712"',
 )
-@click.argument("script", required=False)
+@SCRIPT
 @naming
 @flag("--with-targets", help="Erase their rows of the target and of index tables, too.")
 @flag("--listed-only", help="Do not search mapping and index tables for rows that no mapping row lists.")

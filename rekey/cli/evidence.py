@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import FILE, FOLDER, Shell, command, file_option, flag
+from rekey.cli.shell import FILE, FOLDER, SCRIPT, Shell, command, file_option, flag
 from rekey.core.plain import plain
 from rekey.declaration.mapper import Mapper
 from rekey.errors import ConfigurationError, ExitCode, Locked, MachineFailed, StateUnusable, one_line
@@ -94,7 +94,7 @@ Next: name it in {shell.config_path}:
     "\nrekey evidence export ./evidence-0001 0001 --timestamp https://tsa.example/",
 )
 @click.argument("folder", type=FOLDER)
-@click.argument("script", required=False)
+@SCRIPT
 @click.option(
     "--timestamp", "authority", metavar="URL", help="Have a time stamp authority (RFC 3161) stamp it."
 )

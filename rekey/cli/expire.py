@@ -12,7 +12,7 @@ import click
 
 from rekey.cli.naming import check_reason
 from rekey.cli.project import open_project, open_session
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import SCRIPT, Shell, command
 from rekey.core.clock import format_ticks
 from rekey.errors import ExitCode
 from rekey.mapping.rows import WHOLE
@@ -27,7 +27,7 @@ from rekey.runner.refusals import refusal
     example="rekey expire 0001 --confirm 0001_users"
     '\nrekey expire 0001 --cohort 2024-05 --reason "ticket 4712"',
 )
-@click.argument("script", required=False)
+@SCRIPT
 @click.option("--confirm", metavar="ID", help="The migration's id, typed. Asked for on a terminal.")
 @click.option("--cohort", metavar="MONTH", help="Erase this month (2024-05) only.")
 @click.option(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from rekey.cli.shell import Shell, command, file_option, flag
+from rekey.cli.shell import SCRIPTS, Shell, command, file_option, flag
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import file_of, load_script
@@ -27,7 +27,7 @@ from rekey.status.history import Begun, begun
 
 
 @command("history", example="rekey history\nrekey history 0001 --json")
-@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+@SCRIPTS
 def history(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
     """List the migrations that were begun, with phases and times.
 

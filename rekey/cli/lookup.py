@@ -21,11 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
 from rekey.cli.naming import Named, check_reason, naming, record_look_up, some
 from rekey.cli.project import Project, open_project
-from rekey.cli.shell import Shell, command, file_option
+from rekey.cli.shell import SCRIPT, Shell, command, file_option
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode, Locked, MachineFailed, RekeyError, StateUnusable, reason_of
@@ -44,7 +42,7 @@ from rekey.state.store import State
     '\nrekey lookup 0001 --id 3m9k2v7c0q1x --reason "named by verify"'
     '\nrekey lookup 0001 --bulk asked.csv --out answers.jsonl --reason "ticket 4712"',
 )
-@click.argument("script", required=False)
+@SCRIPT
 @naming
 @file_option("--out", help="Write the answers to a new private file (JSON Lines).")
 def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Path | None) -> ExitCode:

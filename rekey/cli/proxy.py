@@ -19,7 +19,7 @@ from contextlib import suppress
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import SCRIPTS, Shell, command
 from rekey.errors import ExitCode
 from rekey.proxy.credentials import access_of
 from rekey.proxy.running import Listening, proxying, run
@@ -33,7 +33,7 @@ _NUMBER = "REKEY_PROXY_NUMBER"
 
 
 @command("proxy", example="rekey proxy\nrekey proxy 0001 --listen 127.0.0.1:10102 --processes 2")
-@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+@SCRIPTS
 @click.option("--listen", metavar="HOST:PORT", help="Where applications connect to; [proxy] listen.")
 @click.option("--admin", metavar="HOST:PORT", help="Where health and metrics are; [proxy] admin.")
 @click.option(

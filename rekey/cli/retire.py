@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import click
 
 from rekey.cli.project import open_project, open_session
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import SCRIPT, Shell, command
 from rekey.errors import ExitCode
 from rekey.phases import Phase
 from rekey.runner import commands
@@ -51,7 +51,7 @@ def _instead(moved: str, words: Sequence[str]) -> str:
 
 
 @command("retire", cls=_Retire, example="rekey retire 0001 --table Users")
-@click.argument("script", required=False)
+@SCRIPT
 @click.option("--table", metavar="NAME", help="The source table's name, typed. Asked for on a terminal.")
 def retire(shell: Shell, script: str | None, table: str | None) -> ExitCode:
     """Delete the source table of a completed migration.

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from rekey.cli.project import open_project, open_session, status_of
-from rekey.cli.shell import GROUP, Shell, command, flag
+from rekey.cli.shell import GROUP, SCRIPT, Shell, command, flag
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
@@ -31,7 +31,7 @@ from rekey.status.tell import field, verdict_lines
     example="rekey rollback 0001 --writers-stopped\nrekey rollback 0001 --to source --drop-targets\n"
     "rekey rollback --group billing --writers-stopped",
 )
-@click.argument("script", required=False)
+@SCRIPT
 @click.option(
     "--to",
     type=click.Choice([str(ControlPhase.DUAL_WRITE), str(ControlPhase.SOURCE)]),

@@ -385,6 +385,9 @@ _COMMON = (
 )
 
 
+SCRIPT = click.argument("script", required=False)
+SCRIPTS = click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+HTML = file_option("--html", help="Write a page with plots that loads nothing. It never holds keys.")
 GROUP = click.option(
     "--group", metavar="NAME", help='All scripts with group="NAME", in place of SCRIPT, as one.'
 )

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 
 import click
 
-from rekey.cli.shell import Shell, command, flag
+from rekey.cli.shell import SCRIPT, Shell, command, flag
 from rekey.errors import ExitCode
 from rekey.project.config import load_config
 from rekey.runner import steering
@@ -65,7 +65,7 @@ def throttle(shell: Shell, rate: int | None, partition: int | None, off: bool) -
 
 
 @command("proceed", example="rekey proceed\nrekey proceed 0001 --writers-stopped")
-@click.argument("script", required=False, metavar="[SCRIPT]")
+@SCRIPT
 @flag("--writers-stopped", help="You confirm that no application writes; as of `rekey apply`.")
 def proceed(shell: Shell, script: str | None, writers_stopped: bool) -> ExitCode:
     """Let `rekey apply --follow` cut over now.

@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import Shell, command, file_option, flag
+from rekey.cli.shell import HTML, Shell, command, file_option, flag
 from rekey.core.limits import TABLE_NAME_CURE, own_name, table_name_problem
 from rekey.declaration.migration import Migration
 from rekey.doctor.observed import AccountSeen, Kind
@@ -65,7 +65,7 @@ def _bound(
     "--design", metavar="SCRIPT", help="Spread rows as this script would, instead of as TABLE has them."
 )
 @file_option("--mix", help="Send the mix of operations that this file declares, instead of inserts.")
-@file_option("--html", help="Write a page with plots that loads nothing. It never holds keys.")
+@HTML
 @flag("--exact", help="Read every row for the distribution, instead of a sample.")
 @_bound("--seconds", click.FloatRange(1), _DEFAULT.seconds, "Length of the whole test, at most.")
 @_bound("--rows", click.IntRange(1), _DEFAULT.rows, "Rows sent in the whole test, at most.")

@@ -12,6 +12,9 @@ Rules kept here:
   beginning of their own: then the RowKey alone says which kind a row is.
 * A group is a name that scripts share: they cut over together. The canonical form names it only if there is
   one.
+* A script for many tables of one shape makes a migration for each, with a digest of its own and an id of the
+  script's id, `-` and the table's name. It names the tables and finds none by a pattern when it is read: a
+  table that appears later changes nothing. `rekey new --each` finds them.
 * With an opaque key the mapping is sealed unless the script says `mapping="plain"`. The canonical form names
   the mapping only when it is sealed.
 """
@@ -21,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +60,9 @@ Keeping: TypeAlias = Literal["plain", "sealed"]
 MAPPINGS = ("plain", "sealed")
 
 FORMAT = "rekey/declaration/v1"
+# The name under which a script makes several migrations.
+MANY = "migrations"
+_NAME_THEM = 'name the tables, ["OrdersDE", "OrdersFR"]; `rekey new NAME --each "Orders*"` finds them'
 _GROUP = re.compile(r"[0-9A-Za-z_-]{0,120}")
 MAIN_PARTITION_KEY = "MainPartitionKey"
 MAIN_ROW_KEY = "MainRowKey"
@@ -409,6 +415,30 @@ class Declared:
     def fills(self) -> frozenset[str]:
         """The names of the target tables, in lower case: the service does not tell cases apart."""
         return frozenset(name.lower() for name in self.migration.tables)
+
+
+def for_each_table(tables: Sequence[str], make: Callable[[str], Migration]) -> dict[str, Migration]:
+    """Return a migration for each table, for the name `migrations` in a script.
+
+    Args:
+        tables: names of source tables.
+        make: returns the migration of the table that it is given.
+
+    Raises:
+        InvalidDeclaration: no table is named, one twice, or a migration has another source.
+    """
+    names = need_list(MANY, tables, str, "table names", cure=_NAME_THEM)
+    refuse_if(not names, MANY, "no table is named", cure=_NAME_THEM)
+    made: dict[str, Migration] = {}
+    for name in names:
+        migration = make(name)
+        need(MANY, migration, Migration, "is no Migration", cure="let the function return Migration(…)")
+        problem = f"the migration for {name} has the source {migration.source}"
+        refuse_if(migration.source != name, MANY, problem, cure="write source=name in it")
+        twice = name.lower() in map(str.lower, made)
+        refuse_if(twice, MANY, f"{name} is named twice", cure="name every table once")
+        made[name] = migration
+    return made
 
 
 def required_secrets(migration: Migration) -> list[str]:

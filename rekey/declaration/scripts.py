@@ -33,8 +33,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rekey.declaration.keys.base import InvalidDeclaration, refuse_if
-from rekey.declaration.many import FIELD
-from rekey.declaration.migration import Declared, Migration
+from rekey.declaration.migration import MANY, Declared, Migration
 from rekey.errors import ConfigurationError, DeclarationError, reason_of
 
 MAX_ID_CHARACTERS = 120
@@ -120,14 +119,14 @@ def _load(path: Path, kept: bytes | None = None, wanted: str = "") -> list[Decla
     try:
         content = _content(path) if kept is None else kept
         module = _execute(script_id, path, content)
-        several, migration = getattr(module, FIELD, None), getattr(module, "migration", None)
+        several, migration = getattr(module, MANY, None), getattr(module, "migration", None)
         if several is None:
             return [declared(script_id, _the_migration(migration))]
         problem, cure = "there is `migration` as well", "a script makes one or the other"
-        refuse_if(migration is not None, FIELD, problem, cure=cure)
+        refuse_if(migration is not None, MANY, problem, cure=cure)
         made = isinstance(several, dict) and all(isinstance(one, Migration) for one in several.values())
         cure = "write migrations = for_each_table([…], lambda name: Migration(…))"
-        refuse_if(not made, FIELD, "it is not what for_each_table returns", cure=cure)
+        refuse_if(not made, MANY, "it is not what for_each_table returns", cure=cure)
         if is_kept:
             script_id = wanted.rpartition("-")[0]
             path = path.with_name(f"{script_id}.py")

@@ -41,8 +41,6 @@ from rekey.status.facts import ESTIMATED_ROWS
 
 # Fact: the service's time before the first row was read for the copy.
 COPYING_SINCE = "copying_since"
-
-
 # Fact: by table, the rows that its busiest partition has taken of the copy so far; JSON. For estimates.
 BUSIEST = "busiest"
 
@@ -95,8 +93,9 @@ async def copy_rows(run: Run) -> Counters:
         run.still_alone()
         return run.state.split_segment(segment, middle)
 
-    throttle, taken = run.copier.throttle, _taken_before(run)
+    throttle, before = run.copier.throttle, run.state.get_fact(run.script_id, BUSIEST)
     throttle.count_anew()
+    taken: dict[str, int] = {} if before is None else json.loads(before)
     largest = largest_partitions(run.state.get_fact(run.script_id, PLAN_FACT))
 
     def busiest() -> dict[str, int]:
@@ -140,11 +139,6 @@ async def copy_rows(run: Run) -> Counters:
         "rows_propagated": propagated,
         **figures,
     }
-
-
-def _taken_before(run: Run) -> dict[str, int]:
-    fact = run.state.get_fact(run.script_id, BUSIEST)
-    return {} if fact is None else json.loads(fact)
 
 
 def largest_partitions(plan: str | None) -> dict[str, int]:
