@@ -1,4 +1,4 @@
-"""One open migration as a value that phases work with (`Run`), and the lifecycle of a phase (`Operation`).
+"""One open migration as a value that phases work with (`Run`), and what each phase has (`Lifecycle`).
 
 Rules kept here:
 
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from rekey.copy.scan import WindowSize, window_of
 from rekey.copy.workers.driver import Factory
@@ -253,23 +253,19 @@ async def nothing_left(_run: Run) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """The lifecycle of one phase.
+class Lifecycle(Protocol):
+    """The lifecycle of one phase: what each module of `rekey.runner.phases` has."""
 
-    Attributes:
-        phase: the phase.
-        gate: changes nothing; returns every reason that keeps the phase from beginning.
-        run: carries out the phase. May be cut off at any moment and run again: each of its steps is
-            idempotent.
-        undo: goes back to where the phase before it ended, and returns figures of that work if it has any; or
-            raises an error that says why it cannot.
-        again: after the phase, and before a later one was run: does the work that has come up since, and
-            returns how many rows it changed or intents it settled.
-    """
+    async def gate(self, run: Run, /) -> list[str]:
+        """Return every reason that keeps the phase from beginning; change nothing."""
 
-    phase: Phase
-    gate: Callable[[Run], Coroutine[Any, Any, list[str]]]
-    run: Callable[[Run], Coroutine[Any, Any, Counters]]
-    undo: Callable[[Run], Coroutine[Any, Any, Counters | None]]
-    again: Callable[[Run], Coroutine[Any, Any, int]] = nothing_left
+    async def run(self, run: Run, /) -> Counters:
+        """Carry out the phase. It may be cut off at any moment and run again: each step is idempotent."""
+
+    async def undo(self, run: Run, /) -> Counters | None:
+        """Go back to where the phase before it ended, and return figures of that work if it has any; or raise
+        an error that says why that cannot be."""
+
+    async def again(self, run: Run, /) -> int:
+        """After the phase, and before a later one was run: do the work that has come up since, and return how
+        many rows it changed or intents it settled."""

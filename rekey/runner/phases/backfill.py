@@ -23,17 +23,15 @@ Rules kept here:
 from __future__ import annotations
 
 import json
-from functools import partial
 
 from rekey.copy.checkpoint import copy_segments
 from rekey.copy.sweep import settle_moved, sweep
 from rekey.core.clock import earlier
 from rekey.core.eta import Lane
 from rekey.model import EVERYTHING, EntityKey
-from rekey.phases import Phase
 from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import settle_again, until_quiet, while_sweeping
-from rekey.runner.run import Counters, Operation, Run, open_gate
+from rekey.runner.run import Counters, Run, open_gate
 from rekey.runner.workers import copy_with_workers
 from rekey.state.models import BACKFILL as PURPOSE
 from rekey.state.models import PLAN_FACT, Segment
@@ -181,6 +179,9 @@ async def undo(run: Run) -> None:
     run.state.set_fact(run.script_id, BUSIEST, None)
 
 
-BACKFILL = Operation(
-    Phase.BACKFILL, gate=open_gate, run=run, undo=undo, again=partial(settle_again, side=SOURCE)
-)
+async def again(run: Run) -> int:
+    """Settle the intents whose time is over; return how many."""
+    return await settle_again(run, side=SOURCE)
+
+
+gate = open_gate

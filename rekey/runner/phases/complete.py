@@ -22,7 +22,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import TARGET
 from rekey.runner import clients
 from rekey.runner.clients import Deadline
-from rekey.runner.run import Counters, Operation, Run, of_member
+from rekey.runner.run import Counters, Run, of_member
 from rekey.runner.verification import closed_by_difference
 
 # Fact: the service's time from which on no client and no runner writes to the source.
@@ -120,6 +120,3 @@ async def again(run: Run) -> int:
     if not run.is_delta:
         await run.journal.clear()  # a run of the phase that was cut off may have left them
     return 0
-
-
-COMPLETE = Operation(Phase.COMPLETE, gate=gate, run=run, undo=undo, again=again)

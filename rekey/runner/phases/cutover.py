@@ -76,7 +76,7 @@ from rekey.runner.clients import (
 from rekey.runner.hooks import HookEvent
 from rekey.runner.phases.reconcile import catch_up
 from rekey.runner.refusals import refusal
-from rekey.runner.run import Counters, Operation, Run, asks_again, of_member
+from rekey.runner.run import Counters, Run, asks_again, of_member
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import (
     closed_by_difference,
@@ -475,6 +475,3 @@ async def _prove_the_way_back(run: Run) -> None:
 async def again(run: Run) -> int:
     """Settle the intents that are left, if the source follows (`reverse`)."""
     return await settle_again(run, side=TARGET) if run.declared.migration.reverse else 0
-
-
-CUTOVER = Operation(Phase.CUTOVER, gate=gate, run=run, undo=undo, again=again)

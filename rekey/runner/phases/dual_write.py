@@ -12,10 +12,10 @@ Rules kept here:
 from __future__ import annotations
 
 from rekey.core.clock import format_ticks
-from rekey.phases import ControlPhase, Phase
+from rekey.phases import ControlPhase
 from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import forget_ended, heard_of_until, look, move, settle_again
-from rekey.runner.run import Counters, Operation, Run
+from rekey.runner.run import Counters, Run
 from rekey.state.models import WATERMARK
 from rekey.status.facts import LATE_UNTIL
 
@@ -70,6 +70,3 @@ async def undo(run: Run) -> None:
     if now is not None and now.phase is ControlPhase.DUAL_WRITE:
         await move(run, ControlPhase.DUAL_WRITE, ControlPhase.SOURCE)
     run.state.set_fact(run.script_id, WATERMARK, None)
-
-
-DUAL_WRITE = Operation(Phase.DUAL_WRITE, gate=gate, run=run, undo=undo, again=again)

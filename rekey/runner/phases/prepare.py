@@ -16,12 +16,10 @@ from contextlib import suppress
 from rekey.errors import TableBeingDeleted, TableMissing
 from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
-from rekey.phases import Phase
 from rekey.runner.clients import until_quiet
 from rekey.runner.refusals import refusal
-from rekey.runner.run import Counters, Operation, Run
-from rekey.tables.base import MAX_BATCH_OPERATIONS, Verb
-from rekey.tables.base import Operation as Write
+from rekey.runner.run import Counters, Run, nothing_left
+from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb
 from rekey.tables.kinds import whole
 
 
@@ -82,7 +80,7 @@ async def undo(run: Run) -> None:
     with suppress(TableMissing):  # the run was cut off before it made the mapping table
         for direction in ("f", "r"):
             async for page in run.mapping.scan(direction):  # a page is of one partition
-                writes = [Write(Verb.DELETE, row, "*") for row in page.rows]
+                writes = [Operation(Verb.DELETE, row, "*") for row in page.rows]
                 for start in range(0, len(writes), MAX_BATCH_OPERATIONS):
                     await run.mapping.table.transact(writes[start : start + MAX_BATCH_OPERATIONS])
         await RemovedRows(run.mapping).forget()
@@ -91,4 +89,4 @@ async def undo(run: Run) -> None:
             await run.journal.clear()
 
 
-PREPARE = Operation(Phase.PREPARE, gate=gate, run=run, undo=undo)
+again = nothing_left

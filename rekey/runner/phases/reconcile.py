@@ -20,12 +20,11 @@ from __future__ import annotations
 from rekey.copy.delta import delta_pass, written_since
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.next_steps import after_findings
-from rekey.phases import Phase
 from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import settle_again
 from rekey.runner.phases.backfill import swept_rows
 from rekey.runner.refusals import refusal
-from rekey.runner.run import Counters, Operation, Run, open_gate
+from rekey.runner.run import Counters, Run, open_gate
 from rekey.runner.stop import ASSUMED_BRING_S, Measured, keep, measured, reading_s
 from rekey.runner.verification import verify_full, wrong
 from rekey.state.models import WATERMARK
@@ -175,4 +174,4 @@ async def undo(_run: Run) -> None:
     """Do nothing: the phase only made the targets equal to the source."""
 
 
-RECONCILE = Operation(Phase.RECONCILE, gate=open_gate, run=run, undo=undo, again=again)
+gate = open_gate

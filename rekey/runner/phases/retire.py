@@ -20,7 +20,7 @@ from rekey.core.clock import later, ticks_of
 from rekey.core.concurrency import for_each
 from rekey.errors import ConditionFailed, RowMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row, etag_of, key_of
-from rekey.phases import ControlPhase, Phase
+from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import SAFETY_S
 from rekey.runner.clients import any_intent, move
@@ -29,7 +29,7 @@ from rekey.runner.phases.complete import QUIET_AT
 from rekey.runner.phases.complete import undo as refuse
 from rekey.runner.phases.cutover import FROZEN_AT
 from rekey.runner.refusals import refusal
-from rekey.runner.run import Counters, Operation, Run
+from rekey.runner.run import Counters, Run, nothing_left
 from rekey.status.facts import EVIDENCE_MISSING, is_proved
 
 _NAMED = 20
@@ -131,4 +131,4 @@ async def _delete_all_unchanged(run: Run, moment: str, counters: Counters) -> li
     return changed
 
 
-RETIRE = Operation(Phase.RETIRE, gate=gate, run=run, undo=refuse)
+undo, again = refuse, nothing_left
