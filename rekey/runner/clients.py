@@ -247,10 +247,9 @@ async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
         who = named(behind, clients.now)
         reasons.append(f"{_have_not(behind)} acknowledged epoch {control.epoch}: {who}")
     if not reasons and not clients.live and not run.options.writers_stopped:
-        reasons.append(
-            "no client of the application is registered: writes that do not go through one are not followed"
-            " (--writers-stopped confirms that there are none)"
-        )
+        none = "no client of the application is registered"
+        followed = "writes that do not go through one are not followed"
+        reasons.append(f"{none}: {followed} (--writers-stopped confirms that there are none)")
     return reasons
 
 
@@ -526,10 +525,8 @@ async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | N
 
 def unsettled_hint(run: Run) -> str:
     """Return the hint for intents that cannot be settled."""
-    names = (
-        f"`rekey verify {run.script_id} --mode full` names the rows that the mapping refuses or that collide"
-    )
-    return f"{names}; mend them, then run the same command again"
+    rows = "the rows that the mapping refuses or that collide; mend them, then run the same command again"
+    return f"`rekey verify {run.script_id} --mode full` names {rows}"
 
 
 class InFlight:

@@ -278,9 +278,8 @@ def _naming_rows(session: Session, run: Run) -> Iterator[None]:
         yield
     except (Collision, RowRefused) as problem:
         if Phase.CUTOVER not in session.ledger.applied(run.script_id):
-            problem.kept = (
-                problem.kept or "all rows; what was copied stays, and nothing was written for this row"
-            )
+            kept = "all rows; what was copied stays, and nothing was written for this row"
+            problem.kept = problem.kept or kept
             problem.hint = str(next_step("collision", script=run.script_id, source=run.source.name))
         raise
 
@@ -427,10 +426,8 @@ def verify(
             if report is not None:
                 session.state.audit("verification", script_id, report.as_json())
                 return report
-            session.progress.note(
-                f"a sample of {counted(rows, 'row')} would ask for more requests than a full"
-                " verification, which proves more: a full one is made"
-            )
+            more = f"a sample of {counted(rows, 'row')} would ask for more requests than a full verification"
+            session.progress.note(f"{more}, which proves more: a full one is made")
         return session.do(verify_full(run, repair=repair and mode is Mode.FULL, keys=keys))
     finally:
         session.add_on_top(script_id, OnTop.REPEATS)
@@ -442,10 +439,8 @@ def _require_comparable(run: Run, phase: ControlPhase) -> None:
         raise refusal("nothing-to-compare", script=run.script_id)
     what, hint, target = "", f"`rekey status {run.script_id}` says what is next", run.targets[0].name
     if run.is_delta and phase is not ControlPhase.DUAL_WRITE:
-        what = (
-            f'the application writes to {target}, and with capture "delta" nothing follows it,'
-            " so differences say nothing"
-        )
+        writes = f'the application writes to {target}, and with capture "delta" nothing follows it'
+        what = f"{writes}, so differences say nothing"
         if phase is ControlPhase.CUTOVER:
             code = "way-back-by-copying" if run.declared.migration.reverse else "no-way-back"
             hint = str(next_step(code, script=run.script_id, target=target))

@@ -268,6 +268,7 @@ class Session:
     async def _begin(self, migration: OpenMigration) -> Run:
         prepared, control, restricted = migration.prepared, migration.control, self.accounts.restricted
         declared, script_id = prepared.declared, prepared.declared.script_id
+        asked = declared.migration
         prepared.require()
         self._guard(prepared, await control.read())
         lease = RunnerLease(restricted, script_id, self._lock)
@@ -285,21 +286,17 @@ class Session:
             epoch=1,
             run_id=secrets.token_hex(16),
             digest=declared.digest,
-            source=declared.migration.source,
-            targets=declared.migration.table_names,
+            source=asked.source,
+            targets=asked.table_names,
             fingerprints=prepared.fingerprints,
             id_key=new_key(),
             elsewhere=prepared.elsewhere,
         )
         row = await control.create(first)
         self._guard(prepared, row)
+        place = prepared.endpoints(self.config)
         self.state.register(
-            script_id,
-            declared.digest,
-            declared.migration.source,
-            row.run_id,
-            prepared.fingerprints,
-            prepared.endpoints(self.config),
+            script_id, declared.digest, asked.source, row.run_id, prepared.fingerprints, place
         )
         # Also for one that a version began which kept no script: the digest says that this is the same one.
         self.state.keep_script(script_id, row.targets, declared.content)
@@ -316,6 +313,8 @@ class Session:
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.shared)
         throttle, restricted_rates = self._rates = self._rates or self._begin_rates()
+        targets = by_number(asked.tables, asked.secondary, tables.table)
+        concurrency = self.config.limits.concurrency
         run = Run(
             declared=declared,
             config=self.config,
@@ -325,17 +324,11 @@ class Session:
             state=self.state,
             control=control,
             mapping=mapping,
-            copier=Copier(
-                propagator,
-                self.config.limits.concurrency,
-                throttle,
-                by_number(declared.migration.tables, declared.migration.secondary, tables.table),
-                restricted_rates,
-            ),
+            copier=Copier(propagator, concurrency, throttle, targets, restricted_rates),
             options=self.options,
             progress=self.progress,
             stop=self.stop,
-            clock=ServiceClock(await holding(tables, declared.migration.source).server_time(), self.clock),
+            clock=ServiceClock(await holding(tables, asked.source).server_time(), self.clock),
             still_alone=lease.check,
             lease_id=lease.lease_id,
             factory=self.factory,
@@ -349,9 +342,8 @@ class Session:
             service = throttle.service
             is_first = run is next(iter(self.runs.values()), run)  # one is enough: they share the rates
             if is_first and service is not None and service.account.rate != service.account.begins:
-                self.progress.note(
-                    f"{run.script_id}: rates followed the service; at the end {throttle.told()}"
-                )
+                said = f"rates followed the service; at the end {throttle.told()}"
+                self.progress.note(f"{run.script_id}: {said}")
             # The term must cover open requests before the lease is given back; otherwise the lease row stays.
             if not await hand_over(run):
                 await lease.leave()

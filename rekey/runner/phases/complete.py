@@ -96,9 +96,8 @@ async def _drain(run: Run) -> int:
 
     async def give_up(error: Findings) -> None:
         run.state.audit("intent-given-up", run.script_id, {"error": type(error).__name__, "what": error.what})
-        run.progress.note(
-            f"{run.script_id}: given up, the source keeps an older row: {error.what}", "intent-given-up"
-        )
+        said = f"{run.script_id}: given up, the source keeps an older row: {error.what}"
+        run.progress.note(said, "intent-given-up")
 
     deadline = Deadline(run.clock, run.config.gates.clients_timeout_s)
     return await clients.drain(run, TARGET, deadline, give_up)

@@ -165,9 +165,8 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
         if elsewhere not in frozen_at:
             frozen_at[elsewhere] = await fresh_second(one.source_time, one.clock)
         one.state.set_fact(one.script_id, FROZEN_AT, frozen_at[elsewhere])
-        if (
-            one.declared.migration.is_elsewhere
-        ):  # Timestamps of the target are by the clock of its own account
+        # Timestamps of the target are by the clock of its own account.
+        if one.declared.migration.is_elsewhere:
             one.state.set_fact(one.script_id, TARGET_FROZEN_AT, await one.target_time())
     reports = []
     for one in runs:
@@ -317,10 +316,8 @@ async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bo
             return False
         await run.control.move(ControlPhase.FREEZE, back_to)
     except ServiceError:
-        run.progress.note(
-            "the control row still says `freeze`; the next `rekey` command on it puts it back",
-            "freeze-left-behind",
-        )
+        said = "the control row still says `freeze`; the next `rekey` command on it puts it back"
+        run.progress.note(said, "freeze-left-behind")
         return False
     return True
 

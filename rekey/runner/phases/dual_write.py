@@ -41,11 +41,9 @@ async def run(run: Run) -> Counters:
     run.state.set_fact(run.script_id, LATE_UNTIL, None if until is None else format_ticks(until))
     clients = len((await look(run)).live)
     if not clients:
-        run.progress.note(
-            f"{run.script_id}: no client of the application is registered; what is written to"
-            f" {run.source.name} now is not followed, and verification will find it",
-            "warning",
-        )
+        missing = f"{run.script_id}: no client of the application is registered; what is written to"
+        said = f"{missing} {run.source.name} now is not followed, and verification will find it"
+        run.progress.note(said, "warning")
     return {"clients": clients}
 
 
