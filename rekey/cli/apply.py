@@ -97,9 +97,8 @@ class _Result:
         if applied is not None and applied.next_phase is None:
             lines.append("  all phases are done")
         elif applied is not None:
-            lines.append(
-                f"  stopped before `{applied.next_phase}`" + (", which asks for:" if applied.asks else "")
-            )
+            asks = ", which asks for:" if applied.asks else ""
+            lines.append(f"  stopped before `{applied.next_phase}`{asks}")
             lines += [*_listed(applied.asks), *_stop(applied.stop_s)]
             lines += next_lines(self.status, shell.command) if self.status else []
         return "\n".join([*lines, ""])
@@ -204,10 +203,8 @@ def apply(
         listed = ", ".join(one.script_id for one in chosen)
         raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
     if follow and group is not None:
-        raise click.UsageError(
-            "--follow follows one migration that has no group: bring a group to its gate,"
-            f" then `rekey {apply_to(chosen[0].named, Phase.CUTOVER)}`"
-        )
+        then = f"bring a group to its gate, then `rekey {apply_to(chosen[0].named, Phase.CUTOVER)}`"
+        raise click.UsageError(f"--follow follows one migration that has no group: {then}")
     if follow:
         _check_follow(project, chosen, goal, writers_stopped=writers_stopped)
     _confirm(shell, project, chosen if goal is Phase.COMPLETE else (), yes, group)

@@ -242,12 +242,8 @@ def recompute(
         lines.append(f"  {names[one.what]} {one.table}: {one.found_rows:,} rows, {said}")
         lines += [f"    then  {one.recorded_digest}"] if one.recorded_digest else []
         lines += [f"    now   {one.found_digest}"] if one.found_digest else []
-    document = {
-        "script_id": verdict.predicate["script_id"],
-        "verified_at": recorded["finished_at"],
-        "digests": plain(found),
-    }
-    return shell.emit(document, "\n".join(lines), code)
+    document = {"script_id": verdict.predicate["script_id"], "verified_at": recorded["finished_at"]}
+    return shell.emit({**document, "digests": plain(found)}, "\n".join(lines), code)
 
 
 def _mapper(shell: Shell, verdict: Verdict) -> Mapper:

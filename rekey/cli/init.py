@@ -50,11 +50,8 @@ def init(shell: Shell, folder: Path) -> ExitCode:
         raise refusal("folder-not-written", folder=folder, reason=reason_of(error)) from None
     new = f"{shell.command('new NAME')} --source TABLE --target TABLE"
     lines = [f"{'wrote' if is_new else 'kept '}  {path}" for path, is_new in made.items()]
-    lines += [
-        "",
-        f"Next: name your accounts in {config} (it says how), then write a first migration script:",
-        f"  {new}",
-    ]
+    then = f"Next: name your accounts in {config} (it says how), then write a first migration script:"
+    lines += ["", then, f"  {new}"]
     written = [str(path) for path, is_new in made.items() if is_new]
     document = {"config": str(config), "migrations": str(migrations), "written": written, "next": new}
     return shell.emit(document, "\n".join(lines))

@@ -53,10 +53,8 @@ def new(
     NAME is letters, digits, _ and -, and begins with a letter; the next number is put before it.
     """
     if _NAME.fullmatch(name) is None:
-        raise click.UsageError(
-            f"{name!r} is no name for a script: a letter, then letters, digits, _ and - (the number comes by"
-            " itself)"
-        )
+        form = "a letter, then letters, digits, _ and - (the number comes by itself)"
+        raise click.UsageError(f"{name!r} is no name for a script: {form}")
     if each is not None and (source or target):
         raise click.UsageError("--each names sources and targets: leave --source and --target out")
     # `user_mails` gives `UserMails`.
@@ -73,13 +71,9 @@ def new(
     folder, parts = config.migrations, _ONE
     if each is not None:
         tables = shell.do(_found(shell, config, each))
-        from_table, parts = "these tables", _MANY
-        listed = "".join(f'    "{one}",\n' for one in tables)
-        parts = {
-            **parts,
-            "begin": f"TABLES = [\n{listed}]\n\n{parts['begin']}",
-            "end": f'    group="{name}",\n))\n',
-        }
+        from_table, listed = "these tables", "".join(f'    "{one}",\n' for one in tables)
+        begin, end = f"TABLES = [\n{listed}]\n\n{_MANY['begin']}", f'    group="{name}",\n))\n'
+        parts = _MANY | {"begin": begin, "end": end}
     template = Path(__file__).with_name("new_script.txt").read_text("utf-8")
     try:
         before = sorted(path.stem for path in folder.glob("*.py") if not path.name.startswith("_"))
@@ -102,10 +96,8 @@ def new(
             raise
         # Another script is wrong: it was so before, and `plan` reports it.
     following = shell.command(f"plan {script_id}" if each is None else f"plan --group {name}")
-    return shell.emit(
-        {"script_id": script_id, "path": str(path), "next": following},
-        f"{path}\n\nNext: say in it what the keys become, then see what would happen:\n  {following}",
-    )
+    text = f"{path}\n\nNext: say in it what the keys become, then see what would happen:\n  {following}"
+    return shell.emit({"script_id": script_id, "path": str(path), "next": following}, text)
 
 
 _ONE = {"imported": "", "begin": "migration = ", "end": ")\n"}

@@ -68,9 +68,8 @@ def proxy(
 
     def started(found: Listening) -> None:
         url = found.url
-        shell.note(
-            f"serving {url} until SIGTERM; health at {found.admin}", "serving", url=url, admin=found.admin
-        )
+        said = f"serving {url} until SIGTERM; health at {found.admin}"
+        shell.note(said, "serving", url=url, admin=found.admin)
 
     tls = None if certificate is None else certificate.context
     context = proxying(project.config, chosen, access, address, aside, tls=tls, shared=processes > 1)

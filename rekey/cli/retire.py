@@ -72,7 +72,6 @@ def retire(shell: Shell, script: str | None, table: str | None) -> ExitCode:
         commands.retire(session, declared.script_id)
         last = session.state.phase_runs(declared.script_id)[-1]
     source, kept = declared.migration.source, ", ".join(declared.migration.table_names)
-    return shell.emit(
-        {"script_id": declared.script_id, "deleted": source, "counters": dict(last.counters)},
-        f"{declared.script_id}: {source} is deleted; the application works on {kept}.",
-    )
+    document = {"script_id": declared.script_id, "deleted": source, "counters": dict(last.counters)}
+    text = f"{declared.script_id}: {source} is deleted; the application works on {kept}."
+    return shell.emit(document, text)

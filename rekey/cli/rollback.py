@@ -60,9 +60,8 @@ def rollback(
     if drop_targets and keep_targets:
         raise click.UsageError("--drop-targets and --keep-targets contradict each other")
     if to == ControlPhase.DUAL_WRITE and (drop_targets or keep_targets):
-        raise click.UsageError(
-            "--drop-targets and --keep-targets go with --to source: `dual_write` keeps the targets"
-        )
+        both = "--drop-targets and --keep-targets"
+        raise click.UsageError(f"{both} go with --to source: `dual_write` keeps the targets")
     project = open_project(shell)
     if group is None:
         chosen = [project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)]
