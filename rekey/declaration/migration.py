@@ -348,22 +348,18 @@ class Migration:
 
     def _check_kinds(self) -> None:
         """Refuse rows of several kinds in one table that their RowKeys do not tell apart."""
-        kinds = [
-            (one.where, constant_prefix(one.row_key)) for one in self.filled if one.table == self.target.table
-        ]
+        beside = [one for one in self.filled if one.table == self.target.table]
+        kinds = [(one.where, constant_prefix(one.row_key)) for one in beside]
         for number, (where, prefix) in enumerate(kinds):
             for _, other in kinds[:number]:
                 if prefix.startswith(other) or other.startswith(prefix):
                     problem = f"{prefix!r} and {other!r} do not tell them apart"
                     if not (prefix and other):
                         problem = f"of {where if other else kinds[0][0]} they begin with no constant text"
-                    raise InvalidDeclaration(
-                        f"{where}.row_key",
-                        f"the RowKeys of rows that share {self.target.table} must say which kind they are,"
-                        f" and {problem}",
-                        cure='begin each with constant text of its own, keys.literal("AGE:") + …, or give the'
-                        " index a table of its own",
-                    )
+                    must = f"the RowKeys of rows that share {self.target.table} must say which kind they are"
+                    own = 'begin each with constant text of its own, keys.literal("AGE:") + …'
+                    cure = f"{own}, or give the index a table of its own"
+                    raise InvalidDeclaration(f"{where}.row_key", f"{must}, and {problem}", cure=cure)
 
     def _check_way_back(self) -> None:
         holders = self.target.old_key_fields()

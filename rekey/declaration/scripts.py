@@ -104,12 +104,9 @@ def _load(path: Path, kept: bytes | None = None, wanted: str = "") -> list[Decla
     """
     script_id = path.stem
     if _ID.fullmatch(script_id) is None:
-        raise DeclarationError(
-            path.name,
-            "",
-            f"the name is no script id (letters, digits, _ and -; at most {MAX_ID_CHARACTERS} characters)",
-            cure="rename the file, e.g. 0001_users.py; modules that scripts import begin with _",
-        )
+        form = f"letters, digits, _ and -; at most {MAX_ID_CHARACTERS} characters"
+        cure = "rename the file, e.g. 0001_users.py; modules that scripts import begin with _"
+        raise DeclarationError(path.name, "", f"the name is no script id ({form})", cure=cure)
     is_kept = kept is not None
 
     def declared(script_id: str, migration: Migration) -> Declared:
@@ -190,9 +187,8 @@ def _importable(folder: Path, module: ModuleType) -> Iterator[None]:
     packages = {path.name for path in folder.iterdir() if (path / "__init__.py").is_file()}
     names = {path.stem for path in folder.glob("*.py")} | packages
     for name in sorted(names & (sys.stdlib_module_names | {"rekey"})):
-        raise DeclarationError(
-            f"{folder.name}/{name}", "", "the name hides a module that scripts need", cure="rename it"
-        )
+        problem = "the name hides a module that scripts need"
+        raise DeclarationError(f"{folder.name}/{name}", "", problem, cure="rename it")
     modules, search, bytecode = dict(sys.modules), list(sys.path), sys.dont_write_bytecode
     for name in list(sys.modules):
         if name.partition(".")[0] in names:
@@ -274,10 +270,8 @@ def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
         for table in script.migration.tables:
             other = fills.setdefault(table.lower(), script.script_id)
             if other != script.script_id and not script.is_kept:  # those come last
-                problem, cure = (
-                    f"{other} fills the table {table} too",
-                    "give each migration tables of its own",
-                )
+                problem = f"{other} fills the table {table} too"
+                cure = "give each migration tables of its own"
                 raise DeclarationError(script.script_id, "target", problem, cure=cure)
     known = {script.script_id for script in scripts}
     chained = {}

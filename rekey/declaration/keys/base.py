@@ -144,10 +144,8 @@ class Expression(ABC):
         for side in (self, other):
             if not isinstance(side, Expression):
                 raise not_an_expression("+", side)
-        flat = [
-            part for side in (self, other) for part in (side.parts if isinstance(side, Concat) else (side,))
-        ]
-        return Concat(tuple(flat))
+        flat = [side.parts if isinstance(side, Concat) else (side,) for side in (self, other)]
+        return Concat(tuple(chain.from_iterable(flat)))
 
     def __radd__(self, other: object) -> Expression:
         raise not_an_expression("+", other)
