@@ -341,11 +341,9 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
 def _require_no_wait(declared: Declared, waiting: Sequence[Wait]) -> None:
     """Raise GateClosed when a migration waits for another one."""
     if waiting:
-        raise GateClosed(
-            Phase.PREPARE,
-            [f"{declared.script_id} waits for `{one.phase}` of {one.script_id}" for one in waiting],
-            hint=f"`rekey {apply_to(waiting[0].named or waiting[0].script_id, waiting[0].phase)}` first",
-        )
+        reasons = [f"{declared.script_id} waits for `{one.phase}` of {one.script_id}" for one in waiting]
+        first = apply_to(waiting[0].named or waiting[0].script_id, waiting[0].phase)
+        raise GateClosed(Phase.PREPARE, reasons, hint=f"`rekey {first}` first")
 
 
 def _apply_one(

@@ -373,11 +373,8 @@ class Announced:
     def check(self) -> None:
         """Raise Unavailable when the time for writing is over."""
         if self.clock.rising() >= self.until:
-            raise Unavailable(
-                "the replicas of a row could not be written in time",
-                code=NOT_SENT,
-                hint="run the same command again, which goes on where it stopped",
-            )
+            hint = "run the same command again, which goes on where it stopped"
+            raise Unavailable("the replicas of a row could not be written in time", code=NOT_SENT, hint=hint)
 
     async def end(self) -> None:
         """Remove the intent."""

@@ -89,10 +89,8 @@ class Opened:
     def within(self, task: Task) -> KeyRange:
         """Return the key range of a task. Raises Moved when its keys cannot be opened."""
         try:
-            return KeyRange(
-                self.keys.from_text("after", task.after or None),
-                self.keys.from_text("upto", task.upto or None),
-            )
+            after = self.keys.from_text("after", task.after or None)
+            return KeyRange(after, self.keys.from_text("upto", task.upto or None))
         except StateUnusable:
             raise refusal("task-not-opened") from None
 

@@ -119,13 +119,10 @@ async def expire_removed(run: Run, cohorts: Sequence[str] = ()) -> int:
 async def _seen(run: Run, control: ControlRow) -> tuple[int, tuple[Cohort, ...]]:
     """Return the service's time in ticks, and the cohorts of the migration."""
     now = ticks_of(await run.restricted.server_time())
-    return now, await cohorts_kept(
-        run.restricted,
-        run.script_id,
-        control.ended_at,
-        sealed=run.declared.migration.is_sealed,
-        keep_s=run.config.gates.mapping_retention_s,
-    )
+    ended_at, sealed = control.ended_at, run.declared.migration.is_sealed
+    keep_s = run.config.gates.mapping_retention_s
+    seen = await cohorts_kept(run.restricted, run.script_id, ended_at, sealed=sealed, keep_s=keep_s)
+    return now, seen
 
 
 async def _erase(session: Session, run: Run, control: ControlRow, due: list[str], reason: str) -> Expired:

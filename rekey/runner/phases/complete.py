@@ -105,11 +105,9 @@ async def _drain(run: Run) -> int:
 
 async def undo(_run: Run) -> None:
     """Raise GateClosed: rows written after `complete` are not in the source."""
-    raise GateClosed(
-        "cutover",
-        ["the migration is complete: the source has not been written since"],
-        hint="to change keys again, write a new migration script from today's table",
-    )
+    reason = "the migration is complete: the source has not been written since"
+    hint = "to change keys again, write a new migration script from today's table"
+    raise GateClosed("cutover", [reason], hint=hint)
 
 
 async def again(run: Run) -> int:

@@ -357,11 +357,9 @@ async def _require_way_back(run: Run) -> None:
     """Raise GateClosed, as `undo` does, before anything is written."""
     name = run.declared.named
     if not run.declared.migration.reverse:
-        raise GateClosed(
-            "dual_write",
-            ["the declaration says reverse=False: there is no way back after cutover"],
-            hint=f"stay with the target: {next_step('no-way-back', script=name)}",
-        )
+        reason = "the declaration says reverse=False: there is no way back after cutover"
+        hint = f"stay with the target: {next_step('no-way-back', script=name)}"
+        raise GateClosed("dual_write", [reason], hint=hint)
     if run.is_delta and not run.options.writers_stopped:
         step = next_step("go-back", script=name, target=run.targets[0].name)
         raise GateClosed("dual_write", [_NOT_STOPPED], hint=str(step))

@@ -58,12 +58,9 @@ async def run(run: Run) -> Counters:
         try:
             made += await run.tables.create_table(name)
         except TableBeingDeleted:
-            raise TableBeingDeleted(
-                f"target table {name} is still being deleted by the service",
-                code="TableBeingDeleted",
-                status=409,
-                hint="a deleted table's name is taken for 40 seconds and more; run the same command later",
-            ) from None
+            what = f"target table {name} is still being deleted by the service"
+            hint = "a deleted table's name is taken for 40 seconds and more; run the same command later"
+            raise TableBeingDeleted(what, code="TableBeingDeleted", status=409, hint=hint) from None
     return {"tables_created": made}
 
 
