@@ -28,20 +28,8 @@ from typing import Any
 
 import rfc8785
 
+from rekey import errors
 from rekey.core.progress import Interruptible
-from rekey.errors import (
-    Collision,
-    ConfigurationError,
-    Findings,
-    GateClosed,
-    Interrupted,
-    Locked,
-    Moved,
-    Refused,
-    RekeyError,
-    RowRefused,
-    SecretMissing,
-)
 from rekey.next_steps import apply_to, next_step
 from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
 from rekey.plan.plan import make_plan
@@ -246,7 +234,7 @@ def _follow_to_cutover(session: Session, run: Run) -> None:
         try:
             with _naming_rows(session, run):
                 call = session.do(follower.until_called())
-        except Interrupted as stopped:
+        except errors.Interrupted as stopped:
             follower.ended()
             stopped.hint = str(next_step("follow", script=script_id))
             raise
@@ -260,8 +248,8 @@ def _follow_to_cutover(session: Session, run: Run) -> None:
             with _naming_rows(session, run):
                 session.carry_out(script_id, Phase.CUTOVER)
             break
-        except (Refused, Findings) as problem:
-            if isinstance(problem, Locked | Moved):
+        except (errors.Refused, errors.Findings) as problem:
+            if isinstance(problem, errors.Locked | errors.Moved):
                 raise
             follower.refused(problem)
         finally:
@@ -276,7 +264,7 @@ def _naming_rows(session: Session, run: Run) -> Iterator[None]:
     are in no mapping, so `lookup` does not know them, and an edited script would be refused."""
     try:
         yield
-    except (Collision, RowRefused) as problem:
+    except (errors.Collision, errors.RowRefused) as problem:
         if Phase.CUTOVER not in session.ledger.applied(run.script_id):
             kept = "all rows; what was copied stays, and nothing was written for this row"
             problem.kept = problem.kept or kept
@@ -306,12 +294,12 @@ async def _pass_gates(
     runs: Sequence[Run], phase: Phase, closed: Mapping[str, Sequence[str]], hint: str
 ) -> None:
     """Record the gates of migrations that go on together. Raises GateClosed if one is closed."""
-    refusals: list[GateClosed] = []
+    refusals: list[errors.GateClosed] = []
     for run in runs:
         try:
             await _pass_gate(run, phase, closed[run.script_id], hint)
-        except GateClosed as refusal:
-            refusals.append(refusal)
+        except errors.GateClosed as error:
+            refusals.append(error)
     if len(runs) == 1 and refusals:
         raise refusals[0]
     if refusals:
@@ -320,7 +308,7 @@ async def _pass_gates(
             for reason in closed[run.script_id]:
                 asked.setdefault(reason, []).append(run.script_id)
         reasons = [f"{', '.join(members)}: {reason}" for reason, members in asked.items()]
-        raise GateClosed(phase, reasons, hint=hint)
+        raise errors.GateClosed(phase, reasons, hint=hint)
 
 
 async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) -> None:
@@ -344,7 +332,7 @@ async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) 
     run.state.audit("gate", run.script_id, details)
     if reasons:
         await run.tell(HookEvent.GATE_REFUSED, phase=str(phase), reasons=list(reasons))
-        raise GateClosed(phase, list(reasons), hint=hint)
+        raise errors.GateClosed(phase, list(reasons), hint=hint)
 
 
 def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan:
@@ -364,21 +352,23 @@ def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bo
 
 
 # The error for a plan that begins with this problem; Findings for any other.
-_ERRORS: dict[str, type[RekeyError]] = {
-    "secret-missing": SecretMissing,
-    **dict.fromkeys(("source-missing", "wrapping-key-missing", "indexes-cannot-follow"), ConfigurationError),
-    **dict.fromkeys(("target-holds-rows", "declaration-moved", "secret-moved"), Refused),
+_ERRORS: dict[str, type[errors.RekeyError]] = {
+    "secret-missing": errors.SecretMissing,
+    "source-missing": errors.ConfigurationError,
+    "wrapping-key-missing": errors.ConfigurationError,
+    "indexes-cannot-follow": errors.ConfigurationError,
+    **dict.fromkeys(("target-holds-rows", "declaration-moved", "secret-moved"), errors.Refused),
 }
 
 
-def _refused(plan: MigrationPlan) -> RekeyError:
+def _refused(plan: MigrationPlan) -> errors.RekeyError:
     """Return the error for a plan that must not be applied; its class follows the first problem."""
     first = plan.errors[0]
     what = "; ".join(
         problem.message + (f" (rows {', '.join(problem.row_ids)})" if problem.row_ids else "")
         for problem in plan.errors
     )
-    kind = _ERRORS.get(first.code, Findings)
+    kind = _ERRORS.get(first.code, errors.Findings)
     return kind(f"{plan.script_id}: {what}", kept="everything: nothing was written", hint=first.cure)
 
 
@@ -450,7 +440,7 @@ def _require_comparable(run: Run, phase: ControlPhase) -> None:
             what = f"nothing follows {target} any more, so differences say nothing"
     if what:
         kept = "the verification that opened the gate; `rekey status` shows it"
-        raise Refused(f"{run.script_id} is in `{phase}`: {what}", kept=kept, hint=hint)
+        raise errors.Refused(f"{run.script_id} is in `{phase}`: {what}", kept=kept, hint=hint)
 
 
 def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop: bool | None) -> list[Phase]:
