@@ -300,6 +300,10 @@ class Withheld(io.TextIOBase):
             self._note(logs.WITHHELD, "output-withheld")
         return len(text)
 
+    def writelines(self, texts: Iterable[str]) -> None:  # type: ignore[override]  # text, not bytes
+        """Log, once, that something was printed."""
+        self.write("".join(texts))
+
 
 def _print(edge: TextIO, text: str) -> None:
     edge.write(text if text.endswith("\n") else text + "\n")
