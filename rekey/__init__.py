@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from rekey.client.sdk.client_sync import DualWriteTableClient
     from rekey.client.sdk.errors import DualWriteRefused
     from rekey.declaration import keys, props, query
-    from rekey.declaration.many import for_each_table
-    from rekey.declaration.migration import Index, Migration, Target
+    from rekey.declaration.migration import Index, Migration, Target, for_each_table
 
 __all__ = [
     "DualWriteRefused",
@@ -41,7 +40,7 @@ _MODULES = {
     "LeaseSettings": "rekey.client.reading",
     "Migration": "rekey.declaration.migration",
     "Target": "rekey.declaration.migration",
-    "for_each_table": "rekey.declaration.many",
+    "for_each_table": "rekey.declaration.migration",
 }
 
 

@@ -9,7 +9,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,11 +19,11 @@ from typing import Any
 import click
 
 from rekey.cli.project import Project, open_project, open_session, status_of
-from rekey.cli.shell import EXECUTOR, GROUP, Shell, command, file_option, flag
+from rekey.cli.shell import EXECUTOR, GROUP, SCRIPTS, Shell, command, file_option, flag
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
-from rekey.errors import ConfigurationError, ExitCode, Findings, GateClosed, in_words
+from rekey.errors import ExitCode, GateClosed, in_words
 from rekey.next_steps import apply_to
 from rekey.phases import GATED, Phase
 from rekey.plan.plan import take_basis
@@ -33,6 +33,7 @@ from rekey.present.text import LABEL, duration, wrapped
 from rekey.project.sections import seconds_of
 from rekey.runner import commands
 from rekey.runner.commands import Applied
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Options
 from rekey.runner.session import Session
 from rekey.state.models import PhaseRun
@@ -96,17 +97,23 @@ class _Result:
         if applied is not None and applied.next_phase is None:
             lines.append("  all phases are done")
         elif applied is not None:
-            lines.append(
-                f"  stopped before `{applied.next_phase}`" + (", which asks for:" if applied.asks else "")
-            )
-            lines += [line for ask in applied.asks for line in wrapped(ask, first="    - ")]
-            if applied.stop_s is not None:
-                lines += wrapped(
-                    f"the application's writers would have to stop for about {duration(applied.stop_s)}",
-                    first="  ",
-                )
+            asks = ", which asks for:" if applied.asks else ""
+            lines.append(f"  stopped before `{applied.next_phase}`{asks}")
+            lines += [*_listed(applied.asks), *_stop(applied.stop_s)]
             lines += next_lines(self.status, shell.command) if self.status else []
         return "\n".join([*lines, ""])
+
+
+def _listed(asks: Iterable[str]) -> list[str]:
+    return [line for ask in asks for line in wrapped(ask, first="    - ")]
+
+
+def _stop(stop_s: float | None, more: str = "") -> list[str]:
+    """Return for how long writers would have to stop, as a line; none where that is not known."""
+    if stop_s is None:
+        return []
+    said = f"the application's writers would have to stop for about {duration(stop_s)}"
+    return wrapped(said + more, first="  ")
 
 
 def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
@@ -124,7 +131,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     "rekey apply 0001 --follow\n"
     "rekey apply --group billing --to cutover --writers-stopped",
 )
-@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+@SCRIPTS
 @click.option(
     "--to",
     type=click.Choice([str(phase) for phase in _GOALS]),
@@ -154,9 +161,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     " terminal.",
 )
 @file_option(
-    "--plan",
-    "plan_path",
-    help="Refuse when script, secrets or tables are not as this plan file says.",
+    "--plan", "plan_path", help="Refuse when script, secrets or tables are not as this plan file says."
 )
 @flag(
     "--skip-row-check",
@@ -198,10 +203,8 @@ def apply(
         listed = ", ".join(one.script_id for one in chosen)
         raise click.UsageError(f"--to {goal} goes through a gate: say which script; pending are {listed}")
     if follow and group is not None:
-        raise click.UsageError(
-            "--follow follows one migration that has no group: bring a group to its gate,"
-            f" then `rekey {apply_to(chosen[0].named, Phase.CUTOVER)}`"
-        )
+        then = f"bring a group to its gate, then `rekey {apply_to(chosen[0].named, Phase.CUTOVER)}`"
+        raise click.UsageError(f"--follow follows one migration that has no group: {then}")
     if follow:
         _check_follow(project, chosen, goal, writers_stopped=writers_stopped)
     _confirm(shell, project, chosen if goal is Phase.COMPLETE else (), yes, group)
@@ -256,13 +259,9 @@ def _apply_group(
         one.status = status_of(session, one.declared)
     [judged] = groups_of([one.status for one in results.values() if one.status], chosen)
     stops = [one.applied.stop_s for one in results.values() if one.applied and one.applied.stop_s is not None]
-    lines = judged.told(shell.command)
-    if stops:
-        said = f"the application's writers would have to stop for about {duration(stops[0])}, once for all"
-        lines += wrapped(said, first="  ")
     asks = {ask: None for one in results.values() if one.applied for ask in one.applied.asks}
-    lines += ["  the next gate asks for:"] * bool(asks)
-    lines += [line for ask in asks for line in wrapped(ask, first="    - ")]
+    lines = [*judged.told(shell.command), *(_stop(stops[0], ", once for all") if stops else [])]
+    lines += ["  the next gate asks for:", *_listed(asks)] if asks else []
     document = {"group": plain(judged), "migrations": [one.as_json() for one in results.values()]}
     return shell.emit(document, "\n".join(lines))
 
@@ -283,11 +282,7 @@ def _confirm(
             continue
         meant = f"--group {group}" if group else name
         if not shell.is_terminal:
-            raise ConfigurationError(
-                f"`complete` ends the way back of {name} for good: its name must be typed",
-                kept="everything; nothing was done",
-                hint=f"if that is meant: `{shell.command(apply_to(meant, Phase.COMPLETE))}`",
-            )
+            raise refusal("name-not-typed", name=name, command=shell.command(apply_to(meant, Phase.COMPLETE)))
         question = f"`complete` ends the way back of {name} for good. Type its name"
         if click.prompt(question, err=True) != name:
             raise click.UsageError("the migration's name was typed differently")
@@ -298,9 +293,8 @@ def _check_follow(
 ) -> None:
     """Refuse what contradicts --follow. Raises click.UsageError."""
     if goal is not None:
-        raise click.UsageError(
-            f"--follow cuts over when it is told to, --to {goal} at once: give one of them"
-        )
+        told = "--follow cuts over when it is told to"
+        raise click.UsageError(f"{told}, --to {goal} at once: give one of them")
     if len(chosen) != 1:
         listed = ", ".join(one.script_id for one in chosen) or "none is left to apply"
         raise click.UsageError(f"--follow follows one migration: say which script; {listed}")
@@ -332,11 +326,7 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
     """
     file: PlanFile = read_plan(path)
     if file.errors:
-        raise Findings(
-            f"the plan of {file.made_at} lists {file.errors} errors",
-            kept="everything: nothing was begun",
-            hint="`rekey plan` shows them with their cures; apply a plan without errors",
-        )
+        raise refusal("plan-has-errors", made_at=file.made_at, errors=file.errors)
     options = PlanOptions.of(session.config, exact=file.exact)
     fresh = [one for one in chosen if not session.ledger.applied(one.script_id)]
     check_declared(file, chosen)
@@ -351,11 +341,9 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
 def _require_no_wait(declared: Declared, waiting: Sequence[Wait]) -> None:
     """Raise GateClosed when a migration waits for another one."""
     if waiting:
-        raise GateClosed(
-            Phase.PREPARE,
-            [f"{declared.script_id} waits for `{one.phase}` of {one.script_id}" for one in waiting],
-            hint=f"`rekey {apply_to(waiting[0].named or waiting[0].script_id, waiting[0].phase)}` first",
-        )
+        reasons = [f"{declared.script_id} waits for `{one.phase}` of {one.script_id}" for one in waiting]
+        first = apply_to(waiting[0].named or waiting[0].script_id, waiting[0].phase)
+        raise GateClosed(Phase.PREPARE, reasons, hint=f"`rekey {first}` first")
 
 
 def _apply_one(

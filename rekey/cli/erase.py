@@ -16,13 +16,14 @@ import click
 
 from rekey.cli.naming import Named, check_reason, naming, some
 from rekey.cli.project import open_project, open_session
-from rekey.cli.shell import Shell, command, flag
+from rekey.cli.shell import SCRIPT, Shell, command, flag
 from rekey.declaration.migration import Declared
-from rekey.errors import ExitCode, Findings, Refused
+from rekey.errors import ExitCode, Findings
 from rekey.phases import Phase
 from rekey.present.text import counted, wrapped
 from rekey.runner.erase import erasure
 from rekey.runner.erase.erasure import Asked, Done
+from rekey.runner.refusals import refusal
 
 _CHOICE = "`--with-targets` erases them, too; `rekey lookup` shows their keys before"
 
@@ -32,7 +33,7 @@ _CHOICE = "`--with-targets` erases them, too; `rekey lookup` shows their keys be
     example='rekey erase 0001 --old eu someone@example.com --reason "ticket 4711"'
     '\nrekey erase 0001 --bulk asked.csv --with-targets --reason "ticket 4712"',
 )
-@click.argument("script", required=False)
+@SCRIPT
 @naming
 @flag("--with-targets", help="Erase their rows of the target and of index tables, too.")
 @flag("--listed-only", help="Do not search mapping and index tables for rows that no mapping row lists.")
@@ -60,11 +61,7 @@ def erase(
         if with_targets or not shell.is_terminal:
             return
         if not click.confirm("Erase the rest all the same?", err=True):
-            raise Refused(
-                f"erasing from {declared.script_id} was not confirmed",
-                kept="everything; nothing was erased or recorded",
-                hint=_CHOICE,
-            )
+            raise refusal("erase-not-confirmed", script=declared.script_id, hint=_CHOICE)
 
     with open_session(shell, project) as session:
         asked, done = erasure.erase(

@@ -21,19 +21,10 @@ from pathlib import Path
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import FILE, FOLDER, Shell, command, file_option, flag
+from rekey.cli.shell import FILE, FOLDER, SCRIPT, Shell, command, file_option, flag
 from rekey.core.plain import plain
 from rekey.declaration.mapper import Mapper
-from rekey.errors import (
-    ConfigurationError,
-    ExitCode,
-    Findings,
-    Locked,
-    MachineFailed,
-    Moved,
-    StateUnusable,
-    one_line,
-)
+from rekey.errors import ConfigurationError, ExitCode, Locked, MachineFailed, StateUnusable, one_line
 from rekey.evidence.bag import payload, require_folder, statement_sha256
 from rekey.evidence.export import export as write
 from rekey.evidence.export import exports_of, record_verified
@@ -47,6 +38,7 @@ from rekey.evidence.verify import verify as check
 from rekey.phases import Phase
 from rekey.project.config import Config, load_config, reading
 from rekey.protocol.opening import Prepared
+from rekey.runner.refusals import refusal
 from rekey.state.store import State
 
 KEY_FILE = "evidence.pem"
@@ -102,7 +94,7 @@ Next: name it in {shell.config_path}:
     "\nrekey evidence export ./evidence-0001 0001 --timestamp https://tsa.example/",
 )
 @click.argument("folder", type=FOLDER)
-@click.argument("script", required=False)
+@SCRIPT
 @click.option(
     "--timestamp", "authority", metavar="URL", help="Have a time stamp authority (RFC 3161) stamp it."
 )
@@ -169,9 +161,7 @@ def verify(
     try:
         earlier = None if kept is None else kept.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
-        raise ConfigurationError(
-            f"the checkpoint {kept} cannot be read", hint="name the file `data/audit/checkpoint` of a bundle"
-        ) from None
+        raise refusal("no-checkpoint", file=kept) from None
     trusted = Trusted(keys, root=root, ignore_timestamp=without_timestamp, earlier=earlier)
     verdict = check(folder, trusted)
     recorded = verdict.is_right and _record(shell, folder, verdict)
@@ -226,11 +216,8 @@ def recompute(
     keys = _keys_for(shell, key_files, folder)
     verdict = check(folder, Trusted(keys, ignore_timestamp=True))
     if not verdict.is_right:
-        raise Findings(
-            f"{folder} is not as it was exported: {'; '.join(one.what for one in verdict.findings)}",
-            kept="everything; no table was read",
-            hint=f"`{shell.command(f'evidence verify {folder}')}` shows it all",
-        )
+        findings, command = "; ".join(one.what for one in verdict.findings), f"evidence verify {folder}"
+        raise refusal("bundle-changed", folder=folder, findings=findings, command=shell.command(command))
     recorded = last_full(payload(folder))
     mapper = _mapper(shell, verdict) if mapping else None
     config = load_config(shell.config_path) if endpoint is None else reading(endpoint, key_env, targets)
@@ -255,12 +242,8 @@ def recompute(
         lines.append(f"  {names[one.what]} {one.table}: {one.found_rows:,} rows, {said}")
         lines += [f"    then  {one.recorded_digest}"] if one.recorded_digest else []
         lines += [f"    now   {one.found_digest}"] if one.found_digest else []
-    document = {
-        "script_id": verdict.predicate["script_id"],
-        "verified_at": recorded["finished_at"],
-        "digests": plain(found),
-    }
-    return shell.emit(document, "\n".join(lines), code)
+    document = {"script_id": verdict.predicate["script_id"], "verified_at": recorded["finished_at"]}
+    return shell.emit({**document, "digests": plain(found)}, "\n".join(lines), code)
 
 
 def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
@@ -272,11 +255,7 @@ def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
     project = open_project(shell)
     declared = project.choose(verdict.predicate["script_id"])
     if declared.digest != verdict.predicate["declaration_sha256"]:
-        raise Moved(
-            f"the script {declared.script_id} of this project is not the one of the bundle",
-            kept="everything; no table was read",
-            hint="use the script that is in the bundle (data/script.py)",
-        )
+        raise refusal("not-the-bundles-script", script=declared.script_id)
     return Prepared.of(project.config, declared).mapper
 
 
@@ -343,10 +322,7 @@ def _refuse_within(shell: Shell, folder: Path) -> None:
     path = shell.config_path
     places = (path.parent.resolve() / path.name, path.resolve())
     if any(place.is_relative_to(folder.resolve()) for place in places):
-        raise ConfigurationError(
-            f"the project {path} lies in the bundle, and is not looked at",
-            hint=f"stand in another folder; {_GIVE_KEY}",
-        )
+        raise refusal("project-in-bundle", project=path, give_key=_GIVE_KEY)
 
 
 for _command in (keygen, export, verify, recompute):

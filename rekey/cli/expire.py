@@ -12,13 +12,14 @@ import click
 
 from rekey.cli.naming import check_reason
 from rekey.cli.project import open_project, open_session
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import SCRIPT, Shell, command
 from rekey.core.clock import format_ticks
-from rekey.errors import ExitCode, Findings
+from rekey.errors import ExitCode
 from rekey.mapping.rows import WHOLE
 from rekey.phases import Phase
 from rekey.present.text import counted, moment
 from rekey.runner.erase import expiry
+from rekey.runner.refusals import refusal
 
 
 @command(
@@ -26,7 +27,7 @@ from rekey.runner.erase import expiry
     example="rekey expire 0001 --confirm 0001_users"
     '\nrekey expire 0001 --cohort 2024-05 --reason "ticket 4712"',
 )
-@click.argument("script", required=False)
+@SCRIPT
 @click.option("--confirm", metavar="ID", help="The migration's id, typed. Asked for on a terminal.")
 @click.option("--cohort", metavar="MONTH", help="Erase this month (2024-05) only.")
 @click.option(
@@ -65,13 +66,7 @@ def expire(
     if not done.kept_rows:
         return shell.emit(document, text)
     shell.tell_before_error(document, text)
-    raise Findings(
-        f"{done.kept_rows:,} mapping rows of {declared.script_id} were written too late to be over, or"
-        " changed while they were deleted",
-        kept="those rows",
-        hint="after `complete` nothing should write to the mapping: find out what did; the same command takes"
-        " them when they are over",
-    )
+    raise refusal("mapping-rows-kept", rows=done.kept_rows, script=declared.script_id)
 
 
 def _told(script_id: str, done: expiry.Expired) -> str:

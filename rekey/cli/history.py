@@ -15,18 +15,19 @@ from pathlib import Path
 
 import click
 
-from rekey.cli.shell import Shell, command, file_option, flag
+from rekey.cli.shell import SCRIPTS, Shell, command, file_option, flag
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import file_of, load_script
-from rekey.errors import ConfigurationError, DeclarationError, ExitCode, Refused
+from rekey.errors import DeclarationError, ExitCode
 from rekey.project.config import load_config
+from rekey.runner.refusals import refusal
 from rekey.state.store import State
 from rekey.status.history import Begun, begun
 
 
 @command("history", example="rekey history\nrekey history 0001 --json")
-@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+@SCRIPTS
 def history(shell: Shell, scripts: tuple[str, ...]) -> ExitCode:
     """List the migrations that were begun, with phases and times.
 
@@ -53,11 +54,7 @@ def show(shell: Shell, script: str, wants_script: bool, out: Path | None) -> Exi
     if not wants_script:
         return shell.emit(plain(one), "\n".join(one.told(shell.command)))
     if one.kept is None:
-        raise Refused(
-            f"{one.script_id} was begun by a version of rekey that kept no script",
-            kept="everything; nothing was changed",
-            hint=f"take {one.script_id}.py of {one.begun_at[:10]} from version control",
-        )
+        raise refusal("no-script-kept", script=one.script_id, day=one.begun_at[:10])
     document = {"script_id": one.script_id, "begun_at": one.kept.begun_at, "digest": one.kept.digest}
     if out is None:
         text = decode_source(one.kept.content)
@@ -66,10 +63,7 @@ def show(shell: Shell, script: str, wants_script: bool, out: Path | None) -> Exi
         with out.open("xb") as file:
             file.write(one.kept.content)
     except OSError as error:
-        raise ConfigurationError(
-            f"the script cannot be written to {out} ({type(error).__name__})",
-            hint="name a file that does not exist, in a folder that this user can write to",
-        ) from None
+        raise refusal("script-not-written", file=out, reason=type(error).__name__) from None
     return shell.emit({**document, "out": str(out)}, f"{one.script_id}: written to {out}, as it was begun")
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import click
 
 from rekey.cli.shell import Shell, command
-from rekey.errors import ConfigurationError, ExitCode, reason_of
+from rekey.errors import ExitCode, reason_of
 from rekey.project.config import default_config
 from rekey.project.privatefiles import write_private
+from rekey.runner.refusals import refusal
 
 # What a project keeps to itself: state, wrapping keys, secrets of ids, the key that signs evidence.
 IGNORED = (".rekey/", "*.key", "*.secret", "evidence.pem")
@@ -46,18 +47,11 @@ def init(shell: Shell, folder: Path) -> ExitCode:
         made[keep] = not any(migrations.iterdir()) and _write_new(keep, "")
         made[ignore] = _ignore(ignore)
     except OSError as error:
-        raise ConfigurationError(
-            f"{folder} cannot be written ({reason_of(error)})",
-            kept="what was there before",
-            hint="name a folder that this user can write to: `rekey init FOLDER`",
-        ) from None
+        raise refusal("folder-not-written", folder=folder, reason=reason_of(error)) from None
     new = f"{shell.command('new NAME')} --source TABLE --target TABLE"
     lines = [f"{'wrote' if is_new else 'kept '}  {path}" for path, is_new in made.items()]
-    lines += [
-        "",
-        f"Next: name your accounts in {config} (it says how), then write a first migration script:",
-        f"  {new}",
-    ]
+    then = f"Next: name your accounts in {config} (it says how), then write a first migration script:"
+    lines += ["", then, f"  {new}"]
     written = [str(path) for path, is_new in made.items() if is_new]
     document = {"config": str(config), "migrations": str(migrations), "written": written, "next": new}
     return shell.emit(document, "\n".join(lines))

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import click
 
-from rekey.cli.shell import Shell, command, flag, no_such_table
-from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
-from rekey.errors import ConfigurationError, ExitCode, TableMissing
+from rekey.cli.shell import Shell, command, flag
+from rekey.core.limits import TABLE_NAME_CURE, own_name, table_name_problem
+from rekey.errors import ExitCode, TableMissing
 from rekey.inspect.inspect import inspect_table
 from rekey.inspect.render import inspection_text
 from rekey.inspect.report import Inspection
@@ -22,6 +22,7 @@ from rekey.plan.advice.facts import Facts
 from rekey.plan.advice.gather import facts_of_profile
 from rekey.plan.render import advice_lines
 from rekey.project.config import load_config
+from rekey.runner.refusals import refusal
 
 
 @command("inspect", example="rekey inspect Users\nrekey inspect Users --exact --json")
@@ -49,17 +50,15 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
 
 async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, Facts]:
     config = load_config(shell.config_path)
-    _, account = config.holding(table)
+    section, account = config.holding(table)
     if not account.guarantees.ordered:
-        raise ConfigurationError(
-            f"{table} is in {account.guarantees.service}, where no range of keys can be read",
-            hint="inspect a table of an account of Azure Table Storage",
-        )
+        raise refusal("no-ranges", table=table, service=account.guarantees.service)
     async with shell.connect(config) as accounts:
         try:
             found, profile = await inspect_table(
                 accounts.tables.table(table), exact=exact, show_keys=show_keys, progress=shell.progress()
             )
         except TableMissing:
-            raise no_such_table(table, config) from None
+            name = own_name(table)
+            raise refusal("no-such-table", table=name, account=account, section=section) from None
     return found, facts_of_profile(profile, found.inventory)

@@ -21,27 +21,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
 from rekey.cli.naming import Named, check_reason, naming, record_look_up, some
 from rekey.cli.project import Project, open_project
-from rekey.cli.shell import Shell, command, file_option
+from rekey.cli.shell import SCRIPT, Shell, command, file_option
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
-from rekey.errors import (
-    ConfigurationError,
-    ExitCode,
-    Findings,
-    Locked,
-    MachineFailed,
-    Refused,
-    StateUnusable,
-    reason_of,
-)
+from rekey.errors import ExitCode, Locked, MachineFailed, RekeyError, StateUnusable, reason_of
 from rekey.mapping.lookup import Found, Gone, Lookup, Met, Query
 from rekey.phases import Phase
 from rekey.project.privatefiles import write_private
 from rekey.protocol.opening import Prepared, open_migration
+from rekey.runner.refusals import refusal
 from rekey.state.audit import Erasures, erasures
 from rekey.state.store import State
 
@@ -52,7 +42,7 @@ from rekey.state.store import State
     '\nrekey lookup 0001 --id 3m9k2v7c0q1x --reason "named by verify"'
     '\nrekey lookup 0001 --bulk asked.csv --out answers.jsonl --reason "ticket 4712"',
 )
-@click.argument("script", required=False)
+@SCRIPT
 @naming
 @file_option("--out", help="Write the answers to a new private file (JSON Lines).")
 def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Path | None) -> ExitCode:
@@ -73,11 +63,7 @@ def lookup(shell: Shell, script: str | None, named: Named, reason: str, out: Pat
         try:
             write_private(out, "".join(f"{line}\n" for line in lines).encode("utf-8"))
         except OSError as error:
-            raise ConfigurationError(
-                f"the answers cannot be written to {out} ({reason_of(error)})",
-                kept="the record of the look-up",
-                hint="name a file that does not exist, in a folder that this user can write to",
-            ) from None
+            raise refusal("answers-not-written", file=out, reason=reason_of(error)) from None
     document: dict[str, Any] = {"script_id": declared.script_id, "unknown": len(unknown)}
     document |= {"out": str(out), "found": len(found)} if out else {"rows": plain(found)}
     document["erased"] = plain(erased)
@@ -108,10 +94,7 @@ async def _look(
         migration = open_migration(prepared, accounts)
         control = await migration.control.read()
         if control is None:
-            raise Refused(
-                f"{declared.script_id} has not begun: nothing has a new key yet",
-                hint=f"`rekey plan {declared.script_id} --show-keys` shows examples of what keys will be",
-            )
+            raise refusal("nothing-looked-up", script=declared.script_id)
         looking = Lookup(await migration.mapping(control), accounts.tables)
         met = [await looking.meet(one) for one in queries]
         if not declared.migration.is_sealed and not bulk:
@@ -151,28 +134,20 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
     return said
 
 
-def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone]) -> Findings:
+def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone]) -> RekeyError:
     """Return the error for rows that are unknown or were erased."""
     returned = [one for one in erased if one.returned]
     said = [f"row {one.row_id} was erased on {one.on}" for one in erased if not one.returned]
     said += [f"row {one.row_id} was erased on {one.on}, and stands there again" for one in returned]
     if unknown:
         said.append(f"{declared.script_id} knows no such row ({some(unknown)})")
-    kept = "that it was erased, and when; nothing else of it" if erased and not returned else ""
-    hint = "the audit log says on whose word: `rekey evidence export`"
-    if unknown:
-        hint = (
-            "check the key character by character; rows that were never copied, and ids of rows in index"
-            f" tables, cannot be looked up: `rekey plan {declared.script_id} --exact --show-keys` shows the"
-            " keys of rows that cannot be copied"
-        )
+    what = some(said, "; ")
     if returned:
-        kept = "the rows as they stand there; they are not shown"
-        hint = (
-            "an old copy was put into the restricted store: find out by whom, and erase again"
-            f" (`rekey erase {declared.script_id}`; `rekey runbook erasure` says how)"
-        )
-    return Findings(some(said, "; "), kept=kept, hint=hint)
+        return refusal("rows-returned", what=what, script=declared.script_id)
+    if not unknown:
+        return refusal("rows-erased", what=what)
+    kept = "that it was erased, and when; nothing else of it" if erased else ""
+    return refusal("rows-unknown", what=what, script=declared.script_id, kept=kept)
 
 
 def _told(declared: Declared, found: Found) -> list[str]:

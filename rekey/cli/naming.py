@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 import click
 
 from rekey.cli.shell import file_option
-from rekey.errors import ConfigurationError, Refused, reason_of
+from rekey.errors import reason_of
 from rekey.mapping.lookup import Query
 from rekey.model import EntityKey
 from rekey.project.config import Config
+from rekey.runner.refusals import refusal
 from rekey.state.store import State
 
 # How many safe ids are listed for people; `--json` has them all.
@@ -84,22 +85,14 @@ def _read_bulk(path: Path, most: int) -> tuple[str, list[list[str]]]:
     try:
         rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline=""), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigurationError(
-            f"the file {path} cannot be read ({reason_of(error)})",
-            hint="give CSV in UTF-8 with a line of column names",
-        ) from None
+        raise refusal("bulk-not-read", file=path, reason=reason_of(error)) from None
     header = tuple(rows[0]) if rows else ()
     asked = [row for row in rows[1:] if row]
     if header not in _COLUMNS or any(len(row) != len(header) for row in asked):
         wanted = "; ".join(",".join(columns) for columns in _COLUMNS)
-        raise ConfigurationError(
-            f"the file {path} has not the columns that are expected", hint=f"begin it with one of: {wanted}"
-        )
+        raise refusal("bulk-columns", file=path, wanted=wanted)
     if not 0 < len(asked) <= most:
-        raise ConfigurationError(
-            f"the file {path} asks for {len(asked)} keys, and 1 to {most} may be asked for",
-            hint="split it, or raise [lookup] bulk_keys",
-        )
+        raise refusal("bulk-too-many", file=path, count=len(asked), most=most)
     return _COLUMNS[header], asked
 
 
@@ -131,11 +124,7 @@ def check_reason(reason: str, keys: Sequence[EntityKey] = ()) -> None:
 def record_look_up(state: State, script_id: str, details: Mapping[str, Any], *, most: int) -> None:
     """Record that keys are about to be shown. Raises Refused after `most` in a minute, over all processes."""
     if state.audit_within("lookup", script_id, details, most=most, seconds=_MINUTE_S) is None:
-        raise Refused(
-            f"there were {most} look-ups in the last minute already",
-            kept="everything, and no key was shown; this look-up is not recorded",
-            hint="wait a minute; for many keys use --bulk FILE, or raise [lookup] per_minute",
-        )
+        raise refusal("look-ups-too-many", most=most)
 
 
 def some(texts: Sequence[str], between: str = ", ") -> str:

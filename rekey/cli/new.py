@@ -17,9 +17,10 @@ import click
 from rekey.cli.shell import Shell, command
 from rekey.core.limits import TABLE_NAME_CURE, own_name, table_name_problem
 from rekey.declaration.scripts import load_scripts
-from rekey.errors import ConfigurationError, DeclarationError, ExitCode, reason_of
+from rekey.errors import DeclarationError, ExitCode, reason_of
 from rekey.present.text import counted
 from rekey.project.config import Config, load_config
+from rekey.runner.refusals import refusal
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _NUMBER = re.compile(r"(\d+)_")
@@ -52,10 +53,8 @@ def new(
     NAME is letters, digits, _ and -, and begins with a letter; the next number is put before it.
     """
     if _NAME.fullmatch(name) is None:
-        raise click.UsageError(
-            f"{name!r} is no name for a script: a letter, then letters, digits, _ and - (the number comes by"
-            " itself)"
-        )
+        form = "a letter, then letters, digits, _ and - (the number comes by itself)"
+        raise click.UsageError(f"{name!r} is no name for a script: {form}")
     if each is not None and (source or target):
         raise click.UsageError("--each names sources and targets: leave --source and --target out")
     # `user_mails` gives `UserMails`.
@@ -72,13 +71,9 @@ def new(
     folder, parts = config.migrations, _ONE
     if each is not None:
         tables = shell.do(_found(shell, config, each))
-        from_table, parts = "these tables", _MANY
-        listed = "".join(f'    "{one}",\n' for one in tables)
-        parts = {
-            **parts,
-            "begin": f"TABLES = [\n{listed}]\n\n{parts['begin']}",
-            "end": f'    group="{name}",\n))\n',
-        }
+        from_table, listed = "these tables", "".join(f'    "{one}",\n' for one in tables)
+        begin, end = f"TABLES = [\n{listed}]\n\n{_MANY['begin']}", f'    group="{name}",\n))\n'
+        parts = _MANY | {"begin": begin, "end": end}
     template = Path(__file__).with_name("new_script.txt").read_text("utf-8")
     try:
         before = sorted(path.stem for path in folder.glob("*.py") if not path.name.startswith("_"))
@@ -92,10 +87,7 @@ def new(
             names = {"source": from_table, "from_table": f'"{from_table}"', "to_table": f'"{to_table}"'}
             file.write(template.format(depends=listed, **{**names, **parts}))
     except OSError as error:
-        raise ConfigurationError(
-            f"no script can be written to {folder} ({reason_of(error)})",
-            hint="check [migrations] path in the configuration and the folder's permissions",
-        ) from None
+        raise refusal("new-not-written", folder=folder, reason=reason_of(error)) from None
     try:
         load_scripts(folder)
     except DeclarationError as error:
@@ -104,10 +96,8 @@ def new(
             raise
         # Another script is wrong: it was so before, and `plan` reports it.
     following = shell.command(f"plan {script_id}" if each is None else f"plan --group {name}")
-    return shell.emit(
-        {"script_id": script_id, "path": str(path), "next": following},
-        f"{path}\n\nNext: say in it what the keys become, then see what would happen:\n  {following}",
-    )
+    text = f"{path}\n\nNext: say in it what the keys become, then see what would happen:\n  {following}"
+    return shell.emit({"script_id": script_id, "path": str(path), "next": following}, text)
 
 
 _ONE = {"imported": "", "begin": "migration = ", "end": ")\n"}
@@ -127,10 +117,7 @@ async def _found(shell: Shell, config: Config, pattern: str) -> list[str]:
         there = await accounts.tables.table_names()
     fitting = sorted(one for one in there if fnmatchcase(one.lower(), pattern.lower()))
     if not fitting:
-        raise ConfigurationError(
-            f"no table of the account has a name like {pattern}; it has {counted(len(there), 'table')}",
-            hint='write the pattern as in --each "Orders*", and check the endpoint of [tables]',
-        )
+        raise refusal("no-such-tables", pattern=pattern, tables=counted(len(there), "table"))
     return fitting
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import GROUP, Shell, command, file_option, flag
+from rekey.cli.shell import GROUP, HTML, SCRIPTS, Shell, command, file_option, flag
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script
 from rekey.errors import ExitCode
@@ -39,14 +39,11 @@ from rekey.state.store import State
     example="rekey plan\nrekey plan 0001 --exact --out plan.json --html plan.html\n"
     "rekey apply 0001 --plan plan.json\nrekey plan --compare by_month.py by_author.py\nrekey plan --offline",
 )
-@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+@SCRIPTS
 @flag("--exact", help="Read every row instead of a sample; finds every collision.")
 @flag("--show-keys", help="Show old and new keys. For the operator's eyes only.")
 @file_option("--out", help="Write a plan file, for `apply --plan`. It never holds keys.")
-@file_option(
-    "--html",
-    help="Write a page with plots that loads nothing. It never holds keys.",
-)
+@HTML
 @click.option(
     "--rate",
     metavar="N",
@@ -91,7 +88,10 @@ def plan(
         shows = f"`{shell.command('status')}` shows them"
         return shell.emit({"migrations": []}, f"Nothing to plan: every migration is complete. {shows}.")
     if offline:
-        made = _offline(shell, project.config, chosen)
+        # By what is on this machine: scripts, configuration, and the state file if there is one.
+        with State.open(project.config.state, read_only=True) as state:
+            subjects = [Subject.offline(one, state.migration(one.script_id)) for one in chosen]
+        made = plan_offline(subjects, PlanOptions.of(project.config), shell.clock)
     else:
         made = shell.do(_make(shell, project.config, chosen, exact=exact, show_keys=show_keys, rate=rate))
     text = plan_text(made, requests=requests)
@@ -105,13 +105,6 @@ def plan(
         document["page"] = str(html)
         text += f"\nThe page is {html}.\n"
     return shell.emit(document, text, made.exit_code)
-
-
-def _offline(shell: Shell, config: Config, chosen: Sequence[Declared]) -> Plan:
-    """Plan by what is on this machine: scripts, configuration, and the state file if there is one."""
-    with State.open(config.state, read_only=True) as state:
-        subjects = [Subject.offline(one, state.migration(one.script_id)) for one in chosen]
-    return plan_offline(subjects, PlanOptions.of(config), shell.clock)
 
 
 def _compare(shell: Shell, scripts: Sequence[str], html: Path | None, **how: Any) -> ExitCode:

@@ -40,11 +40,6 @@ class Note(Protocol):
         """Print it."""
 
 
-def no_silence() -> Sequence[Silence]:
-    """Return that every service answers."""
-    return ()
-
-
 class Lines(Progress):
     """Progress in lines: what is waited for, and every so often how far a pass is."""
 
@@ -54,7 +49,7 @@ class Lines(Progress):
         self,
         note: Note,
         clock: Clock | None = None,
-        silences: Callable[[], Sequence[Silence]] = no_silence,
+        silences: Callable[[], Sequence[Silence]] = tuple,
         *,
         of_passes: bool = True,
     ) -> None:

@@ -19,11 +19,12 @@ from contextlib import suppress
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import Shell, command
-from rekey.errors import ConfigurationError, ExitCode
+from rekey.cli.shell import SCRIPTS, Shell, command
+from rekey.errors import ExitCode
 from rekey.proxy.credentials import access_of
 from rekey.proxy.running import Listening, proxying, run
 from rekey.proxy.tls import certificate_for
+from rekey.runner.refusals import refusal
 from rekey.serve.server import Address
 
 _LOOK_S, _AGAIN_S = 0.2, 1.0
@@ -32,7 +33,7 @@ _NUMBER = "REKEY_PROXY_NUMBER"
 
 
 @command("proxy", example="rekey proxy\nrekey proxy 0001 --listen 127.0.0.1:10102 --processes 2")
-@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+@SCRIPTS
 @click.option("--listen", metavar="HOST:PORT", help="Where applications connect to; [proxy] listen.")
 @click.option("--admin", metavar="HOST:PORT", help="Where health and metrics are; [proxy] admin.")
 @click.option(
@@ -43,11 +44,7 @@ _NUMBER = "REKEY_PROXY_NUMBER"
     help="Processes that share the port.",
 )
 def proxy(
-    shell: Shell,
-    scripts: tuple[str, ...],
-    listen: str | None,
-    admin: str | None,
-    processes: int,
+    shell: Shell, scripts: tuple[str, ...], listen: str | None, admin: str | None, processes: int
 ) -> ExitCode:
     """Serve tables to applications in any language while keys change.
 
@@ -63,10 +60,7 @@ def proxy(
     number = os.environ.get(_NUMBER)
     if processes > 1 and number is None:
         if not address.port or address.port in range(aside.port, aside.port + processes):
-            raise ConfigurationError(
-                "several processes need a port that is given, and that is no admin port of one of them",
-                hint=f"give --listen another port; admin ports are {aside.port} and those after it",
-            )
+            raise refusal("proxy-ports", admin=aside.port)
         return _supervised(shell, processes)
     chosen = project.choose_all(scripts) if scripts else list(project.scripts.values())
     if number and aside.port:
@@ -74,9 +68,8 @@ def proxy(
 
     def started(found: Listening) -> None:
         url = found.url
-        shell.note(
-            f"serving {url} until SIGTERM; health at {found.admin}", "serving", url=url, admin=found.admin
-        )
+        said = f"serving {url} until SIGTERM; health at {found.admin}"
+        shell.note(said, "serving", url=url, admin=found.admin)
 
     tls = None if certificate is None else certificate.context
     context = proxying(project.config, chosen, access, address, aside, tls=tls, shared=processes > 1)

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import FOLDER, Shell, command, file_option, flag
+from rekey.cli.shell import FOLDER, SCRIPT, Shell, command, file_option, flag
 from rekey.declaration.scripts import file_of
 from rekey.errors import ExitCode
 from rekey.rehearse.rehearsal import DEMO
@@ -35,7 +35,7 @@ ROWS = 2000
     example="rekey rehearse 0001\nrekey rehearse migrations/0001_users.py --rows 20000"
     "\nrekey rehearse 0001 --data users.json\nrekey rehearse --demo",
 )
-@click.argument("script", required=False)
+@SCRIPT
 @click.option("--rows", type=click.IntRange(1), help=f"How many rows to make up.  [default: {ROWS}]")
 @file_option(
     "--data",

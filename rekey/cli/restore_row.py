@@ -8,7 +8,7 @@ import click
 
 from rekey.cli.naming import check_reason
 from rekey.cli.project import open_project, open_session
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import SCRIPT, Shell, command
 from rekey.errors import ExitCode
 from rekey.phases import Phase
 from rekey.runner.restore import restore
@@ -16,7 +16,7 @@ from rekey.runner.restore import restore
 
 @command("restore-row", example='rekey restore-row 3m9k2v7c0q1x 0001 --reason "ticket 4711"')
 @click.argument("row_id", metavar="ID")
-@click.argument("script", required=False)
+@SCRIPT
 @click.option("--reason", metavar="TEXT", help="Why; it is recorded. No name, no key.")
 def restore_row(shell: Shell, row_id: str, script: str | None, reason: str | None) -> ExitCode:
     """Bring a row of a target back that a repair removed.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import click
 
 from rekey.cli.project import open_project, open_session
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import SCRIPT, Shell, command
 from rekey.errors import ExitCode
 from rekey.phases import Phase
 from rekey.runner import commands
@@ -51,7 +51,7 @@ def _instead(moved: str, words: Sequence[str]) -> str:
 
 
 @command("retire", cls=_Retire, example="rekey retire 0001 --table Users")
-@click.argument("script", required=False)
+@SCRIPT
 @click.option("--table", metavar="NAME", help="The source table's name, typed. Asked for on a terminal.")
 def retire(shell: Shell, script: str | None, table: str | None) -> ExitCode:
     """Delete the source table of a completed migration.
@@ -72,7 +72,6 @@ def retire(shell: Shell, script: str | None, table: str | None) -> ExitCode:
         commands.retire(session, declared.script_id)
         last = session.state.phase_runs(declared.script_id)[-1]
     source, kept = declared.migration.source, ", ".join(declared.migration.table_names)
-    return shell.emit(
-        {"script_id": declared.script_id, "deleted": source, "counters": dict(last.counters)},
-        f"{declared.script_id}: {source} is deleted; the application works on {kept}.",
-    )
+    document = {"script_id": declared.script_id, "deleted": source, "counters": dict(last.counters)}
+    text = f"{declared.script_id}: {source} is deleted; the application works on {kept}."
+    return shell.emit(document, text)

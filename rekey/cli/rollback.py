@@ -8,20 +8,20 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from rekey.cli.project import open_project, open_session, status_of
-from rekey.cli.shell import GROUP, Shell, command, flag
+from rekey.cli.shell import GROUP, SCRIPT, Shell, command, flag
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
 from rekey.phases import ControlPhase, Phase
 from rekey.present.text import counted, labelled, wrapped
 from rekey.runner import commands
-from rekey.runner.run import Options
+from rekey.runner.run import Counters, Options
 from rekey.status.judge import Status
 from rekey.status.tell import verdict_lines
 
@@ -31,7 +31,7 @@ from rekey.status.tell import verdict_lines
     example="rekey rollback 0001 --writers-stopped\nrekey rollback 0001 --to source --drop-targets\n"
     "rekey rollback --group billing --writers-stopped",
 )
-@click.argument("script", required=False)
+@SCRIPT
 @click.option(
     "--to",
     type=click.Choice([str(ControlPhase.DUAL_WRITE), str(ControlPhase.SOURCE)]),
@@ -40,10 +40,7 @@ from rekey.status.tell import verdict_lines
 )
 @flag("--drop-targets", help="On the way to `source`: drop the target tables and what is known of them.")
 @flag("--keep-targets", help="On the way to `source`: keep the target tables and what is known of them.")
-@flag(
-    "--writers-stopped",
-    help='You confirm that no application writes (capture "delta", from cutover).',
-)
+@flag("--writers-stopped", help='You confirm that no application writes (capture "delta", from cutover).')
 @GROUP
 def rollback(
     shell: Shell,
@@ -63,9 +60,8 @@ def rollback(
     if drop_targets and keep_targets:
         raise click.UsageError("--drop-targets and --keep-targets contradict each other")
     if to == ControlPhase.DUAL_WRITE and (drop_targets or keep_targets):
-        raise click.UsageError(
-            "--drop-targets and --keep-targets go with --to source: `dual_write` keeps the targets"
-        )
+        both = "--drop-targets and --keep-targets"
+        raise click.UsageError(f"{both} go with --to source: `dual_write` keeps the targets")
     project = open_project(shell)
     if group is None:
         chosen = [project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)]
@@ -80,17 +76,11 @@ def rollback(
             undone = {only: commands.rollback(session, only, to=goal, drop=drop)}
         else:
             undone = commands.rollback_group(session, group, to=goal, drop=drop)
-        told = [
-            _told(
-                shell,
-                one,
-                undone.get(one.script_id, []),
-                status_of(session, one),
-                drop=drop_targets,
-                counters=session.taken_back.get((one.script_id, Phase.CUTOVER), {}),
-            )
-            for one in chosen
-        ]
+        told = []
+        for one in chosen:
+            phases, status = undone.get(one.script_id, []), status_of(session, one)
+            counters = session.taken_back.get((one.script_id, Phase.CUTOVER), {})
+            told.append(_told(shell, one, phases, status, counters, drop_targets))
     text = "\n".join(line for lines, _ in told for line in lines)
     if group is None:
         return shell.emit(told[0][1], text)
@@ -98,13 +88,7 @@ def rollback(
 
 
 def _told(
-    shell: Shell,
-    declared: Declared,
-    undone: Sequence[Phase],
-    status: Status,
-    *,
-    drop: bool,
-    counters: Mapping[str, int],
+    shell: Shell, declared: Declared, undone: Sequence[Phase], status: Status, counters: Counters, drop: bool
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the lines and the document about one migration."""
     taken = ", ".join(undone) if undone else "nothing: it was there already"
@@ -118,7 +102,7 @@ def _told(
     return lines, document | {"status": status.as_json()}
 
 
-def _rows_back(declared: Declared, counters: Mapping[str, int]) -> str:
+def _rows_back(declared: Declared, counters: Counters) -> str:
     """Return how many rows came back to the source."""
     source = declared.migration.source
     if not counters:

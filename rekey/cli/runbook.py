@@ -33,9 +33,8 @@ def runbook(shell: Shell, name: str | None) -> ExitCode:
     if name is None:
         listed = [{"name": one, "when": when} for one, when in found.items()]
         following = f"`{shell.command('runbook NAME')}` shows one"
-        return shell.emit(
-            {"runbooks": listed}, report([*table(("runbook", "when"), found.items()), "", following])
-        )
+        text = report([*table(("runbook", "when"), found.items()), "", following])
+        return shell.emit({"runbooks": listed}, text)
     if name not in found:
         raise click.UsageError(f"there is no runbook {name!r}; there are: {', '.join(found)}")
     return shell.emit({"runbook": name, "text": _page(name)}, _LINK.sub(_told, _page(name)))

@@ -16,7 +16,7 @@ from functools import partial
 import click
 
 from rekey.cli.project import Project, open_project
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import SCRIPTS, Shell, command
 from rekey.cli.status import look_at_all
 from rekey.client.sdk.thread import LoopThread
 from rekey.declaration.migration import Declared
@@ -30,7 +30,7 @@ USUAL = "127.0.0.1:9460"
 
 
 @command("serve", example="rekey serve\nrekey serve 0001 --address 127.0.0.1:8080")
-@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+@SCRIPTS
 @click.option("--address", default=USUAL, show_default=True, help="HOST:PORT to listen on.")
 def serve(shell: Shell, scripts: tuple[str, ...], address: str) -> ExitCode:
     """Show progress on a live page, as JSON and as metrics.

@@ -17,6 +17,7 @@ Rules kept here:
 from __future__ import annotations
 
 import functools
+import io
 import json
 import logging
 import os
@@ -34,8 +35,7 @@ import click
 
 from rekey.cli import signals
 from rekey.core import logs
-from rekey.core.limits import own_name
-from rekey.errors import ConfigurationError, ExitCode, visible
+from rekey.errors import ExitCode, visible
 from rekey.present.text import WIDTH
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ class Edge:
         return getattr(self._stream, name)
 
 
-class Withheld:
+class Withheld(io.TextIOBase):
     """What standard error is while events are logged as JSON: tells that something was printed, not what."""
 
     def __init__(self, note: Callable[[str, str], None]) -> None:
@@ -300,16 +300,9 @@ class Withheld:
             self._note(logs.WITHHELD, "output-withheld")
         return len(text)
 
-    def writelines(self, texts: Iterable[str]) -> None:
-        """Log that something was printed."""
+    def writelines(self, texts: Iterable[str]) -> None:  # type: ignore[override]  # text, not bytes
+        """Log, once, that something was printed."""
         self.write("".join(texts))
-
-    def flush(self) -> None:
-        """Do nothing: nothing is held back."""
-
-    def isatty(self) -> bool:
-        """Tell that it is no terminal."""
-        return False
 
 
 def _print(edge: TextIO, text: str) -> None:
@@ -396,6 +389,9 @@ _COMMON = (
 )
 
 
+SCRIPT = click.argument("script", required=False)
+SCRIPTS = click.argument("scripts", nargs=-1, metavar="[SCRIPT]...")
+HTML = file_option("--html", help="Write a page with plots that loads nothing. It never holds keys.")
 GROUP = click.option(
     "--group", metavar="NAME", help='All scripts with group="NAME", in place of SCRIPT, as one.'
 )
@@ -458,12 +454,3 @@ def command(
         return click.command(name, cls, epilog=f"\b\nExample:\n{lines}")(wrapped)
 
     return decorate
-
-
-def no_such_table(name: str, config: Config) -> ConfigurationError:
-    """Return the error for a table that is missing in its account."""
-    section, account = config.holding(name)
-    return ConfigurationError(
-        f"there is no table {own_name(name)} in account {account.name}",
-        hint=f"check the name, and [{section}] endpoint in rekey.toml",
-    )

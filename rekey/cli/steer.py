@@ -14,10 +14,11 @@ from dataclasses import asdict, replace
 
 import click
 
-from rekey.cli.shell import Shell, command, flag
-from rekey.errors import ConfigurationError, ExitCode, Refused
+from rekey.cli.shell import SCRIPT, Shell, command, flag
+from rekey.errors import ExitCode
 from rekey.project.config import load_config
 from rekey.runner import steering
+from rekey.runner.refusals import refusal
 from rekey.runner.steering import Steering
 from rekey.status import pulse
 
@@ -64,7 +65,7 @@ def throttle(shell: Shell, rate: int | None, partition: int | None, off: bool) -
 
 
 @command("proceed", example="rekey proceed\nrekey proceed 0001 --writers-stopped")
-@click.argument("script", required=False, metavar="[SCRIPT]")
+@SCRIPT
 @flag("--writers-stopped", help="You confirm that no application writes; as of `rekey apply`.")
 def proceed(shell: Shell, script: str | None, writers_stopped: bool) -> ExitCode:
     """Let `rekey apply --follow` cut over now.
@@ -74,11 +75,7 @@ def proceed(shell: Shell, script: str | None, writers_stopped: bool) -> ExitCode
     config = load_config(shell.config_path)
     runner = pulse.read(config.state, shell.clock.ticks())
     if runner is None or not runner.following:
-        raise Refused(
-            "no `rekey apply --follow` is at work with this state file: nobody would hear it",
-            kept="everything; nothing was said",
-            hint="`rekey apply --follow` follows until it is told; `rekey status` says what is next",
-        )
+        raise refusal("nobody-follows")
     if script is not None and not runner.script_id.startswith(script):
         raise click.UsageError(f"{script} is not followed, {runner.script_id} is")
     said = steering.proceed(config.state, runner.script_id, writers_stopped=writers_stopped)
@@ -92,10 +89,7 @@ def _say(shell: Shell, change: Callable[[Steering], Steering], *, only_show: boo
     config = load_config(shell.config_path)
     said = steering.read(config.state)
     if said is None and only_show:
-        raise ConfigurationError(
-            f"{steering.path_of(config.state)} cannot be understood",
-            hint="`rekey resume` or `rekey throttle --off` writes it anew",
-        )
+        raise refusal("not-understood", file=steering.path_of(config.state))
     if not only_show:
         said = steering.say(config.state, change(said or steering.Steering()))
     shown = said or steering.Steering()

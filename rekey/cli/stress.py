@@ -22,13 +22,14 @@ from typing import Any
 import click
 
 from rekey.cli.project import open_project
-from rekey.cli.shell import Shell, command, file_option, flag, no_such_table
-from rekey.core.limits import TABLE_NAME_CURE, table_name_problem
+from rekey.cli.shell import HTML, Shell, command, file_option, flag
+from rekey.core.limits import TABLE_NAME_CURE, own_name, table_name_problem
 from rekey.declaration.migration import Migration
 from rekey.doctor.observed import AccountSeen, Kind
-from rekey.errors import ConfigurationError, ExitCode, Locked, Refused, RekeyError, TableMissing
+from rekey.errors import ExitCode, Locked, RekeyError, TableMissing
 from rekey.plan.planfile import write_output
 from rekey.project.config import Config, load_config, read_toml
+from rekey.runner.refusals import refusal
 from rekey.state.filelock import FileLock
 from rekey.stress.load import Generator, InProcess, LoadProcesses, open_loaded
 from rekey.stress.mix import Mix, inserts, read_mix
@@ -64,7 +65,7 @@ def _bound(
     "--design", metavar="SCRIPT", help="Spread rows as this script would, instead of as TABLE has them."
 )
 @file_option("--mix", help="Send the mix of operations that this file declares, instead of inserts.")
-@file_option("--html", help="Write a page with plots that loads nothing. It never holds keys.")
+@HTML
 @flag("--exact", help="Read every row for the distribution, instead of a sample.")
 @_bound("--seconds", click.FloatRange(1), _DEFAULT.seconds, "Length of the whole test, at most.")
 @_bound("--rows", click.IntRange(1), _DEFAULT.rows, "Rows sent in the whole test, at most.")
@@ -129,11 +130,7 @@ def stress(
         with FileLock(notes.path):
             report = shell.do(_stress(shell, config, spreads, operations, wanted, notes))
     except Locked:
-        raise Locked(
-            "another stress test of this project is running",
-            kept="everything: this command did nothing",
-            hint="wait until it ends, or stop it with Ctrl-C: it removes its table",
-        ) from None
+        raise refusal("stress-running") from None
     report = replace(report, declared=load.get("writes_per_second"))
     document, text = report.as_json(), report.as_text()
     if html is not None:
@@ -147,13 +144,12 @@ def stress(
     return shell.emit(document, text, ExitCode.FINDINGS if report.too_little else ExitCode.DONE)
 
 
+# Returns the distributions to try, and the rows that the script refuses.
+_Find = Callable[[TableService], Awaitable[tuple[tuple[Spread, ...], int]]]
+
+
 async def _stress(
-    shell: Shell,
-    config: Config,
-    find_spreads: Callable[[TableService], Awaitable[tuple[tuple[Spread, ...], int]]],
-    mix: Mix,
-    bounds: Bounds,
-    notes: Notes,
+    shell: Shell, config: Config, find: _Find, mix: Mix, bounds: Bounds, notes: Notes
 ) -> StressReport:
     """Read the distribution, and run the test."""
 
@@ -171,7 +167,7 @@ async def _stress(
             await loaded.close()
 
     async with shell.connect(config) as accounts:
-        spreads, refused = await find_spreads(accounts.tables)
+        spreads, refused = await find(accounts.tables)
         report = await run(
             accounts.tables,
             generators,
@@ -202,13 +198,11 @@ async def _spreads(
     try:
         spreads, refused = await spread_of_rows(table, migration, exact=exact, progress=progress)
     except TableMissing:
-        raise no_such_table(source, config) from None
+        section, account = config.holding(source)
+        raise refusal("no-such-table", table=own_name(source), account=account, section=section) from None
     spreads = tuple(spread for spread in spreads if spread.rows)
     if not spreads:
-        raise ConfigurationError(
-            f"the table {source} gives no rows to take a distribution from",
-            hint="name a table with rows, or fill it with some that are like those to come",
-        )
+        raise refusal("no-distribution", table=source)
     return spreads, refused
 
 
@@ -218,10 +212,4 @@ async def _refuse_others(shell: Shell, config: Config) -> None:
     answer = await shell.ask(account.endpoint, "Tables?$top=1", None)
     kind = AccountSeen("tables", account, answer).kind
     if kind is not Kind.AZURITE:
-        raise Refused(
-            f"the account {account.name} does not say that it is Azurite ({kind}); a stress test costs money"
-            " there and slows down its other users",
-            kept="everything: nothing was read or written",
-            hint="give --i-own-this-account if it is yours and is not in use now; better, use an account of"
-            " its own",
-        )
+        raise refusal("not-azurite", account=account.name, kind=kind)

@@ -15,7 +15,7 @@ import click
 
 from rekey.cli.naming import check_reason, record_look_up
 from rekey.cli.project import open_project, open_session
-from rekey.cli.shell import EXECUTOR, Shell, command, flag
+from rekey.cli.shell import EXECUTOR, SCRIPT, Shell, command, flag
 from rekey.errors import ExitCode
 from rekey.phases import Phase
 from rekey.runner import commands
@@ -32,7 +32,7 @@ SAMPLE_ROWS = 3000
     example="rekey verify 0001\nrekey verify 0001 --mode sample --rows 3000\nrekey verify 0001 --repair"
     '\nrekey verify 0001 --show-keys --reason "ticket 4711"',
 )
-@click.argument("script", required=False)
+@SCRIPT
 @click.option(
     "--mode",
     type=click.Choice(["count", "sample", "full"]),

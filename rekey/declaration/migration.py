@@ -12,6 +12,9 @@ Rules kept here:
   beginning of their own: then the RowKey alone says which kind a row is.
 * A group is a name that scripts share: they cut over together. The canonical form names it only if there is
   one.
+* A script for many tables of one shape makes a migration for each, with a digest of its own and an id of the
+  script's id, `-` and the table's name. It names the tables and finds none by a pattern when it is read: a
+  table that appears later changes nothing. `rekey new --each` finds them.
 * With an opaque key the mapping is sealed unless the script says `mapping="plain"`. The canonical form names
   the mapping only when it is sealed.
 """
@@ -21,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +60,9 @@ Keeping: TypeAlias = Literal["plain", "sealed"]
 MAPPINGS = ("plain", "sealed")
 
 FORMAT = "rekey/declaration/v1"
+# The name under which a script makes several migrations.
+MANY = "migrations"
+_NAME_THEM = 'name the tables, ["OrdersDE", "OrdersFR"]; `rekey new NAME --each "Orders*"` finds them'
 _GROUP = re.compile(r"[0-9A-Za-z_-]{0,120}")
 MAIN_PARTITION_KEY = "MainPartitionKey"
 MAIN_ROW_KEY = "MainRowKey"
@@ -342,22 +348,18 @@ class Migration:
 
     def _check_kinds(self) -> None:
         """Refuse rows of several kinds in one table that their RowKeys do not tell apart."""
-        kinds = [
-            (one.where, constant_prefix(one.row_key)) for one in self.filled if one.table == self.target.table
-        ]
+        beside = [one for one in self.filled if one.table == self.target.table]
+        kinds = [(one.where, constant_prefix(one.row_key)) for one in beside]
         for number, (where, prefix) in enumerate(kinds):
             for _, other in kinds[:number]:
                 if prefix.startswith(other) or other.startswith(prefix):
                     problem = f"{prefix!r} and {other!r} do not tell them apart"
                     if not (prefix and other):
                         problem = f"of {where if other else kinds[0][0]} they begin with no constant text"
-                    raise InvalidDeclaration(
-                        f"{where}.row_key",
-                        f"the RowKeys of rows that share {self.target.table} must say which kind they are,"
-                        f" and {problem}",
-                        cure='begin each with constant text of its own, keys.literal("AGE:") + …, or give the'
-                        " index a table of its own",
-                    )
+                    must = f"the RowKeys of rows that share {self.target.table} must say which kind they are"
+                    own = 'begin each with constant text of its own, keys.literal("AGE:") + …'
+                    cure = f"{own}, or give the index a table of its own"
+                    raise InvalidDeclaration(f"{where}.row_key", f"{must}, and {problem}", cure=cure)
 
     def _check_way_back(self) -> None:
         holders = self.target.old_key_fields()
@@ -409,6 +411,30 @@ class Declared:
     def fills(self) -> frozenset[str]:
         """The names of the target tables, in lower case: the service does not tell cases apart."""
         return frozenset(name.lower() for name in self.migration.tables)
+
+
+def for_each_table(tables: Sequence[str], make: Callable[[str], Migration]) -> dict[str, Migration]:
+    """Return a migration for each table, for the name `migrations` in a script.
+
+    Args:
+        tables: names of source tables.
+        make: returns the migration of the table that it is given.
+
+    Raises:
+        InvalidDeclaration: no table is named, one twice, or a migration has another source.
+    """
+    names = need_list(MANY, tables, str, "table names", cure=_NAME_THEM)
+    refuse_if(not names, MANY, "no table is named", cure=_NAME_THEM)
+    made: dict[str, Migration] = {}
+    for name in names:
+        migration = make(name)
+        need(MANY, migration, Migration, "is no Migration", cure="let the function return Migration(…)")
+        problem = f"the migration for {name} has the source {migration.source}"
+        refuse_if(migration.source != name, MANY, problem, cure="write source=name in it")
+        twice = name.lower() in map(str.lower, made)
+        refuse_if(twice, MANY, f"{name} is named twice", cure="name every table once")
+        made[name] = migration
+    return made
 
 
 def required_secrets(migration: Migration) -> list[str]:

@@ -266,11 +266,8 @@ def _constant(field: str, value: object) -> tuple[str, str]:
         case datetime() if value.tzinfo is not None:
             moment = value.astimezone(UTC)
             return DATETIME, f"{moment:%Y-%m-%dT%H:%M:%S.%f}0Z"
-    raise InvalidDeclaration(
-        field,
-        f"a {type(value).__name__} has no EDM type",
-        cure="use str, bool, int, float, bytes, UUID or an aware datetime, or text with type=",
-    )
+    cure = "use str, bool, int, float, bytes, UUID or an aware datetime, or text with type="
+    raise InvalidDeclaration(field, f"a {type(value).__name__} has no EDM type", cure=cure)
 
 
 __all__ = ["Operation", "cast", "copy", "drop", "keep", "keep_all", "rename", "set"]

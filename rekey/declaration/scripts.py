@@ -33,8 +33,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rekey.declaration.keys.base import InvalidDeclaration, refuse_if
-from rekey.declaration.many import FIELD
-from rekey.declaration.migration import Declared, Migration
+from rekey.declaration.migration import MANY, Declared, Migration
 from rekey.errors import ConfigurationError, DeclarationError, reason_of
 
 MAX_ID_CHARACTERS = 120
@@ -105,57 +104,41 @@ def _load(path: Path, kept: bytes | None = None, wanted: str = "") -> list[Decla
     """
     script_id = path.stem
     if _ID.fullmatch(script_id) is None:
-        raise DeclarationError(
-            path.name,
-            "",
-            f"the name is no script id (letters, digits, _ and -; at most {MAX_ID_CHARACTERS} characters)",
-            cure="rename the file, e.g. 0001_users.py; modules that scripts import begin with _",
-        )
+        form = f"letters, digits, _ and -; at most {MAX_ID_CHARACTERS} characters"
+        cure = "rename the file, e.g. 0001_users.py; modules that scripts import begin with _"
+        raise DeclarationError(path.name, "", f"the name is no script id ({form})", cure=cure)
+    is_kept = kept is not None
+
+    def declared(script_id: str, migration: Migration) -> Declared:
+        doc, depends = (module.__doc__ or "").strip(), _depends(script_id, module)
+        return Declared(script_id, path, doc, depends, migration, migration.digest(), content, is_kept)
+
     try:
         content = _content(path) if kept is None else kept
         module = _execute(script_id, path, content)
-        several = getattr(module, FIELD, None)
-        migration = getattr(module, "migration", None)
-        refuse_if(
-            several is not None and migration is not None,
-            FIELD,
-            "there is `migration` as well",
-            cure="a script makes one or the other",
-        )
-        if several is not None:
-            made = isinstance(several, dict) and all(isinstance(one, Migration) for one in several.values())
-            refuse_if(
-                not made,
-                FIELD,
-                "it is not what for_each_table returns",
-                cure="write migrations = for_each_table([…], lambda name: Migration(…))",
-            )
-            if kept is not None:
-                script_id = wanted.rpartition("-")[0]
-                path = path.with_name(f"{script_id}.py")
-            return [
-                _declared(f"{script_id}-{name}", path, module, one, content, is_kept=kept is not None)
-                for name, one in several.items()
-            ]
-        if not isinstance(migration, Migration):
-            found = (
-                "there is no `migration`"
-                if migration is None
-                else f"it is of type {type(migration).__name__}"
-            )
-            cure = "write `migration = Migration(…)`; a module that is no script must begin with _"
-            raise InvalidDeclaration("migration", found, cure=cure)
-        return [_declared(script_id, path, module, migration, content, is_kept=kept is not None)]
+        several, migration = getattr(module, MANY, None), getattr(module, "migration", None)
+        if several is None:
+            return [declared(script_id, _the_migration(migration))]
+        problem, cure = "there is `migration` as well", "a script makes one or the other"
+        refuse_if(migration is not None, MANY, problem, cure=cure)
+        made = isinstance(several, dict) and all(isinstance(one, Migration) for one in several.values())
+        cure = "write migrations = for_each_table([…], lambda name: Migration(…))"
+        refuse_if(not made, MANY, "it is not what for_each_table returns", cure=cure)
+        if is_kept:
+            script_id = wanted.rpartition("-")[0]
+            path = path.with_name(f"{script_id}.py")
+        return [declared(f"{script_id}-{name}", one) for name, one in several.items()]
     except InvalidDeclaration as error:
         problem = error.problem + _line_of(error, path)
         raise DeclarationError(script_id, error.field, problem, cure=error.cure, fault=error.fault) from None
 
 
-def _declared(
-    script_id: str, path: Path, module: ModuleType, migration: Migration, content: bytes, *, is_kept: bool
-) -> Declared:
-    doc, depends = (module.__doc__ or "").strip(), _depends(script_id, module)
-    return Declared(script_id, path, doc, depends, migration, migration.digest(), content, is_kept)
+def _the_migration(found: object) -> Migration:
+    problem = "there is no `migration`" if found is None else f"it is of type {type(found).__name__}"
+    cure = "write `migration = Migration(…)`; a module that is no script must begin with _"
+    if not isinstance(found, Migration):
+        raise InvalidDeclaration("migration", problem, cure=cure)
+    return found
 
 
 # --- executing one script ----------------------------------------------------------------------------
@@ -189,8 +172,8 @@ def _execute(script_id: str, path: Path, content: bytes) -> ModuleType:
         except ImportError as error:
             name = f" of {error.name}" if error.name else ""
             problem = f"an import{name} failed{_line_of(error, path)}"
-            cure = "install the package where rekey runs, or put the module next to the script, named"
-            cure += " _something.py"
+            next_to_it = "put the module next to the script, named _something.py"
+            cure = f"install the package where rekey runs, or {next_to_it}"
             raise InvalidDeclaration("", problem, cure=cure, fault=str(error)) from None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised again, as a DeclarationError
             # a script can raise anything, and the error's text may hold anything: only type and line go on
@@ -204,9 +187,8 @@ def _importable(folder: Path, module: ModuleType) -> Iterator[None]:
     packages = {path.name for path in folder.iterdir() if (path / "__init__.py").is_file()}
     names = {path.stem for path in folder.glob("*.py")} | packages
     for name in sorted(names & (sys.stdlib_module_names | {"rekey"})):
-        raise DeclarationError(
-            f"{folder.name}/{name}", "", "the name hides a module that scripts need", cure="rename it"
-        )
+        problem = "the name hides a module that scripts need"
+        raise DeclarationError(f"{folder.name}/{name}", "", problem, cure="rename it")
     modules, search, bytecode = dict(sys.modules), list(sys.path), sys.dont_write_bytecode
     for name in list(sys.modules):
         if name.partition(".")[0] in names:
@@ -288,10 +270,8 @@ def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
         for table in script.migration.tables:
             other = fills.setdefault(table.lower(), script.script_id)
             if other != script.script_id and not script.is_kept:  # those come last
-                problem, cure = (
-                    f"{other} fills the table {table} too",
-                    "give each migration tables of its own",
-                )
+                problem = f"{other} fills the table {table} too"
+                cure = "give each migration tables of its own"
                 raise DeclarationError(script.script_id, "target", problem, cure=cure)
     known = {script.script_id for script in scripts}
     chained = {}
@@ -330,13 +310,11 @@ def _check_groups(scripts: Mapping[str, Declared]) -> None:
             problem = f"it waits for {builds_on[0]} of the same group, so they cannot cut over at once"
             cure = "give it another group"
         elif counts[group] > MAX_MEMBERS:
-            problem = (
-                f"the group {group} has {counts[group]} scripts; at most {MAX_MEMBERS} are moved at once"
-            )
+            scripts_of_it = f"the group {group} has {counts[group]} scripts"
+            problem = f"{scripts_of_it}; at most {MAX_MEMBERS} are moved at once"
             cure = "make two groups of it"
         if problem:
-            line = _line_of_group(script)
-            raise DeclarationError(script_id, "group", problem + line, cure=cure)
+            raise DeclarationError(script_id, "group", problem + _line_of_group(script), cure=cure)
 
 
 def _line_of_group(script: Declared) -> str:

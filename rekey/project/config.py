@@ -25,15 +25,17 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from rekey.core.guarantees import COSMOS, Guarantees, guarantees_of
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, is_elsewhere, table_name_problem
-from rekey.errors import ConfigurationError, SecretMissing, reason_of
+from rekey.errors import ConfigurationError, reason_of
 from rekey.project.keyvault import split_url
 from rekey.project.prices import Prices
+from rekey.project.refusals import refusal
 from rekey.project.secrets_source import SecretKind, SecretSource, read_secret
-from rekey.project.sections import AUTO, Bytes, Rate, Seconds, Section
+from rekey.project.sections import AUTO, Bytes, Rate, Reader, Seconds, Section
 from rekey.project.window import Window
 
 AZURITE_ACCOUNT = "devstoreaccount1"
@@ -48,6 +50,7 @@ _SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _CURRENCY_CHARACTERS = 12
 _LEAST_SLICE_S = 1.0
 _LEAST_LEASE_S = 2.0
+S = TypeVar("S", bound="Serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +175,15 @@ class Executor:
     slice_s: Seconds = 15.0
 
 
+# A field that is written as a section with one of `env` and `file`.
+Token: TypeAlias = Annotated[SecretSource | None, "a secret on this machine"]
+
+
 @dataclass(frozen=True, slots=True)
 class Serve:
     """Who may watch progress over HTTP from elsewhere, see `rekey.serve.server.Access`; None: nobody."""
 
-    token: SecretSource | None = None
+    token: Token = None
     certificate: Path | None = None
     key: Path | None = None
 
@@ -311,10 +318,7 @@ class Config:
         if not is_elsewhere(table):
             return "tables", self.tables
         if self.targets is None:
-            raise ConfigurationError(
-                f"{table} is in the account of [targets], and {self.path} has no such section",
-                hint='add [targets] with endpoint = "https://ACCOUNT.table.core.windows.net"',
-            )
+            raise refusal("no-targets", table=table, config=self.path)
         return "targets", self.targets
 
     @property
@@ -388,7 +392,7 @@ def load_config(path: Path) -> Config:
         evidence=_evidence(document.section("evidence")),
         executor=read_executor(document.section("executor")),
         prices=_prices(document.section("prices")),
-        serve=_serve(document.section("serve")),
+        serve=_serve(document.section("serve"), Serve),
         follow=_follow(document.section("follow")),
         hooks=_hooks(document.section("hooks")),
         proxy=_proxy(document.section("proxy")),
@@ -418,10 +422,7 @@ def resolve_secret(config: Config, name: str) -> bytes:
     """
     source = config.secrets.get(name)
     if source is None:
-        raise SecretMissing(
-            f"secret `{name}` is not configured",
-            hint=f"add a section [secrets.{name}] with env, file or key_vault to {config.path}",
-        )
+        raise refusal("no-such-secret", name=name, config=config.path)
     return read_secret(name, source)
 
 
@@ -436,23 +437,14 @@ def account_key(account: Account) -> str | None:
             return None
         if account.name == AZURITE_ACCOUNT:
             return AZURITE_KEY
-        raise ConfigurationError(
-            f"the http endpoint of account {account.name} has no key",
-            hint="name the environment variable that holds it: `key_env`; tokens are refused on http",
-        )
+        raise refusal("http-without-key", account=account.name)
     value = os.environ.get(account.key_env, "").strip()
     if not value:
-        raise ConfigurationError(
-            f"the environment variable {account.key_env} (key_env) is not set or empty",
-            hint="put the account's shared key there, or remove `key_env` to use your own identity",
-        )
+        raise refusal("key-not-set", variable=account.key_env)
     try:
         base64.b64decode(value, validate=True)
     except ValueError:
-        raise ConfigurationError(
-            f"the environment variable {account.key_env} (key_env) does not hold a shared key",
-            hint="it must be the key alone, in base64; not a connection string, not a SAS",
-        ) from None
+        raise refusal("no-key-in-variable", variable=account.key_env) from None
     return value
 
 
@@ -472,19 +464,14 @@ def read_toml(path: Path, *, absent: str) -> Section:
     except FileNotFoundError:
         raise ConfigurationError(f"there is no configuration file {path}", hint=absent) from None
     except OSError as error:
-        raise ConfigurationError(
-            f"the configuration file {path} cannot be read ({reason_of(error)})",
-            hint="make it a file that this user can read, or name another one",
-        ) from None
+        raise refusal("not-read", path=path, reason=reason_of(error)) from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path} is not UTF-8", hint="save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         # the parser's text may quote the file; only the position is taken from it
         position = re.search(r"\(at [^)]*\)", str(error))
-        raise ConfigurationError(
-            f"{path} is not valid TOML {position.group() if position else ''}".rstrip(),
-            hint="mend that line; strings stand in double quotes",
-        ) from None
+        said = f"{path} is not valid TOML {position.group() if position else ''}".rstrip()
+        raise ConfigurationError(said, hint="mend that line; strings stand in double quotes") from None
 
 
 def _account(section: Section, *more: str) -> Account:
@@ -494,12 +481,9 @@ def _account(section: Section, *more: str) -> Account:
         section.fail("endpoint", "is missing", 'write endpoint = "https://ACCOUNT.table.core.windows.net"')
     key_env = section.text("key_env")
     if key_env is not None and not _is_variable(key_env):
-        section.fail(
-            "key_env",
-            "is not the name of an environment variable",
-            "put the key into an environment variable and write that variable's name here; if a key was"
-            " pasted here, treat it as known to others and renew it",
-        )
+        cure = "put the key into an environment variable and write that variable's name here; if a key was"
+        cure += " pasted here, treat it as known to others and renew it"
+        section.fail("key_env", "is not the name of an environment variable", cure)
     return Account(_endpoint(section, endpoint.strip()), key_env)
 
 
@@ -536,9 +520,8 @@ def _endpoint(section: Section, text: str) -> str:
     """Check an endpoint and return it without trailing slashes. Its text is never repeated in an error."""
     cure = 'write endpoint = "https://ACCOUNT.table.core.windows.net"'
     renew = "; if it was a real secret, treat it as known to others and renew it"
-    if any(
-        mark in text.lower() for mark in ("accountkey=", "endpointsprotocol=", "sharedaccesssignature=", ";")
-    ):
+    marks = ("accountkey=", "endpointsprotocol=", "sharedaccesssignature=", ";")
+    if any(mark in text.lower() for mark in marks):
         section.fail("endpoint", "looks like a connection string, which holds a secret", cure + renew)
     try:
         parts = urlsplit(text)
@@ -550,24 +533,18 @@ def _endpoint(section: Section, text: str) -> str:
     if parts.scheme not in ("http", "https") or not host:
         section.fail("endpoint", "is not an https URL", cure)
     if host == "localhost" or host.endswith(".localhost"):
-        section.fail(
-            "endpoint",
-            "`localhost` is taken for another service by the Azure SDK",
-            "write 127.0.0.1 instead of localhost",
-        )
+        problem = "`localhost` is taken for another service by the Azure SDK"
+        section.fail("endpoint", problem, "write 127.0.0.1 instead of localhost")
     if host in _LOOPBACK and not parts.path.strip("/"):
-        section.fail(
-            "endpoint",
-            "names no account",
-            f'add its name as the path; for Azurite write endpoint = "http://127.0.0.1:10002/{AZURITE_ACCOUNT}"',
-        )
+        azurite = f"http://127.0.0.1:10002/{AZURITE_ACCOUNT}"
+        named = f'add its name as the path; for Azurite write endpoint = "{azurite}"'
+        section.fail("endpoint", "names no account", named)
     service = host.partition(".")[2].partition(".")[0]
     if service in _OTHER_SERVICES and host.endswith(f".{service}.core.windows.net"):
         section.fail("endpoint", f"is of the {service} service; rekey works on Table Storage", cure)
     if parts.scheme == "http" and host not in _LOOPBACK:
-        section.fail(
-            "endpoint", "http is allowed on 127.0.0.1 and [::1] only", "write https://, which encrypts"
-        )
+        problem = "http is allowed on 127.0.0.1 and [::1] only"
+        section.fail("endpoint", problem, "write https://, which encrypts")
     return text.rstrip("/")
 
 
@@ -582,42 +559,40 @@ def _absolute(section: Section, path: str) -> Path:
 
 
 def _evidence(section: Section) -> EvidenceKey:
-    section.allow("key_file", "key_vault")
-    file, vault = section.text("key_file"), section.text("key_vault")
-    if file is not None and vault is not None:
+    key = section.read(EvidenceKey, _READERS)
+    if key.key_file is not None and key.key_vault is not None:
         section.fail("", "has both key_file and key_vault", "keep one of them")
-    return EvidenceKey(None if file is None else _absolute(section, file), vault)
+    return key
 
 
-def _secrets(section: Section) -> dict[str, SecretSource]:
+def _secrets(section: Section, *kinds: str) -> dict[str, SecretSource]:
+    """Read sections that say where a secret is, by name; each says one of `kinds`, by default of all."""
     for name in section.content:
         if not _SECRET_NAME.fullmatch(name):
             section.fail(name, "is not a name", "use letters, digits, `_` and `-`")
+        section.section(name).allow(*(kinds or SecretKind))
     return {name: _where(section.section(name), vault_holds="secret") for name in section.content}
 
 
 def _sealing(section: Section) -> Sealing:
     if not section.content:
         return Sealing()
-    previous = section.section("previous")
-    section.content = {name: value for name, value in section.content.items() if name != "previous"}
-    return Sealing(
-        _where(section, vault_holds="key"),
-        _where(previous, vault_holds="key") if previous.content else None,
-    )
+    key, previous = section.without("previous"), section.section("previous")
+    before = _where(previous, vault_holds="key") if previous.content else None
+    return Sealing(_where(key, vault_holds="key"), before)
 
 
-def _serve(section: Section, *others: str) -> Serve:
-    section.allow("token", "certificate", "key", *others)
-    files = [section.text(name) for name in ("certificate", "key")]
-    if files.count(None) == 1:
+def _serve(section: Section, kind: type[S]) -> S:
+    served = section.read(kind, _READERS)
+    if (served.certificate is None) is not (served.key is None):
         section.fail("", "has one of certificate and key", "name both PEM files")
-    token = section.section("token")
+    return served
+
+
+def _token(section: Section, key: str) -> Token:
+    token = section.section(key)
     token.allow("env", "file")
-    return Serve(
-        _where(token, vault_holds="secret") if token.content else None,
-        *(None if file is None else _absolute(section, file) for file in files),
-    )
+    return _where(token, vault_holds="secret") if token.content else None
 
 
 def _follow(section: Section) -> Follow:
@@ -639,22 +614,18 @@ def _hooks(section: Section) -> Hooks:
 
 
 def _proxy(section: Section) -> Proxy:
-    access, given = _proxy_access(section.section("access")), section.section("views")
+    access, given = _serve(section.section("access"), ProxyAccess), section.section("views")
     own = {name: given.section(name) for name, value in given.content.items() if isinstance(value, dict)}
     for name in own:
         if name not in access.keys:
             given.fail(name, "is no key of [proxy.access.keys]", "write [proxy.views.NAME] for the key NAME")
-    given.content = {name: value for name, value in given.content.items() if name not in own}
-    views, own_views = _aliases(given), {name: _aliases(one) for name, one in own.items()}
-    others = {name: value for name, value in section.content.items() if name not in ("views", "access")}
-    section.content = others
-    limits = section.read(ProxyLimits)
+    views, own_views = _aliases(given.without(*own)), {name: _aliases(one) for name, one in own.items()}
+    limits = section.without("views", "access").read(ProxyLimits)
     if limits.lease_s < _LEAST_LEASE_S or limits.longest_operation_s < _LEAST_LEASE_S:
         section.fail("lease", "or longest_operation is too short to be kept", 'write at least "2s"')
     if limits.request_s < limits.longest_operation_s + limits.freeze_wait_s:
-        section.fail(
-            "request", "is shorter than a write may take", "give it longest_operation and freeze_wait"
-        )
+        cure = "give it longest_operation and freeze_wait"
+        section.fail("request", "is shorter than a write may take", cure)
     return Proxy(limits, views, own_views, access)
 
 
@@ -663,22 +634,6 @@ def _aliases(section: Section) -> dict[str, str]:
         if table_name_problem(alias) or table_name_problem(section.text(alias) or "", qualified=True):
             section.fail(alias, "is not the name of a table", 'write for example Users = "UsersV2"')
     return dict(section.content)
-
-
-def _proxy_access(section: Section) -> ProxyAccess:
-    named = section.section("keys")
-    for name in named.content:
-        if not _SECRET_NAME.fullmatch(name):
-            named.fail(name, "is not a name", "use letters, digits, `_` and `-`")
-        named.section(name).allow("env", "file")
-    served = _serve(section, "keys", "bearer_tokens")
-    return ProxyAccess(
-        served.token,
-        served.certificate,
-        served.key,
-        {name: _where(named.section(name), vault_holds="secret") for name in named.content},
-        section.flag("bearer_tokens"),
-    )
 
 
 def _where(section: Section, *, vault_holds: str) -> SecretSource:
@@ -690,23 +645,26 @@ def _where(section: Section, *, vault_holds: str) -> SecretSource:
     [kind] = given
     where = section.text(kind) or ""
     if kind is SecretKind.ENV and not _is_variable(where):
-        section.fail(
-            "env",
-            "is not the name of an environment variable",
-            "write the variable's name, not the secret; a secret that was pasted here is no longer one",
-        )
+        cure = "write the variable's name, not the secret; a secret that was pasted here is no longer one"
+        section.fail("env", "is not the name of an environment variable", cure)
     if kind is SecretKind.FILE:
         where = str(_absolute(section, where))
     if kind is SecretKind.KEY_VAULT:
         try:
             split_url(where, f"{vault_holds}s")
         except ValueError:
-            section.fail(
-                "key_vault",
-                f"is not the https URL of a Key Vault {vault_holds}",
-                f'write key_vault = "https://VAULT.vault.azure.net/{vault_holds}s/NAME"',
-            )
+            cure = f'write key_vault = "https://VAULT.vault.azure.net/{vault_holds}s/NAME"'
+            section.fail("key_vault", f"is not the https URL of a Key Vault {vault_holds}", cure)
     return SecretSource(kind, where)
+
+
+# How fields are written that only sections of this file have.
+_READERS: dict[Any, Reader] = {
+    Path | None: lambda section, key: _absolute(section, section.text(key) or ""),
+    Token: _token,
+    Mapping[str, SecretSource]: lambda section, key: _secrets(section.section(key), "env", "file"),
+    bool: Section.flag,
+}
 
 
 def _is_variable(text: str) -> bool:

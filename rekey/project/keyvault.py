@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, RekeyError, Unavailable
+from rekey.project.refusals import refusal
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
@@ -45,12 +46,9 @@ class VaultObject:
     absent: type[RekeyError] = ConfigurationError
     if_deleted: str = ""
 
-    def not_installed(self) -> ConfigurationError:
+    def not_installed(self) -> RekeyError:
         """Return the error for client packages that are not installed."""
-        return ConfigurationError(
-            f"{self.what} is in Key Vault, and the Key Vault client is not installed",
-            hint="pip install 'rekey-tables[keyvault]'",
-        )
+        return refusal("vault-not-installed", secret=self.what)
 
     @contextmanager
     def asked(self) -> Iterator[None]:
@@ -65,31 +63,20 @@ class VaultObject:
         try:
             yield
         except azure.ResourceNotFoundError:
-            raise self.absent(
-                f"{self.what}: Key Vault has no such {self.kind} or version",
-                hint=f"check the URL in {self.setting}{self.if_deleted}",
-            ) from None
+            what = f"{self.what}: Key Vault has no such {self.kind} or version"
+            raise self.absent(what, hint=f"check the URL in {self.setting}{self.if_deleted}") from None
         except azure.ServiceRequestError:
-            raise EndpointDown(
-                f"{self.what}: the Key Vault could not be reached",
-                code="KeyVaultUnreachable",
-                hint=f"check the URL in {self.setting} and the network",
-            ) from None
+            what = f"{self.what}: the Key Vault could not be reached"
+            hint = f"check the URL in {self.setting} and the network"
+            raise EndpointDown(what, code="KeyVaultUnreachable", hint=hint) from None
         except azure.AzureError as error:
             status = (error.status_code or 0) if isinstance(error, azure.HttpResponseError) else 0
             if isinstance(error, azure.ClientAuthenticationError) or status == _FORBIDDEN:
-                raise CredentialRefused(
-                    f"{self.what}: Key Vault refused {self.purpose}, or there is no credential",
-                    code="KeyVaultRefused",
-                    status=status,
-                    hint=f"sign in (`az login`), or give this identity the role {self.role}",
-                ) from None
-            raise Unavailable(
-                f"{self.what}: Key Vault answered with an error",
-                code="KeyVaultFailed",
-                status=status,
-                hint="run the same command again",
-            ) from None
+                what = f"{self.what}: Key Vault refused {self.purpose}, or there is no credential"
+                hint = f"sign in (`az login`), or give this identity the role {self.role}"
+                raise CredentialRefused(what, code="KeyVaultRefused", status=status, hint=hint) from None
+            what, hint = f"{self.what}: Key Vault answered with an error", "run the same command again"
+            raise Unavailable(what, code="KeyVaultFailed", status=status, hint=hint) from None
 
 
 class VaultKey:
@@ -120,10 +107,7 @@ class VaultKey:
         try:
             self.vault, self.name, self._version = split_url(url, "keys")
         except ValueError:
-            raise ConfigurationError(
-                f"{described.setting} is not the https URL of a Key Vault key",
-                hint='write key_vault = "https://VAULT.vault.azure.net/keys/NAME"',
-            ) from None
+            raise refusal("no-vault-key", setting=described.setting) from None
         self.described = described
         self._credential = credential or default_credential()
         self._options = client_options

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rekey.core import crockford
 from rekey.errors import SecretMissing, reason_of
 from rekey.project.keyvault import VaultObject, default_credential, split_url
+from rekey.project.refusals import refusal
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
@@ -93,40 +94,27 @@ def read_local(what: str, setting: str, source: SecretSource) -> bytes:
     if source.kind is SecretKind.ENV:
         value = os.environ.get(source.where)
         if value is None:
-            raise SecretMissing(
-                f"{what}: the environment variable {source.where} is not set",
-                hint=f"set {source.where}, or change {setting} in the configuration",
-            )
+            raise refusal("variable-not-set", secret=what, variable=source.where, setting=setting)
         secret = os.fsencode(value)
     else:
         try:
             content = Path(source.where).read_bytes()
         except OSError as error:
-            raise SecretMissing(
-                f"{what}: the file {source.where} cannot be read ({reason_of(error)})",
-                hint=f"put it there, readable by this user, or change {setting}",
-            ) from None
+            said = f"{source.where} cannot be read ({reason_of(error)})"
+            raise refusal("file-not-read", secret=what, said=said, setting=setting) from None
         secret = content.removesuffix(b"\r\n" if content.endswith(b"\r\n") else b"\n")
     return _long_enough(what, setting, secret)
 
 
 def _long_enough(what: str, setting: str, secret: bytes) -> bytes:
     if len(secret) < MINIMUM_BYTES:
-        raise SecretMissing(
-            f"{what} is {'empty' if not secret else 'too short'}:"
-            f" {len(secret)} bytes, and at least {MINIMUM_BYTES} are needed",
-            hint="make one with `openssl rand -hex 32` and put it where"
-            f" {setting} says; keep it as long as the migrated tables are kept",
-        )
+        how = f"{'too short' if secret else 'empty'}: {len(secret)} bytes"
+        raise refusal("secret-too-short", secret=what, how=how, least=MINIMUM_BYTES, setting=setting)
     return secret
 
 
 def from_key_vault(
-    name: str,
-    url: str,
-    *,
-    credential: TokenCredential | None = None,
-    **client_options: Any,
+    name: str, url: str, *, credential: TokenCredential | None = None, **client_options: Any
 ) -> bytes:
     """Return the value of a Key Vault secret.
 
@@ -165,10 +153,4 @@ def read_wrapping(source: SecretSource) -> bytes:
     try:
         return read_local("the wrapping key", "`[sealing]`", source)
     except SecretMissing as error:
-        raise SecretMissing(
-            error.what,
-            kept="everything; nothing was opened and nothing was changed",
-            hint="put it where [sealing] says; before the first migration `openssl rand -hex 32` makes one;"
-            " afterwards one that is lost cannot be made again: `rekey runbook wrapping-key` says what that"
-            " means",
-        ) from None
+        raise refusal("wrapping-key-missing", what=error.what) from None

@@ -96,17 +96,24 @@ class Section:
             self.fail(key, "is not a section", f"write it as a section: [{name}]")
         return Section(self.path, name, value, self.text_of_file)
 
-    def read(self, value: type[T]) -> T:
+    def without(self, *keys: str) -> Section:
+        """Return this table without some of its keys."""
+        rest = {key: value for key, value in self.content.items() if key not in keys}
+        return Section(self.path, self.name, rest, self.text_of_file)
+
+    def read(self, value: type[T], more: dict[Any, Reader] | None = None) -> T:
         """Read all keys of this section as the fields of a dataclass; one that is absent keeps its default.
 
         The type of a field says how its key is written: `Seconds`, `Bytes`, `int` (at least 1), `float` (an
-        amount) or `str`, the last three also with None; a list of words, or a window.
+        amount) or `str`, the last three also with None; a list of words, or a window. `more` has readers for
+        further types.
 
         Raises:
             ConfigurationError: a key is unknown, or its value is not written in that way.
         """
+        known = _READERS | (more or {})
         readers = {
-            name.removesuffix("_s"): (name, _READERS[kind])
+            name.removesuffix("_s"): (name, known[kind])
             for name, kind in get_type_hints(value, include_extras=True).items()
         }
         self.allow(*readers)
@@ -129,22 +136,19 @@ class Section:
 
     def count(self, key: str) -> int:
         """Read a whole number of at least 1."""
-        value = self.content[key]
-        if type(value) is not int or value < 1:
-            self.fail(key, "is not a whole number of at least 1", f"write for example {key} = 16")
-        return int(value)
+        return self._whole(key, "is not a whole number of at least 1", f"write for example {key} = 16")
 
     def rate(self, key: str) -> int | Literal["auto"]:
         """Read a whole number of at least 1, or `"auto"`."""
-        value = self.content[key]
-        if value == AUTO:
+        if self.content[key] == AUTO:
             return AUTO
+        problem = 'is neither a whole number of at least 1 nor "auto"'
+        return self._whole(key, problem, f'write for example {key} = 5000, or "auto"')
+
+    def _whole(self, key: str, problem: str, cure: str) -> int:
+        value = self.content[key]
         if type(value) is not int or value < 1:
-            self.fail(
-                key,
-                'is neither a whole number of at least 1 nor "auto"',
-                f'write for example {key} = 5000, or "auto"',
-            )
+            self.fail(key, problem, cure)
         return int(value)
 
     def amount(self, key: str) -> float:
@@ -191,7 +195,10 @@ class Section:
         return found
 
 
-_READERS: dict[Any, Callable[[Section, str], Any]] = {
+# Reads the value of a key.
+Reader: TypeAlias = Callable[[Section, str], Any]
+
+_READERS: dict[Any, Reader] = {
     Seconds: Section.duration,
     Bytes: Section.size,
     int: Section.count,

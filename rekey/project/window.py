@@ -74,10 +74,7 @@ def _days(said: str | None) -> frozenset[int]:
         return frozenset(range(7))
     found: set[int] = set()
     for part in said.split(","):
-        first, last = (_day(name) for name in (part.partition("-")[0], part.rpartition("-")[2]))
+        ends = part.partition("-")[0], part.rpartition("-")[2]
+        first, last = (DAYS.index(name.capitalize()) for name in ends)
         found |= {(first + number) % 7 for number in range((last - first) % 7 + 1)}
     return frozenset(found)
-
-
-def _day(name: str) -> int:
-    return DAYS.index(name.capitalize())

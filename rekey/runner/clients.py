@@ -40,7 +40,7 @@ from typing import Any, TypeVar
 from rekey.client.reading import LeaseSettings
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 from rekey.core.concurrency import cancel, first_of
-from rekey.errors import Refused, ServiceError, Unavailable
+from rekey.errors import ServiceError, Unavailable
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
@@ -50,6 +50,7 @@ from rekey.protocol.registry import ClientRow, is_current, is_over, over_at, ref
 from rekey.protocol.rules import SOURCE, TARGET, Side
 from rekey.protocol.sweeper import Company, Hopeless, Sweeper, Swept
 from rekey.protocol.term import Term
+from rekey.runner.refusals import refusal
 from rekey.runner.run import OPEN_S, WRITING_S, Run
 from rekey.tables.answers import NOT_SENT
 
@@ -214,24 +215,17 @@ async def wait_for_clients(
             if not waiting:
                 return len(clients.live)
             if deadline.over:
+                said = f"{_have_not(waiting)} followed to epoch {control.epoch} (`{control.phase}`)"
+                said += f": {named(waiting, clients.now)}"
                 longest = max(0, max(over_at(row) for row in waiting) - clients.now) / TICKS_PER_SECOND
-                raise Refused(
-                    f"after {deadline.seconds:g} s {_have_not(waiting)} followed to epoch {control.epoch}"
-                    f" (`{control.phase}`): {named(waiting, clients.now)}",
-                    kept="everything; no write is lost by it",
-                    hint="mend or end these processes; one that has ended is over by itself, here in"
-                    f" {longest:.0f} s at most. Then run the same command again;"
-                    f" `rekey status {run.script_id}` shows all clients",
-                )
+                raise refusal("clients-behind", run=run, deadline=deadline, said=said, longest=longest)
             wait.look(named(waiting, clients.now))
             await run.clock.sleep(POLL_S)
 
 
 def _have_not(rows: Sequence[ClientRow]) -> str:
-    one = len(rows) == 1
-    return (
-        "1 client of the application has not" if one else f"{len(rows)} clients of the application have not"
-    )
+    clients, have = ("client", "has") if len(rows) == 1 else ("clients", "have")
+    return f"{len(rows)} {clients} of the application {have} not"
 
 
 async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
@@ -253,10 +247,9 @@ async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
         who = named(behind, clients.now)
         reasons.append(f"{_have_not(behind)} acknowledged epoch {control.epoch}: {who}")
     if not reasons and not clients.live and not run.options.writers_stopped:
-        reasons.append(
-            "no client of the application is registered: writes that do not go through one are not followed"
-            " (--writers-stopped confirms that there are none)"
-        )
+        none = "no client of the application is registered"
+        followed = "writes that do not go through one are not followed"
+        reasons.append(f"{none}: {followed} (--writers-stopped confirms that there are none)")
     return reasons
 
 
@@ -268,10 +261,8 @@ async def forget_ended(run: Run) -> None:
         await run.registry.purge(ticks_of(await run.restricted.server_time()))
     except ServiceError:
         # Nothing depends on these rows, and the phase's own work is done: the next command tries again.
-        run.progress.note(
-            "rows of clients that ended could not be removed; the next command tries again",
-            "clients-not-purged",
-        )
+        said = "rows of clients that ended could not be removed; the next command tries again"
+        run.progress.note(said, "clients-not-purged")
 
 
 async def heard_of_until(run: Run, behind: ControlRow | None = None) -> int | None:
@@ -382,11 +373,8 @@ class Announced:
     def check(self) -> None:
         """Raise Unavailable when the time for writing is over."""
         if self.clock.rising() >= self.until:
-            raise Unavailable(
-                "the replicas of a row could not be written in time",
-                code=NOT_SENT,
-                hint="run the same command again, which goes on where it stopped",
-            )
+            hint = "run the same command again, which goes on where it stopped"
+            raise Unavailable("the replicas of a row could not be written in time", code=NOT_SENT, hint=hint)
 
     async def end(self) -> None:
         """Remove the intent."""
@@ -523,26 +511,19 @@ async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | N
                 return settled
             if deadline.over:
                 oldest = "" if swept.oldest_at is None else f", the oldest of {format_ticks(swept.oldest_at)}"
-                failed = f", {swept.failed} of which cannot be settled" if swept.failed else ""
-                raise Refused(
-                    f"after {deadline.seconds:g} s the journal of {run.script_id} still holds {swept.left}"
-                    f" intents{oldest}{failed}",
-                    kept="every intent and every row; nothing is lost",
-                    hint=unsettled_hint(run)
-                    if swept.failed
-                    else "a write with an open outcome is waited for as long as the longest operation takes:"
-                    " run the same command again, or allow more with [gates] freeze_timeout",
-                )
+                said = f"after {deadline.seconds:g} s the journal of {run.script_id} still holds"
+                said += f" {swept.left} intents{oldest}"
+                if swept.failed:
+                    raise refusal("journal-not-settled", said=said, swept=swept, hint=unsettled_hint(run))
+                raise refusal("journal-not-drained", said=said)
             wait.look(f"{swept.left:,} writes of the application that are under way")
             await run.clock.sleep(POLL_S)
 
 
 def unsettled_hint(run: Run) -> str:
     """Return the hint for intents that cannot be settled."""
-    return (
-        f"`rekey verify {run.script_id} --mode full` names the rows that the mapping refuses or that collide;"
-        " mend them, then run the same command again"
-    )
+    rows = "the rows that the mapping refuses or that collide; mend them, then run the same command again"
+    return f"`rekey verify {run.script_id} --mode full` names {rows}"
 
 
 class InFlight:
@@ -561,8 +542,7 @@ class InFlight:
         if source_key in sources or not targets:
             return source_key in sources
         forward = await self._run.mapping.forward(source_key)
-        known = forward.targets if forward is not None else frozenset()
-        return any(target.table == 0 and target.key in targets for target in known)
+        return forward is not None and any(one.table == 0 and one.key in targets for one in forward.targets)
 
     async def _scan(self) -> tuple[set[EntityKey], set[EntityKey]]:
         """Return the source keys and main target keys that the journal announces a write for."""

@@ -28,20 +28,8 @@ from typing import Any
 
 import rfc8785
 
+from rekey import errors
 from rekey.core.progress import Interruptible
-from rekey.errors import (
-    Collision,
-    ConfigurationError,
-    Findings,
-    GateClosed,
-    Interrupted,
-    Locked,
-    Moved,
-    Refused,
-    RekeyError,
-    RowRefused,
-    SecretMissing,
-)
 from rekey.next_steps import apply_to, next_step
 from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
 from rekey.plan.plan import make_plan
@@ -54,6 +42,7 @@ from rekey.runner.erase.expiry import expire_removed
 from rekey.runner.following import Follower
 from rekey.runner.hooks import HookEvent
 from rekey.runner.phases import PHASES
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Run, asks_again
 from rekey.runner.session import Session
 from rekey.runner.stop import expected_stop_s
@@ -140,10 +129,7 @@ def _apply(
     session: Session, script_ids: Sequence[str], to: Phase | None, *, check_rows: bool
 ) -> list[Applied]:
     if to is Phase.RETIRE:
-        raise ConfigurationError(
-            "`apply` does not retire a table",
-            hint=f"`rekey retire {script_ids[0]}`, which asks for the table's name",
-        )
+        raise refusal("apply-does-not-retire", script=script_ids[0])
     session.count_anew()
     planned = {
         one: _plan_before_first_write(session, one, check_rows=check_rows)
@@ -156,11 +142,7 @@ def _apply(
             _keep_plan(run, planned[run.script_id], check_rows=check_rows)
     before = {one: session.ledger.applied(one) for one in script_ids}
     if session.options.follow and Phase.CUTOVER in before[script_ids[0]]:
-        raise Refused(
-            f"{script_ids[0]} has cut over: there is nothing to follow",
-            kept="everything; nothing was changed",
-            hint=f"`rekey status {script_ids[0]}` shows where it is",
-        )
+        raise refusal("cut-over-already", script=script_ids[0])
     if not session.options.follow:
         for run in runs:
             run.state.set_fact(run.script_id, FOLLOWING, None)
@@ -206,12 +188,8 @@ def _require_alone(session: Session, script_id: str, instead: str) -> None:
     declared = session.scripts[script_id]
     if declared.migration.group:
         others = [one for one in members_of(session, declared.migration.group) if one != script_id]
-        raise Refused(
-            f"{script_id} is of the group {declared.migration.group}: it does that with"
-            f" {', '.join(others) or 'whatever joins it'}, or not at all",
-            kept="everything; nothing was changed",
-            hint=f"`rekey {instead}`",
-        )
+        listed = ", ".join(others) or "whatever joins it"
+        raise refusal("of-a-group", declared=declared, others=listed, instead=instead)
 
 
 def _require_group(session: Session, group: str, script_ids: Sequence[str]) -> None:
@@ -225,13 +203,7 @@ def _require_group(session: Session, group: str, script_ids: Sequence[str]) -> N
     rows = session.do(stores[0].members())
     strange = sorted({row.script_id for row in rows} - set(script_ids))
     if strange:
-        raise Refused(
-            f"the group {group} has scripts in the restricted store that are not in this project:"
-            f" {', '.join(strange)}",
-            kept="everything; nothing was changed",
-            hint="put their files back, as they were, from version control; a group of another project that"
-            " uses the same restricted store needs another name",
-        )
+        raise refusal("group-not-whole", group=group, scripts=", ".join(strange))
 
 
 def _applied(session: Session, run: Run, before: list[Phase]) -> Applied:
@@ -262,7 +234,7 @@ def _follow_to_cutover(session: Session, run: Run) -> None:
         try:
             with _naming_rows(session, run):
                 call = session.do(follower.until_called())
-        except Interrupted as stopped:
+        except errors.Interrupted as stopped:
             follower.ended()
             stopped.hint = str(next_step("follow", script=script_id))
             raise
@@ -276,8 +248,8 @@ def _follow_to_cutover(session: Session, run: Run) -> None:
             with _naming_rows(session, run):
                 session.carry_out(script_id, Phase.CUTOVER)
             break
-        except (Refused, Findings) as problem:
-            if isinstance(problem, Locked | Moved):
+        except (errors.Refused, errors.Findings) as problem:
+            if isinstance(problem, errors.Locked | errors.Moved):
                 raise
             follower.refused(problem)
         finally:
@@ -292,11 +264,10 @@ def _naming_rows(session: Session, run: Run) -> Iterator[None]:
     are in no mapping, so `lookup` does not know them, and an edited script would be refused."""
     try:
         yield
-    except (Collision, RowRefused) as problem:
+    except (errors.Collision, errors.RowRefused) as problem:
         if Phase.CUTOVER not in session.ledger.applied(run.script_id):
-            problem.kept = (
-                problem.kept or "all rows; what was copied stays, and nothing was written for this row"
-            )
+            kept = "all rows; what was copied stays, and nothing was written for this row"
+            problem.kept = problem.kept or kept
             problem.hint = str(next_step("collision", script=run.script_id, source=run.source.name))
         raise
 
@@ -323,12 +294,12 @@ async def _pass_gates(
     runs: Sequence[Run], phase: Phase, closed: Mapping[str, Sequence[str]], hint: str
 ) -> None:
     """Record the gates of migrations that go on together. Raises GateClosed if one is closed."""
-    refusals: list[GateClosed] = []
+    refusals: list[errors.GateClosed] = []
     for run in runs:
         try:
             await _pass_gate(run, phase, closed[run.script_id], hint)
-        except GateClosed as refusal:
-            refusals.append(refusal)
+        except errors.GateClosed as error:
+            refusals.append(error)
     if len(runs) == 1 and refusals:
         raise refusals[0]
     if refusals:
@@ -337,7 +308,7 @@ async def _pass_gates(
             for reason in closed[run.script_id]:
                 asked.setdefault(reason, []).append(run.script_id)
         reasons = [f"{', '.join(members)}: {reason}" for reason, members in asked.items()]
-        raise GateClosed(phase, reasons, hint=hint)
+        raise errors.GateClosed(phase, reasons, hint=hint)
 
 
 async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) -> None:
@@ -361,12 +332,12 @@ async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) 
     run.state.audit("gate", run.script_id, details)
     if reasons:
         await run.tell(HookEvent.GATE_REFUSED, phase=str(phase), reasons=list(reasons))
-        raise GateClosed(phase, list(reasons), hint=hint)
+        raise errors.GateClosed(phase, list(reasons), hint=hint)
 
 
 def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan:
     """Return the plan of a migration, made on every row (or, without `check_rows`, on a sample); raise the
-    error of `refusal` if the plan found errors."""
+    error of `_refused` if the plan found errors."""
     migration = session.opened(script_id)
     migration.prepared.require()
     # Not compared here with what the migration started with: `Session.begin` refuses what has changed since.
@@ -376,26 +347,28 @@ def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bo
     plan = session.do(make_plan([subject], session.accounts.tables, options, progress=progress))
     [planned] = plan.migrations
     if planned.errors:
-        raise refusal(planned)
+        raise _refused(planned)
     return plan
 
 
 # The error for a plan that begins with this problem; Findings for any other.
-_ERRORS: dict[str, type[RekeyError]] = {
-    "secret-missing": SecretMissing,
-    **dict.fromkeys(("source-missing", "wrapping-key-missing", "indexes-cannot-follow"), ConfigurationError),
-    **dict.fromkeys(("target-holds-rows", "declaration-moved", "secret-moved"), Refused),
+_ERRORS: dict[str, type[errors.RekeyError]] = {
+    "secret-missing": errors.SecretMissing,
+    "source-missing": errors.ConfigurationError,
+    "wrapping-key-missing": errors.ConfigurationError,
+    "indexes-cannot-follow": errors.ConfigurationError,
+    **dict.fromkeys(("target-holds-rows", "declaration-moved", "secret-moved"), errors.Refused),
 }
 
 
-def refusal(plan: MigrationPlan) -> RekeyError:
+def _refused(plan: MigrationPlan) -> errors.RekeyError:
     """Return the error for a plan that must not be applied; its class follows the first problem."""
     first = plan.errors[0]
     what = "; ".join(
         problem.message + (f" (rows {', '.join(problem.row_ids)})" if problem.row_ids else "")
         for problem in plan.errors
     )
-    kind = _ERRORS.get(first.code, Findings)
+    kind = _ERRORS.get(first.code, errors.Findings)
     return kind(f"{plan.script_id}: {what}", kept="everything: nothing was written", hint=first.cure)
 
 
@@ -443,10 +416,8 @@ def verify(
             if report is not None:
                 session.state.audit("verification", script_id, report.as_json())
                 return report
-            session.progress.note(
-                f"a sample of {counted(rows, 'row')} would ask for more requests than a full"
-                " verification, which proves more: a full one is made"
-            )
+            more = f"a sample of {counted(rows, 'row')} would ask for more requests than a full verification"
+            session.progress.note(f"{more}, which proves more: a full one is made")
         return session.do(verify_full(run, repair=repair and mode is Mode.FULL, keys=keys))
     finally:
         session.add_on_top(script_id, OnTop.REPEATS)
@@ -455,17 +426,11 @@ def verify(
 def _require_comparable(run: Run, phase: ControlPhase) -> None:
     """Raise Refused in a phase in which the replicas do not follow: differences would say nothing."""
     if phase is ControlPhase.SOURCE:
-        raise Refused(
-            f"{run.script_id} has copied nothing yet",
-            kept="everything; nothing was changed",
-            hint=f"`rekey apply {run.script_id}` first",
-        )
+        raise refusal("nothing-to-compare", script=run.script_id)
     what, hint, target = "", f"`rekey status {run.script_id}` says what is next", run.targets[0].name
     if run.is_delta and phase is not ControlPhase.DUAL_WRITE:
-        what = (
-            f'the application writes to {target}, and with capture "delta" nothing follows it,'
-            " so differences say nothing"
-        )
+        writes = f'the application writes to {target}, and with capture "delta" nothing follows it'
+        what = f"{writes}, so differences say nothing"
         if phase is ControlPhase.CUTOVER:
             code = "way-back-by-copying" if run.declared.migration.reverse else "no-way-back"
             hint = str(next_step(code, script=run.script_id, target=target))
@@ -475,7 +440,7 @@ def _require_comparable(run: Run, phase: ControlPhase) -> None:
             what = f"nothing follows {target} any more, so differences say nothing"
     if what:
         kept = "the verification that opened the gate; `rekey status` shows it"
-        raise Refused(f"{run.script_id} is in `{phase}`: {what}", kept=kept, hint=hint)
+        raise errors.Refused(f"{run.script_id} is in `{phase}`: {what}", kept=kept, hint=hint)
 
 
 def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop: bool | None) -> list[Phase]:
@@ -528,12 +493,9 @@ def _rollback(
         goal = ControlPhase.DUAL_WRITE if from_cutover else ControlPhase.SOURCE
     downto = Phase.RECONCILE if goal is ControlPhase.DUAL_WRITE else None
     if goal is ControlPhase.SOURCE and Phase.COMPLETE not in applied and drop is None:
-        named = ", ".join(name for run in runs for name in run.declared.migration.table_names)
-        raise ConfigurationError(
-            f"rolling {runs[0].declared.named if whole else script_ids[0]} back to `source`: say what"
-            f" happens to {named}",
-            hint="add --drop-targets or --keep-targets",
-        )
+        targets = ", ".join(name for run in runs for name in run.declared.migration.table_names)
+        named = runs[0].declared.named if whole else script_ids[0]
+        raise refusal("targets-undecided", script=named, targets=targets)
     for one in script_ids:
         session.ledger.require_way_back(one, downto)
     return {run.script_id: _take_back(session, run, goal, downto, drop=drop) for run in runs}

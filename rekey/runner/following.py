@@ -228,7 +228,6 @@ async def _compare(run: Run, over: asyncio.Event, *, at_once: bool) -> None:
         report = (await follow(run, passes=False))[1] if run.is_delta else await verify_full(run)
         if report.findings:
             step = after_findings(run.script_id, run.source.name, report.as_json(), following=True)
-            said = (
-                f"full verification found {differing(wrong(report), ' that ')}: the gate of cutover is closed"
-            )
-            run.progress.note(f"{run.script_id}: {said}. Next: {step}", "warning")
+            differ = differing(wrong(report), " that ")
+            said = f"full verification found {differ}: the gate of cutover is closed. Next: {step}"
+            run.progress.note(f"{run.script_id}: {said}", "warning")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rekey import errors
 from rekey.core.clock import later, ticks_of
 from rekey.core.safe_ids import SHORT_CHARACTERS
 from rekey.evidence.log import make_checkpoint
@@ -24,6 +23,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.effects import Outcome, apply_for_etags
 from rekey.protocol.replicas import same_content
 from rekey.runner.erase.targets import MAX_ROUNDS, usable
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.tables.base import Operation, Verb
@@ -62,21 +62,13 @@ def restore(session: Session, script_id: str, given: str, reason: str = "") -> R
         control = await run.control.read()
         phase = control.phase if control is not None else ControlPhase.SOURCE
         if phase not in _PHASES:
-            raise errors.Refused(
-                f"{script_id} is in `{phase}`: rows are restored in `dual_write`, and after `complete`",
-                kept="everything; removed rows are kept as before",
-                hint=f"run the same command then; `rekey status {script_id}` says how to get there",
-            )
+            raise refusal("restore-in-phase", script=script_id, phase=phase)
         removed = RemovedRows(run.mapping)
         kept = await _find(run, removed, given)
         one = await removed.open(kept)
         label = run.mapper.labels[one.table]
         if one.table not in await usable(session, run, to_write=True):
-            raise errors.Refused(
-                f"table {label} does not exist any more, or is another one by now",
-                kept="the removed row",
-                hint=f"it is kept until {_until(run, kept)}",
-            )
+            raise refusal("restore-no-table", table=label, until=_until(run, kept))
         await _insert(run, kept, one.table, one.row)
         details = {"row": kept.name, "table": label, "removed_at": kept.at, "reason": reason}
         run.state.audit(ROW_RESTORED, script_id, details)
@@ -99,27 +91,17 @@ async def _find(run: Run, removed: RemovedRows, given: str) -> Kept:
     if not found:
         there = sorted(one.name for one in await removed.all())
         listed = ", ".join(there[:_LISTED]) + (", …" if len(there) > _LISTED else "")
-        raise errors.Refused(
-            f"no removed row of {run.script_id} is kept under that id",
-            kept="everything; nothing was written",
-            hint=f"there are: {listed}"
-            if there
-            else "none is kept: it was never removed, was restored, or its time is over and it is deleted",
-        )
+        if not there:
+            raise refusal("restore-none-kept", script=run.script_id)
+        raise refusal("restore-unknown", script=run.script_id, rows=listed)
     if len(found) > 1:
-        raise errors.Refused(
-            f"row {found[0].name[:SHORT_CHARACTERS]} was removed {len(found)} times",
-            kept="everything; nothing was written",
-            hint="name one of: "
-            + ", ".join(f"{one.name} (removed at {one.at})" for one in sorted(found, key=lambda one: one.at)),
-        )
+        times = sorted(found, key=lambda one: one.at)
+        listed = ", ".join(f"{one.name} (removed at {one.at})" for one in times)
+        row = found[0].name[:SHORT_CHARACTERS]
+        raise refusal("restore-ambiguous", row=row, times=len(times), rows=listed)
     [kept] = found
     if is_over(kept.at, now, run.config.gates.retention_s):
-        raise errors.Refused(
-            f"removed row {kept.name} was kept until {_until(run, kept)}, and that is over",
-            kept="everything; nothing was written",
-            hint="[gates] retention says how long they are kept; `rekey expire` deletes them after that",
-        )
+        raise refusal("restore-over", row=kept.name, until=_until(run, kept))
     return kept
 
 
@@ -131,12 +113,8 @@ async def _insert(run: Run, kept: Kept, number: int, row: dict[str, object]) -> 
         if there is not None and same_content(there, row):
             return
         if there is not None:
-            raise errors.Refused(
-                f"another row stands at the key of removed row {kept.name} by now",
-                kept=f"both: the row that stands there, and the removed one, until {_until(run, kept)}",
-                hint="if the removed one is to take its place, delete the other one through the application",
-            )
+            raise refusal("restore-taken", row=kept.name, until=_until(run, kept))
         outcome, _ = await apply_for_etags(table, [write])
         if outcome is Outcome.DONE:
             return
-    raise errors.Unavailable("whether the row was inserted stayed open", hint="run the same command again")
+    raise refusal("insert-open")

@@ -1,4 +1,4 @@
-"""One open migration as a value that phases work with (`Run`), and the lifecycle of a phase (`Operation`).
+"""One open migration as a value that phases work with (`Run`), and what each phase has (`Lifecycle`).
 
 Rules kept here:
 
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from rekey.copy.scan import WindowSize, window_of
 from rekey.copy.workers.driver import Factory
@@ -22,7 +22,7 @@ from rekey.core.progress import Progress
 from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
-from rekey.errors import Interrupted, RekeyError
+from rekey.errors import RekeyError
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.mapping.store import MappingStore
 from rekey.next_steps import next_step
@@ -34,6 +34,7 @@ from rekey.protocol.propagate import Propagator
 from rekey.protocol.registry import SAFETY_S, Registry
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.sweeper import Sweeper
+from rekey.runner.refusals import refusal
 from rekey.state.models import CHECKPOINT_AT
 from rekey.state.store import State
 from rekey.tables.base import SHARED_SERVICE_S, Table, TableService, holding
@@ -89,11 +90,7 @@ class StopFlag:
     def check(self) -> None:
         """Raise Interrupted when a stop was requested."""
         if self._requested:
-            raise Interrupted(
-                "stopped on request",
-                kept="all checkpoints; nothing is half done",
-                hint="run the same command again to go on from here",
-            )
+            raise refusal("stopped")
 
 
 def keep_no_count() -> None:
@@ -256,23 +253,19 @@ async def nothing_left(_run: Run) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """The lifecycle of one phase.
+class Lifecycle(Protocol):
+    """The lifecycle of one phase: what each module of `rekey.runner.phases` has."""
 
-    Attributes:
-        phase: the phase.
-        gate: changes nothing; returns every reason that keeps the phase from beginning.
-        run: carries out the phase. May be cut off at any moment and run again: each of its steps is
-            idempotent.
-        undo: goes back to where the phase before it ended, and returns figures of that work if it has any; or
-            raises an error that says why it cannot.
-        again: after the phase, and before a later one was run: does the work that has come up since, and
-            returns how many rows it changed or intents it settled.
-    """
+    async def gate(self, run: Run, /) -> list[str]:
+        """Return every reason that keeps the phase from beginning; change nothing."""
 
-    phase: Phase
-    gate: Callable[[Run], Coroutine[Any, Any, list[str]]]
-    run: Callable[[Run], Coroutine[Any, Any, Counters]]
-    undo: Callable[[Run], Coroutine[Any, Any, Counters | None]]
-    again: Callable[[Run], Coroutine[Any, Any, int]] = nothing_left
+    async def run(self, run: Run, /) -> Counters:
+        """Carry out the phase. It may be cut off at any moment and run again: each step is idempotent."""
+
+    async def undo(self, run: Run, /) -> Counters | None:
+        """Go back to where the phase before it ended, and return figures of that work if it has any; or raise
+        an error that says why that cannot be."""
+
+    async def again(self, run: Run, /) -> int:
+        """After the phase, and before a later one was run: do the work that has come up since, and return how
+        many rows it changed or intents it settled."""

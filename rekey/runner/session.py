@@ -32,7 +32,7 @@ from rekey.core.limits import ACCOUNT_TARGET
 from rekey.core.progress import Progress, ticking
 from rekey.core.safe_ids import new_key
 from rekey.declaration.migration import Declared
-from rekey.errors import GateClosed, Moved, Refused, RekeyError, StateUnusable
+from rekey.errors import GateClosed, RekeyError
 from rekey.evidence.log import make_checkpoint
 from rekey.evidence.signing import open_signer
 from rekey.mapping.rows import MAPPING_TABLE
@@ -43,18 +43,13 @@ from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Config
 from rekey.protocol.control import ControlRow
 from rekey.protocol.lease import RunnerLease
-from rekey.protocol.opening import (
-    OpenMigration,
-    Prepared,
-    connect,
-    open_migration,
-    require_same_secrets,
-)
+from rekey.protocol.opening import OpenMigration, Prepared, connect, open_migration, require_same_secrets
 from rekey.protocol.term import Term
 from rekey.runner.clients import announcing, hand_over, unfrozen, until_quiet, wait_for_present
 from rekey.runner.hooks import HookEvent, Stalls, run_hook
 from rekey.runner.look import look, told
 from rekey.runner.phases import PHASES
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Counters, Options, Run, StopFlag, asks_again, keep_no_count
 from rekey.runner.steering import Steering, follow, is_paused
 from rekey.state.applied import aligned
@@ -132,9 +127,8 @@ class Session:
             self.accounts = self.connect_to(config)
             stack.callback(lambda: self.do(self.accounts.close()))
             scripts = list(self.scripts.values())
-            self.ledger = Ledger(
-                config.state, scripts, run=self._run_phase, undo=self._undo_phase, lock=self._lock
-            )
+            run, undo = self._run_phase, self._undo_phase
+            self.ledger = Ledger(config.state, scripts, run=run, undo=undo, lock=self._lock)
             stack.callback(lambda: self.do(self._leases.aclose()))
             self._opened = stack.pop_all()
         return self
@@ -210,17 +204,12 @@ class Session:
         if not self.config.hooks.command:
             return
         self.beat()
-        happened = {
-            "name": str(event),
-            "script_id": script_id,
-            "at": format_ticks(self.clock.ticks()),
-            **more,
-        }
+        happened = {"name": str(event), "script_id": script_id, "at": format_ticks(self.clock.ticks())}
         try:
             with on_top(OnTop.REPEATS):
                 parts = self.config, self.scripts, self.scripts[script_id], self.state, self.accounts
                 status = await look(*parts, self.clock)
-            document = {**told(self.config, status, self.clock), "event": happened}
+            document = {**told(self.config, status, self.clock), "event": happened | more}
             failed = await run_hook(self.config.hooks, self.config.path.parent, orjson.dumps(document))
         except RekeyError as error:
             failed = f"was not run: {error.what}"
@@ -244,17 +233,10 @@ class Session:
         declared = self.scripts[script_id]
         began = script_id if declared.is_kept else begun_as(declared, self.scripts, self.state.migrations())
         if began:
-            path = (
-                self.scripts[began].path if began in self.scripts else declared.path.with_name(f"{began}.py")
-            )
-            raise Refused(
-                f"{began} has begun, and its script {path.name} is gone: renamed or deleted"
-                + ("" if declared.is_kept else f"; {script_id} fills the same tables"),
-                kept="everything; nothing was changed",
-                hint=f"if another file is {path.name} under a new name, give it that name again; else"
-                f" `rekey show {began} --script --out {path}` puts it back as it"
-                " was begun",
-            )
+            known = self.scripts.get(began)
+            path = declared.path.with_name(f"{began}.py") if known is None else known.path
+            more = "" if declared.is_kept else f"; {script_id} fills the same tables"
+            raise refusal("script-gone", script=began, path=path, more=more)
         return open_migration(Prepared.of(self.config, declared), self.accounts)
 
     def resume(self, script_id: str) -> Run:
@@ -265,11 +247,7 @@ class Session:
         """
         control = self.opened(script_id).control
         if not self.ledger.applied(script_id) and self.do(control.read()) is None:
-            raise Refused(
-                f"{script_id} has not begun and has copied nothing",
-                kept="everything; nothing was changed",
-                hint=f"`rekey plan {script_id}` shows what it would do, `rekey apply {script_id}` begins it",
-            )
+            raise refusal("not-begun", script=script_id)
         return self.begin(script_id)
 
     def begin(self, script_id: str) -> Run:
@@ -291,6 +269,7 @@ class Session:
     async def _begin(self, migration: OpenMigration) -> Run:
         prepared, control, restricted = migration.prepared, migration.control, self.accounts.restricted
         declared, script_id = prepared.declared, prepared.declared.script_id
+        asked = declared.migration
         prepared.require()
         self._guard(prepared, await control.read())
         lease = RunnerLease(restricted, script_id, self._lock)
@@ -308,21 +287,17 @@ class Session:
             epoch=1,
             run_id=secrets.token_hex(16),
             digest=declared.digest,
-            source=declared.migration.source,
-            targets=declared.migration.table_names,
+            source=asked.source,
+            targets=asked.table_names,
             fingerprints=prepared.fingerprints,
             id_key=new_key(),
             elsewhere=prepared.elsewhere,
         )
         row = await control.create(first)
         self._guard(prepared, row)
+        place = prepared.endpoints(self.config)
         self.state.register(
-            script_id,
-            declared.digest,
-            declared.migration.source,
-            row.run_id,
-            prepared.fingerprints,
-            prepared.endpoints(self.config),
+            script_id, declared.digest, asked.source, row.run_id, prepared.fingerprints, place
         )
         # Also for one that a version began which kept no script: the digest says that this is the same one.
         self.state.keep_script(script_id, row.targets, declared.content)
@@ -339,6 +314,8 @@ class Session:
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.shared)
         throttle, restricted_rates = self._rates = self._rates or self._begin_rates()
+        targets = by_number(asked.tables, asked.secondary, tables.table)
+        concurrency = self.config.limits.concurrency
         run = Run(
             declared=declared,
             config=self.config,
@@ -348,17 +325,11 @@ class Session:
             state=self.state,
             control=control,
             mapping=mapping,
-            copier=Copier(
-                propagator,
-                self.config.limits.concurrency,
-                throttle,
-                by_number(declared.migration.tables, declared.migration.secondary, tables.table),
-                restricted_rates,
-            ),
+            copier=Copier(propagator, concurrency, throttle, targets, restricted_rates),
             options=self.options,
             progress=self.progress,
             stop=self.stop,
-            clock=ServiceClock(await holding(tables, declared.migration.source).server_time(), self.clock),
+            clock=ServiceClock(await holding(tables, asked.source).server_time(), self.clock),
             still_alone=lease.check,
             lease_id=lease.lease_id,
             factory=self.factory,
@@ -372,9 +343,8 @@ class Session:
             service = throttle.service
             is_first = run is next(iter(self.runs.values()), run)  # one is enough: they share the rates
             if is_first and service is not None and service.account.rate != service.account.begins:
-                self.progress.note(
-                    f"{run.script_id}: rates followed the service; at the end {throttle.told()}"
-                )
+                said = f"rates followed the service; at the end {throttle.told()}"
+                self.progress.note(f"{run.script_id}: {said}")
             # The term must cover open requests before the lease is given back; otherwise the lease row stays.
             if not await hand_over(run):
                 await lease.leave()
@@ -395,12 +365,7 @@ class Session:
         record = self.state.migration(declared.script_id)
         if control is None and record is not None:
             if self.ledger.applied(declared.script_id):
-                raise StateUnusable(
-                    f"{declared.script_id} is begun in the state file but unknown to the restricted store",
-                    kept="the state file and all tables, unchanged",
-                    hint="check [restricted] endpoint; `rekey runbook resume` says what to do if the"
-                    " store is lost",
-                )
+                raise refusal("unknown-to-store", script=declared.script_id)
             # A rollback that dropped everything was cut off before its last step: do that step now.
             self.state.forget(declared.script_id)
         if control is None:
@@ -414,16 +379,8 @@ class Session:
         require_same_rules(declared.script_id, (control.digest, control.fingerprints), rules)
 
     def _begin_rates(self) -> tuple[Throttle, Throttle]:
-        """Return the throttles of the accounts; all migrations of a session share the accounts."""
-        throttle = self._throttle()
-        if self.config.targets is not None:
-            throttle.begin_elsewhere()
-        restricted_rates = restricted_throttle(throttle, self.config)
-        listen(self.accounts, throttle, restricted_rates)
-        return throttle, restricted_rates
-
-    def _throttle(self) -> Throttle:
-        """Return the throttle for the configured rates, or those that the operator sets during the run."""
+        """Return the throttles of the accounts, which all migrations share, for the configured rates or those
+        that the operator sets during the run."""
 
         def told(said: Steering, is_new: bool) -> None:
             self.progress.note(f"from now on: {said.told()}", "steered")
@@ -432,9 +389,8 @@ class Session:
 
         before = self.state.audit_events(event=_STEERED)
         recorded = Steering(**before[-1].details) if before else Steering()
-
         limits = self.config.limits if self.config.limits.follows else self.config.rates
-        return Throttle(
+        throttle = Throttle(
             limits.account_rate,
             self.clock,
             partition=limits.partition_entities_per_second,
@@ -442,6 +398,11 @@ class Session:
             stopping=self.stop.requested,
             begins=ACCOUNT_TARGET if limits.follows else None,
         )
+        if self.config.targets is not None:
+            throttle.begin_elsewhere()
+        restricted_rates = restricted_throttle(throttle, self.config)
+        listen(self.accounts, throttle, restricted_rates)
+        return throttle, restricted_rates
 
     async def _align(self, run: Run) -> None:
         """Leave the freeze of a run that was killed, then align the ledger with the control row."""
@@ -539,12 +500,7 @@ def require_same_place(record: MigrationRecord, source: str, endpoint_id: str, r
         ("run", record.run_id, run_id),
     ):
         if known != now:
-            raise StateUnusable(
-                f"the state file is of another migration: its {record.script_id} has another {part}",
-                kept="the state file and all tables, unchanged",
-                hint="give this migration a state file of its own: [state] path in the configuration;"
-                " without its file a migration copies again and loses nothing",
-            )
+            raise refusal("other-state-file", script=record.script_id, part=part)
 
 
 # What decides how rows are mapped: a declaration's digest, and the fingerprints of its secrets by name.
@@ -556,10 +512,6 @@ def require_same_rules(script_id: str, began: Rules, now: Rules) -> None:
     (first_digest, first_secrets), (digest, secrets) = began, now
     to_change = f"to change it: {next_step('begin-anew', script=script_id)}"
     if digest != first_digest:
-        raise Moved(
-            f"the script {script_id} was edited after its first phase:"
-            f" digest {digest[:12]}, started with {first_digest[:12]}",
-            kept="everything done so far; nothing was written with the edited script",
-            hint=f"put the script back as it was; {to_change}",
-        )
+        said = f"digest {digest[:12]}, started with {first_digest[:12]}"
+        raise refusal("script-edited", script=script_id, said=said, change=to_change)
     require_same_secrets(script_id, first_secrets, secrets)

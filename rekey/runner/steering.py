@@ -23,8 +23,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rekey.errors import MachineFailed, reason_of
+from rekey.errors import reason_of
 from rekey.project.privatefiles import write_whole
+from rekey.runner.refusals import refusal
 from rekey.state.audit import current_actor, utc_now, utc_text
 
 if TYPE_CHECKING:
@@ -144,11 +145,7 @@ def _write(state: Path, said: Steering) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, json.dumps(asdict(said)).encode())
     except OSError as error:
-        raise MachineFailed(
-            f"{path} cannot be written ({reason_of(error)})",
-            kept="what was said before counts",
-            hint="write to the folder of the state file, or stop the runner with Ctrl-C, which loses nothing",
-        ) from None
+        raise refusal("not-steered", path=path, reason=reason_of(error)) from None
 
 
 def follow(

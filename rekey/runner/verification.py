@@ -150,22 +150,14 @@ async def verify_full(
     if row is not None and control is ControlPhase.FREEZE and not run.is_delta:
         control = row.came_from or ControlPhase.DUAL_WRITE  # a freeze does not change the authority
     followed = run.is_delta or bool((await look(run)).live)
-    made_under = {
-        "run_id": "" if row is None else row.run_id,
-        "epoch": 0 if row is None else row.epoch,
-        "digest": run.declared.digest,
-        "control": control,
-        "followed": followed,
-    }
-    if brings:
-        made_under["brings"] = True
+    run_id, epoch = ("", 0) if row is None else (row.run_id, row.epoch)
+    made_under = {"run_id": run_id, "epoch": epoch, "digest": run.declared.digest, "control": control}
+    made_under |= {"followed": followed, **({"brings": True} if brings else {})}
     basis = json.dumps(made_under, sort_keys=True)
     work = _resumed(run, basis)
     writers_run = brings and control is ControlPhase.DUAL_WRITE
     since = await _begun(run, anew=work is None) if writers_run else None
-    label, done = "compare" if brings else "verify", 0
-    if work is not None:
-        done = sum(one.rows for one in work.reads.values())
+    label, done = "compare" if brings else "verify", 0 if work is None else _rows_read(work)
     # A table that can only be read from its beginning to its end is no work for slices.
     in_slices = run.factory is not None and all(one.guarantees.ordered for one in run.targets)
     with run.progress.task(label, total=rows_to_read(run), done=done) as advance:
@@ -231,20 +223,19 @@ def _resumed(run: Run, basis: str) -> Partial | None:
         work = Partial.from_state(stored.sums, targets=len(run.targets))
         age = (run.clock.ticks() - ticks_of(stored.begun_at)) / TICKS_PER_SECOND
         if stored.basis == basis and age < run.config.gates.verification_max_age_s:
-            run.progress.note(
-                f"{run.script_id}: the verification begun at {stored.begun_at} goes on after"
-                f" {sum(one.rows for one in work.reads.values()):,} rows",
-                "verification-resumed",
-            )
+            said = f"the verification begun at {stored.begun_at} goes on after {_rows_read(work):,} rows"
+            run.progress.note(f"{run.script_id}: {said}", "verification-resumed")
             return work
     except StateUnusable:
         pass  # unreadable sums are treated as those of another basis
     run.state.keep_sums(run.script_id, None)
-    run.progress.note(
-        f"{run.script_id}: an earlier verification cannot be continued; this one begins anew",
-        "verification-anew",
-    )
+    said = "an earlier verification cannot be continued; this one begins anew"
+    run.progress.note(f"{run.script_id}: {said}", "verification-anew")
     return None
+
+
+def _rows_read(work: Partial) -> int:
+    return sum(one.rows for one in work.reads.values())
 
 
 def keep(run: Run, basis: str, work: Partial) -> None:
@@ -301,11 +292,9 @@ async def closed_by_difference(run: Run) -> list[str]:
     """
     until = await heard_of_until(run)
     if until is not None:
-        run.progress.note(
-            f"{run.script_id}: a client was given up that had not ended in order, and may be heard of until"
-            f" {format_ticks(until)}: everything is compared first",
-            "compares-first",
-        )
+        said = "a client was given up that had not ended in order, and may be heard of until"
+        note = f"{run.script_id}: {said} {format_ticks(until)}: everything is compared first"
+        run.progress.note(note, "compares-first")
         await verify_full(run)
     last = run.state.latest_verification(run.script_id)
     found = 0 if last is None else last.divergences
@@ -315,14 +304,10 @@ async def closed_by_difference(run: Run) -> list[str]:
 
 def closed_by_verification(run: Run) -> list[str]:
     """Return why the last full verification keeps the gate before cutover closed; empty when it opens it."""
-    last = run.state.latest_verification(run.script_id)
-    problem = verification_problem(
-        last,
-        run.state.facts(run.script_id),
-        now=run.clock.ticks(),
-        max_age_s=run.config.gates.verification_max_age_s,
-        writers_stopped=run.options.writers_stopped,
-    )
+    last, facts = run.state.latest_verification(run.script_id), run.state.facts(run.script_id)
+    age_s, stopped = run.config.gates.verification_max_age_s, run.options.writers_stopped
+    now = run.clock.ticks()
+    problem = verification_problem(last, facts, now=now, max_age_s=age_s, writers_stopped=stopped)
     return [f"{problem}; run {_again(run, last)}"] if problem else []
 
 

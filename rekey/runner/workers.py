@@ -28,10 +28,11 @@ from rekey.copy.workers.tasks import Basis, Ended, Kind, Result, Task
 from rekey.core.distribution import installed_version
 from rekey.core.progress import Advance
 from rekey.core.spill import Spill
-from rekey.errors import Moved, StateUnusable
+from rekey.errors import StateUnusable
 from rekey.mapping.sealing import SealedKeys
 from rekey.model import KeyRange
 from rekey.protocol.term import Term
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.state.models import Segment
 from rekey.tables.split import find_middle
@@ -85,11 +86,7 @@ class Workers:
         """
         row = await run.control.read()
         if row is None:
-            raise Moved(
-                f"the control row of {run.script_id} is gone from the restricted store",
-                kept="all tables of the migration",
-                hint="find out who deleted it",
-            )
+            raise refusal("control-row-gone", script=run.script_id)
         basis = Basis(
             version=installed_version(),
             config=str(run.config.path),

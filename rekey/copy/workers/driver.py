@@ -38,10 +38,11 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from rekey.copy.throttle import Rates
+from rekey.copy.workers.refusals import refusal
 from rekey.copy.workers.tasks import Ended, Plain, Result, Task, read_result
 from rekey.copy.workers.work import work
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, rising_seconds, ticks_of
-from rekey.errors import ConfigurationError, Moved, RekeyError, WorkersFailed
+from rekey.errors import RekeyError, WorkersFailed
 from rekey.project.config import is_factory
 from rekey.protocol.term import Term
 from rekey.tables.base import TableService
@@ -67,27 +68,17 @@ def load_factory(text: str, folder: Path) -> Factory:
         ConfigurationError: there is no such callable, or it cannot be imported.
     """
     if not is_factory(text):
-        raise ConfigurationError(
-            "the executor is not of the form `module:callable`",
-            hint="write for example --executor rekey.executors:processes",
-        )
+        raise refusal("no-callable")
     module, _, name = text.partition(":")
     sys.path.insert(0, str(folder))
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"the executor `{text}` cannot be imported ({type(error).__name__})",
-            hint="install its module in the environment of rekey, or put it next to rekey.toml; for dask:"
-            " pip install 'rekey-tables[dask]'",
-        ) from None
+        raise refusal("executor-not-imported", executor=text, error=type(error).__name__) from None
     finally:
         sys.path.remove(str(folder))
     if not callable(found):
-        raise ConfigurationError(
-            f"the executor `{text}` cannot be called",
-            hint="name a function without arguments that returns a concurrent.futures.Executor",
-        )
+        raise refusal("executor-not-callable", executor=text)
     factory: Factory = found
     return factory
 
@@ -131,17 +122,9 @@ class Pool:
         except RekeyError:
             raise
         except Exception as error:  # noqa: BLE001 - any error of a library; named by its class
-            raise ConfigurationError(
-                f"the executor could not be begun ({type(error).__name__})",
-                kept="everything that was checkpointed",
-                hint="see that the cluster is up and its address and certificates are where the executor"
-                " looks for them",
-            ) from None
+            raise refusal("executor-not-begun", error=type(error).__name__) from None
         if not isinstance(made, Executor):
-            raise ConfigurationError(
-                f"the executor's factory returned a {type(made).__name__}",
-                hint="it must return a concurrent.futures.Executor",
-            )
+            raise refusal("no-executor", kind=type(made).__name__)
         self._executor = made
 
     async def end(self) -> None:
@@ -352,11 +335,7 @@ class Driver(Generic[S]):
         self.requests.update(result.sent)
         if result.ended is Ended.SUPERSEDED:
             self.check()
-            self._error = self._error or Moved(
-                "workers found that the control row or the runner lease is not what it was",
-                kept="everything up to the last checkpoint",
-                hint="see that no other runner is at work, then run the same command again",
-            )
+            self._error = self._error or refusal("superseded")
         if result.ended is Ended.FAILED:
             self._failed(piece, result)
             return
@@ -394,32 +373,16 @@ class Driver(Generic[S]):
     def _count(self, piece: _Piece[S], what: str) -> None:
         """Count one more failure of a piece in a row; the last of `TRIES` ends the work."""
         piece.failed += 1
-        _LOG.info(
-            "a task came to nothing: %s; failure %d in a row of its range",
-            what,
-            piece.failed,
-            extra={"event": "task-failed"},
-        )
+        said = "a task came to nothing: %s; failure %d in a row of its range"
+        _LOG.info(said, what, piece.failed, extra={"event": "task-failed"})
         if piece.failed >= TRIES:
-            self._error = self._error or WorkersFailed(
-                f"a task was given up after {TRIES} attempts; of the last one: {what}",
-                kept="everything up to the last checkpoint",
-                hint="see that the workers run, that they have the runner's version of rekey and enough"
-                " memory, that there are as many as [executor] tasks says, and that they are not busy with"
-                " something else (or write a longer [executor] slice); then run the same command again, if"
-                " need be without --executor",
-            )
+            self._error = self._error or refusal("task-given-up", tries=TRIES, last=what)
 
     async def _begin_again(self) -> None:
         """Begin another executor in the place of one that broke; the last of `TRIES` breaks ends the work."""
         self._broken += 1
         if self._broken >= TRIES:
-            self._error = self._error or WorkersFailed(
-                f"the executor broke {TRIES} times in a row: its workers end before they have done anything",
-                kept="everything up to the last checkpoint",
-                hint="see why its processes end (memory, a module that is not installed), then run the same"
-                " command again, if need be without --executor",
-            )
+            self._error = self._error or refusal("executor-broke", tries=TRIES)
             return
         _LOG.warning("the executor broke; another one is begun", extra={"event": "executor-broke"})
         await self.pool.end()

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from rekey.copy.throttle import Rates, Throttle, listen, restricted_throttle
+from rekey.copy.workers.refusals import refusal
 from rekey.copy.workers.tasks import Basis, Task
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.scripts import load_script
-from rekey.errors import ConfigurationError, Moved, StateUnusable
+from rekey.errors import StateUnusable
 from rekey.mapping.sealing import SealedKeys, tasks_key
 from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, KeyRange
@@ -36,7 +37,6 @@ from rekey.tables.kinds import by_number
 from rekey.verify.sums import SOURCE
 
 CONFIG_VARIABLE = "REKEY_WORKER_CONFIG"
-NOTHING_DONE = "everything that was checkpointed; the worker did nothing"
 
 
 @dataclass(slots=True, eq=False)
@@ -89,17 +89,10 @@ class Opened:
     def within(self, task: Task) -> KeyRange:
         """Return the key range of a task. Raises Moved when its keys cannot be opened."""
         try:
-            return KeyRange(
-                self.keys.from_text("after", task.after or None),
-                self.keys.from_text("upto", task.upto or None),
-            )
+            after = self.keys.from_text("after", task.after or None)
+            return KeyRange(after, self.keys.from_text("upto", task.upto or None))
         except StateUnusable:
-            raise Moved(
-                "the keys in a task cannot be opened: it was altered, or made for another run",
-                kept=NOTHING_DONE,
-                hint="run the same command again; if it stays so, find out who else can submit to the"
-                " executor",
-            ) from None
+            raise refusal("task-not-opened") from None
 
     def cursor(self, key: EntityKey | None) -> str:
         """Return a cursor sealed as text, "" for None."""
@@ -130,12 +123,7 @@ def identity_of(basis: Basis) -> tuple[str, ...]:
     try:
         text = path.read_bytes()
     except OSError:
-        raise ConfigurationError(
-            f"a worker has no configuration {path}",
-            kept=NOTHING_DONE,
-            hint="put the project's folder (rekey.toml and its scripts) where the runner has it, or name"
-            f" the file in the worker's environment: {CONFIG_VARIABLE}",
-        ) from None
+        raise refusal("worker-without-configuration", file=path, variable=CONFIG_VARIABLE) from None
     return (str(path), sha256(text).hexdigest(), basis.script_id, basis.digest, basis.run_id, basis.endpoints)
 
 
@@ -154,10 +142,10 @@ async def open_for(basis: Basis, identity: tuple[str, ...], connect: Any) -> Ope
     """
     config = load_config(config_path(basis))
     if config.endpoints != basis.endpoints:
-        raise _other("a worker has other accounts than the runner")
+        raise refusal("another-project", what="a worker has other accounts than the runner")
     declared = load_script(config.migrations / f"{basis.script_id}.py")
     if declared.digest != basis.digest:
-        raise _other("a worker has another script than the runner")
+        raise refusal("another-project", what="a worker has another script than the runner")
     prepared = Prepared.of(config, declared)
     prepared.require()
     accounts: Accounts = connect(config)
@@ -165,9 +153,9 @@ async def open_for(basis: Basis, identity: tuple[str, ...], connect: Any) -> Ope
         migration = open_migration(prepared, accounts)
         row = await migration.control.read()
         if row is None or row.run_id != basis.run_id:
-            raise _other("the control row is of another run than the task")
+            raise refusal("another-project", what="the control row is of another run than the task")
         if dict(row.fingerprints) != prepared.fingerprints:
-            raise _other("a worker has other secrets than the runner")
+            raise refusal("another-project", what="a worker has other secrets than the runner")
         mapping = await migration.mapping(row)
     except BaseException:
         await accounts.close()
@@ -186,12 +174,3 @@ async def open_for(basis: Basis, identity: tuple[str, ...], connect: Any) -> Ope
 def travel_key(mapping: MappingStore, row: ControlRow) -> bytes:
     """Return the key that seals old keys on their way between runner and workers."""
     return tasks_key(None if mapping.keyring is None else mapping.keyring.root, row.id_key)
-
-
-def _other(what: str) -> Moved:
-    return Moved(
-        what,
-        kept=NOTHING_DONE,
-        hint="give runner and workers the same project folder and the same secrets, then run the same command"
-        " again",
-    )

@@ -18,16 +18,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from rekey import errors
 from rekey.core.plain import members
-from rekey.errors import (
-    ConfigurationError,
-    ExitCode,
-    Findings,
-    Refused,
-    RekeyError,
-    ServiceError,
-    WorkersFailed,
-)
+from rekey.errors import ExitCode, RekeyError, WorkersFailed
 from rekey.tables.sent import COUNTED
 
 # A message: names to text, numbers, bytes, or mappings of those.
@@ -155,14 +148,14 @@ class Failure:
         """Return the error to raise in the runner, with the same exit code and words."""
         kind = _RAISED.get(self.exit_code, WorkersFailed)
         if kind is WorkersFailed and not self.kept:
-            return ServiceError(self.what, hint=self.hint)
+            return errors.ServiceError(self.what, hint=self.hint)
         return kind(self.what, kept=self.kept, hint=self.hint)
 
 
 _RAISED: dict[int, type[RekeyError]] = {
-    ExitCode.FINDINGS: Findings,
-    ExitCode.USAGE: ConfigurationError,
-    ExitCode.REFUSED: Refused,
+    ExitCode.FINDINGS: errors.Findings,
+    ExitCode.USAGE: errors.ConfigurationError,
+    ExitCode.REFUSED: errors.Refused,
 }
 
 
@@ -215,19 +208,12 @@ def read_task(plain: Mapping[str, Any], *, version: str) -> Task:
     basis = plain.get("basis")
     made_by = basis.get("version") if isinstance(basis, Mapping) else None
     if plain.get("form") != FORM or made_by != version:
-        raise ConfigurationError(
-            f"a worker runs rekey {version}, and the runner rekey {made_by or 'unknown'}",
-            kept="everything that was checkpointed; the worker did nothing",
-            hint="install the runner's version on all workers, restart them, and run the same command again",
-        )
-    return Task(
-        **{
-            **plain,
-            "kind": Kind(plain["kind"]),
-            "basis": Basis(**plain["basis"]),
-            "buckets": tuple(plain["buckets"]),
-        }
-    )
+        what = f"a worker runs rekey {version}, and the runner rekey {made_by or 'unknown'}"
+        kept = "everything that was checkpointed; the worker did nothing"
+        hint = "install the runner's version on all workers, restart them, and run the same command again"
+        raise errors.ConfigurationError(what, kept=kept, hint=hint)
+    kind, made_under, buckets = Kind(plain["kind"]), Basis(**plain["basis"]), tuple(plain["buckets"])
+    return Task(**{**plain, "kind": kind, "basis": made_under, "buckets": buckets})
 
 
 def read_result(plain: object, task: Task) -> Result | None:

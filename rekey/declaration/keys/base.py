@@ -22,6 +22,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from rekey.core.edm import DATETIME, canonical_text, edm_type
@@ -125,14 +126,9 @@ class Expression(ABC):
 
     def operands(self) -> tuple[Expression, ...]:
         """Return the expressions this one is made of."""
-        found: list[Expression] = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Expression):
-                found.append(value)
-            elif isinstance(value, tuple):
-                found.extend(part for part in value if isinstance(part, Expression))
-        return tuple(found)
+        values = [getattr(self, field.name) for field in fields(self)]
+        parts = chain.from_iterable(value if isinstance(value, tuple) else [value] for value in values)
+        return tuple(part for part in parts if isinstance(part, Expression))
 
     def walk(self) -> Iterator[Expression]:
         """Yield this expression and all within it."""
@@ -148,10 +144,8 @@ class Expression(ABC):
         for side in (self, other):
             if not isinstance(side, Expression):
                 raise not_an_expression("+", side)
-        flat = [
-            part for side in (self, other) for part in (side.parts if isinstance(side, Concat) else (side,))
-        ]
-        return Concat(tuple(flat))
+        flat = [side.parts if isinstance(side, Concat) else (side,) for side in (self, other)]
+        return Concat(tuple(chain.from_iterable(flat)))
 
     def __radd__(self, other: object) -> Expression:
         raise not_an_expression("+", other)

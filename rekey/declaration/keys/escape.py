@@ -65,15 +65,12 @@ class Custom(Expression, op="custom"):
         try:
             found: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
         except ImportError as error:
-            raise InvalidDeclaration(
-                _FIELD,
-                f"{module_name} cannot be imported ({type(error).__name__})",
-                cure="put the module next to the scripts, its name beginning with _, or install its package",
-            ) from error
+            problem = f"{module_name} cannot be imported ({type(error).__name__})"
+            cure = "put the module next to the scripts, its name beginning with _, or install its package"
+            raise InvalidDeclaration(_FIELD, problem, cure=cure) from error
         except AttributeError as error:
-            raise InvalidDeclaration(
-                _FIELD, f"{module_name} has no {name}", cure="name a function of that module"
-            ) from error
+            problem, cure = f"{module_name} has no {name}", "name a function of that module"
+            raise InvalidDeclaration(_FIELD, problem, cure=cure) from error
         problem = f"{self.reference} is not a function"
         refuse_if(not callable(found), _FIELD, problem, cure="name a function")
         return found
@@ -82,11 +79,9 @@ class Custom(Expression, op="custom"):
         try:
             source = inspect.getsource(self.function)
         except (OSError, TypeError) as error:
-            raise InvalidDeclaration(
-                _FIELD,
-                f"the source of {self.reference} cannot be read, so the digest could not cover it",
-                cure="name a function written in Python, in a file",
-            ) from error
+            problem = f"the source of {self.reference} cannot be read, so the digest could not cover it"
+            cure = "name a function written in Python, in a file"
+            raise InvalidDeclaration(_FIELD, problem, cure=cure) from error
         lines = textwrap.dedent(source).splitlines()
         return hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
 

@@ -53,6 +53,7 @@ from rekey.runner.erase.targets import (
     usable,
 )
 from rekey.runner.phases.retire import delete_unchanged, quiet_at
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED, SUBJECTS, erasures
@@ -69,6 +70,7 @@ class Asked:
         told: all keys of the subjects, and the keys that were asked for: the recorded reason must hold none.
         standing: the target rows of the subjects, as they were found.
         targets: how many these are, by table.
+        searched, with_targets: as of `erase`.
     """
 
     subjects: dict[str, EntityKey] = field(repr=False)
@@ -77,6 +79,8 @@ class Asked:
     told: tuple[EntityKey, ...] = field(repr=False)
     standing: Standing = field(default_factory=dict, repr=False)
     targets: Mapping[str, int] = field(default_factory=dict)
+    searched: bool = False
+    with_targets: bool = False
 
 
 @dataclass(slots=True)
@@ -124,28 +128,14 @@ async def require_complete(run: Run) -> ControlRow:
     """
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
-        raise errors.Refused(
-            f"{run.script_id} is not complete: until then the mapping keeps source and targets in step",
-            kept="everything; nothing was erased",
-            hint="delete the rows through the application now, which takes them from source and targets;"
-            " erase what the mapping knows of them after"
-            f" `rekey {apply_to(run.declared.named, Phase.COMPLETE)}`",
-        )
+        completes = apply_to(run.declared.named, Phase.COMPLETE)
+        raise refusal("not-complete", script=run.script_id, completes=completes)
     await wait_for_present(run)
     until = await heard_of_until(run)
     if until is not None:
-        raise errors.Refused(
-            f"a client of {run.script_id} was given up that had not ended in order: what it had signed may"
-            f" reach the mapping until {format_ticks(until)}",
-            kept="everything; nothing was erased",
-            hint="run the same command again after that",
-        )
+        raise refusal("client-given-up", script=run.script_id, until=format_ticks(until))
     if not run.is_delta and await any_intent(run):  # none that is only kept: `complete` has removed those
-        raise errors.Refused(
-            f"the journal of {run.script_id} holds intents: not all writes are settled",
-            kept="everything; nothing was erased",
-            hint=f"`rekey apply {run.script_id}` settles them",
-        )
+        raise refusal("journal-not-empty", script=run.script_id)
     run.state.forget_keys(run.script_id)
     return now
 
@@ -190,7 +180,8 @@ def erase(
         there = await usable(session, run, to_write=with_targets)
         standing = await find_rows(run, asked.subjects, there, searched=searched and with_targets)
         targets = sum((counts_of(run, rows) for rows in standing.values()), Counter[str]())
-        return replace(asked, standing=standing, targets=dict(sorted(targets.items())))
+        found = replace(asked, standing=standing, targets=dict(sorted(targets.items())))
+        return replace(found, searched=searched, with_targets=with_targets)
 
     async def work() -> tuple[Asked, Done]:
         now = await require_complete(run)
@@ -200,11 +191,9 @@ def erase(
             if said["kind"] == SUBJECTS:
                 how = {"searched": said["searched"], "with_targets": said.get("with_targets", False)}
                 again = await ask([Query(safe_id=row_id) for row_id in said["rows"]], **how)
-                await _carry_out(run, now, again, event.seq, **how)
-                run.progress.note(
-                    f"the erasure that was begun on {event.at[:10]} and cut off is done now",
-                    "erasure-finished",
-                )
+                await _carry_out(run, now, again, event.seq)
+                note = f"the erasure that was begun on {event.at[:10]} and cut off is done now"
+                run.progress.note(note, "erasure-finished")
         asked = await ask(queries, searched=searched, with_targets=with_targets)
         refuse(asked.told)
         tell(asked.targets)
@@ -220,9 +209,7 @@ def erase(
             "reason": reason,
         }
         begun = run.state.audit(ERASURE_BEGUN, script_id, details)
-        return asked, await _carry_out(
-            run, now, asked, begun.seq, searched=searched, with_targets=with_targets
-        )
+        return asked, await _carry_out(run, now, asked, begun.seq)
 
     asked, done = session.do(work())
     make_checkpoint(session.state, session.signer, f"{script_id}: erased", session.progress)
@@ -264,15 +251,13 @@ async def find(run: Run, queries: Sequence[Query]) -> Asked:
     return Asked(subjects, before, tuple(unknown), tuple(told))
 
 
-async def _carry_out(
-    run: Run, now: ControlRow, asked: Asked, begun: int, *, searched: bool, with_targets: bool
-) -> Done:
+async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int) -> Done:
     """Erase the subjects, then record the end of the erasure that the event number `begun` has begun."""
     done = Done(day_of(await run.restricted.server_time()))
     unlisted: dict[EntityKey, list[EntityKey]] = {}
     removed = RemovedRows(run.mapping)
     copies: list[tuple[Kept, Removed]] = []
-    if searched and asked.subjects:
+    if asked.searched and asked.subjects:
         unlisted = await _search(run, frozenset(asked.subjects.values()), done)
         copies = await _removed_rows(removed, done)
 
@@ -290,7 +275,7 @@ async def _carry_out(
             return
         done.source_rows += became == "deleted"
         done.source_rows_gone += became == "gone"
-        if with_targets:
+        if asked.with_targets:
             deleted, all_gone = await delete_rows(run, asked.standing[row_id])
             done.target_rows += deleted
             if not all_gone:
@@ -311,7 +296,7 @@ async def _carry_out(
                 buried = await _bury(run, at, source, done.on)
             except errors.SealedUnreadable:
                 buried = False
-                done.unreadable += not searched  # the search has counted it
+                done.unreadable += not asked.searched  # the search has counted it
             done.reverse_rows += buried
         buried = await _bury(run, rows.forward_key(source), source, done.on)
         done.forward_rows += buried
@@ -396,6 +381,4 @@ async def _bury(run: Run, at: EntityKey, source: EntityKey, on: str) -> bool:
         except (errors.ConditionFailed, errors.RowMissing, errors.Ambiguous):
             continue
         return True
-    raise errors.Unavailable(
-        "a mapping row kept changing while it was erased", hint="run the same command again"
-    )
+    raise refusal("mapping-row-changing")

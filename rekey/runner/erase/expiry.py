@@ -33,6 +33,7 @@ from rekey.model import TIMESTAMP, EntityKey, Row, etag_of, key_of
 from rekey.protocol.control import ControlRow
 from rekey.runner.erase.erasure import require_complete
 from rekey.runner.erase.targets import MAX_ROUNDS
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.state.audit import COHORTS, ERASURE_BEGUN, ERASURE_ENDED, MAPPING, erasures
@@ -81,11 +82,7 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
         Refused: its keeping time is not over and no reason is given; or see `require_complete`.
     """
     if cohort is not None and not session.scripts[script_id].migration.is_sealed:
-        raise errors.ConfigurationError(
-            f"the mapping of {script_id} is in the clear: it has no cohorts that could be shredded",
-            kept="everything; nothing was erased",
-            hint=f"`rekey expire {script_id}` empties it when its retention is over",
-        )
+        raise refusal("no-cohorts", script=script_id)
     run = session.resume(script_id)
 
     async def work() -> Expired:
@@ -100,17 +97,10 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
         found = next((one for one in seen if one.name == cohort), None)
         if found is None:
             there = ", ".join(one.name for one in seen) or "none"
-            raise errors.Findings(
-                f"{script_id} has no cohort {cohort}",
-                kept="everything; nothing was erased",
-                hint=f"there are: {there}",
-            )
+            raise refusal("no-such-cohort", script=script_id, cohort=cohort, cohorts=there)
         if not reason and now < found.over_at and not found.erased_on:
-            raise errors.Refused(
-                f"the retention of {cohort} of {script_id} is over at {format_ticks(found.over_at)}",
-                kept="everything; nothing was erased",
-                hint="wait, or say with --reason why its rows must not be looked up until then",
-            )
+            over_at = format_ticks(found.over_at)
+            raise refusal("cohort-not-over", cohort=cohort, script=script_id, over_at=over_at)
         due = [] if found.erased_on else [cohort]
         return await _erase(session, run, control, due, reason or OVER)
 
@@ -129,13 +119,10 @@ async def expire_removed(run: Run, cohorts: Sequence[str] = ()) -> int:
 async def _seen(run: Run, control: ControlRow) -> tuple[int, tuple[Cohort, ...]]:
     """Return the service's time in ticks, and the cohorts of the migration."""
     now = ticks_of(await run.restricted.server_time())
-    return now, await cohorts_kept(
-        run.restricted,
-        run.script_id,
-        control.ended_at,
-        sealed=run.declared.migration.is_sealed,
-        keep_s=run.config.gates.mapping_retention_s,
-    )
+    ended_at, sealed = control.ended_at, run.declared.migration.is_sealed
+    keep_s = run.config.gates.mapping_retention_s
+    seen = await cohorts_kept(run.restricted, run.script_id, ended_at, sealed=sealed, keep_s=keep_s)
+    return now, seen
 
 
 async def _erase(session: Session, run: Run, control: ControlRow, due: list[str], reason: str) -> Expired:
@@ -148,9 +135,8 @@ async def _erase(session: Session, run: Run, control: ControlRow, due: list[str]
     named = {name for names in begun.values() for name in names}
     new = [name for name in due if name not in named]
     if new:
-        event = run.state.audit(
-            ERASURE_BEGUN, run.script_id, {"kind": kind, "cohorts": new, "reason": reason}
-        )
+        details = {"kind": kind, "cohorts": new, "reason": reason}
+        event = run.state.audit(ERASURE_BEGUN, run.script_id, details)
         begun[event.seq] = new
     on = day_of(await run.restricted.server_time())
     erased, counts = list[str](), dict[str, int]()
@@ -226,6 +212,4 @@ async def _mark(run: Run, on: str, *, done: bool) -> str:
         except (errors.RowExists, errors.RowMissing, errors.ConditionFailed, errors.Ambiguous):
             continue
         return said
-    raise errors.Unavailable(
-        "the row that marks the mapping kept changing", hint="run the same command again"
-    )
+    raise refusal("mark-changing")

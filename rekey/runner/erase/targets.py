@@ -31,6 +31,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlStore
 from rekey.protocol.effects import apply_for_etags, in_turns
 from rekey.protocol.replicas import Rows, transactions
+from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.tables.base import Operation, Verb
@@ -64,13 +65,7 @@ async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int
         if now is not None and now.phase is ControlPhase.RETIRED:
             gone.add(source.lower())
         elif to_write and now is not None and now.phase not in (ControlPhase.SOURCE, ControlPhase.COMPLETE):
-            raise errors.Refused(
-                f"{source} is the source of {other.script_id}, which is in `{now.phase}`: what is"
-                " changed here past its clients would stay in its targets, or come back from there",
-                kept="everything; nothing was changed",
-                hint="do it through the application, which changes both sides; or run the same command after"
-                f" `rekey apply {other.named} --to complete` (erase there, too)",
-            )
+            raise refusal("target-is-a-source", source=source, other=other, phase=now.phase)
     there = {name for name in dict.fromkeys(names) if await run.tables.table_exists(name)}
     return frozenset(n for n, name in enumerate(names) if name in there and name.lower() not in gone)
 
@@ -170,8 +165,6 @@ async def delete_rows(run: Run, rows: Rows) -> tuple[Counter[str], bool]:
             if not left:
                 break
         else:
-            raise errors.Unavailable(
-                "whether a target row was deleted stayed open", hint="run the same command again"
-            )
+            raise refusal("delete-open")
         deleted += counts_of(run, dict(group))
     return deleted, True

@@ -23,17 +23,15 @@ Rules kept here:
 from __future__ import annotations
 
 import json
-from functools import partial
 
 from rekey.copy.checkpoint import copy_segments
 from rekey.copy.sweep import settle_moved, sweep
 from rekey.core.clock import earlier
 from rekey.core.eta import Lane
 from rekey.model import EVERYTHING, EntityKey
-from rekey.phases import Phase
 from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import settle_again, until_quiet, while_sweeping
-from rekey.runner.run import Counters, Operation, Run, open_gate
+from rekey.runner.run import Counters, Run, open_gate
 from rekey.runner.workers import copy_with_workers
 from rekey.state.models import BACKFILL as PURPOSE
 from rekey.state.models import PLAN_FACT, Segment
@@ -41,8 +39,6 @@ from rekey.status.facts import ESTIMATED_ROWS
 
 # Fact: the service's time before the first row was read for the copy.
 COPYING_SINCE = "copying_since"
-
-
 # Fact: by table, the rows that its busiest partition has taken of the copy so far; JSON. For estimates.
 BUSIEST = "busiest"
 
@@ -95,8 +91,9 @@ async def copy_rows(run: Run) -> Counters:
         run.still_alone()
         return run.state.split_segment(segment, middle)
 
-    throttle, taken = run.copier.throttle, _taken_before(run)
+    throttle, before = run.copier.throttle, run.state.get_fact(run.script_id, BUSIEST)
     throttle.count_anew()
+    taken: dict[str, int] = {} if before is None else json.loads(before)
     largest = largest_partitions(run.state.get_fact(run.script_id, PLAN_FACT))
 
     def busiest() -> dict[str, int]:
@@ -142,11 +139,6 @@ async def copy_rows(run: Run) -> Counters:
     }
 
 
-def _taken_before(run: Run) -> dict[str, int]:
-    fact = run.state.get_fact(run.script_id, BUSIEST)
-    return {} if fact is None else json.loads(fact)
-
-
 def largest_partitions(plan: str | None) -> dict[str, int]:
     """Return the rows of the largest partition of the source and of each target, by table.
 
@@ -187,6 +179,9 @@ async def undo(run: Run) -> None:
     run.state.set_fact(run.script_id, BUSIEST, None)
 
 
-BACKFILL = Operation(
-    Phase.BACKFILL, gate=open_gate, run=run, undo=undo, again=partial(settle_again, side=SOURCE)
-)
+async def again(run: Run) -> int:
+    """Settle the intents whose time is over; return how many."""
+    return await settle_again(run, side=SOURCE)
+
+
+gate = open_gate

@@ -20,20 +20,9 @@ from rekey.errors import Findings, GateClosed
 from rekey.next_steps import next_step
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import TARGET
-from rekey.runner.clients import (
-    Deadline,
-    drain,
-    forget_ended,
-    look,
-    move,
-    named,
-    settle_again,
-    settle_stale,
-    unsettled_hint,
-    until_quiet,
-    wait_for_present,
-)
-from rekey.runner.run import Counters, Operation, Run, of_member
+from rekey.runner import clients
+from rekey.runner.clients import Deadline
+from rekey.runner.run import Counters, Run, of_member
 from rekey.runner.verification import closed_by_difference
 
 # Fact: the service's time from which on no client and no runner writes to the source.
@@ -47,10 +36,10 @@ async def gate(run: Run) -> list[str]:
         return [f"the control row says `{now.phase if now else 'nothing'}`, not `cutover`"]
     if run.is_delta:
         return []
-    clients = await look(run)
-    old = [row for row in clients.live if row.view == "old"]
+    seen = await clients.look(run)
+    old = [row for row in seen.live if row.view == "old"]
     said = "clients still use the old view, which `complete` ends"
-    return [f"{said}: {named(old, clients.now)}"] if old else []
+    return [f"{said}: {clients.named(old, seen.now)}"] if old else []
 
 
 async def run(run: Run) -> Counters:
@@ -60,19 +49,19 @@ async def run(run: Run) -> Counters:
         GateClosed: rows are known to differ, or intents cannot be settled.
     """
     now = await run.control.read()
-    await until_quiet(run)
+    await clients.until_quiet(run)
     follows = _follows(run)
     if now is not None and now.phase is ControlPhase.CUTOVER:
         for one in run.together:
             with of_member(one):
                 await _settle_before(one)
-        await move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
+        await clients.move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
     counters: Counters = {}
     if not run.is_delta:
         counters["intents_settled"] = await _drain(run) if follows else 0
         # The intents that are left are settled and kept, or (without `reverse`) the source does not follow.
         await run.journal.clear()
-        await forget_ended(run)
+        await clients.forget_ended(run)
         run.state.set_fact(run.script_id, QUIET_AT, await fresh_second(run.source_time, run.clock))
     run.state.forget_keys(run.script_id)
     return counters
@@ -84,14 +73,14 @@ def _follows(run: Run) -> bool:
 
 async def _settle_before(run: Run) -> None:
     """Settle what is left before the move: after it an intent that fails can only be given up."""
-    await until_quiet(run)
-    await wait_for_present(run)
+    await clients.until_quiet(run)
+    await clients.wait_for_present(run)
     if not _follows(run):
         return
     reasons = await closed_by_difference(run)
-    settled = await settle_stale(run, TARGET)
+    settled = await clients.settle_stale(run, TARGET)
     if settled.failed:
-        hint = unsettled_hint(run)
+        hint = clients.unsettled_hint(run)
         reasons.append(f"{settled.failed} intents of the journal cannot be settled; {hint}")
     if reasons:
         again = next_step("complete", script=run.declared.named)
@@ -107,29 +96,24 @@ async def _drain(run: Run) -> int:
 
     async def give_up(error: Findings) -> None:
         run.state.audit("intent-given-up", run.script_id, {"error": type(error).__name__, "what": error.what})
-        run.progress.note(
-            f"{run.script_id}: given up, the source keeps an older row: {error.what}", "intent-given-up"
-        )
+        said = f"{run.script_id}: given up, the source keeps an older row: {error.what}"
+        run.progress.note(said, "intent-given-up")
 
-    return await drain(run, TARGET, Deadline(run.clock, run.config.gates.clients_timeout_s), give_up)
+    deadline = Deadline(run.clock, run.config.gates.clients_timeout_s)
+    return await clients.drain(run, TARGET, deadline, give_up)
 
 
 async def undo(_run: Run) -> None:
     """Raise GateClosed: rows written after `complete` are not in the source."""
-    raise GateClosed(
-        "cutover",
-        ["the migration is complete: the source has not been written since"],
-        hint="to change keys again, write a new migration script from today's table",
-    )
+    reason = "the migration is complete: the source has not been written since"
+    hint = "to change keys again, write a new migration script from today's table"
+    raise GateClosed("cutover", [reason], hint=hint)
 
 
 async def again(run: Run) -> int:
     """Settle the intents that are left; without `reverse` no replica follows, and they are removed."""
     if run.declared.migration.reverse:
-        return await settle_again(run, side=TARGET)
+        return await clients.settle_again(run, side=TARGET)
     if not run.is_delta:
         await run.journal.clear()  # a run of the phase that was cut off may have left them
     return 0
-
-
-COMPLETE = Operation(Phase.COMPLETE, gate=gate, run=run, undo=undo, again=again)

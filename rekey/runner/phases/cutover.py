@@ -53,7 +53,7 @@ from rekey.copy.sweep import gone
 from rekey.core.clock import earlier, format_ticks
 from rekey.core.concurrency import for_each
 from rekey.core.limits import is_elsewhere
-from rekey.errors import Findings, GateClosed, Moved, RekeyError, RowRefused, ServiceError, WriterAtWork
+from rekey.errors import Findings, GateClosed, RekeyError, RowRefused, ServiceError, WriterAtWork
 from rekey.model import EntityKey, Row, key_of
 from rekey.next_steps import after_findings, next_step
 from rekey.phases import ControlPhase, Phase
@@ -75,7 +75,8 @@ from rekey.runner.clients import (
 )
 from rekey.runner.hooks import HookEvent
 from rekey.runner.phases.reconcile import catch_up
-from rekey.runner.run import Counters, Operation, Run, asks_again, of_member
+from rekey.runner.refusals import refusal
+from rekey.runner.run import Counters, Run, asks_again, of_member
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import (
     closed_by_difference,
@@ -164,9 +165,8 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
         if elsewhere not in frozen_at:
             frozen_at[elsewhere] = await fresh_second(one.source_time, one.clock)
         one.state.set_fact(one.script_id, FROZEN_AT, frozen_at[elsewhere])
-        if (
-            one.declared.migration.is_elsewhere
-        ):  # Timestamps of the target are by the clock of its own account
+        # Timestamps of the target are by the clock of its own account.
+        if one.declared.migration.is_elsewhere:
             one.state.set_fact(one.script_id, TARGET_FROZEN_AT, await one.target_time())
     reports = []
     for one in runs:
@@ -190,11 +190,7 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
         if report.findings:
             step = after_findings(one.script_id, one.source.name, report.as_json())
             with of_member(one):
-                raise Findings(
-                    f"full verification under freeze found {wrong(report)} rows that differ",
-                    kept="both tables; the migration is back in `dual_write`, the source is the authority",
-                    hint=f"writers may go on; {step}",
-                )
+                raise refusal("rows-differ-frozen", rows=wrong(report), next=step)
 
 
 async def _compare_under_freeze(run: Run) -> tuple[Counters, FullReport]:
@@ -247,11 +243,7 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
     for one in runs:
         control = await one.control.read()
         if control is None or control.phase is not start:
-            raise Moved(
-                f"the control row of {one.script_id} does not say `{start}` any more",
-                kept="everything; nothing was changed",
-                hint=f"`rekey status {one.script_id}` shows where the migration is",
-            )
+            raise refusal("not-in-phase", script=one.script_id, phase=start)
         await wait_until_heard(one, control)
         with of_member(one):
             settled = await settle_stale(one, side)
@@ -304,13 +296,8 @@ async def _drained(run: Run, frozen: ControlRow, side: Side, end: ControlPhase, 
     if not clients or (end is ControlPhase.CUTOVER and unfollowed(run)):
         report = await verify_full(run)
         if report.findings:
-            raise Findings(
-                f"full verification under freeze found {wrong(report)} rows that differ",
-                kept="both tables",
-                hint="they were not written through a client;"
-                f" {after_findings(run.script_id, run.source.name, report.as_json())};"
-                " then run the same command again",
-            )
+            step = after_findings(run.script_id, run.source.name, report.as_json())
+            raise refusal("rows-differ-drained", rows=wrong(report), next=step)
 
 
 async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bool:
@@ -329,10 +316,8 @@ async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bo
             return False
         await run.control.move(ControlPhase.FREEZE, back_to)
     except ServiceError:
-        run.progress.note(
-            "the control row still says `freeze`; the next `rekey` command on it puts it back",
-            "freeze-left-behind",
-        )
+        said = "the control row still says `freeze`; the next `rekey` command on it puts it back"
+        run.progress.note(said, "freeze-left-behind")
         return False
     return True
 
@@ -372,11 +357,9 @@ async def _require_way_back(run: Run) -> None:
     """Raise GateClosed, as `undo` does, before anything is written."""
     name = run.declared.named
     if not run.declared.migration.reverse:
-        raise GateClosed(
-            "dual_write",
-            ["the declaration says reverse=False: there is no way back after cutover"],
-            hint=f"stay with the target: {next_step('no-way-back', script=name)}",
-        )
+        reason = "the declaration says reverse=False: there is no way back after cutover"
+        hint = f"stay with the target: {next_step('no-way-back', script=name)}"
+        raise GateClosed("dual_write", [reason], hint=hint)
     if run.is_delta and not run.options.writers_stopped:
         step = next_step("go-back", script=name, target=run.targets[0].name)
         raise GateClosed("dual_write", [_NOT_STOPPED], hint=str(step))
@@ -480,16 +463,10 @@ async def _prove_the_way_back(run: Run) -> None:
         await until_quiet(run)
         report = await verify_full(run)
     if report.findings:
-        raise Findings(
-            f"after copying back, {differing(wrong(report))} between source and targets",
-            kept="the target is still the authority; nothing was deleted from it",
-            hint=str(next_step("go-back-again", script=run.declared.named)),
-        )
+        step = next_step("go-back-again", script=run.declared.named)
+        raise refusal("rows-differ-back", differ=differing(wrong(report)), hint=step)
 
 
 async def again(run: Run) -> int:
     """Settle the intents that are left, if the source follows (`reverse`)."""
     return await settle_again(run, side=TARGET) if run.declared.migration.reverse else 0
-
-
-CUTOVER = Operation(Phase.CUTOVER, gate=gate, run=run, undo=undo, again=again)

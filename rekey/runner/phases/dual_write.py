@@ -12,10 +12,10 @@ Rules kept here:
 from __future__ import annotations
 
 from rekey.core.clock import format_ticks
-from rekey.phases import ControlPhase, Phase
+from rekey.phases import ControlPhase
 from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import forget_ended, heard_of_until, look, move, settle_again
-from rekey.runner.run import Counters, Operation, Run
+from rekey.runner.run import Counters, Run
 from rekey.state.models import WATERMARK
 from rekey.status.facts import LATE_UNTIL
 
@@ -41,11 +41,9 @@ async def run(run: Run) -> Counters:
     run.state.set_fact(run.script_id, LATE_UNTIL, None if until is None else format_ticks(until))
     clients = len((await look(run)).live)
     if not clients:
-        run.progress.note(
-            f"{run.script_id}: no client of the application is registered; what is written to"
-            f" {run.source.name} now is not followed, and verification will find it",
-            "warning",
-        )
+        missing = f"{run.script_id}: no client of the application is registered; what is written to"
+        said = f"{missing} {run.source.name} now is not followed, and verification will find it"
+        run.progress.note(said, "warning")
     return {"clients": clients}
 
 
@@ -70,6 +68,3 @@ async def undo(run: Run) -> None:
     if now is not None and now.phase is ControlPhase.DUAL_WRITE:
         await move(run, ControlPhase.DUAL_WRITE, ControlPhase.SOURCE)
     run.state.set_fact(run.script_id, WATERMARK, None)
-
-
-DUAL_WRITE = Operation(Phase.DUAL_WRITE, gate=gate, run=run, undo=undo, again=again)

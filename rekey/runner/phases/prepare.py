@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from rekey.errors import ConfigurationError, TableBeingDeleted, TableMissing
+from rekey.errors import TableBeingDeleted, TableMissing
 from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
-from rekey.phases import Phase
 from rekey.runner.clients import until_quiet
-from rekey.runner.run import Counters, Operation, Run
-from rekey.tables.base import MAX_BATCH_OPERATIONS, Verb
-from rekey.tables.base import Operation as Write
+from rekey.runner.refusals import refusal
+from rekey.runner.run import Counters, Run, nothing_left
+from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb
 from rekey.tables.kinds import whole
 
 
@@ -32,10 +31,8 @@ async def gate(run: Run) -> list[str]:
     """
     if not await run.tables.table_exists(run.source.name):
         section, account = run.config.holding(run.source.name)
-        raise ConfigurationError(
-            f"the source table {run.source.name} does not exist in account {account.name}",
-            hint=f"check [{section}] endpoint, and `source=` in {run.declared.path.name}",
-        )
+        file = run.declared.path.name
+        raise refusal("source-missing", table=run.source, account=account, section=section, file=file)
     reasons = []
     for table in run.mapper.read_once:
         target = whole(run.targets[table])
@@ -61,12 +58,9 @@ async def run(run: Run) -> Counters:
         try:
             made += await run.tables.create_table(name)
         except TableBeingDeleted:
-            raise TableBeingDeleted(
-                f"target table {name} is still being deleted by the service",
-                code="TableBeingDeleted",
-                status=409,
-                hint="a deleted table's name is taken for 40 seconds and more; run the same command later",
-            ) from None
+            what = f"target table {name} is still being deleted by the service"
+            hint = "a deleted table's name is taken for 40 seconds and more; run the same command later"
+            raise TableBeingDeleted(what, code="TableBeingDeleted", status=409, hint=hint) from None
     return {"tables_created": made}
 
 
@@ -83,7 +77,7 @@ async def undo(run: Run) -> None:
     with suppress(TableMissing):  # the run was cut off before it made the mapping table
         for direction in ("f", "r"):
             async for page in run.mapping.scan(direction):  # a page is of one partition
-                writes = [Write(Verb.DELETE, row, "*") for row in page.rows]
+                writes = [Operation(Verb.DELETE, row, "*") for row in page.rows]
                 for start in range(0, len(writes), MAX_BATCH_OPERATIONS):
                     await run.mapping.table.transact(writes[start : start + MAX_BATCH_OPERATIONS])
         await RemovedRows(run.mapping).forget()
@@ -92,4 +86,4 @@ async def undo(run: Run) -> None:
             await run.journal.clear()
 
 
-PREPARE = Operation(Phase.PREPARE, gate=gate, run=run, undo=undo)
+again = nothing_left

@@ -19,13 +19,12 @@ from __future__ import annotations
 
 from rekey.copy.delta import delta_pass, written_since
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
-from rekey.errors import Findings, StateUnusable
 from rekey.next_steps import after_findings
-from rekey.phases import Phase
 from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import settle_again
 from rekey.runner.phases.backfill import swept_rows
-from rekey.runner.run import Counters, Operation, Run, open_gate
+from rekey.runner.refusals import refusal
+from rekey.runner.run import Counters, Run, open_gate
 from rekey.runner.stop import ASSUMED_BRING_S, Measured, keep, measured, reading_s
 from rekey.runner.verification import verify_full, wrong
 from rekey.state.models import WATERMARK
@@ -75,10 +74,7 @@ async def bring_changes(run: Run, number: int = 1) -> int:
 def _watermark(run: Run) -> str:
     watermark = run.state.get_fact(run.script_id, WATERMARK)
     if watermark is None:
-        raise StateUnusable(
-            "the state file knows no watermark for this migration",
-            hint=f"run `rekey apply {run.script_id}` again: it copies everything again, which is safe",
-        )
+        raise refusal("no-watermark", script=run.script_id)
     return watermark
 
 
@@ -129,16 +125,8 @@ async def follow(run: Run, *, passes: bool = True) -> tuple[Counters, FullReport
         if waiting > before / 2:
             break
     open_s = (run.clock.ticks() - ticks_of(_watermark(run))) / TICKS_PER_SECOND
-    found = Measured(
-        at=format_ticks(run.clock.ticks()),
-        read_s=read_s,
-        look_s=look_s,
-        bring_s=bring_s,
-        waiting=waiting,
-        changes_per_s=max(brought / max(1.0, covered), waiting / max(1.0, open_s)),
-        rows=rows,
-    )
-    keep(run, found)
+    at, changes_per_s = run.clock.ticks(), max(brought / max(1.0, covered), waiting / max(1.0, open_s))
+    keep(run, Measured(format_ticks(at), read_s, look_s, bring_s, waiting, changes_per_s, rows))
     return counters, report
 
 
@@ -168,11 +156,8 @@ async def run(run: Run) -> Counters:
 
 def _require_equal(run: Run, report: FullReport) -> None:
     if report.findings:
-        raise Findings(
-            f"full verification found {wrong(report)} rows that differ",
-            kept="both tables as they are; the migration stays in `reconcile`",
-            hint=str(after_findings(run.script_id, run.source.name, report.as_json())),
-        )
+        step = after_findings(run.script_id, run.source.name, report.as_json())
+        raise refusal("rows-differ", rows=wrong(report), hint=step)
 
 
 async def again(run: Run) -> int:
@@ -189,4 +174,4 @@ async def undo(_run: Run) -> None:
     """Do nothing: the phase only made the targets equal to the source."""
 
 
-RECONCILE = Operation(Phase.RECONCILE, gate=open_gate, run=run, undo=undo, again=again)
+gate = open_gate

@@ -18,9 +18,9 @@ from rekey.client.reading import LeaseSettings
 from rekey.copy.delta import written_since
 from rekey.core.clock import later, ticks_of
 from rekey.core.concurrency import for_each
-from rekey.errors import ConditionFailed, Findings, RowMissing
+from rekey.errors import ConditionFailed, RowMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row, etag_of, key_of
-from rekey.phases import ControlPhase, Phase
+from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import SAFETY_S
 from rekey.runner.clients import any_intent, move
@@ -28,7 +28,8 @@ from rekey.runner.phases.backfill import estimated_rows
 from rekey.runner.phases.complete import QUIET_AT
 from rekey.runner.phases.complete import undo as refuse
 from rekey.runner.phases.cutover import FROZEN_AT
-from rekey.runner.run import Counters, Operation, Run
+from rekey.runner.refusals import refusal
+from rekey.runner.run import Counters, Run, nothing_left
 from rekey.status.facts import EVIDENCE_MISSING, is_proved
 
 _NAMED = 20
@@ -73,13 +74,9 @@ async def run(run: Run) -> Counters:
             break
         if changed:
             since = "the freeze" if run.is_delta else "`complete`"
-            raise Findings(
-                f"{len(changed)} source rows changed after {since} and were not deleted:"
-                f" {', '.join(changed[:_NAMED])}",
-                kept=f"those rows, in table {run.source.name}; {counters['rows_deleted']} others are deleted",
-                hint="find out who wrote them, copy what is worth keeping to the target, then delete them"
-                " by hand and run `rekey retire` again",
-            )
+            rows = f"{len(changed)} source rows changed after {since}"
+            listed, deleted = ", ".join(changed[:_NAMED]), counters["rows_deleted"]
+            raise refusal("source-changed", rows=rows, listed=listed, table=run.source, deleted=deleted)
         await run.tables.delete_table(run.source.name)
     await move(run, ControlPhase.COMPLETE, ControlPhase.RETIRED)
     return counters
@@ -134,4 +131,4 @@ async def _delete_all_unchanged(run: Run, moment: str, counters: Counters) -> li
     return changed
 
 
-RETIRE = Operation(Phase.RETIRE, gate=gate, run=run, undo=refuse)
+undo, again = refuse, nothing_left
