@@ -173,13 +173,13 @@ def _own_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
     if parent is not None:
         parent.mkdir(parents=True, exist_ok=True)
     own = Path(tempfile.mkdtemp(prefix="rekey-rehearsal-", dir=parent)).resolve()
+    is_kept = False
     try:
         yield own
-    except BaseException:
-        shutil.rmtree(own, ignore_errors=True)
-        raise
-    if not keep:
-        shutil.rmtree(own, ignore_errors=True)
+        is_kept = keep
+    finally:
+        if not is_kept:
+            shutil.rmtree(own, ignore_errors=True)
 
 
 def _keep_tables(witness: Witness, folder: Path) -> None:

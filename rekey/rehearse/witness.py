@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -123,15 +123,11 @@ class Witness:
 
     def rows(self, table: str) -> Iterator[Row]:
         """Yield the wire rows of a table in service order, page by page."""
-        seen: list[list[Row]] = []
-
-        def keep(response: Any) -> None:
-            seen.append(json.loads(response.http_response.text())["value"])
-
-        pages = self.client(table).list_entities(results_per_page=1000, raw_response_hook=keep).by_page()
-        for _ in pages:
+        seen: list[Any] = []
+        rows = self.client(table).list_entities(results_per_page=1000, raw_response_hook=_keeping(seen))
+        for _ in rows.by_page():
             while seen:
-                yield from seen.pop(0)
+                yield from seen.pop(0)["value"]
 
     def get(self, table: str, key: EntityKey) -> Row | None:
         """Return one wire row, None when there is none."""
@@ -261,9 +257,10 @@ class Witness:
 def _wire_row(client: TableClient, key: EntityKey) -> Row:
     """Return a row as the service sent it. Raises ResourceNotFoundError."""
     seen: list[Row] = []
-
-    def keep(response: Any) -> None:
-        seen.append(json.loads(response.http_response.text()))
-
-    client.get_entity(key.partition, key.row, raw_response_hook=keep)
+    client.get_entity(key.partition, key.row, raw_response_hook=_keeping(seen))
     return seen[0]
+
+
+def _keeping(seen: list[Any]) -> Callable[[Any], None]:
+    """Return a hook for the SDK that keeps the service's own JSON of each answer."""
+    return lambda response: seen.append(json.loads(response.http_response.text()))
