@@ -21,8 +21,7 @@ import click
 from rekey.cli.project import open_project
 from rekey.cli.shell import Shell, command
 from rekey.errors import ConfigurationError, ExitCode
-from rekey.proxy.credentials import access_of
-from rekey.proxy.running import Listening, proxying, run
+from rekey.proxy.running import Listening, access_of, proxying, run
 from rekey.proxy.tls import certificate_for
 from rekey.serve.server import Address
 

@@ -10,35 +10,62 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import os
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.plan import Plan
 from rekey.declaration.migration import Declared
-from rekey.errors import ExitCode
+from rekey.errors import ConfigurationError, ExitCode
 from rekey.model import EntityKey, Row
-from rekey.project.config import Account as StorageAccount
-from rekey.project.config import Config, account_key
-from rekey.project.secrets_source import read_local
+from rekey.project.config import Account, Config, account_key
+from rekey.project.secrets_source import MINIMUM_BYTES, read_local
 from rekey.protocol.opening import Prepared, connect
 from rekey.proxy.access import Access
 from rekey.proxy.forward import Upstream
-from rekey.proxy.handler import Account, Handler
-from rekey.proxy.keys import Keys
+from rekey.proxy.handler import Handler
 from rekey.proxy.meter import Meter
 from rekey.proxy.route import Routes, cores_of
-from rekey.proxy.server import Health, listening
+from rekey.proxy.server import Health, Keys, listening
 from rekey.serve.server import Address
 from rekey.tables.credentials import Signer, credential_of
 
 _LOG = logging.getLogger("rekey.proxy")
 _CONNECT_S, _READ_S = 5.0, 35.0
+
+
+def access_of(config: Config) -> Access:
+    """Return whom the proxy of a project grants requests to.
+
+    Raises:
+        SecretMissing: a key is absent or too short.
+        ConfigurationError: a key is not in base64, or nobody could use the proxy.
+    """
+    said, keys = config.proxy.access, {}
+    for name, source in said.keys.items():
+        setting = f"`[proxy.access.keys.{name}]`"
+        try:
+            keys[name] = base64.b64decode(read_local(f"key `{name}`", setting, source), validate=True)
+        except ValueError:
+            keys[name] = b""
+        if len(keys[name]) < MINIMUM_BYTES:
+            raise ConfigurationError(
+                f"key `{name}` is no account key of at least {MINIMUM_BYTES} bytes in base64",
+                hint=f"make one with `openssl rand -base64 48` and put it where {setting} says",
+            )
+    if not keys and not said.bearer_tokens:
+        raise ConfigurationError(
+            "nobody may use the proxy: no key is configured, and bearer tokens are not taken",
+            hint="add a section [proxy.access.keys.NAME], with an account key of your own for an application",
+        )
+    return Access(config.tables.name, keys, said.bearer_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +108,8 @@ async def proxying(
         freeze_wait_s=limits.freeze_wait_s,
     )
 
-    def plan(prepared: Prepared, table: str) -> Plan:
-        return Plan(prepared, table, name=limits.name, settings=times)
-
     followed = [Prepared.of(config, one) for one in declared]
+    plan = partial(Plan, name=limits.name, settings=times)
     routes = Routes(cores_of(config, followed, plan), config.proxy.views, config.proxy.own_views)
     said = config.proxy.access.token
     token = None if said is None else read_local("the token for new keys", "[proxy.access.token]", said)
@@ -98,34 +123,28 @@ async def proxying(
     elsewhere = None if config.targets is None else _upstream(config.targets, limits.upstream)
     meter = Meter()
     handler = Handler(
-        # An endpoint has several spellings (a port, a private link); the name of an account is unique.
-        Account(
-            account.name, account.is_same_as(config.restricted) or account.name == config.restricted.name
-        ),
+        account.name,
         upstream,
         routes,
         access,
         meter,
+        # An endpoint has several spellings (a port, a private link); the name of an account is unique.
+        holds_restricted=account.is_same_as(config.restricted) or account.name == config.restricted.name,
         body_bytes=limits.body,
         request_s=limits.request_s,
         elsewhere=elsewhere,
     )
     health = Health(meter, Keys(token, mappers, read))
-    try:
-        async with listening(handler, health, meter, limits, address, admin, tls=tls, shared=shared) as (
-            url,
-            aside,
-        ):
-            yield Listening(url, aside, health)
-    finally:
-        await routes.close()
-        await upstream.close()
-        if elsewhere is not None:
-            await elsewhere.close()
-        await accounts.close()
+    async with AsyncExitStack() as stack:
+        for part in (accounts, elsewhere, upstream, routes):  # closed from the last to the first
+            if part is not None:
+                stack.push_async_callback(part.close)
+        sockets = listening(handler, health, meter, limits, address, admin, tls=tls, shared=shared)
+        url, aside = await stack.enter_async_context(sockets)
+        yield Listening(url, aside, health)
 
 
-def _upstream(account: StorageAccount, connections: int) -> Upstream:
+def _upstream(account: Account, connections: int) -> Upstream:
     signer = Signer(credential_of(account.name, account_key(account)))
     return Upstream(account.endpoint, signer, connections=connections, connect_s=_CONNECT_S, read_s=_READ_S)
 

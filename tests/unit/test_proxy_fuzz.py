@@ -34,7 +34,7 @@ from rekey.client.sdk.core import ClientCore
 from rekey.project.config import ProxyLimits
 from rekey.proxy.access import Access
 from rekey.proxy.forward import Upstream
-from rekey.proxy.handler import Account, Handler
+from rekey.proxy.handler import Handler
 from rekey.proxy.meter import Meter
 from rekey.proxy.route import Route, Routes
 from rekey.proxy.server import _Sockets
@@ -89,11 +89,12 @@ class World:
         routes._routes[""]["moved"] = Route("Moved", cast(ClientCore, self))
         self.meter, limits = Meter(), ProxyLimits(body=65_536, line=8_192, idle_s=5.0)
         handler = Handler(
-            Account(ACCOUNT, holds_restricted=True),
+            ACCOUNT,
             cast(Upstream, self),
             routes,
             Access(ACCOUNT, {"application": base64.b64decode(KEY)}, tokens),
             self.meter,
+            holds_restricted=True,
             body_bytes=limits.body,
             request_s=MOST_S,
         )
