@@ -35,6 +35,7 @@ from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
 from rekey.core.limits import is_elsewhere, own_name
 from rekey.errors import RekeyError, Unavailable
 from rekey.model import EntityKey, key_of
+from rekey.project.config import ProxyLimits
 from rekey.proxy.access import Access, Asked, Granted, PolicyUnread, judge, needs
 from rekey.proxy.answer import Renaming, Reply, is_atom, reply_of, reply_to_write
 from rekey.proxy.batch import Batch, read_batch, write_batch
@@ -66,8 +67,7 @@ class Handler:
         upstream, routes, meter: the parts.
         access: whom requests are granted to.
         holds_restricted: whether the restricted store is in that account as well.
-        body_bytes: the largest body.
-        request_s: how long a request may take.
+        limits: among them the largest body, and how long a request may take.
         elsewhere: the account of targets, where there is one.
     """
 
@@ -78,8 +78,7 @@ class Handler:
     meter: Meter
     _: KW_ONLY
     holds_restricted: bool
-    body_bytes: int
-    request_s: float
+    limits: ProxyLimits
     elsewhere: Upstream | None = None
 
     def __post_init__(self) -> None:
@@ -89,7 +88,7 @@ class Handler:
         """Answer one request."""
         began, one = time.monotonic(), _One(request)
         try:
-            async with asyncio.timeout(self.request_s):
+            async with asyncio.timeout(self.limits.request_s):
                 answered = await self._answered(one)
         except (RekeyError, TimeoutError) as error:
             answered = self._refused(one, error)
@@ -229,7 +228,7 @@ class Handler:
     # --- bodies -------------------------------------------------------------------------------------------
 
     def _check_length(self, length: int) -> None:
-        if length > self.body_bytes:
+        if length > self.limits.body:
             raise rejected("RequestBodyTooLarge", "the request is too large", status=413)
 
     async def _body(self, request: web.BaseRequest) -> bytes:

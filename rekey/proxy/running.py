@@ -15,10 +15,13 @@ import logging
 import os
 import signal
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+
+from aiohttp import web
 
 from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.plan import Plan
@@ -33,8 +36,8 @@ from rekey.proxy.forward import Upstream
 from rekey.proxy.handler import Handler
 from rekey.proxy.meter import Meter
 from rekey.proxy.route import Routes, cores_of
-from rekey.proxy.server import Health, Keys, listening
-from rekey.serve.server import Address
+from rekey.proxy.server import Health, Keys, Sockets
+from rekey.serve.server import Address, listen
 from rekey.tables.credentials import Signer, credential_of
 
 _LOG = logging.getLogger("rekey.proxy")
@@ -95,7 +98,10 @@ async def proxying(
         config: the project.
         declared: the migrations to follow.
         access: whom requests are granted to.
-        address, admin, tls, shared: as for `listening`.
+        address: where applications connect to.
+        admin: the admin address; None: nowhere.
+        tls: None: http.
+        shared: whether several processes listen on the address.
         settings: the lease's times; None: as configured.
 
     Raises:
@@ -107,7 +113,6 @@ async def proxying(
         longest_operation_s=limits.longest_operation_s,
         freeze_wait_s=limits.freeze_wait_s,
     )
-
     followed = [Prepared.of(config, one) for one in declared]
     plan = partial(Plan, name=limits.name, settings=times)
     routes = Routes(cores_of(config, followed, plan), config.proxy.views, config.proxy.own_views)
@@ -121,27 +126,29 @@ async def proxying(
 
     upstream = _upstream(account, limits.upstream)
     elsewhere = None if config.targets is None else _upstream(config.targets, limits.upstream)
-    meter = Meter()
     handler = Handler(
         account.name,
         upstream,
         routes,
         access,
-        meter,
+        Meter(),
         # An endpoint has several spellings (a port, a private link); the name of an account is unique.
         holds_restricted=account.is_same_as(config.restricted) or account.name == config.restricted.name,
-        body_bytes=limits.body,
-        request_s=limits.request_s,
+        limits=limits,
         elsewhere=elsewhere,
     )
-    health = Health(meter, Keys(token, mappers, read))
+    health = Health(handler.meter, Keys(token, mappers, read))
     async with AsyncExitStack() as stack:
         for part in (accounts, elsewhere, upstream, routes):  # closed from the last to the first
             if part is not None:
                 stack.push_async_callback(part.close)
-        sockets = listening(handler, health, meter, limits, address, admin, tls=tls, shared=shared)
-        url, aside = await stack.enter_async_context(sockets)
-        yield Listening(url, aside, health)
+        runner = web.ServerRunner(Sockets(handler), shutdown_timeout=limits.request_s)
+        aside = web.AppRunner(health.application(), access_log=None, shutdown_timeout=1.0)
+        for one in (aside, runner):  # on leaving, requests are finished before anything else
+            await one.setup()
+            stack.push_async_callback(one.cleanup)
+        url = await listen(runner, address, tls, shared=shared)
+        yield Listening(url, "" if admin is None else await listen(aside, admin, None), health)
 
 
 def _upstream(account: Account, connections: int) -> Upstream:
@@ -149,14 +156,25 @@ def _upstream(account: Account, connections: int) -> Upstream:
     return Upstream(account.endpoint, signer, connections=connections, connect_s=_CONNECT_S, read_s=_READ_S)
 
 
-def run(
+def run(served: Coroutine[Any, Any, None]) -> None:
+    """Run what `until_told` returned, on uvloop where it is installed."""
+    made: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with suppress(ImportError):
+        import uvloop
+
+        made = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=made) as runner:
+        runner.run(served)
+
+
+async def until_told(
     context: AbstractAsyncContextManager[Listening],
     started: Callable[[Listening], None],
     drain_s: float,
     *,
-    ends_with_input: bool = False,
+    ends_with_input: bool,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; a second one ends the process. On uvloop, where it is installed.
+    """Serve until SIGTERM or SIGINT; a second one ends the process.
 
     Args:
         context: what `proxying` returned.
@@ -164,26 +182,6 @@ def run(
         drain_s: for how long requests are still taken afterwards.
         ends_with_input: end when standard input does, too.
     """
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_until_told(context, started, drain_s, ends_with_input=ends_with_input))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    made: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return made
-
-
-async def _until_told(
-    context: AbstractAsyncContextManager[Listening],
-    started: Callable[[Listening], None],
-    drain_s: float,
-    *,
-    ends_with_input: bool,
-) -> None:
     loop, told = asyncio.get_running_loop(), asyncio.Event()
 
     def end() -> None:

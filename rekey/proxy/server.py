@@ -19,9 +19,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -32,14 +30,12 @@ from rekey.client.sdk.answers import error_answer
 from rekey.declaration.mapper import Mapper
 from rekey.errors import RekeyError, RowRefused, TableMissing
 from rekey.model import EntityKey, Row, key_of
-from rekey.project.config import ProxyLimits
 from rekey.proxy.answer import reply_of
-from rekey.proxy.handler import response_of
+from rekey.proxy.handler import Handler, response_of
 from rekey.proxy.meter import Meter
-from rekey.serve.server import Access, Address, alive, in_json, is_loopback, listen, said, told_metrics
+from rekey.serve.server import Access, alive, in_json, is_loopback, said, told_metrics
 
 PATH = "/_rekey/keys"
-Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 # Reads a row of a source, by the table's name and its key.
 Read = Callable[[str, EntityKey], Awaitable[Row | None]]
 _ASKED = ["pk", "rk", "table"]
@@ -51,7 +47,7 @@ _FULL = (
 class _Connection(RequestHandler):
     """One connection of an application."""
 
-    def __init__(self, sockets: _Sockets, **options: Any) -> None:
+    def __init__(self, sockets: Sockets, **options: Any) -> None:
         super().__init__(sockets, loop=asyncio.get_running_loop(), **options)
         self._sockets = sockets
         self._unused: asyncio.TimerHandle | None = None
@@ -95,12 +91,12 @@ class _Connection(RequestHandler):
         return response_of(reply_of({}, answer), close=True)
 
 
-class _Sockets(web.Server):
+class Sockets(web.Server):
     """Makes connections."""
 
-    def __init__(self, handle: Handle, meter: Meter, limits: ProxyLimits) -> None:
-        super().__init__(handle)
-        self.meter, self.limits = meter, limits
+    def __init__(self, handler: Handler) -> None:
+        super().__init__(handler)
+        self.meter, self.limits = handler.meter, handler.limits
 
     def __call__(self) -> RequestHandler:
         """Return what serves a new connection."""
@@ -200,42 +196,3 @@ class Health:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return told_metrics(self._meter.families, request)
-
-
-@asynccontextmanager
-async def listening(
-    handle: Handle,
-    health: Health,
-    meter: Meter,
-    limits: ProxyLimits,
-    address: Address,
-    admin: Address | None,
-    *,
-    tls: ssl.SSLContext | None = None,
-    shared: bool = False,
-) -> AsyncIterator[tuple[str, str]]:
-    """Listen while the context lasts; yield both addresses as URLs. On leaving, requests are finished.
-
-    Args:
-        handle: answers a request.
-        health: told at the admin address.
-        meter: counts connections.
-        limits: bounds.
-        address: where applications connect to.
-        admin: the admin address; None: nowhere.
-        tls: None: http.
-        shared: whether several processes listen on the address.
-
-    Raises:
-        ConfigurationError: an address cannot be listened on.
-    """
-    runner = web.ServerRunner(_Sockets(handle, meter, limits), shutdown_timeout=limits.request_s)
-    aside = web.AppRunner(health.application(), access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    await aside.setup()
-    try:
-        told = await listen(runner, address, tls, shared=shared)
-        yield told, "" if admin is None else await listen(aside, admin, None)
-    finally:
-        await runner.cleanup()
-        await aside.cleanup()

@@ -37,7 +37,7 @@ from rekey.proxy.forward import Upstream
 from rekey.proxy.handler import Handler
 from rekey.proxy.meter import Meter
 from rekey.proxy.route import Route, Routes
-from rekey.proxy.server import _Sockets
+from rekey.proxy.server import Sockets
 from rekey.tables.base import Operation
 
 ACCOUNT = "acct"
@@ -87,7 +87,7 @@ class World:
         self.settings = LeaseSettings()
         routes = Routes({}, {}, {})
         routes._routes[""]["moved"] = Route("Moved", cast(ClientCore, self))
-        self.meter, limits = Meter(), ProxyLimits(body=65_536, line=8_192, idle_s=5.0)
+        self.meter = Meter()
         handler = Handler(
             ACCOUNT,
             cast(Upstream, self),
@@ -95,10 +95,9 @@ class World:
             Access(ACCOUNT, {"application": base64.b64decode(KEY)}, tokens),
             self.meter,
             holds_restricted=True,
-            body_bytes=limits.body,
-            request_s=MOST_S,
+            limits=ProxyLimits(body=65_536, line=8_192, idle_s=5.0, request_s=MOST_S),
         )
-        self.sockets = _Sockets(handler, self.meter, limits)
+        self.sockets = Sockets(handler)
 
     @asynccontextmanager
     async def send(self, method: str, path: str, _headers: Any, body: Any, **_: Any) -> AsyncIterator[Answer]:
