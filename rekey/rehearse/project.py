@@ -20,9 +20,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, required_secrets
 from rekey.declaration.scripts import load_script, load_scripts
 from rekey.errors import ConfigurationError, MachineFailed, reason_of
@@ -132,6 +134,11 @@ class Project:
     def declared(self) -> Declared:
         """The migration that is rehearsed."""
         return self.scripts[-1]
+
+    @cached_property
+    def mapper(self) -> Mapper:
+        """The mapper of that migration."""
+        return Mapper(self.declared.migration, self.secrets)
 
     def write_for(self, azurite: Azurite, **limits: int) -> None:
         """Write the project for an Azurite, whose keys are in the environment of the commands alone."""

@@ -27,7 +27,6 @@ from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.plan import Endpoint, Plan, connect, prepared_with
 from rekey.core.limits import ELSEWHERE
-from rekey.declaration.mapper import Mapper
 from rekey.doctor.live.checks import Seen
 from rekey.doctor.live.stage import Stage, credential
 from rekey.errors import ExitCode
@@ -92,7 +91,7 @@ async def life(capture: str, config: Config, *stages: Stage) -> Seen:
         project = Project(folder, script, program=(_PROGRAM, prefix))
         project.write(config.tables, config.restricted, config.targets, window_rows=4, entities_per_second=4)
         stack.callback(project.stop)
-        mapper = Mapper(project.declared.migration, project.secrets)
+        mapper = project.mapper
         await tables.service.create_table(source)
         old = tables.service.table(source)
         holds = {f"row{number:03}": number for number in range(ROWS)}
