@@ -21,8 +21,7 @@ import click
 from rekey.cli.project import open_project
 from rekey.cli.shell import SCRIPTS, Shell, command
 from rekey.errors import ExitCode
-from rekey.proxy.credentials import access_of
-from rekey.proxy.running import Listening, proxying, run
+from rekey.proxy.running import Listening, access_of, proxying, run, until_told
 from rekey.proxy.tls import certificate_for
 from rekey.runner.refusals import refusal
 from rekey.serve.server import Address
@@ -73,7 +72,7 @@ def proxy(
 
     tls = None if certificate is None else certificate.context
     context = proxying(project.config, chosen, access, address, aside, tls=tls, shared=processes > 1)
-    run(context, started, limits.drain_s, ends_with_input=number is not None)
+    run(until_told(context, started, limits.drain_s, ends_with_input=number is not None))
     return ExitCode.DONE
 
 

@@ -33,11 +33,8 @@ from rekey.runner.refusals import refusal
 from rekey.state.filelock import FileLock
 from rekey.stress.load import Generator, InProcess, LoadProcesses, open_loaded
 from rekey.stress.mix import Mix, inserts, read_mix
-from rekey.stress.notes import Notes
-from rekey.stress.page import stress_page
-from rekey.stress.report import StressReport
-from rekey.stress.run import Bounds
-from rekey.stress.run import stress as run
+from rekey.stress.report import StressReport, stress_page
+from rekey.stress.run import Bounds, Notes, StressTest
 from rekey.stress.shares import spread_of_rows
 from rekey.stress.spread import Spread
 from rekey.tables.base import TableService
@@ -168,17 +165,17 @@ async def _stress(
 
     async with shell.connect(config) as accounts:
         spreads, refused = await find(accounts.tables)
-        report = await run(
+        test = StressTest(
             accounts.tables,
             generators,
             mix,
-            spreads,
             bounds,
             notes=notes,
             endpoint=config.tables.endpoint,
             clock=shell.clock,
             progress=shell.progress(),
         )
+        report = await test.run(spreads)
     return replace(report, refused_rows=refused)
 
 

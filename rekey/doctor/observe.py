@@ -106,15 +106,11 @@ async def observe(
         if holder is None or not holder.is_usable:
             continue
         # Connected without the other accounts, so that only this one can fail.
-        alone = replace(
-            config,
-            tables=holder.account,
-            targets=None if holder is tables else holder.account,
-            restricted=holder.account,
-        )
+        own, elsewhere = holder.account, holder is targets
+        alone = replace(config, tables=own, targets=own if elsewhere else None, restricted=own)
         async with connect(alone) as accounts:
             for script in migrations.scripts:
-                if is_elsewhere(script.source) == (holder is targets):
+                if is_elsewhere(script.source) == elsewhere:
                     sources[script.source] = await _read_table(accounts.tables, script.source)
     store: dict[str, Reading] = {}
     stored: tuple[MigrationSeen, ...] = ()
@@ -130,10 +126,9 @@ async def observe(
                 stored = tuple([await see(script) for script in migrations.scripts])
             if writes:
                 writing = await _try_writing(service, has_control=has_control)
-    others = {section: one for section, one in seen.items() if section != "restricted"}
     crossings = {
         section: await _try_crossing(one, restricted, ask)
-        for section, one in others.items()
+        for section, one in seen.items()
         if not one.account.is_same_as(config.restricted)
     }
     return Observed(
@@ -152,10 +147,10 @@ async def observe(
     )
 
 
-def _tried(call: Callable[[], T]) -> tuple[T | None, RekeyError | None]:
+def _tried(call: Callable[..., T], *arguments: object) -> tuple[T | None, RekeyError | None]:
     """Return the result of a call and None, or None and the RekeyError that it raised."""
     try:
-        return call(), None
+        return call(*arguments), None
     except RekeyError as error:
         return None, error
 
@@ -165,34 +160,30 @@ def _tried(call: Callable[[], T]) -> tuple[T | None, RekeyError | None]:
 
 def see_configuration(config: Config) -> ConfigurationSeen:
     """Observe the configuration file, its secrets, wrapping key and evidence key. May ask Key Vault."""
-    keys = {section: _tried(partial(account_key, account))[0] for section, account in config.accounts.items()}
+    keys = {section: _tried(account_key, account)[0] for section, account in config.accounts.items()}
     own = keys.pop("restricted")
     same = [one for one in keys if config.accounts[one].is_same_as(config.restricted)]
     alike = [section for section, key in keys.items() if key is not None and key == own]
-    wrapping = config.sealing.key
-    if wrapping is not None and wrapping.kind is SecretKind.KEY_VAULT:
-        wrapping = None  # it never leaves Key Vault
-    evidence = config.evidence
+    wrapping, evidence = config.sealing.key, config.evidence
+    leaves = wrapping is not None and wrapping.kind is not SecretKind.KEY_VAULT
+    secrets = sorted(config.secrets.items())
     return ConfigurationSeen(
         file=see_file(config.path) or FileSeen(str(config.path)),
         same_account=same[0] if same else "",
         same_key=alike[0] if alike else "",
-        secrets=tuple(
-            _see_secret(name, source, partial(resolve_secret, config, name))
-            for name, source in sorted(config.secrets.items())
-        ),
-        wrapping=None
-        if wrapping is None
-        else _see_secret("sealing", wrapping, partial(read_wrapping, wrapping)),
+        secrets=tuple(_see_secret(name, source, resolve_secret, config, name) for name, source in secrets),
+        wrapping=_see_secret("sealing", wrapping, read_wrapping, wrapping) if wrapping and leaves else None,
         evidence_file=None if evidence.key_file is None else see_file(evidence.key_file),
         evidence_configured=evidence.key_file is not None or evidence.key_vault is not None,
-        evidence_trouble=_tried(partial(open_signer, config))[1],
+        evidence_trouble=_tried(open_signer, config)[1],
     )
 
 
-def _see_secret(name: str, source: SecretSource, read: Callable[[], bytes]) -> SecretSeen:
+def _see_secret(
+    name: str, source: SecretSource, read: Callable[..., bytes], *arguments: object
+) -> SecretSeen:
     file = see_file(Path(source.where)) if source.kind is SecretKind.FILE else None
-    secret, trouble = _tried(read)
+    secret, trouble = _tried(read, *arguments)
     return SecretSeen(name, file, len(secret or b""), len(set(secret or b"")), trouble)
 
 
@@ -331,28 +322,23 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
     folder = see_file(config.migrations)
     paths = sorted(config.migrations.glob("*.py")) if folder is not None else ()
     files = tuple(seen for seen in map(see_file, paths) if seen is not None)
-    declared, trouble = _tried(partial(load_scripts, config.migrations))
+    declared, trouble = _tried(load_scripts, config.migrations)
     if declared is None:
         return MigrationsSeen(folder, files, trouble=trouble)
     named = {one.script_id: required_secrets(one.migration) for one in declared}
+    named_secrets = frozenset(name for names in named.values() for name in names)
     troubles = {secret.name: secret.trouble for secret in configured}
-    for name in {name for names in named.values() for name in names} - troubles.keys():
-        troubles[name] = _tried(partial(resolve_secret, config, name))[1]
+    troubles |= {name: _tried(resolve_secret, config, name)[1] for name in named_secrets - troubles.keys()}
     shredded: dict[str, frozenset[str]] = {}
-    try:
-        with State.open(config.state, read_only=True) as state:
-            for script_id in named:
-                shredded[script_id] = frozenset(erasures(state.audit_events(script_id)).cohorts)
-    except RekeyError:
-        shredded = {}  # `see_state` reports what is wrong with the state file
+    # `see_state` reports what is wrong with the state file.
+    with suppress(RekeyError), State.open(config.state, read_only=True) as state:
+        shredded = {one: frozenset(erasures(state.audit_events(one)).cohorts) for one in named}
     scripts = [
         ScriptSeen(
             one.script_id,
             one.migration.source,
-            unresolved={
-                name: error for name in named[one.script_id] if (error := troubles[name]) is not None
-            },
-            unsealed=_tried(partial(open_wrapping, config))[1] if one.migration.is_sealed else None,
+            unresolved={name: error for name in named[one.script_id] if (error := troubles[name])},
+            unsealed=_tried(open_wrapping, config)[1] if one.migration.is_sealed else None,
             sealed=one.migration.is_sealed,
             shredded=shredded.get(one.script_id, frozenset()),
             elsewhere=one.migration.is_elsewhere,
@@ -360,9 +346,7 @@ def see_migrations(config: Config, configured: Sequence[SecretSeen]) -> Migratio
         )
         for one in declared
     ]
-    return MigrationsSeen(
-        folder, files, tuple(scripts), frozenset(name for names in named.values() for name in names)
-    )
+    return MigrationsSeen(folder, files, tuple(scripts), named_secrets)
 
 
 # --- accounts -------------------------------------------------------------------------------------------

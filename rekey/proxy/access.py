@@ -25,7 +25,7 @@ from enum import StrEnum
 from rekey.errors import RequestRejected
 from rekey.model import EntityKey
 from rekey.proxy import sas
-from rekey.proxy.parse import parameters
+from rekey.proxy.parse import OPERATIONS, parameters
 from rekey.proxy.sas import NEVER, Within, refused, unauthenticated
 from rekey.tables.base import rejected
 
@@ -83,13 +83,11 @@ class Access:
         account: the name that applications sign with: that of the account.
         keys: the keys of applications, by what the configuration calls them.
         tokens: whether bearer tokens are passed on.
-        window_s: how far a request's date may be from now.
     """
 
     account: str
     keys: Mapping[str, bytes] = field(repr=False)
     tokens: bool = False
-    window_s: float = WINDOW_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,25 +126,13 @@ def needs(kind: str, method: str, comp: str, *, conditional: bool) -> tuple[str,
         comp: the part of the resource that is meant.
         conditional: whether it has an If-Match, without which an update inserts as well.
 
-    The stored access policies of a table are out of reach of any signature. Source: "Create an account SAS",
-    permissions by operation.
+    The stored access policies of a table are out of reach of any signature.
     """
-    if kind == "row" and method in ("PUT", "MERGE", "PATCH"):
-        return "o", frozenset("u" if conditional else "au")
-    resource, rights = {
-        ("service", "GET"): ("s", "r"),
-        ("service", "PUT"): ("s", "w"),
-        ("tables", "GET"): ("c", "l"),
-        ("tables", "POST"): ("c", "c"),
-        ("table", "GET"): ("c", "l"),
-        ("table", "DELETE"): ("c", "d"),
-        ("rows", "GET"): ("o", "r"),
-        ("rows", "POST"): ("o", "a"),
-        ("row", "GET"): ("o", "r"),
-        ("row", "DELETE"): ("o", "d"),
-        ("batch", "POST"): ("o", ""),
-    }.get((kind, method), ("s", NEVER))
-    return (resource, frozenset(rights)) if kind == "service" or not comp else ("c", frozenset(NEVER))
+    found = OPERATIONS.get(kind, {}).get(method, "s" + NEVER)
+    resource, rights = found[0], frozenset(found[1:])
+    if rights == {"u"}:
+        return resource, rights if conditional else rights | {"a"}
+    return (resource, rights) if kind == "service" or not comp else ("c", frozenset(NEVER))
 
 
 def judge(asked: Asked, access: Access, now: float) -> Granted:
@@ -181,12 +167,7 @@ def judge(asked: Asked, access: Access, now: float) -> Granted:
 
 
 def _by_key(
-    asked: Asked,
-    access: Access,
-    now: float,
-    headers: Mapping[str, str],
-    said: Mapping[str, str],
-    shown: str,
+    asked: Asked, access: Access, now: float, headers: Mapping[str, str], said: Mapping[str, str], shown: str
 ) -> Granted:
     scheme, _, value = shown.partition(" ")
     account, _, signature = value.partition(":")
@@ -195,7 +176,7 @@ def _by_key(
         moment = parsedate_to_datetime(date).timestamp() if date.endswith("GMT") else None
     except (ValueError, TypeError, OverflowError):
         moment = None
-    if moment is None or abs(moment - now) > access.window_s:
+    if moment is None or abs(moment - now) > WINDOW_S:
         raise unauthenticated("The date of the request is missing, or too far from now.")
     signed = [date]
     if scheme == "SharedKey":

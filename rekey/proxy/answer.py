@@ -41,7 +41,8 @@ from rekey.tables.wire import API_VERSION, entity_path, loads
 
 _NO_CONTENT = "return-no-content"
 _FULL, _NONE = "fullmetadata", "nometadata"
-_MINIMAL = "minimalmetadata"
+# Headers of every answer, and of every part of one.
+_ALWAYS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 _TIME = re.compile(r"W/\"datetime'(?P<time>[0-9TZ%A.:-]+)'\"")
 _LEVEL = re.compile(r"odata=(nometadata|minimalmetadata|fullmetadata)", re.IGNORECASE)
 _TOLD = ("odata.metadata", "odata.id", "odata.type", "odata.editLink", "odata.nextLink", "TableName")
@@ -56,12 +57,6 @@ class Reply:
     status: int
     headers: Sequence[tuple[str, str]]
     body: bytes = field(default=b"", repr=False)
-
-
-def metadata_of(accept: str) -> str:
-    """Return how much metadata an Accept header asks for."""
-    found = _LEVEL.search(accept)
-    return found[1].lower() if found else _MINIMAL
 
 
 def is_atom(asked: Incoming) -> bool:
@@ -85,13 +80,7 @@ def reply_to_write(
     """
     requests = (asked,) if batch is None else batch.parts
     told = [
-        _told(
-            one,
-            operation,
-            done_answer(operation, etag, _preference(one)),
-            base,
-            account,
-        )
+        _told(one, operation, done_answer(operation, etag, _preference(one)), base, account)
         for one, operation, etag in zip(requests, write.operations, etags, strict=True)
     ]
     answer = told[0] if batch is None else Answer(HTTPStatus.ACCEPTED, parts=tuple(told))
@@ -106,8 +95,7 @@ def reply_of(headers: Mapping[str, str], answer: Answer, batch: Batch | None = N
         "Date": formatdate(usegmt=True),
         "x-ms-request-id": request_id,
         "x-ms-version": headers.get("x-ms-version", API_VERSION),
-        "X-Content-Type-Options": "nosniff",
-        "Cache-Control": "no-cache",
+        **_ALWAYS,
     }
     if "x-ms-client-request-id" in headers:
         common["x-ms-client-request-id"] = headers["x-ms-client-request-id"]
@@ -118,12 +106,8 @@ def reply_of(headers: Mapping[str, str], answer: Answer, batch: Batch | None = N
             done = _worded(part, request_id, "")
             # A failed one stands for the whole changeset: it is told by its index alone.
             own = {"Content-ID": ids[number]} if len(ids) == len(answer.parts) and ids[number] else {}
-            fixed = {
-                "X-Content-Type-Options": "nosniff",
-                "Cache-Control": "no-cache",
-                "DataServiceVersion": "3.0;",
-            }
-            parts.append((done.status, list({**own, **fixed, **done.headers}.items()), done.body))
+            told = {**own, **_ALWAYS, "DataServiceVersion": "3.0;", **done.headers}
+            parts.append((done.status, list(told.items()), done.body))
         content_type, body = write_answers(parts)
         return Reply(answer.status, list({**common, "Content-Type": content_type}.items()), body)
     done = _worded(answer, request_id, headers.get("accept", "application/json"))
@@ -165,7 +149,8 @@ def _told(asked: Incoming, operation: Operation, answer: Answer, base: str, acco
     headers = {**answer.headers, "Location": f"{base}/{path}"}
     if answer.status == HTTPStatus.NO_CONTENT:
         return replace(answer, headers={**headers, "DataServiceId": f"{base}/{path}"})
-    level = metadata_of(asked.headers.get("accept", ""))
+    found = _LEVEL.search(asked.headers.get("accept", ""))
+    level = found[1].lower() if found else "minimalmetadata"
     headers["Content-Type"] = f"application/json;odata={level};streaming=true;charset=utf-8"
     row = _row(operation.row, answer.headers.get("ETag", ""), level, base, account, asked.table, path)
     return replace(answer, headers=headers, body=json.dumps(row).encode("ascii"))

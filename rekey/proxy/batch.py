@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from typing import TypeAlias
 from uuid import uuid4
 
 from rekey.errors import RequestRejected
@@ -30,6 +31,9 @@ _BLANK = re.compile(rb"\r?\n\r?\n|\A\r?\n")
 _LINE = re.compile(rb"\r?\n")
 _REQUEST = re.compile(r"([A-Z]+) (\S+) HTTP/1\.[01]")
 _WITHIN = (Kind.ROWS, Kind.ROW)
+_HEAD = ("Content-Type: application/http", "Content-Transfer-Encoding: binary")
+# First line, headers and body of a request or an answer.
+_Part: TypeAlias = tuple[str, Iterable[tuple[str, str]], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,46 +93,41 @@ def write_batch(batch: Batch, address: Callable[[Incoming], str]) -> tuple[str, 
         batch: the batch.
         address: returns a part's address upstream.
     """
-    lines: list[bytes] = []
-    mark = uuid4().hex
-    outer = inner = f"batch_{mark}"
-    if not batch.is_query:
-        inner = f"changeset_{mark}"
-        lines += [f"--{outer}".encode(), f"Content-Type: multipart/mixed; boundary={inner}".encode(), b""]
+    mark, parts = uuid4().hex, list[_Part]()
     for one in batch.parts:
-        lines += [
-            f"--{inner}".encode(),
-            b"Content-Type: application/http",
-            b"Content-Transfer-Encoding: binary",
-        ]
-        lines += [b"", f"{one.sent_method} {address(one)} HTTP/1.1".encode()]
-        kept = dict(one.headers)
-        if one.content:
-            kept["content-length"] = str(len(one.content))
-        lines += [f"{name}: {value}".encode() for name, value in kept.items()]
-        lines += [b"", one.content]
-    lines += [] if batch.is_query else [f"--{inner}--".encode()]
-    return f"multipart/mixed; boundary={outer}", b"\r\n".join([*lines, f"--{outer}--".encode(), b""])
+        length = {"content-length": str(len(one.content))} if one.content else {}
+        line = f"{one.sent_method} {address(one)} HTTP/1.1"
+        parts.append((line, {**one.headers, **length}.items(), one.content))
+    outer = f"batch_{mark}"
+    return _multipart(outer, outer if batch.is_query else f"changeset_{mark}", parts)
 
 
 def write_answers(answers: Iterable[tuple[int, Sequence[tuple[str, str]], bytes]]) -> tuple[str, bytes]:
     """Return Content-Type and body of the answer to a changeset. `answers`: status, headers and body."""
     mark = uuid4()
-    outer, inner = f"batchresponse_{mark}", f"changesetresponse_{mark}"
-    lines = [f"--{outer}".encode(), f"Content-Type: multipart/mixed; boundary={inner}".encode(), b""]
-    for status, headers, body in answers:
-        lines += [
-            f"--{inner}".encode(),
-            b"Content-Type: application/http",
-            b"Content-Transfer-Encoding: binary",
-        ]
-        lines += [b"", f"HTTP/1.1 {int(status)} {HTTPStatus(status).phrase}".encode()]
-        lines += [f"{name}: {value}".encode() for name, value in headers]
-        lines += [b"", body]
-    return (
-        f"multipart/mixed; boundary={outer}",
-        b"\r\n".join([*lines, f"--{inner}--".encode(), f"--{outer}--".encode(), b""]),
-    )
+    parts = [
+        (f"HTTP/1.1 {int(status)} {HTTPStatus(status).phrase}", headers, body)
+        for status, headers, body in answers
+    ]
+    return _multipart(f"batchresponse_{mark}", f"changesetresponse_{mark}", parts)
+
+
+def _multipart(outer: str, inner: str, parts: Iterable[_Part]) -> tuple[str, bytes]:
+    """Return Content-Type and body of requests or answers.
+
+    Args:
+        outer: the boundary.
+        inner: that of the changeset that they stand in; `outer` again where they stand in none.
+        parts: the requests or answers.
+    """
+    written: list[bytes] = []
+    if inner != outer:
+        written.append(f"--{outer}\r\nContent-Type: multipart/mixed; boundary={inner}\r\n".encode())
+    for line, headers, body in parts:
+        head = [f"--{inner}", *_HEAD, "", line, *(f"{name}: {value}" for name, value in headers), ""]
+        written += ["\r\n".join(head).encode(), body]
+    ends = [f"--{boundary}--".encode() for boundary in dict.fromkeys((inner, outer))]
+    return f"multipart/mixed; boundary={outer}", b"\r\n".join([*written, *ends, b""])
 
 
 def _parts(body: bytes, content_type: str) -> list[bytes]:

@@ -19,7 +19,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from http import HTTPStatus
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -35,6 +35,7 @@ from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
 from rekey.core.limits import is_elsewhere, own_name
 from rekey.errors import RekeyError, Unavailable
 from rekey.model import EntityKey, key_of
+from rekey.project.config import ProxyLimits
 from rekey.proxy.access import Access, Asked, Granted, PolicyUnread, judge, needs
 from rekey.proxy.answer import Renaming, Reply, is_atom, reply_of, reply_to_write
 from rekey.proxy.batch import Batch, read_batch, write_batch
@@ -42,7 +43,7 @@ from rekey.proxy.forward import Upstream, passed_back, passed_on
 from rekey.proxy.meter import Meter
 from rekey.proxy.parse import Incoming, Kind, parse, unsigned
 from rekey.proxy.route import RESTRICTED, Route, Routes
-from rekey.proxy.sas import confined, policies_in, unauthenticated
+from rekey.proxy.sas import confined, policies_in, refused, unauthenticated
 from rekey.tables.base import rejected
 from rekey.tables.wire import API_VERSION, entity_path, loads
 
@@ -57,49 +58,37 @@ _OPEN = "OperationTimedOut"
 _OPEN_SAID = "The operation could not be completed within the permitted time; it may have been applied."
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
-    """The account upstream: its name, and whether the restricted store is in it as well."""
-
-    name: str
-    holds_restricted: bool
-
-
+@dataclass(eq=False)
 class Handler:
-    """Answers requests."""
+    """Answers requests.
 
-    def __init__(
-        self,
-        account: Account,
-        upstream: Upstream,
-        routes: Routes,
-        access: Access,
-        meter: Meter,
-        *,
-        body_bytes: int,
-        request_s: float,
-        elsewhere: Upstream | None = None,
-    ) -> None:
-        """Take the parts.
+    Attributes:
+        account: the name of the account upstream.
+        upstream, routes, meter: the parts.
+        access: whom requests are granted to.
+        holds_restricted: whether the restricted store is in that account as well.
+        limits: among them the largest body, and how long a request may take.
+        elsewhere: the account of targets, where there is one.
+    """
 
-        Args:
-            account, upstream, routes, meter: the parts.
-            elsewhere: the account of targets, where there is one.
-            access: whom requests are granted to.
-            body_bytes: the largest body.
-            request_s: how long a request may take.
-        """
-        self._account, self._upstream, self._routes = account, upstream, routes
-        self._elsewhere = elsewhere
-        self._access, self._meter = access, meter
-        self._body_bytes, self._request_s = body_bytes, request_s
+    account: str
+    upstream: Upstream
+    routes: Routes
+    access: Access
+    meter: Meter
+    _: KW_ONLY
+    holds_restricted: bool
+    limits: ProxyLimits
+    elsewhere: Upstream | None = None
+
+    def __post_init__(self) -> None:
         self._policies: dict[str, tuple[float, Policies]] = {}
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
         began, one = time.monotonic(), _One(request)
         try:
-            async with asyncio.timeout(self._request_s):
+            async with asyncio.timeout(self.limits.request_s):
                 answered = await self._answered(one)
         except (RekeyError, TimeoutError) as error:
             answered = self._refused(one, error)
@@ -111,7 +100,7 @@ class Handler:
         kind = "unread" if one.asked is None else one.asked.kind
         carried = one.route is not None and one.route.core is not None
         seconds = time.monotonic() - began
-        self._meter.count(kind, answered.status, seconds, carried=carried)
+        self.meter.count(kind, answered.status, seconds, carried=carried)
         figures = {"status": answered.status, "ms": round(1000 * seconds), "carried": carried}
         said = "GET" if one.asked is None else one.asked.method
         _LOG.info("%s %s -> %d", said, kind, answered.status, extra={"event": "proxied", "figures": figures})
@@ -137,12 +126,11 @@ class Handler:
 
     async def _answered(self, one: _One) -> web.StreamResponse:
         request = one.request
-        one.asked = asked = parse(
-            request.method, request.raw_path, list(request.headers.items()), self._account.name
-        )
+        headers = list(request.headers.items())
+        one.asked = asked = parse(request.method, request.raw_path, headers, self.account)
         inserts = asked.kind is Kind.ROWS and asked.method == "POST"
         granted = await self._judged(one, asked, () if inserts or asked.kind is Kind.BATCH else (asked,))
-        self._check_length(asked)
+        self._check_length(int(asked.headers.get("content-length", "0")))
         if asked.headers.get("expect"):
             if asked.headers["expect"].lower() != "100-continue":
                 raise rejected("InvalidHeaderValue", "this expectation is not met", status=417)
@@ -163,7 +151,7 @@ class Handler:
         core = route.core
         if core is None or asked.comp == "acl" or asked.kind is Kind.TABLE:
             if core is not None and asked.kind is Kind.TABLE and asked.method == "DELETE":
-                return await self._delete_table(one, asked, route, core)
+                return await self._delete(one, asked, route, core)
             return await self._pass(one, asked, route, asked.content or None)
         if asked.is_read:
             return response_of(await self._read(one, asked, route, core))
@@ -196,12 +184,11 @@ class Handler:
             confines=True,
         )
         try:
-            one.granted = judge(judged, self._access, time.time())
+            one.granted = judge(judged, self.access, time.time())
         except PolicyUnread as unread:
-            judged = replace(
-                judged, policies=await self._policies_of(self._route(unread.table, unread.name).table)
-            )
-            one.granted = judge(judged, self._access, time.time())
+            table = self._route(unread.table, unread.name).table
+            judged = replace(judged, policies=await self._policies_of(table))
+            one.granted = judge(judged, self.access, time.time())
         return one.granted
 
     async def _policies_of(self, name: str) -> Policies:
@@ -215,7 +202,7 @@ class Handler:
         if time.monotonic() - read_at < _POLICIES_S:
             return policies
         headers = {"x-ms-version": API_VERSION, "Accept": "application/xml"}
-        async with self._upstream.send("GET", f"{name}?comp=acl", headers, None, reads=True) as response:
+        async with self.upstream.send("GET", f"{name}?comp=acl", headers, None, reads=True) as response:
             body = await response.read()
         if response.status != HTTPStatus.OK:
             said = "stored access policies could not be read (%d)"
@@ -233,16 +220,15 @@ class Handler:
 
     def _route(self, table: str, caller: str) -> Route:
         """Return a caller's route of a name. Raises RequestRejected for a table of the restricted store."""
-        route = self._routes.of(table, caller)
-        if self._account.holds_restricted and route.table.lower() in RESTRICTED:
-            said = "This request is not authorized to perform this operation."
-            raise rejected("AuthorizationFailure", said, status=403)
+        route = self.routes.of(table, caller)
+        if self.holds_restricted and route.table.lower() in RESTRICTED:
+            raise refused()
         return route
 
     # --- bodies -------------------------------------------------------------------------------------------
 
-    def _check_length(self, asked: Incoming) -> None:
-        if int(asked.headers.get("content-length", "0")) > self._body_bytes:
+    def _check_length(self, length: int) -> None:
+        if length > self.limits.body:
             raise rejected("RequestBodyTooLarge", "the request is too large", status=413)
 
     async def _body(self, request: web.BaseRequest) -> bytes:
@@ -252,8 +238,7 @@ class Handler:
         body = bytearray()
         async for chunk in request.content.iter_any():
             body += chunk
-            if len(body) > self._body_bytes:
-                raise rejected("RequestBodyTooLarge", "the request is too large", status=413)
+            self._check_length(len(body))
         return bytes(body)
 
     # --- what passes --------------------------------------------------------------------------------------
@@ -283,8 +268,7 @@ class Handler:
             if response.content.at_eof():  # it goes out in one piece
                 return response_of(Reply(response.status, _ours(response), begun))
             one.streaming = streaming = web.StreamResponse(status=response.status, reason=response.reason)
-            for name, value in passed_back(response.headers.items()):
-                streaming.headers.add(name, value)
+            streaming.headers.extend(passed_back(response.headers.items()))
             await streaming.prepare(request)
             await streaming.write(begun)
             async for chunk in response.content.iter_any():
@@ -294,7 +278,7 @@ class Handler:
 
     def _upstream_of(self, route: Route) -> Upstream:
         """Return the account that holds the table of a route."""
-        return self._elsewhere if self._elsewhere and is_elsewhere(route.table) else self._upstream
+        return self.elsewhere if self.elsewhere and is_elsewhere(route.table) else self.upstream
 
     def _path(self, asked: Incoming, route: Route) -> str:
         """Return resource and query upstream."""
@@ -319,13 +303,11 @@ class Handler:
             body = b'{"TableName":"%b"}' % own_name(route.table).encode()
         return await self._pass(one, asked, route, body)
 
-    async def _delete_table(
-        self, one: _One, asked: Incoming, route: Route, core: ClientCore
-    ) -> web.StreamResponse:
+    async def _delete(self, one: _One, asked: Incoming, route: Route, core: ClientCore) -> web.StreamResponse:
         """Delete a table of a migration, which is refused while that works with it."""
-        refused = await self._not_accepted(one, asked, route, core)
-        if refused is not None:
-            return response_of(refused)
+        refusal = await self._not_accepted(one, asked, route, core)
+        if refusal is not None:
+            return response_of(refusal)
         await core.deleting_table()
         return await self._pass(one, asked, route)
 
@@ -338,20 +320,15 @@ class Handler:
         call = None if body is not None else call_in(asked, asked.table)
         headers = passed_on(asked.headers)
         headers.pop("accept-encoding", None)
-        refused = await self._not_accepted(one, asked, route, core)
-        if refused is not None:
-            return refused
+        refusal = await self._not_accepted(one, asked, route, core)
+        if refusal is not None:
+            return refusal
+        upstream = self._upstream_of(route)
+        path = "$batch" if body is not None else self._path(asked, route)
         async with (
             core.reading(),
             asyncio.timeout(core.plan.settings.longest_operation_s),  # a freeze waits for it
-            self._upstream_of(route).send(
-                asked.sent_method,
-                "$batch" if body is not None else self._path(asked, route),
-                headers,
-                body,
-                reads=True,
-                token=one.token,
-            ) as response,
+            upstream.send(asked.sent_method, path, headers, body, reads=True, token=one.token) as response,
         ):
             reply = await _whole(response, route)
         if isinstance(call, Read) and not one.token and reply.status in _JUDGED and core.shadows():
@@ -364,7 +341,7 @@ class Handler:
         if not one.token or core.is_open:
             return None
         path, headers = f"{route.table}()?$top=1", passed_on(asked.headers)
-        async with self._upstream.send("GET", path, headers, None, reads=True, token=one.token) as response:
+        async with self.upstream.send("GET", path, headers, None, reads=True, token=one.token) as response:
             return None if response.status == HTTPStatus.OK else await _whole(response, route)
 
     async def _write(self, one: _One, asked: Incoming, core: ClientCore, batch: Batch | None) -> Reply:
@@ -385,12 +362,14 @@ class Handler:
         if not isinstance(call, Write):
             raise rejected("NotImplemented", "the operation is not implemented", status=501)
         etags = await core.write(call.operations)
-        base = _base(one.request, asked, self._account.name)
-        return reply_to_write(asked, call, etags, base, self._account.name, batch)
+        # Below this address the client names tables.
+        prefix = f"/{self.account}" if asked.path.startswith(f"/{self.account}/") else ""
+        base = f"{one.request.scheme}://{asked.headers.get('host', '')}{prefix}"
+        return reply_to_write(asked, call, etags, base, self.account, batch)
 
     async def _batch(self, one: _One, asked: Incoming) -> web.StreamResponse:
         one.asked = asked = replace(asked, content=await self._body(one.request))
-        batch = read_batch(asked, self._account.name)
+        batch = read_batch(asked, self.account)
         granted = await self._judged(one, asked, batch.parts)
         batch = replace(batch, parts=tuple(_confined(part, granted) for part in batch.parts))
         one.route = route = self._route(batch.table, one.caller) if batch.table else Route("")
@@ -494,14 +473,7 @@ def response_of(reply: Reply, *, close: bool = False) -> web.Response:
     """Return a reply for aiohttp. `close`: the connection, as what comes next on it may not be a request."""
     made = web.Response(status=reply.status, body=reply.body)
     made.headers.clear()
-    for name, value in reply.headers:
-        made.headers.add(name, value)
+    made.headers.extend(reply.headers)
     if close:
         made.force_close()
     return made
-
-
-def _base(request: web.BaseRequest, asked: Incoming, account: str) -> str:
-    """Return the address below which the client names tables."""
-    prefix = f"/{account}" if asked.path.startswith(f"/{account}/") else ""
-    return f"{request.scheme}://{asked.headers.get('host', '')}{prefix}"

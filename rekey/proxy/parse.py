@@ -14,7 +14,7 @@ Rules kept here:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import unquote, urlsplit
@@ -50,6 +50,18 @@ class Kind(StrEnum):
     ROWS = "rows"
     ROW = "row"
     BATCH = "batch"
+
+
+# What operations need, by kind of resource and method: a type of resource (service, container, object), then
+# rights on it, as an account SAS names both. Source: "Create an account SAS", permissions by operation.
+OPERATIONS: Mapping[str, Mapping[str, str]] = {
+    Kind.SERVICE: {"GET": "sr", "PUT": "sw"},
+    Kind.TABLES: {"GET": "cl", "POST": "cc"},
+    Kind.TABLE: {"GET": "cl", "DELETE": "cd"},
+    Kind.ROWS: {"GET": "or", "POST": "oa"},
+    Kind.ROW: {"GET": "or", "PUT": "ou", "MERGE": "ou", "PATCH": "ou", "DELETE": "od"},
+    Kind.BATCH: {"POST": "o"},  # those of its operations, once they are known
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,21 +224,12 @@ def _named(resource: str) -> tuple[Kind, str, EntityKey | None]:
     return (Kind.ROWS, name, None) if row is None else (Kind.ROW, name, row[1])
 
 
-_VERBS = {
-    Kind.SERVICE: {"GET", "PUT"},
-    Kind.TABLES: {"GET", "POST"},
-    Kind.TABLE: {"GET", "DELETE"},
-    Kind.ROWS: {"GET", "POST"},
-    Kind.ROW: {"GET", "PUT", "MERGE", "PATCH", "DELETE"},
-    Kind.BATCH: {"POST"},
-}
-
-
 def _check_verb(asked: Incoming, found: Mapping[str, str]) -> None:
     """Raise RequestRejected for a verb or a part that the resource does not have."""
-    verbs, comp = _VERBS[asked.kind], found.get("comp")
+    verbs: Collection[str] = OPERATIONS[asked.kind]
+    comp = found.get("comp")
     if asked.kind is Kind.ROWS and comp == "acl":
-        verbs = {"GET", "PUT"}
+        verbs = ("GET", "PUT")
     elif comp is not None and asked.kind is not Kind.SERVICE:
         raise rejected("InvalidQueryParameterValue", "the parameter comp does not apply to this resource")
     if asked.method not in verbs:

@@ -10,35 +10,65 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import os
 import signal
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from aiohttp import web
 
 from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.plan import Plan
 from rekey.declaration.migration import Declared
-from rekey.errors import ExitCode
+from rekey.errors import ConfigurationError, ExitCode
 from rekey.model import EntityKey, Row
-from rekey.project.config import Account as StorageAccount
-from rekey.project.config import Config, account_key
-from rekey.project.secrets_source import read_local
+from rekey.project.config import Account, Config, account_key
+from rekey.project.secrets_source import MINIMUM_BYTES, read_local
 from rekey.protocol.opening import Prepared, connect
 from rekey.proxy.access import Access
 from rekey.proxy.forward import Upstream
-from rekey.proxy.handler import Account, Handler
-from rekey.proxy.keys import Keys
+from rekey.proxy.handler import Handler
 from rekey.proxy.meter import Meter
 from rekey.proxy.route import Routes, cores_of
-from rekey.proxy.server import Health, listening
-from rekey.serve.server import Address
+from rekey.proxy.server import Health, Keys, Sockets
+from rekey.serve.server import Address, listen
 from rekey.tables.credentials import Signer, credential_of
 
 _LOG = logging.getLogger("rekey.proxy")
 _CONNECT_S, _READ_S = 5.0, 35.0
+
+
+def access_of(config: Config) -> Access:
+    """Return whom the proxy of a project grants requests to.
+
+    Raises:
+        SecretMissing: a key is absent or too short.
+        ConfigurationError: a key is not in base64, or nobody could use the proxy.
+    """
+    said, keys = config.proxy.access, {}
+    for name, source in said.keys.items():
+        setting = f"`[proxy.access.keys.{name}]`"
+        try:
+            keys[name] = base64.b64decode(read_local(f"key `{name}`", setting, source), validate=True)
+        except ValueError:
+            keys[name] = b""
+        if len(keys[name]) < MINIMUM_BYTES:
+            raise ConfigurationError(
+                f"key `{name}` is no account key of at least {MINIMUM_BYTES} bytes in base64",
+                hint=f"make one with `openssl rand -base64 48` and put it where {setting} says",
+            )
+    if not keys and not said.bearer_tokens:
+        raise ConfigurationError(
+            "nobody may use the proxy: no key is configured, and bearer tokens are not taken",
+            hint="add a section [proxy.access.keys.NAME], with an account key of your own for an application",
+        )
+    return Access(config.tables.name, keys, said.bearer_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +98,10 @@ async def proxying(
         config: the project.
         declared: the migrations to follow.
         access: whom requests are granted to.
-        address, admin, tls, shared: as for `listening`.
+        address: where applications connect to.
+        admin: the admin address; None: nowhere.
+        tls: None: http.
+        shared: whether several processes listen on the address.
         settings: the lease's times; None: as configured.
 
     Raises:
@@ -80,11 +113,8 @@ async def proxying(
         longest_operation_s=limits.longest_operation_s,
         freeze_wait_s=limits.freeze_wait_s,
     )
-
-    def plan(prepared: Prepared, table: str) -> Plan:
-        return Plan(prepared, table, name=limits.name, settings=times)
-
     followed = [Prepared.of(config, one) for one in declared]
+    plan = partial(Plan, name=limits.name, settings=times)
     routes = Routes(cores_of(config, followed, plan), config.proxy.views, config.proxy.own_views)
     said = config.proxy.access.token
     token = None if said is None else read_local("the token for new keys", "[proxy.access.token]", said)
@@ -96,48 +126,55 @@ async def proxying(
 
     upstream = _upstream(account, limits.upstream)
     elsewhere = None if config.targets is None else _upstream(config.targets, limits.upstream)
-    meter = Meter()
     handler = Handler(
-        # An endpoint has several spellings (a port, a private link); the name of an account is unique.
-        Account(
-            account.name, account.is_same_as(config.restricted) or account.name == config.restricted.name
-        ),
+        account.name,
         upstream,
         routes,
         access,
-        meter,
-        body_bytes=limits.body,
-        request_s=limits.request_s,
+        Meter(),
+        # An endpoint has several spellings (a port, a private link); the name of an account is unique.
+        holds_restricted=account.is_same_as(config.restricted) or account.name == config.restricted.name,
+        limits=limits,
         elsewhere=elsewhere,
     )
-    health = Health(meter, Keys(token, mappers, read))
-    try:
-        async with listening(handler, health, meter, limits, address, admin, tls=tls, shared=shared) as (
-            url,
-            aside,
-        ):
-            yield Listening(url, aside, health)
-    finally:
-        await routes.close()
-        await upstream.close()
-        if elsewhere is not None:
-            await elsewhere.close()
-        await accounts.close()
+    health = Health(handler.meter, Keys(token, mappers, read))
+    async with AsyncExitStack() as stack:
+        for part in (accounts, elsewhere, upstream, routes):  # closed from the last to the first
+            if part is not None:
+                stack.push_async_callback(part.close)
+        runner = web.ServerRunner(Sockets(handler), shutdown_timeout=limits.request_s)
+        aside = web.AppRunner(health.application(), access_log=None, shutdown_timeout=1.0)
+        for one in (aside, runner):  # on leaving, requests are finished before anything else
+            await one.setup()
+            stack.push_async_callback(one.cleanup)
+        url = await listen(runner, address, tls, shared=shared)
+        yield Listening(url, "" if admin is None else await listen(aside, admin, None), health)
 
 
-def _upstream(account: StorageAccount, connections: int) -> Upstream:
+def _upstream(account: Account, connections: int) -> Upstream:
     signer = Signer(credential_of(account.name, account_key(account)))
     return Upstream(account.endpoint, signer, connections=connections, connect_s=_CONNECT_S, read_s=_READ_S)
 
 
-def run(
+def run(served: Coroutine[Any, Any, None]) -> None:
+    """Run what `until_told` returned, on uvloop where it is installed."""
+    made: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with suppress(ImportError):
+        import uvloop
+
+        made = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=made) as runner:
+        runner.run(served)
+
+
+async def until_told(
     context: AbstractAsyncContextManager[Listening],
     started: Callable[[Listening], None],
     drain_s: float,
     *,
-    ends_with_input: bool = False,
+    ends_with_input: bool,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; a second one ends the process. On uvloop, where it is installed.
+    """Serve until SIGTERM or SIGINT; a second one ends the process.
 
     Args:
         context: what `proxying` returned.
@@ -145,26 +182,6 @@ def run(
         drain_s: for how long requests are still taken afterwards.
         ends_with_input: end when standard input does, too.
     """
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_until_told(context, started, drain_s, ends_with_input=ends_with_input))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    made: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return made
-
-
-async def _until_told(
-    context: AbstractAsyncContextManager[Listening],
-    started: Callable[[Listening], None],
-    drain_s: float,
-    *,
-    ends_with_input: bool,
-) -> None:
     loop, told = asyncio.get_running_loop(), asyncio.Event()
 
     def end() -> None:

@@ -43,6 +43,8 @@ _VERSION = re.compile(r"20[0-9]{2}-[01][0-9]-[0-3][0-9]", re.ASCII)
 _BOUND, _SCOPED = "2015-04-05", "2020-12-06"
 _OLDEST = {"account": "2015-04-05", "table": "2012-02-12"}
 _TIME = re.compile(r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d(?:\.\d{1,7})?)?(?:Z|[+-]\d\d:\d\d)?)?", re.ASCII)
+# Partition and row of either end of a key range.
+_BOUNDS = (("spk", "srk"), ("epk", "erk"))
 _PROTOCOLS = {"": (True, False), "https,http": (True, False), "https": (True,)}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _TOKEN = re.compile(r"'(?:[^']|'')*'|[()']")
@@ -71,14 +73,8 @@ class Within:
 
     def filter(self) -> str:
         """Return the filter that holds for the rows in the range."""
-        return " and ".join(
-            _beyond(partition, row, *words)
-            for (partition, row), words in (
-                (self.first or ("", None), ("gt", "ge")),
-                (self.last or ("", None), ("lt", "le")),
-            )
-            if (self.first if words[0] == "gt" else self.last) is not None
-        )
+        bounds = ((self.first, "gt", "ge"), (self.last, "lt", "le"))
+        return " and ".join(_beyond(*bound, *words) for bound, *words in bounds if bound is not None)
 
 
 def _beyond(partition: str, row: str | None, beyond: str, upto: str) -> str:
@@ -109,14 +105,9 @@ class Signed:
             return "\n".join([account, *(said.get(name, "") for name in names), ""])
         resource = f"/{account}/{said['tn'].lower()}"
         resource = f"/table{resource}" if version >= "2015-02-21" else resource
-        names = ["si", "sip", "spr", "sv"] if version >= _BOUND else ["si", "sv"]
-        return "\n".join(
-            [
-                *(said.get(name, "") for name in ("sp", "st", "se")),
-                resource,
-                *(said.get(name, "") for name in (*names, "spk", "srk", "epk", "erk")),
-            ]
-        )
+        bound = ["sip", "spr"] if version >= _BOUND else []
+        names = ["sp", "st", "se", "resource", "si", *bound, "sv", "spk", "srk", "epk", "erk"]
+        return "\n".join({**said, "resource": resource}.get(name, "") for name in names)
 
     def under(self, policies: Mapping[str, Mapping[str, str]]) -> Signed:
         """Return what it says with the terms of its stored access policy. Raises RequestRejected.
@@ -134,7 +125,7 @@ class Signed:
         """The key range; None: all rows."""
         first, last = (
             (self.said[partition], self.said.get(row)) if partition in self.said else None
-            for partition, row in (("spk", "srk"), ("epk", "erk"))
+            for partition, row in _BOUNDS
         )
         return None if first is None and last is None else Within(first, last)
 
@@ -176,24 +167,24 @@ def read(parameters: Mapping[str, str]) -> Signed:
     said = {name: value for name, value in parameters.items() if value and name in NAMES}
     of_account = bool(_ACCOUNT & said.keys())
     form = "account" if of_account else "table"
-    if _DELEGATED & said.keys():
-        raise unauthenticated("A signature by a user delegation key is not judged here.")
-    if of_account and _TABLE & said.keys():
-        raise unauthenticated("The signature is of an account and of a table at once.")
     needed = {"sv", "sig", *(_ACCOUNT if of_account else {"tn"}), *(() if "si" in said else ("sp", "se"))}
-    if not needed <= said.keys() or any(map(_CONTROL.search, said.values())):
-        raise unauthenticated("The signature is not whole.")
-    version = said["sv"]
-    if not _VERSION.fullmatch(version) or version < _OLDEST[form]:
-        raise unauthenticated("The signature is of an unknown version.")
+    version = said.get("sv", "")
     unsigned = set() if of_account and version >= _SCOPED else {"ses"}
     unsigned |= {"sip", "spr"} if version < _BOUND else set()
-    if unsigned & said.keys():
-        raise unauthenticated("The signature does not cover a parameter.")
-    if said.get("spr", "") not in _PROTOCOLS:
-        raise unauthenticated("The signature names an unknown protocol.")
-    if ("srk" in said and "spk" not in said) or ("erk" in said and "epk" not in said):
-        raise unauthenticated("The signature bounds rows without their partition.")
+    lone = any(row in said and partition not in said for partition, row in _BOUNDS)
+    for is_wrong, why in (
+        (_DELEGATED & said.keys(), "A signature by a user delegation key is not judged here."),
+        (of_account and _TABLE & said.keys(), "The signature is of an account and of a table at once."),
+        (not needed <= said.keys(), "The signature is not whole."),
+        (any(map(_CONTROL.search, said.values())), "The signature is not whole."),
+        (not _VERSION.fullmatch(version), "The signature is of an unknown version."),
+        (version < _OLDEST[form], "The signature is of an unknown version."),
+        (unsigned & said.keys(), "The signature does not cover a parameter."),
+        (said.get("spr", "") not in _PROTOCOLS, "The signature names an unknown protocol."),
+        (lone, "The signature bounds rows without their partition."),
+    ):
+        if is_wrong:
+            raise unauthenticated(why)
     return _readable(Signed(of_account, said))
 
 

@@ -7,15 +7,19 @@ Rules kept here:
   request and how long it may be idle, and (in the handler) the body and the time of a request.
 * `/health/readiness` says no from SIGTERM on; requests are still answered for `drain`, then listening ends,
   what is under way is finished, and every client returns its lease. Neither health depends on the account.
-* The admin address serves health, metrics and new keys (`rekey.proxy.keys`), and is not for the application.
+* The admin address serves health, metrics and new keys (`GET /_rekey/keys?table=…&pk=…&rk=…`), and is not for
+  the application.
+* Keys are told for a token of their own and for nothing else: without one configured, to nobody. Over http
+  they are told to this machine alone.
+* They are computed as for the copy: from the old key, or from the row that is read under it where they depend
+  on more. The mapping is not opened: that is for `rekey lookup`, which records it.
+* No key is in an error, and nothing is logged.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -23,14 +27,18 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from rekey.client.sdk.answers import error_answer
-from rekey.project.config import ProxyLimits
+from rekey.declaration.mapper import Mapper
+from rekey.errors import RekeyError, RowRefused, TableMissing
+from rekey.model import EntityKey, Row, key_of
 from rekey.proxy.answer import reply_of
-from rekey.proxy.handler import response_of
-from rekey.proxy.keys import Keys
+from rekey.proxy.handler import Handler, response_of
 from rekey.proxy.meter import Meter
-from rekey.serve.server import HEADERS, Address, listen, told_metrics
+from rekey.serve.server import Access, alive, in_json, is_loopback, said, told_metrics
 
-Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+PATH = "/_rekey/keys"
+# Reads a row of a source, by the table's name and its key.
+Read = Callable[[str, EntityKey], Awaitable[Row | None]]
+_ASKED = ["pk", "rk", "table"]
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 )
@@ -39,7 +47,7 @@ _FULL = (
 class _Connection(RequestHandler):
     """One connection of an application."""
 
-    def __init__(self, sockets: _Sockets, **options: Any) -> None:
+    def __init__(self, sockets: Sockets, **options: Any) -> None:
         super().__init__(sockets, loop=asyncio.get_running_loop(), **options)
         self._sockets = sockets
         self._unused: asyncio.TimerHandle | None = None
@@ -83,12 +91,12 @@ class _Connection(RequestHandler):
         return response_of(reply_of({}, answer), close=True)
 
 
-class _Sockets(web.Server):
+class Sockets(web.Server):
     """Makes connections."""
 
-    def __init__(self, handle: Handle, meter: Meter, limits: ProxyLimits) -> None:
-        super().__init__(handle)
-        self.meter, self.limits = meter, limits
+    def __init__(self, handler: Handler) -> None:
+        super().__init__(handler)
+        self.meter, self.limits = handler.meter, handler.limits
 
     def __call__(self) -> RequestHandler:
         """Return what serves a new connection."""
@@ -102,6 +110,71 @@ class _Sockets(web.Server):
         )
 
 
+def new_keys(mapper: Mapper, key: EntityKey, row: Row | None) -> list[dict[str, Any]] | None:
+    """Return the new keys of a row, main row first, as JSON-able data; None where its row is needed.
+
+    Args:
+        mapper: of the migration.
+        key: its old key.
+        row: the row, if it was read.
+
+    Raises:
+        RowRefused: the declaration cannot be applied to the row.
+    """
+    found = mapper.target_keys(key)
+    if found is None and row is not None:
+        found = [(made.table, key_of(made.row)) for made in mapper.map(row)]
+    if found is None:
+        return None
+    return [
+        {"table": mapper.tables[table], "partition_key": new.partition, "row_key": new.row}
+        for table, new in found
+    ]
+
+
+class Keys:
+    """Tells new keys."""
+
+    def __init__(self, token: bytes | None, mappers: Mapping[str, Mapper], read: Read) -> None:
+        """Take the parts.
+
+        Args:
+            token: what a request has to show; None: keys are told to nobody.
+            mappers: of the migrations, by the names of their sources.
+            read: reads a row of a source with the proxy's own rights.
+        """
+        self._token, self._read = token, read
+        self._mappers = {name.lower(): (name, mapper) for name, mapper in mappers.items()}
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer a request."""
+        if self._token is None:
+            return said(HTTPStatus.FORBIDDEN, "keys are told where [proxy.access.token] is configured")
+        if not request.secure and not is_loopback(request.remote or ""):
+            return said(HTTPStatus.FORBIDDEN, "over http keys are told to the proxy's own machine alone")
+        if not Access(self._token).allows(request):
+            return said(HTTPStatus.UNAUTHORIZED, "a token is needed", "Bearer")
+        if sorted(name for name, _ in request.query.items()) != _ASKED:
+            return said(HTTPStatus.BAD_REQUEST, "give table, pk and rk, each once")
+        table, mapper = self._mappers.get(request.query["table"].lower(), ("", None))
+        if mapper is None:
+            return said(HTTPStatus.NOT_FOUND, "no migration of this proxy has this source")
+        key, found = EntityKey(request.query["pk"], request.query["rk"]), None
+        try:
+            found = new_keys(mapper, key, None)
+            if found is None and (row := await self._read(table, key)) is not None:
+                found = new_keys(mapper, key, row)
+        except TableMissing:
+            pass
+        except RowRefused as refused:
+            return said(HTTPStatus.UNPROCESSABLE_ENTITY, f"the script refuses this row ({refused.code})")
+        except (RekeyError, TimeoutError):
+            return said(HTTPStatus.SERVICE_UNAVAILABLE, "the account could not be asked")
+        if found is None:
+            return said(HTTPStatus.NOT_FOUND, "the source has no such row, and its key alone says too little")
+        return in_json({"keys": found})
+
+
 class Health:
     """Whether the proxy takes requests."""
 
@@ -111,58 +184,15 @@ class Health:
     def application(self) -> web.Application:
         """Return what answers at the admin address."""
         made = web.Application()
-        made.router.add_get("/health/liveness", self._liveness)
+        made.router.add_get("/health/liveness", alive)
         made.router.add_get("/health/readiness", self._readiness)
         made.router.add_get("/metrics", self._metrics)
-        self._keys.mount(made)
+        made.router.add_get(PATH, self._keys.answer, allow_head=False)
         return made
 
-    async def _liveness(self, _request: web.Request) -> web.Response:
-        return web.Response(text="alive\n", headers=HEADERS)
-
     async def _readiness(self, _request: web.Request) -> web.Response:
-        if not self.ready:
-            return web.Response(status=503, text="ending\n", headers=HEADERS)
-        return web.Response(text="ready\n", headers=HEADERS)
+        ready, ending = (HTTPStatus.OK, "ready"), (HTTPStatus.SERVICE_UNAVAILABLE, "ending")
+        return said(*(ready if self.ready else ending))
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return told_metrics(self._meter.families, request)
-
-
-@asynccontextmanager
-async def listening(
-    handle: Handle,
-    health: Health,
-    meter: Meter,
-    limits: ProxyLimits,
-    address: Address,
-    admin: Address | None,
-    *,
-    tls: ssl.SSLContext | None = None,
-    shared: bool = False,
-) -> AsyncIterator[tuple[str, str]]:
-    """Listen while the context lasts; yield both addresses as URLs. On leaving, requests are finished.
-
-    Args:
-        handle: answers a request.
-        health: told at the admin address.
-        meter: counts connections.
-        limits: bounds.
-        address: where applications connect to.
-        admin: the admin address; None: nowhere.
-        tls: None: http.
-        shared: whether several processes listen on the address.
-
-    Raises:
-        ConfigurationError: an address cannot be listened on.
-    """
-    runner = web.ServerRunner(_Sockets(handle, meter, limits), shutdown_timeout=limits.request_s)
-    aside = web.AppRunner(health.application(), access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    await aside.setup()
-    try:
-        told = await listen(runner, address, tls, shared=shared)
-        yield told, "" if admin is None else await listen(aside, admin, None)
-    finally:
-        await runner.cleanup()
-        await aside.cleanup()

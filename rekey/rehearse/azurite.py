@@ -33,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -281,8 +281,8 @@ class Azurite:
                     AzuriteAccount(name, f"http://{_HOST}:{self.port}/{name}", key)
                     for name, key in self._keys.items()
                 ]
-                self.tables, self.restricted = accounts[0], accounts[-1]
-                self.targets = accounts[len(accounts) // 2]  # a subclass may have one account for all
+                # A subclass may have one account for all.
+                self.tables, self.targets, self.restricted = accounts * (3 // len(accounts))
                 said = _wait_until_ready(self._process, home / _LOG)
                 if not said:
                     return self
@@ -301,36 +301,33 @@ class Azurite:
             self._folder.cleanup()
 
     def _launch(self, node: Node, entry: Path, home: Path) -> subprocess.Popen[str]:
-        return _launch(
-            [node.program, "--require", str(_END_WITH_PARENT), str(entry)],
-            self.port,
-            home / _LOG,
-            {"AZURITE_ACCOUNTS": ";".join(f"{name}:{key}" for name, key in self._keys.items())},
-            stdin=subprocess.PIPE,
-            persistence=self.persistence,
-        )
+        program = [node.program, "--require", str(_END_WITH_PARENT), str(entry), *self.persistence]
+        accounts = ";".join(f"{name}:{key}" for name, key in self._keys.items())
+        return _launch(program, self.port, home / _LOG, accounts, stdin=subprocess.PIPE)
 
 
 def _launch(
-    program: Sequence[str],
-    port: int,
-    log: Path,
-    environment: Mapping[str, str],
-    *,
-    stdin: int,
-    lock: Sequence[int] = (),
-    persistence: Sequence[str] = _IN_MEMORY,
+    program: Sequence[str], port: int, log: Path, accounts: str, *, stdin: int, lock: Sequence[int] = ()
 ) -> subprocess.Popen[str]:
-    """Start Azurite in the folder of its log; `lock`: descriptors that it keeps open."""
+    """Start Azurite in the folder of its log.
+
+    Args:
+        program: the command, with what it is told about where it keeps tables.
+        port: for its table service.
+        log: the file that its output goes to.
+        accounts: names and keys as Azurite takes them; "": the usual account.
+        stdin: what it reads, as for `Popen`.
+        lock: descriptors that it keeps open.
+    """
     command = [
         *(*program, "--tableHost", _HOST, "--tablePort", str(port), "--tableKeepAliveTimeout", "60"),
-        *("--silent", "--disableTelemetry", "--skipApiVersionCheck", *persistence),
+        *("--silent", "--disableTelemetry", "--skipApiVersionCheck"),
     ]
     with log.open("w") as output:
         return subprocess.Popen(  # noqa: S603 - node and Azurite as found, no shell
             command,
             cwd=log.parent,
-            env={**os.environ, **environment},
+            env={**os.environ, "AZURITE_ACCOUNTS": accounts},
             stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -350,8 +347,7 @@ def _not_started(said: str) -> MachineFailed:
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def _wait_until_ready(process: subprocess.Popen[str], log: Path) -> str:
@@ -369,15 +365,12 @@ def _wait_until_ready(process: subprocess.Popen[str], log: Path) -> str:
 
 def _end(process: subprocess.Popen[str]) -> None:
     """End a process that was started here: by SIGINT, by SIGKILL if it has not ended in `_STOP_SECONDS`."""
-    if process.poll() is None:
+    with process:  # which waits for it, and closes its standard input
         process.send_signal(signal.SIGINT)
         try:
             process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-    process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
 
 
 # --- an Azurite that outlives the command -----------------------------------------------------------------
@@ -398,24 +391,19 @@ def start_in_background(port: int) -> bool:
         ConfigurationError: another program has the port; see `find_node` and `find_azurite`.
         MachineFailed: it does not start, or cannot be installed.
     """
-    program = [(node := find_node()).program, str(find_azurite(node))]
+    program = [(node := find_node()).program, str(find_azurite(node)), *_IN_MEMORY]
+    log = _file_of(port, "log")
     with _file_of(port, "start").open("w") as starting:
         fcntl.flock(starting, fcntl.LOCK_EX)  # who comes second waits until it answers
-        return _start_alone(program, port)
-
-
-def _start_alone(program: Sequence[str], port: int) -> bool:
-    with _lock_of(port) as (lock, is_free):
-        if not is_free:
-            return False
-        log = _file_of(port, "log")
-        usual = {"AZURITE_ACCOUNTS": ""}
-        process = _launch(program, port, log, usual, stdin=subprocess.DEVNULL, lock=[lock])
-        os.pwrite(lock, f"{process.pid}\n".encode(), 0)
-        said = _wait_until_ready(process, log)
-        if not said:
-            return True
-        _end(process)
+        with _lock_of(port) as (lock, is_free):
+            if not is_free:
+                return False
+            process = _launch(program, port, log, "", stdin=subprocess.DEVNULL, lock=[lock])
+            os.pwrite(lock, f"{process.pid}\n".encode(), 0)
+            said = _wait_until_ready(process, log)
+            if not said:
+                return True
+            _end(process)
     if "EADDRINUSE" in said:
         raise ConfigurationError(
             f"another program has port {port} of {_HOST}",

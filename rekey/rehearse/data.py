@@ -26,9 +26,12 @@ from rekey.core.edm import BOOLEAN, DATETIME, DOUBLE, INT32, INT64, INT_RANGES, 
 from rekey.declaration.casts import ANNOTATED, Lossy, wire_value
 from rekey.errors import ConfigurationError, RequestRejected
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
+from rekey.present.text import counted
 from rekey.tables.rules import stored_form
 
 _KEYS = (PARTITION_KEY, ROW_KEY)
+# Types of JSON values, as Python reads them, that say which EDM type they are of.
+_PLAIN = {str: STRING, bool: BOOLEAN, float: DOUBLE}
 
 
 class Format(StrEnum):
@@ -76,6 +79,7 @@ class Note(StrEnum):
     MORE_PAGES = "nextMarker is set: the file holds a part of the table only"
 
 
+@dataclass(eq=False)
 class BadRow(ValueError):
     """A part of a data file cannot be read as a row. The text holds names of properties, no values.
 
@@ -84,11 +88,9 @@ class BadRow(ValueError):
         where: the place in the file; "" for the row that is being read.
     """
 
-    def __init__(self, problem: str, cure: str = "mend the file and start again", where: str = "") -> None:
-        super().__init__(problem)
-        self.problem = problem
-        self.cure = cure
-        self.where = where
+    problem: str
+    cure: str = "mend the file and start again"
+    where: str = ""
 
 
 @dataclass
@@ -114,11 +116,7 @@ class DataFile:
         """
         self._noted.clear()
         kept = None
-        read = {
-            Format.AZURE_CLI: self._azure_cli,
-            Format.JSON_LINES: self._json_lines,
-            Format.CSV: self._csv,
-        }
+        read = {Format.AZURE_CLI: self._azure_cli, Format.JSON_LINES: self._json_lines, Format.CSV: self._csv}
         try:
             with _opened(self.path) as file:
                 for row in read[self.format](file):
@@ -136,11 +134,7 @@ class DataFile:
     @property
     def assumptions(self) -> list[str]:
         """The assumptions made about the rows read so far, one sentence each."""
-        return [
-            f"{note} ({count:,} {'value' if count == 1 else 'values'})"
-            for note in Note
-            if (count := self._noted[note])
-        ]
+        return [f"{note} ({counted(count, 'value')})" for note in Note if (count := self._noted[note])]
 
     # --- JSON ---------------------------------------------------------------------------------------------
 
@@ -190,9 +184,7 @@ class DataFile:
                 _put(row, name, *self._guessed(name, value))
         for key in _KEYS:
             if not isinstance(row.get(key), str):
-                raise BadRow(
-                    f"{key} is missing or not text", f"every row needs {PARTITION_KEY} and {ROW_KEY}"
-                )
+                raise BadRow(f"{key} is missing or not text", "every row needs PartitionKey and RowKey")
         return row
 
     def _guessed(self, name: str, value: object) -> tuple[str, object]:
@@ -202,12 +194,8 @@ class DataFile:
             is_moment = _MOMENT.fullmatch(value) is not None
             self._noted[Note.DATETIME_BY_FORM if is_moment else Note.PLAIN_TEXT] += 1
             return (DATETIME if is_moment else STRING), value
-        if isinstance(value, str):
-            return STRING, value
-        if isinstance(value, bool):
-            return BOOLEAN, value
-        if isinstance(value, float):
-            return DOUBLE, value
+        if (plain := _PLAIN.get(type(value))) is not None:
+            return plain, value
         if isinstance(value, int):
             fits = value in INT_RANGES[INT32]
             self._noted[Note.INT64_BY_SIZE] += not fits
@@ -227,7 +215,7 @@ class DataFile:
         """
         reader = csv.reader(file, strict=True)
         header: list[str] = []
-        columns: dict[str, tuple[int, str]] = {}
+        columns: dict[str, tuple[str, str]] = {}
         try:
             for cells in reader:
                 self._where = f"line {reader.line_num}"
@@ -239,22 +227,23 @@ class DataFile:
                         "quote cells that hold commas, quotes or line breaks",
                     )
                 elif cells:
-                    yield self._csv_row(columns, dict(zip(header, cells, strict=True)), cells)
+                    yield self._csv_row(columns, dict(zip(header, cells, strict=True)))
         except csv.Error:
-            place = f"line {reader.line_num}"
-            raise BadRow("this is not CSV: a quote is out of place", where=place) from None
+            raise BadRow(
+                "this is not CSV: a quote is out of place", where=f"line {reader.line_num}"
+            ) from None
 
-    def _columns(self, header: Sequence[str]) -> dict[str, tuple[int, str]]:
-        """Return position and type of the columns that hold values, by property; "" is a type not stated.
+    def _columns(self, header: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """Return head and type of the columns that hold values, by property; "" is a type not stated.
 
         Raises:
             BadRow: a column has no name of its own, a type is unknown, or a key has no column.
         """
-        columns: dict[str, tuple[int, str]] = {}
-        for at, cell in enumerate(header):
-            if cell.endswith(_TYPE_COLUMNS):
+        columns: dict[str, tuple[str, str]] = {}
+        for at, head in enumerate(header):
+            if head.endswith(_TYPE_COLUMNS):
                 continue
-            name, _, said = cell.strip().partition(":")
+            name, _, said = head.strip().partition(":")
             if name.lower() in _SERVER_OWNED[Format.CSV]:
                 self._noted[Note.SERVER_OWNED] += 1
                 continue
@@ -263,7 +252,7 @@ class DataFile:
                     f"column {at + 1} has no name, or one that another column has",
                     f"give every column a name of its own: {_HEADER}",
                 )
-            columns[name] = (at, type_named(said) if said else "")
+            columns[name] = (head, type_named(said) if said else "")
             if name in _KEYS and columns[name][1] not in ("", STRING):
                 raise BadRow(f"{name} is not Edm.String", "keys are text")
             typed = said or name in _KEYS or any(name + suffix in header for suffix in _TYPE_COLUMNS)
@@ -276,17 +265,15 @@ class DataFile:
                 )
         return columns
 
-    def _csv_row(
-        self, columns: Mapping[str, tuple[int, str]], named: Mapping[str, str], cells: Sequence[str]
-    ) -> Row:
-        """Return one line as a wire row. Raises BadRow."""
+    def _csv_row(self, columns: Mapping[str, tuple[str, str]], cells: Mapping[str, str]) -> Row:
+        """Return one line, whose cells have the heads of their columns, as a wire row. Raises BadRow."""
         row: Row = {}
-        for name, (at, edm) in columns.items():
+        for name, (head, edm) in columns.items():
             if name in _KEYS:
-                row[name] = cells[at]
-            elif cells[at]:
-                said = next((named[name + end] for end in _TYPE_COLUMNS if named.get(name + end)), STRING)
-                _put(row, name, edm or type_named(said), cells[at])
+                row[name] = cells[head]
+            elif cells[head]:
+                said = next((cells[name + end] for end in _TYPE_COLUMNS if cells.get(name + end)), STRING)
+                _put(row, name, edm or type_named(said), cells[head])
             else:
                 self._noted[Note.EMPTY_CELL] += 1
         return row
@@ -446,8 +433,7 @@ class JsonStream:
 
     def _more(self) -> bool:
         """Read the next chunk and drop the text that was consumed; return False at the end of the file."""
-        chunk = self.file.read(_CHUNK)
-        if chunk:
+        if chunk := self.file.read(_CHUNK):
             self._line, self._column = self._place(self._at)
             self._text = self._text[self._at :] + chunk
             self._at = 0

@@ -20,9 +20,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, required_secrets
 from rekey.declaration.scripts import load_script, load_scripts
 from rekey.errors import ConfigurationError, MachineFailed, reason_of
@@ -133,6 +135,11 @@ class Project:
         """The migration that is rehearsed."""
         return self.scripts[-1]
 
+    @cached_property
+    def mapper(self) -> Mapper:
+        """The mapper of that migration."""
+        return Mapper(self.declared.migration, self.secrets)
+
     def write_for(self, azurite: Azurite, **limits: int) -> None:
         """Write the project for an Azurite, whose keys are in the environment of the commands alone."""
         accounts = {
@@ -224,8 +231,8 @@ class Project:
         said = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
         unproxied = ",".join(filter(None, (said, _ON_LOOPBACK)))
         own = {"NO_PROXY": unproxied, "no_proxy": unproxied, "PYTHONUNBUFFERED": "1", "COLUMNS": "110"}
-        inherited = dict(os.environ)
-        inherited.pop("REKEY_CONFIG", None)  # it names another project, perhaps a real one
+        # REKEY_CONFIG names another project, perhaps a real one.
+        inherited = {name: value for name, value in os.environ.items() if name != "REKEY_CONFIG"}
         with output.open("wb") as file:
             process = subprocess.Popen(  # noqa: S603 - this program itself, with words made here
                 [sys.executable, "-m", *self._program, *words],
@@ -272,15 +279,11 @@ def _needed_scripts(script: Path) -> tuple[Declared, ...]:
     # loaded, a script that is wrong would keep this one from being rehearsed.
     source = f'"{wanted.migration.source.lower()}"'
     others = (path for path in wanted.path.parent.glob("*.py") if path.stem != wanted.path.stem)
+    known = [wanted]
     if wanted.depends or any(source in path.read_text("utf-8", "replace").lower() for path in others):
-        known = {one.script_id: one for one in load_scripts(wanted.path.parent)}
-    else:
-        known = {wanted.script_id: wanted}
-    needed: set[str] = set()
-    open_ids = [wanted.script_id]
-    while open_ids:
-        script_id = open_ids.pop()
-        if script_id not in needed:
-            needed.add(script_id)
-            open_ids.extend(known[script_id].depends)
-    return tuple(one for one in known.values() if one.script_id in needed)
+        known = load_scripts(wanted.path.parent)
+    needed = {wanted.script_id}
+    for one in reversed(known):  # each after all that depend on it
+        if one.script_id in needed:
+            needed.update(one.depends)
+    return tuple(one for one in known if one.script_id in needed)

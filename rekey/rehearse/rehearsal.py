@@ -24,7 +24,6 @@ from azure.core.exceptions import AzureError
 
 from rekey.client.sdk.client_sync import DualWriteTableClient
 from rekey.core.limits import is_elsewhere
-from rekey.declaration.mapper import Mapper
 from rekey.mapping.sealing import LocalWrappingKey
 from rekey.rehearse.application import Application, LiveApplication
 from rekey.rehearse.azurite import Azurite
@@ -77,18 +76,18 @@ def rehearse(
     tell = narrate(out)
     with _own_folder(folder, keep=keep) as own:
         project = Project(own, script)
-        mapper = Mapper(project.declared.migration, project.secrets)
-        stock = Stock.of(mapper, rows, data, seed)
+        migration = project.declared.migration
+        stock = Stock.of(project.mapper, rows, data, seed)
         tell.say(
             f"Starting an Azurite of its own, with {'three' if project.is_elsewhere else 'two'} accounts."
         )
         with ExitStack() as stack:
             azurite = stack.enter_context(Azurite())
-            life = _on_stage(project, azurite, mapper, stock, tell, seed, stack)
+            life = _on_stage(project, azurite, stock, tell, seed, stack)
             try:
                 life.take_dependencies_through()
                 tell.say(f"Loading rows into {life.application.source_name}: {stock.described}.")
-                source = azurite.targets if is_elsewhere(mapper.migration.source) else azurite.tables
+                source = azurite.targets if is_elsewhere(migration.source) else azurite.tables
                 asyncio.run(load(source, stock, life.application))
                 for assumption in stock.assumptions:
                     tell.say(f"Assumed: {assumption}.")
@@ -104,8 +103,8 @@ def rehearse(
                 _keep_tables(life.witness, own / "tables")
     return RehearsalReport(
         script_id=project.declared.script_id,
-        source=mapper.migration.source,
-        targets=mapper.migration.table_names,
+        source=migration.source,
+        targets=migration.table_names,
         rows=stock.loaded,
         data=stock.described,
         assumptions=stock.assumptions,
@@ -119,30 +118,24 @@ def rehearse(
 
 
 def _on_stage(
-    project: Project,
-    azurite: Azurite,
-    mapper: Mapper,
-    stock: Stock,
-    tell: Briefly,
-    seed: int,
-    stack: ExitStack,
+    project: Project, azurite: Azurite, stock: Stock, tell: Briefly, seed: int, stack: ExitStack
 ) -> Life:
     """Write the project for this Azurite, and return the life with all its parts; `stack` closes clients."""
     project.write_for(
         azurite,
         window_rows=max(1, min(stock.count // _WINDOWS, _MOST_ROWS_A_WINDOW)),
-        entities_per_second=max(10, stock.count * (1 + len(mapper.tables)) // _COPY_SECONDS),
+        entities_per_second=max(10, stock.count * (1 + len(project.mapper.tables)) // _COPY_SECONDS),
     )
-    tables, restricted = open_service(azurite.tables), open_service(azurite.restricted)
-    sealed = project.declared.migration.is_sealed
-    wrapping = LocalWrappingKey(project.wrapping_key) if sealed else None
-    targets = open_service(azurite.targets)
-    witness = Witness(tables, restricted, project.declared.script_id, mapper, wrapping, targets)
+    accounts = (azurite.tables, azurite.restricted, azurite.targets)
+    tables, restricted, targets = map(open_service, accounts)
+    declared, migration = project.declared, project.declared.migration
+    wrapping = LocalWrappingKey(project.wrapping_key) if migration.is_sealed else None
+    witness = Witness(tables, restricted, declared.script_id, project.mapper, wrapping, targets)
     writes = min(_WRITES_AT_MOST, max(10, stock.count // _WRITES_SHARE))
     # The kill waits for this many checkpointed rows: a fifth to a half of all.
     share = random.Random(f"kill/{seed}").uniform(0.2, 0.5)  # noqa: S311 - a choice to be made again
     kill_after = max(1, round(stock.count * share))
-    if project.declared.migration.capture == "delta":
+    if migration.capture == "delta":
         return Life(project, witness, Application(witness, seed), tell, writes, kill_after)
     old, new = (stack.enter_context(closing(_client(project, azurite, view))) for view in ("old", "new"))
     live = LiveApplication(witness, seed, old, new)
@@ -173,13 +166,13 @@ def _own_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
     if parent is not None:
         parent.mkdir(parents=True, exist_ok=True)
     own = Path(tempfile.mkdtemp(prefix="rekey-rehearsal-", dir=parent)).resolve()
+    is_kept = False
     try:
         yield own
-    except BaseException:
-        shutil.rmtree(own, ignore_errors=True)
-        raise
-    if not keep:
-        shutil.rmtree(own, ignore_errors=True)
+        is_kept = keep
+    finally:
+        if not is_kept:
+            shutil.rmtree(own, ignore_errors=True)
 
 
 def _keep_tables(witness: Witness, folder: Path) -> None:

@@ -21,7 +21,6 @@ from azure.data.tables import UpdateMode
 
 from rekey.core.limits import own_name
 from rekey.core.texts import catalogue, filled
-from rekey.declaration.migration import Migration
 from rekey.errors import ExitCode
 from rekey.model import content_of, key_of, property_names
 from rekey.next_steps import apply_to
@@ -82,18 +81,12 @@ class Life:
     proofs: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
-    @property
-    def _script_id(self) -> str:
-        return self.project.declared.script_id
-
-    @property
-    def _named(self) -> list[str]:
-        """The migration, or its group, of which a rehearsal has no other member."""
-        return self.project.declared.named.split()
-
-    @property
-    def _migration(self) -> Migration:
-        return self.project.declared.migration
+    def __post_init__(self) -> None:
+        declared = self.project.declared
+        self._script_id, self._migration = declared.script_id, declared.migration
+        # The migration, or its group, of which a rehearsal has no other member.
+        self._named = declared.named.split()
+        self._to_complete = apply_to(declared.named, Phase.COMPLETE).split()
 
     def live(self) -> None:
         """Go through the whole life, once the rows are loaded. Raises NotAsItMustBe."""
@@ -115,9 +108,8 @@ class Life:
         """Take the scripts that this one depends on to `complete`, on empty tables. Raises NotAsItMustBe."""
         for one in self.project.scripts[:-1]:
             self._say("dependency", script=self._script_id, needed=one.script_id)
-            self.witness.service(one.migration.source).create_table_if_not_exists(
-                own_name(one.migration.source)
-            )
+            source = one.migration.source
+            self.witness.service(source).create_table_if_not_exists(own_name(source))
             self._run("apply", one.script_id)
             self._run("verify", one.script_id, "--mode", "full")
             self._run(*apply_to(one.named, Phase.COMPLETE).split(), "--writers-stopped")
@@ -230,7 +222,7 @@ class Life:
 
     def _complete(self) -> Finding:
         self._say("complete")
-        self._run(*apply_to(self.project.declared.named, Phase.COMPLETE).split(), why="complete")
+        self._run(*self._to_complete, why="complete")
         return self._same("After completion", after_cutover=True)
 
     def _retire(self, expected: Finding) -> None:
@@ -266,19 +258,16 @@ class Life:
     def _same(self, when: str, *, after_cutover: bool = False) -> Finding:
         """Prove that both sides hold what they must; until cutover target rows of deleted rows may linger."""
         may_linger = frozenset(() if after_cutover else self.application.deleted)
-        finding = self.witness.compare(
-            self.application.must_hold, may_linger=may_linger, after_cutover=after_cutover
-        )
-        lingering = finding.lingering
-        self._prove(
-            "same",
-            not finding.wrong,
-            when=when,
-            source=finding.source_rows,
-            target=finding.target_rows - lingering,
-            awaiting=f" ({lingering:,} rows of deleted ones await the sweep)" if lingering else "",
-            problems="; ".join(finding.wrong),
-        )
+        must_hold = self.application.must_hold
+        finding = self.witness.compare(must_hold, may_linger=may_linger, after_cutover=after_cutover)
+        lingering, problems = finding.lingering, "; ".join(finding.wrong)
+        awaiting = f" ({lingering:,} rows of deleted ones await the sweep)" if lingering else ""
+        said = {
+            "source": finding.source_rows,
+            "target": finding.target_rows - lingering,
+            "awaiting": awaiting,
+        }
+        self._prove("same", not finding.wrong, when=when, problems=problems, **said)
         return finding
 
     def _run(self, *words: str, expect: tuple[int, ...] = (ExitCode.DONE,), why: str = "") -> Result:
@@ -377,7 +366,7 @@ class LifeUnderWrites(Life):
 
     def _to_cutover(self) -> None:
         self.application.begin_counting()
-        self._run_live("apply", *self._named, "--to", "cutover", write=self.application.write_source)
+        self._run_live("apply", *self._named, "--to", "cutover")
         self._waited("the cutover")
 
     def _there_and_back(self) -> None:
@@ -397,12 +386,11 @@ class LifeUnderWrites(Life):
 
     def _complete(self) -> Finding:
         step = "complete-under-writes"
-        complete = apply_to(self.project.declared.named, Phase.COMPLETE).split()
         self._say(step)
-        refused = self._run(*complete, expect=(ExitCode.REFUSED,))
+        refused = self._run(*self._to_complete, expect=(ExitCode.REFUSED,))
         self._prove(step, "application-old" in refused.output)
         self.application.old.close()
-        self._run(*complete, why=step)
+        self._run(*self._to_complete, why=step)
         return self._same("After completion", after_cutover=True)
 
     def _waited(self, during: str) -> None:

@@ -143,7 +143,6 @@ async def load(account: AzuriteAccount, stock: Stock, application: Application) 
 
 # --- made up ----------------------------------------------------------------------------------------------
 
-_MOMENTS = (Date, Ticks, InvertedTicks, InvertedSeconds)
 _TRIED = 50
 _PARTITIONS = 40
 _START = ticks_of("2021-01-01T00:00:00Z")
@@ -210,7 +209,7 @@ def _apart(mapper: Mapper, rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _from_declaration(migration: Migration, count: int, seed: int) -> Iterator[Row]:
-    kinds, separators, widths = _kinds(migration), _separators(migration), _widths(migration)
+    kinds, separators, widths = _read_by(migration)
     for number in range(count):
         lot = random.Random(f"{seed}/{number}")  # noqa: S311 - made-up data, to be made again
         row: Row = {}
@@ -235,52 +234,49 @@ def _from_declaration(migration: Migration, count: int, seed: int) -> Iterator[R
         yield row
 
 
-def _kinds(migration: Migration) -> dict[str, str]:
-    """Return the EDM type of both keys and of every property that the declaration names."""
-    kinds: dict[str, str] = {}
-    operations = [*migration.target.properties]
+def _read_by(migration: Migration) -> tuple[dict[str, str], dict[str, str], dict[str, int]]:
+    """Return what the declaration reads, by the property's name.
+
+    Returns:
+        EDM types, of both keys and of every property that it names; separators by which properties are split;
+        how many digits properties may have that are padded with zeros.
+    """
+    kinds, separators, widths = _kinds(migration), dict[str, str](), dict[str, int]()
     for index in migration.indexes:
-        operations += index.properties
-    old_names = {one.new: one.old for one in operations if isinstance(one, Rename)}
-    for operation in operations:
-        if isinstance(operation, Keep):
-            kinds |= dict.fromkeys(operation.names, STRING)
-        elif isinstance(operation, Rename):
-            kinds.setdefault(operation.old, STRING)
-        elif isinstance(operation, Copy):
-            kinds.setdefault(operation.source, STRING)
-        elif isinstance(operation, Cast):
-            name = old_names.get(operation.name, operation.name)
-            kinds[name] = operation.was or (INT32 if operation.to in (INT32, INT64) else STRING)
+        if index.each is not None:
+            separators |= dict.fromkeys(index.each.of.inputs(), index.each.separator)
     for _, expression in migration.key_expressions():
         kinds |= dict.fromkeys(expression.inputs() - kinds.keys(), STRING)
         for node in expression.walk():
-            taken = DATETIME if isinstance(node, _MOMENTS) else INT64 if isinstance(node, ZeroPad) else None
-            if taken is not None:
-                kinds |= {one.name: taken for one in node.operands() if isinstance(one, Prop)}
+            operands = [one.name for one in node.operands() if isinstance(one, Prop)]
+            match node:
+                case Date() | Ticks() | InvertedTicks() | InvertedSeconds():
+                    kinds |= dict.fromkeys(operands, DATETIME)
+                case ZeroPad(width=width):
+                    kinds |= dict.fromkeys(operands, INT64)
+                    widths |= {name: min(width, widths.get(name, width)) for name in node.inputs()}
+                case Part(separator=separator):
+                    separators |= dict.fromkeys(node.inputs(), separator)
     for name in (PARTITION_KEY, ROW_KEY, "Note"):
         kinds.setdefault(name, STRING)
-    return {name: edm for name, edm in kinds.items() if name not in (TIMESTAMP, WHOLE_ROW)}
+    return (
+        {name: edm for name, edm in kinds.items() if name not in (TIMESTAMP, WHOLE_ROW)},
+        separators,
+        widths,
+    )
 
 
-def _widths(migration: Migration) -> dict[str, int]:
-    """Return how many digits properties may have that are padded with zeros."""
-    found: dict[str, int] = {}
-    for _, expression in migration.key_expressions():
-        for node in expression.walk():
-            if isinstance(node, ZeroPad):
-                found |= {name: min(node.width, found.get(name, node.width)) for name in node.inputs()}
-    return found
-
-
-def _separators(migration: Migration) -> dict[str, str]:
-    """Return the separator by which each property is split, by the property's name."""
-    found: dict[str, str] = {}
-    for index in migration.indexes:
-        if index.each is not None:
-            found |= dict.fromkeys(index.each.of.inputs(), index.each.separator)
-    for _, expression in migration.key_expressions():
-        for node in expression.walk():
-            if isinstance(node, Part):
-                found |= dict.fromkeys(node.inputs(), node.separator)
-    return found
+def _kinds(migration: Migration) -> dict[str, str]:
+    """Return the EDM types of the properties that property operations name."""
+    kinds: dict[str, str] = {}
+    operations = [one for filled in migration.filled for one in filled.properties]
+    old_names = {one.new: one.old for one in operations if isinstance(one, Rename)}
+    for operation in operations:
+        match operation:
+            case Keep(names):
+                kinds |= dict.fromkeys(names, STRING)
+            case Rename(old=name) | Copy(source=name):
+                kinds.setdefault(name, STRING)
+            case Cast(name, to, was):
+                kinds[old_names.get(name, name)] = was or (INT32 if to in (INT32, INT64) else STRING)
+    return kinds

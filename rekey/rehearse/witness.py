@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -28,17 +28,8 @@ from rekey.core.edm import canonical_content
 from rekey.core.limits import is_elsewhere, own_name
 from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
+from rekey.mapping import sealing
 from rekey.mapping.rows import CONTROL_TABLE, MAPPING_TABLE
-from rekey.mapping.sealing import (
-    ROOT,
-    DataKey,
-    SealedKeys,
-    WrappingKey,
-    cursors_key,
-    ids_key,
-    key_partition,
-    read_data_key,
-)
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.rehearse.azurite import AzuriteAccount
 from rekey.state.models import KeyTexts
@@ -105,7 +96,7 @@ class Witness:
     restricted: TableServiceClient
     script_id: str
     mapper: Mapper
-    wrapping: WrappingKey | None = None
+    wrapping: sealing.WrappingKey | None = None
     targets: TableServiceClient | None = None
 
     @property
@@ -123,15 +114,11 @@ class Witness:
 
     def rows(self, table: str) -> Iterator[Row]:
         """Yield the wire rows of a table in service order, page by page."""
-        seen: list[list[Row]] = []
-
-        def keep(response: Any) -> None:
-            seen.append(json.loads(response.http_response.text())["value"])
-
-        pages = self.client(table).list_entities(results_per_page=1000, raw_response_hook=keep).by_page()
-        for _ in pages:
+        seen: list[Any] = []
+        rows = self.client(table).list_entities(results_per_page=1000, raw_response_hook=_keeping(seen))
+        for _ in rows.by_page():
             while seen:
-                yield from seen.pop(0)
+                yield from seen.pop(0)["value"]
 
     def get(self, table: str, key: EntityKey) -> Row | None:
         """Return one wire row, None when there is none."""
@@ -148,14 +135,16 @@ class Witness:
     def safe_ids(self) -> SafeIds:
         """Return the migration's safe ids, made with the control row's key and, if sealed, the root key."""
         id_key, root = self._keys()
-        return SafeIds(id_key if root is None else ids_key(root, id_key))
+        return SafeIds(id_key if root is None else sealing.ids_key(root, id_key))
 
     def cursor_keys(self) -> KeyTexts:
         """Return the form that keys have in the state file: sealed or in the clear."""
         id_key, root = self._keys()
-        return KeyTexts() if root is None else SealedKeys(self.script_id, cursors_key(root, id_key))
+        if root is None:
+            return KeyTexts()
+        return sealing.SealedKeys(self.script_id, sealing.cursors_key(root, id_key))
 
-    def _keys(self) -> tuple[bytes, DataKey | None]:
+    def _keys(self) -> tuple[bytes, sealing.DataKey | None]:
         """Return the key of the safe ids, and the root key of a sealed mapping."""
         control = self.restricted.get_table_client(CONTROL_TABLE)
         key, group = EntityKey(self.script_id, _CONTROL_ROW_KEY), self.mapper.migration.group
@@ -165,8 +154,8 @@ class Witness:
         if self.wrapping is None:
             return id_key, None
         mapping = self.restricted.get_table_client(MAPPING_TABLE)
-        row = _wire_row(mapping, EntityKey(key_partition(self.script_id), ROOT))
-        return id_key, read_data_key(self.script_id, row, self.wrapping)
+        row = _wire_row(mapping, EntityKey(sealing.key_partition(self.script_id), sealing.ROOT))
+        return id_key, sealing.read_data_key(self.script_id, row, self.wrapping)
 
     # --- comparing ---------------------------------------------------------------------------------------
 
@@ -261,9 +250,10 @@ class Witness:
 def _wire_row(client: TableClient, key: EntityKey) -> Row:
     """Return a row as the service sent it. Raises ResourceNotFoundError."""
     seen: list[Row] = []
-
-    def keep(response: Any) -> None:
-        seen.append(json.loads(response.http_response.text()))
-
-    client.get_entity(key.partition, key.row, raw_response_hook=keep)
+    client.get_entity(key.partition, key.row, raw_response_hook=_keeping(seen))
     return seen[0]
+
+
+def _keeping(seen: list[Any]) -> Callable[[Any], None]:
+    """Return a hook for the SDK that keeps the service's own JSON of each answer."""
+    return lambda response: seen.append(json.loads(response.http_response.text()))

@@ -141,13 +141,13 @@ class Access:
 
 def _shown(header: str) -> bytes:
     """Return the token that a header shows, b"" for none."""
-    scheme, _, said = header.partition(" ")
+    scheme, _, given = header.partition(" ")
     if scheme.lower() == "bearer":
-        return said.strip().encode()
+        return given.strip().encode()
     if scheme.lower() != "basic":
         return b""
     try:
-        return base64.b64decode(said.strip(), validate=True).partition(b":")[2]
+        return base64.b64decode(given.strip(), validate=True).partition(b":")[2]
     except (binascii.Error, ValueError):
         return b""
 
@@ -169,7 +169,7 @@ class Server:
             "/progress/history": self._history,
             "/progress/stream": self._stream,
             "/metrics": self._metrics,
-            "/health/liveness": self._liveness,
+            "/health/liveness": alive,
             "/health/readiness": self._readiness,
             **dict.fromkeys(_FILES, self._file),
         }
@@ -181,34 +181,31 @@ class Server:
         if request.path.startswith(_OPEN) or self.access.allows(request):
             return await handler(request)
         if self.access.token is None:
-            return _said(HTTPStatus.FORBIDDEN, "asked under the name of another host")
-        refusal = _said(HTTPStatus.UNAUTHORIZED, "a token is needed")
-        refusal.headers["WWW-Authenticate"] = 'Basic realm="rekey"'
-        return refusal
+            return said(HTTPStatus.FORBIDDEN, "asked under the name of another host")
+        return said(HTTPStatus.UNAUTHORIZED, "a token is needed", 'Basic realm="rekey"')
 
     async def _shut(self, _app: web.Application) -> None:
         await self.watch.close()
 
     async def _progress(self, _request: web.Request) -> web.Response:
         if self.watch.document is None:
-            return _said(HTTPStatus.SERVICE_UNAVAILABLE, self.watch.problem or "no look yet")
-        return _json(self.watch.document)
+            return said(HTTPStatus.SERVICE_UNAVAILABLE, self.watch.problem or "no look yet")
+        return in_json(self.watch.document)
 
     async def _history(self, _request: web.Request) -> web.Response:
-        return _json(self.watch.history())
+        return in_json(self.watch.history())
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         if self._watchers >= MAX_WATCHERS:
-            return _said(HTTPStatus.SERVICE_UNAVAILABLE, "too many watch already")
+            return said(HTTPStatus.SERVICE_UNAVAILABLE, "too many watch already")
         self._watchers += 1
         answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         try:
             await answer.prepare(request)
             async for document, problem in self.watch.updates():
-                if document is None or problem:
-                    await answer.write(b"event: problem\ndata: " + orjson.dumps(problem) + b"\n\n")
-                else:
-                    await answer.write(b"event: progress\ndata: " + orjson.dumps(document) + b"\n\n")
+                failed = document is None or problem
+                event, told = (b"problem", problem) if failed else (b"progress", document)
+                await answer.write(b"event: %b\ndata: %b\n\n" % (event, orjson.dumps(told)))
         except ConnectionError:
             pass  # it has gone
         finally:
@@ -218,13 +215,10 @@ class Server:
     async def _metrics(self, request: web.Request) -> web.Response:
         return told_metrics(partial(families, self.watch), request)
 
-    async def _liveness(self, _request: web.Request) -> web.Response:
-        return _said(HTTPStatus.OK, "alive")
-
     async def _readiness(self, _request: web.Request) -> web.Response:
         if self.watch.age_s is None or self.watch.age_s > FRESH_S:
-            return _said(HTTPStatus.SERVICE_UNAVAILABLE, "what is told is too old")
-        return _said(HTTPStatus.OK, "ready")
+            return said(HTTPStatus.SERVICE_UNAVAILABLE, "what is told is too old")
+        return said(HTTPStatus.OK, "ready")
 
     async def _file(self, request: web.Request) -> web.Response:
         path = _PAGE / _FILES[request.path]
@@ -284,13 +278,23 @@ def told_metrics(families: Callable[[], Iterator[Metric]], request: web.Request)
     try:
         body, content_type = exposed(families, request.headers.get("Accept", ""))
     except ConfigurationError as error:
-        return _said(HTTPStatus.NOT_IMPLEMENTED, f"{error.what}\nNext: {error.hint}")
+        return said(HTTPStatus.NOT_IMPLEMENTED, f"{error.what}\nNext: {error.hint}")
     return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
 
 
-def _json(value: object) -> web.Response:
+async def alive(_request: web.Request) -> web.Response:
+    """Answer that the process lives."""
+    return said(HTTPStatus.OK, "alive")
+
+
+def in_json(value: object) -> web.Response:
+    """Return an answer in JSON."""
     return web.Response(body=orjson.dumps(value), headers={**HEADERS, "Content-Type": "application/json"})
 
 
-def _said(status: HTTPStatus, text: str) -> web.Response:
-    return web.Response(status=status, text=f"{text}\n", headers=HEADERS)
+def said(status: HTTPStatus, text: str, challenge: str = "") -> web.Response:
+    """Return an answer in a sentence. `challenge`: how a request that showed no token can show one."""
+    answer = web.Response(status=status, text=f"{text}\n", headers=HEADERS)
+    if challenge:
+        answer.headers["WWW-Authenticate"] = challenge
+    return answer

@@ -1,4 +1,4 @@
-"""Results of a stress test: as values, as JSON-able data, and as text for people. Pure.
+"""Results of a stress test: as values, as JSON-able data, as text and as a page for people. Pure.
 
 Rules kept here:
 
@@ -18,11 +18,12 @@ from typing import Any
 
 from rekey.core.limits import PARTITION_TARGET
 from rekey.core.plain import members, plain, told
+from rekey.present.page import page
+from rekey.present.plots import AFTER, BEFORE, DARK, LIGHT, Series, columns
 from rekey.present.text import counted, table, wrapped
-from rekey.stress.judge import Judged, Limit, Saturation, partition_name, refusing, saturation
+from rekey.stress.judge import Judged, Limit, Saturation, Step, partition_name, refusing, saturation
 from rekey.stress.mix import Mix, OperationKind
 from rekey.stress.spread import Spread
-from rekey.stress.steps import Step
 
 _MOST_NAMED = 10
 KINDS_HEAD = ("operation", "share", "saturates at, /s", "clean at, /s", "p50 ms", "p95 ms", "p99 ms")
@@ -70,9 +71,8 @@ class Stage:
     def because_of(self) -> tuple[str, ...]:
         """Return the kinds, of several, and the partitions that saturated the mix."""
         at = self.found.saturated
-        return (
-            *dict.fromkeys(name for one in self.steps if one.step.offered == at for name in one.because_of),
-        )
+        names = (name for one in self.steps if one.step.offered == at for name in one.because_of)
+        return tuple(dict.fromkeys(names))
 
     @property
     def clean(self) -> Step | None:
@@ -87,11 +87,8 @@ class Stage:
         # A limit of the partition meets every kind; a limit of a kind leaves the others alone.
         if self.spread.partitions == 1 and {one.limit for one in self.kinds.values()} == {Limit.SERVICE}:
             found = {"one partition": self.entities}
-        return {
-            name: rate
-            for name, rate in sorted(found.items(), key=lambda one: one[1])
-            if rate < PARTITION_TARGET
-        }
+        lowest_first = sorted(found.items(), key=lambda one: one[1])
+        return {name: rate for name, rate in lowest_first if rate < PARTITION_TARGET}
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object; latencies in milliseconds."""
@@ -282,3 +279,41 @@ class StressReport:
                 yield f"{name} carries {writes}."
             else:
                 yield f"{name} was not tried with {writes}, only with {rate:,.0f}/s."
+
+
+# --- as a page ---------------------------------------------------------------------------------------
+
+
+def stress_page(report: StressReport) -> str:
+    """Return the page of a report."""
+    return page(
+        "stress.html",
+        report=report,
+        plots={"ramp": _ramp, "latencies": _latencies},
+        kinds_head=KINDS_HEAD,
+        steps_head=STEPS_HEAD,
+        how=HOW_KINDS_ARE_FOUND,
+        target=PARTITION_TARGET,
+    )
+
+
+def _ramp(stage: Stage) -> str:
+    """Return the plot of the rate that was carried, by the rate that was offered."""
+    steps = sorted((one.step for one in stage.steps), key=lambda step: step.offered)
+    series = [
+        Series("offered", [round(step.offered) for step in steps], BEFORE),
+        Series("answered with success", [round(step.achieved) for step in steps], AFTER),
+    ]
+    labels = [f"{step.offered:,.0f}" for step in steps]
+    return columns(labels, series, f"Throughput of {stage.spread.name}", "offered a second")
+
+
+def _latencies(stage: Stage) -> str:
+    """Return the plot of each kind's percentiles of latency at the highest rate at which the mix held."""
+    kinds = stage.clean.kinds if stage.clean is not None else {}
+    series = [
+        Series(name, [round(1000 * (getattr(step, name) or 0.0), 1) for step in kinds.values()], colour)
+        for name, colour in (("p50", LIGHT), ("p95", AFTER), ("p99", DARK))
+    ]
+    title = "Latency of each kind of operation, in milliseconds"
+    return columns([kind.label for kind in kinds], series, title, "kind of operation", values=True)

@@ -145,13 +145,9 @@ class Population:
                     loading += self._batches(place, numbers)
                     doomed[place] = iter(numbers)
             # Each kind begins at another moment, so that they do not come in bursts.
-            offset = order / len(rates)
-            streams.append(
-                [
-                    self._request((number + offset) * seconds / count, kind, place, doomed)
-                    for number, place in enumerate(places)
-                ]
-            )
+            dues = [(number + order / len(rates)) * seconds / count for number in range(count)]
+            due_at = zip(dues, places, strict=True)
+            streams.append([self._request(due, kind, place, doomed) for due, place in due_at])
         return loading, list(heapq.merge(*streams))
 
     def _request(

@@ -7,7 +7,10 @@ operations".
 
 Rules kept here:
 
-* Nothing is written but the test table, which `notes` removes however the test ends.
+* Nothing is written but the test table, which is removed however the test ends.
+* A test table is noted, durably, before it is made, and the note is removed after the table, however the
+  test ends: the next test finds what a killed one left.
+* Only noted tables are ever removed. A note names the endpoint, too: a table of another account stays.
 * Rows are loaded before anything is measured, by a connection that tries again. A step whose requests would
   need rows that are not there loads them first.
 * Where the mix saturates, one of its kinds does. The limits of the others are found afterwards, with one kind
@@ -19,22 +22,25 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 
 from rekey.core.clock import Clock
 from rekey.core.concurrency import for_each
 from rekey.core.progress import Advance, Progress
-from rekey.stress.judge import RISE, Judged, Limit, judge_ramp, next_rate, saturation
+from rekey.errors import MachineFailed, RekeyError, ServiceError, reason_of
+from rekey.project.privatefiles import write_whole
+from rekey.stress.judge import RISE, Judged, Limit, Step, judge_ramp, measure, next_rate, saturation
 from rekey.stress.load import Generator, carry_out
 from rekey.stress.mix import Mix, OperationKind
-from rekey.stress.notes import Notes
 from rekey.stress.report import Stage, StressReport
 from rekey.stress.requests import Population, Request
 from rekey.stress.spread import ONE_PARTITION, Spread
-from rekey.stress.steps import Step, measure
-from rekey.tables.base import Table, TableService
+from rekey.tables.base import TableService
 
 # A ramp begins and ends at these parts of what the targets allow, if nothing ends it before.
 _FIRST, _MOST = 1 / 8, 2.0
@@ -47,6 +53,9 @@ _LEAST_STEP_SECONDS = 1.0
 _REST_SECONDS = 1.0
 # Batches that load rows at the same time.
 _LOADING = 8
+PREFIX = "rekeystress"
+_SUFFIX = ".stress"
+_NOTE = re.compile(rf"({PREFIX}[0-9a-f]{{16}}) (\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,63 +75,144 @@ class Bounds:
     most: float | None = None
 
 
-async def stress(
-    service: TableService,
-    generators: Callable[[str], AbstractAsyncContextManager[Generator]],
-    mix: Mix,
-    spreads: Sequence[Spread],
-    bounds: Bounds,
-    *,
-    notes: Notes,
-    endpoint: str,
-    clock: Clock,
-    progress: Progress,
-) -> StressReport:
-    """Run one stress test. The caller holds the lock of the notes.
+def new_name() -> str:
+    """Return a name for a test table, that no other test has."""
+    return PREFIX + secrets.token_hex(8)
 
-    Args:
+
+class Notes:
+    """Test tables of one project, noted until they are removed.
+
+    The caller holds the lock of the notes, so that no noted table is of a test that still runs.
+    """
+
+    def __init__(self, state: Path) -> None:
+        """Create them next to the state file `state`."""
+        self.path = state.with_name(state.name + _SUFFIX)
+
+    @asynccontextmanager
+    async def table(self, service: TableService, endpoint: str) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
+        """Make a test table, and remove it at the end; tables that an earlier test left are removed before.
+
+        Yields:
+            The table's name, and the names of the tables that were left.
+
+        Raises:
+            ServiceError: the account cannot be used.
+            MachineFailed: the notes cannot be written.
+            RekeyError: the table could not be removed at the end.
+        """
+        removed = []
+        for left in self.tables(endpoint):
+            if await service.delete_table(left):
+                removed.append(left)
+            self.drop(left)
+        name = new_name()
+        self.add(name, endpoint)
+        try:
+            await service.create_table(name)
+            yield name, tuple(removed)
+        finally:
+            try:
+                await service.delete_table(name)
+            except ServiceError as error:
+                raise RekeyError(
+                    f"the test table could not be removed ({error.code or error.status})",
+                    kept=f"the test table {name}, which holds made-up rows only",
+                    hint="repeat the command, which removes it first; or delete it by hand",
+                ) from error
+            self.drop(name)
+
+    def tables(self, endpoint: str) -> list[str]:
+        """Return the noted tables of an account. Raises MachineFailed."""
+        return [name for name, where in self._read() if where == endpoint]
+
+    def add(self, name: str, endpoint: str) -> None:
+        """Note a table that is about to be made. Raises MachineFailed."""
+        self._write([*self._read(), (name, endpoint)])
+
+    def drop(self, name: str) -> None:
+        """Remove the note of a table that is gone. Raises MachineFailed."""
+        left = [one for one in self._read() if one[0] != name]
+        if left:
+            self._write(left)
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def _read(self) -> list[tuple[str, str]]:
+        try:
+            text = self.path.read_text("utf-8")
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise self._failed("read", error) from None
+        # A line that was cut off is of a table that was not made.
+        found = [_NOTE.fullmatch(line) for line in text.split("\n")[:-1]]
+        return [(one[1], one[2]) for one in found if one]
+
+    def _write(self, notes: list[tuple[str, str]]) -> None:
+        text = "".join(f"{name} {endpoint}\n" for name, endpoint in notes)
+        try:
+            write_whole(self.path, text.encode("utf-8"))
+        except OSError as error:
+            raise self._failed("written", error) from None
+
+    def _failed(self, what: str, error: Exception) -> MachineFailed:
+        return MachineFailed(
+            f"{self.path} cannot be {what} ({reason_of(error)})",
+            kept="everything; no test table was made",
+            hint="make the state file's folder writable: test tables are noted there before they are made",
+        )
+
+
+@dataclass
+class StressTest:
+    """One stress test, run once. The caller holds the lock of the notes.
+
+    Attributes:
         service: the account: makes, loads and removes the test table.
         generators: opens a load generator for the table of a name, on connections that try nothing again.
         mix: operations to send.
-        spreads: distributions to try after the single partition.
         bounds: of time, rows and load.
         notes: where test tables are noted.
         endpoint: the account's, for the notes.
         clock: tells when requests are due.
         progress: told of every step.
-
-    Raises:
-        ServiceError: the account cannot be used; the test table is removed before.
-        WorkersFailed: a process that generates load ended; the test table is removed before.
-        MachineFailed: the notes cannot be written.
-        RekeyError: the test table could not be removed.
     """
-    stages: list[Stage] = []
-    async with notes.table(service, endpoint) as (name, removed), generators(name) as generator:
-        test = _Test(service.table(name), generator, mix, bounds, clock, progress, clock.rising())
-        for number, spread in enumerate([ONE_PARTITION, *spreads]):
-            stages.append(await test.stage(Population(spread, number, mix), len(spreads) + 1 - number))
-    return StressReport(name, removed, mix, test.sent, test.spent, tuple(stages))
 
-
-@dataclass(slots=True)
-class _Test:
-    """One test, with the time and rows that it has used."""
-
-    table: Table
-    generator: Generator
+    service: TableService
+    generators: Callable[[str], AbstractAsyncContextManager[Generator]]
     mix: Mix
     bounds: Bounds
+    _: KW_ONLY
+    notes: Notes
+    endpoint: str
     clock: Clock
     progress: Progress
-    began: float
-    sent: int = 0
+
+    async def run(self, spreads: Sequence[Spread]) -> StressReport:
+        """Run it, on a single partition and then on these distributions.
+
+        Raises:
+            ServiceError: the account cannot be used; the test table is removed before.
+            WorkersFailed: a process that generates load ended; the test table is removed before.
+            MachineFailed: the notes cannot be written.
+            RekeyError: the test table could not be removed.
+        """
+        stages: list[Stage] = []
+        making = self.notes.table(self.service, self.endpoint)
+        async with making as (name, removed), self.generators(name) as self._generator:
+            self._table, self._began, self._sent = self.service.table(name), self.clock.rising(), 0
+            for number, spread in enumerate([ONE_PARTITION, *spreads]):
+                population = Population(spread, number, self.mix)
+                stages.append(await self._stage(population, len(spreads) + 1 - number))
+        return StressReport(name, removed, self.mix, self._sent, self._spent, tuple(stages))
 
     @property
-    def spent(self) -> float:
-        return self.clock.rising() - self.began
+    def _spent(self) -> float:
+        return self.clock.rising() - self._began
 
-    async def stage(self, population: Population, left: int) -> Stage:
+    async def _stage(self, population: Population, left: int) -> Stage:
         """Load the rows of a distribution, and try the mix, then each kind of operation.
 
         Args:
@@ -179,20 +269,20 @@ class _Test:
         bounds, mix, spread = self.bounds, self.mix, population.spread
         unit, fixed = mix.entities(varied), mix.entities(held)
         most = (bounds.most or spread.expected * _MOST) / unit
-        until = self.spent + (bounds.seconds - self.spent) / parts
-        upto = self.sent + (bounds.rows - self.sent) // parts
+        until = self._spent + (bounds.seconds - self._spent) / parts
+        upto = self._sent + (bounds.rows - self._sent) // parts
         steps: list[Step] = []
         judged: list[Judged] = []
 
         def left(rate: float) -> tuple[float, float]:
-            return until - self.spent, (upto - self.sent) / (rate * unit + fixed)
+            return until - self._spent, (upto - self._sent) / (rate * unit + fixed)
 
         async def offer(rate: float, seconds: float) -> Step:
             rates = {**held, **{kind: part * rate for kind, part in varied.items()}}
             loading, requests = population.plan(rates, seconds)
             await self._write(loading, spread, lambda _rows: None)
-            self.sent += sum(request.size for request in requests)
-            offered = await self.generator.offer(requests)
+            self._sent += sum(request.size for request in requests)
+            offered = await self._generator.offer(requests)
             return measure(offered, rate, seconds, varied, by_row=mix.by_row)
 
         rising = f", {next(iter(varied)).label}" if held else ""
@@ -205,9 +295,9 @@ class _Test:
                 seconds = min(bounds.step_seconds, left_s, rows_s)
                 if seconds < min(_LEAST_STEP_SECONDS, bounds.step_seconds):
                     return judged, "rows" if rows_s <= left_s else "seconds"
-                before = self.sent
+                before = self._sent
                 steps.append(await offer(rate, seconds))
-                advance(self.sent - before)
+                advance(self._sent - before)
                 judged = judge_ramp(steps)
                 if judged[-1].limit is not Limit.NOTHING:
                     await self.clock.sleep(_REST_SECONDS)
@@ -215,7 +305,7 @@ class _Test:
 
     async def _write(self, batches: Iterable[Request], spread: Spread, advance: Advance) -> None:
         async def write(batch: Request) -> None:
-            advance(await carry_out(self.table, batch))
+            advance(await carry_out(self._table, batch))
 
         # One at a time into one partition: together they would go beyond what it takes.
         await for_each(batches, write, limit=min(_LOADING, spread.partitions))

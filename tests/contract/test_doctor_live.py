@@ -10,8 +10,7 @@ from email.utils import formatdate, parsedate_to_datetime
 
 import pytest
 
-from rekey.doctor.live.checks import ALIKE, WIRE, Check, Seen
-from rekey.doctor.live.judge import CHECKS, ERROR, Deviation, deviations
+from rekey.doctor.live.checks import ALIKE, CHECKS, ERROR, WIRE, Check, Deviation, Seen, deviations
 from rekey.doctor.live.run import checked
 from rekey.doctor.live.stage import Stage, leftovers, new_prefix, opened
 from rekey.project.config import Account

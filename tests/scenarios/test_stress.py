@@ -17,16 +17,14 @@ from rekey.errors import CredentialRefused, RekeyError, ServiceError
 from rekey.model import Row
 from rekey.state.filelock import FileLock
 from rekey.stress import load
-from rekey.stress.judge import Limit
+from rekey.stress.judge import Limit, Step, measure
 from rekey.stress.load import InProcess
 from rekey.stress.mix import OperationKind, inserts
-from rekey.stress.notes import Notes, new_name
 from rekey.stress.report import StressReport
 from rekey.stress.requests import Population
-from rekey.stress.run import Bounds, stress
+from rekey.stress.run import Bounds, Notes, StressTest, new_name
 from rekey.stress.shares import spread_of_rows
 from rekey.stress.spread import ONE_PARTITION, Spread
-from rekey.stress.steps import Step, measure
 from rekey.tables.probe import Heard
 from tests.declared import USERS, named
 from tests.every import every
@@ -70,17 +68,17 @@ async def tried(
     async def generators(name: str) -> AsyncIterator[InProcess]:
         yield InProcess(service.table(name), clock, processor=lambda: 0.0)
 
-    return await stress(
+    test = StressTest(
         service,
         generators,
         inserts(batch),
-        list(spreads),
         bounds or Bounds(),
         notes=notes,
         endpoint=ENDPOINT,
         clock=clock,
         progress=Progress(),
     )
+    return await test.run(list(spreads))
 
 
 def tables_of(service: MemoryTableService) -> set[str]:

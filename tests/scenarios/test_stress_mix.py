@@ -19,9 +19,8 @@ from rekey.project.config import Account
 from rekey.stress.judge import Limit
 from rekey.stress.load import Generator, InProcess, LoadProcesses
 from rekey.stress.mix import Mix, OperationKind
-from rekey.stress.notes import Notes
 from rekey.stress.report import StressReport
-from rekey.stress.run import Bounds, stress
+from rekey.stress.run import Bounds, Notes, StressTest
 from rekey.stress.spread import Spread
 from tests.declared import USERS, named
 from tests.every import every
@@ -61,17 +60,17 @@ class World:
             yield InProcess(table, self.clock, processor=lambda: 0.0)
             self.at_end = self.service.dump(name)
 
-        return await stress(
+        test = StressTest(
             self.service,
             generators,
             mix,
-            [spread],
             bounds,
             notes=self.notes,
             endpoint=ENDPOINT,
             clock=self.clock,
             progress=Progress(),
         )
+        return await test.run([spread])
 
 
 def planted(clock: FakeClock, **limits: object) -> PlantedLimits:
@@ -136,18 +135,18 @@ async def test_the_table_is_removed_when_what_generates_load_fails(clock: FakeCl
         raise WorkersFailed("a process that generates load ended (signal 9)")
         yield
 
+    test = StressTest(
+        world.service,
+        failing,
+        MIX,
+        BOUNDS,
+        notes=notes,
+        endpoint=ENDPOINT,
+        clock=clock,
+        progress=Progress(),
+    )
     with pytest.raises(WorkersFailed):
-        await stress(
-            world.service,
-            failing,
-            MIX,
-            [EVEN],
-            BOUNDS,
-            notes=notes,
-            endpoint=ENDPOINT,
-            clock=clock,
-            progress=Progress(),
-        )
+        await test.run([EVEN])
     assert world.service._tables == {}
     assert not notes.path.exists()
 

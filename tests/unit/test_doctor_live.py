@@ -9,8 +9,7 @@ import pytest
 
 from rekey.core.clock import later
 from rekey.core.severity import Severity
-from rekey.doctor.live.checks import ALIKE, WIRE
-from rekey.doctor.live.judge import CHECKS, ERROR, PROMISES, deviations
+from rekey.doctor.live.checks import ALIKE, CHECKS, ERROR, PROMISES, WIRE, deviations
 from rekey.doctor.live.run import tell
 from rekey.doctor.live.stage import PREFIX, STALE_S, is_stale, new_prefix
 from rekey.doctor.report import Fact, Finding, found

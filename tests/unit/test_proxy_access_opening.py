@@ -15,7 +15,7 @@ from rekey.errors import ConfigurationError, SecretMissing
 from rekey.project.config import Config, load_config
 from rekey.proxy import tls
 from rekey.proxy.access import Access
-from rekey.proxy.credentials import access_of
+from rekey.proxy.running import access_of
 from rekey.proxy.tls import Certificate, certificate_for
 from rekey.serve.server import Address
 

@@ -34,10 +34,10 @@ from rekey.client.sdk.core import ClientCore
 from rekey.project.config import ProxyLimits
 from rekey.proxy.access import Access
 from rekey.proxy.forward import Upstream
-from rekey.proxy.handler import Account, Handler
+from rekey.proxy.handler import Handler
 from rekey.proxy.meter import Meter
 from rekey.proxy.route import Route, Routes
-from rekey.proxy.server import _Sockets
+from rekey.proxy.server import Sockets
 from rekey.tables.base import Operation
 
 ACCOUNT = "acct"
@@ -87,17 +87,17 @@ class World:
         self.settings = LeaseSettings()
         routes = Routes({}, {}, {})
         routes._routes[""]["moved"] = Route("Moved", cast(ClientCore, self))
-        self.meter, limits = Meter(), ProxyLimits(body=65_536, line=8_192, idle_s=5.0)
+        self.meter = Meter()
         handler = Handler(
-            Account(ACCOUNT, holds_restricted=True),
+            ACCOUNT,
             cast(Upstream, self),
             routes,
             Access(ACCOUNT, {"application": base64.b64decode(KEY)}, tokens),
             self.meter,
-            body_bytes=limits.body,
-            request_s=MOST_S,
+            holds_restricted=True,
+            limits=ProxyLimits(body=65_536, line=8_192, idle_s=5.0, request_s=MOST_S),
         )
-        self.sockets = _Sockets(handler, self.meter, limits)
+        self.sockets = Sockets(handler)
 
     @asynccontextmanager
     async def send(self, method: str, path: str, _headers: Any, body: Any, **_: Any) -> AsyncIterator[Answer]:

@@ -15,7 +15,7 @@ from rekey import Index, Migration, Target, keys
 from rekey.declaration.mapper import Mapper
 from rekey.errors import TableMissing, Unavailable
 from rekey.model import EntityKey, Row, key_of
-from rekey.proxy.keys import Keys, new_keys
+from rekey.proxy.server import PATH, Keys, new_keys
 
 TOKEN = b"a token for keys, and no other"
 SECRETS = {"ids": bytes(range(32))}
@@ -56,7 +56,7 @@ async def read(table: str, key: EntityKey) -> Row | None:
 async def asking(token: bytes | None = TOKEN) -> AsyncIterator[TestClient[Any, Any]]:
     """Serve keys; yield a client."""
     application = web.Application()
-    Keys(token, MAPPERS, read).mount(application)
+    application.router.add_get(PATH, Keys(token, MAPPERS, read).answer, allow_head=False)
     server = TestServer(application)
     await server.start_server(access_log=None)  # as the proxy does
     async with TestClient(server) as client:

@@ -10,11 +10,10 @@ import pytest
 
 from rekey.errors import ConfigurationError
 from rekey.project.config import read_toml
-from rekey.stress.judge import Limit, judge_ramp, refusing, saturation
+from rekey.stress.judge import Limit, Step, judge_ramp, measure, refusing, saturation
 from rekey.stress.mix import Mix, OperationKind, read_mix
 from rekey.stress.requests import Offered, Population, Request, Response
 from rekey.stress.spread import Spread
-from rekey.stress.steps import Step, measure
 
 READ, QUERY, INSERT, UPDATE, DELETE, BATCH = OperationKind
 LEAST = "[mix]\npoint_read = 3\nupdate = 1\n[rows]\npartitions = 4\n"

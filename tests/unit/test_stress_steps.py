@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekey.stress.judge import Judged, Limit, judge, judge_all, next_rate, saturation
-from rekey.stress.steps import Step, percentile
+from rekey.stress.judge import Judged, Limit, Step, judge, judge_all, next_rate, percentile, saturation
 
 
 def step(

@@ -1,9 +1,11 @@
-"""The checks: each tries one thing that rekey takes for granted, and returns what it saw.
+"""The checks: each tries one thing that rekey takes for granted and says what it saw; then what deviates.
 
 Rules kept here:
 
 * A check judges nothing: it returns what it saw by name, and `checks.toml` says what must be seen. Nothing of
   that is a key or a value of others.
+* What `checks.toml` does not know of is a deviation, and so is what was not seen: nothing passes by default.
+* On Azurite a deviation that is known of it is told as that; on any other service it is one like any.
 * What a check writes it could find written by nobody else: the tables are this run's own.
 * Rows go through the interface of tables that everything else uses (`rekey.tables.base`), so that the same
   checks run on tables in memory. `WIRE` has those that need HTTP.
@@ -16,13 +18,15 @@ import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from itertools import pairwise
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
+from rekey.core import texts
 from rekey.core.clock import TICKS_PER_SECOND, SystemClock, ticks_of
 from rekey.core.edm import BINARY, INT64, canonical_content
 from rekey.core.limits import MAX_KEY_UNITS, MAX_NAME_CHARACTERS, MAX_PROPERTIES
-from rekey.doctor.live.judge import VALUES
 from rekey.doctor.live.stage import GONE, Scene, opened, sending, told
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, EntityKey, KeyRange, Row, key_of
 from rekey.project.config import account_key
@@ -35,6 +39,17 @@ from rekey.tables.sent import Kind
 from rekey.tables.transport import NoAnswer, NotSent, Request
 from rekey.tables.wire import COMMON_HEADERS, Encoder, batch_body
 
+CATALOGUE = Path(__file__).with_name("checks.toml")
+_READ = texts.table(CATALOGUE)
+PROMISES: Mapping[str, str] = _READ["promises"]
+CHECKS: Mapping[str, Mapping[str, Any]] = _READ["checks"]
+# Properties with their annotations, as they are written.
+VALUES: Mapping[str, Any] = _READ["values"]
+# The word under which a check that could not be carried out says why.
+ERROR = "error"
+# What was not as rekey takes it for granted, as a report has it: under `word`, `wanted` and `seen`, whether
+# Azurite is `known` for it (and it is Azurite), and the `promise` that rests on it.
+Deviation: TypeAlias = dict[str, Any]
 Seen: TypeAlias = Mapping[str, object]
 Check: TypeAlias = Callable[[Scene], Awaitable[Seen]]
 _STALE = "W/\"datetime'2001-01-01T00%3A00%3A00.0000000Z'\""
@@ -472,3 +487,22 @@ ALIKE = _named(
 )
 # Checks that need an account behind HTTP.
 WIRE = _named(transaction_limits, lost_answers, credentials)
+
+
+# --- what deviates --------------------------------------------------------------------------------------
+
+
+def deviations(check: str, seen: Mapping[str, object], *, azurite: bool) -> list[Deviation]:
+    """Return what deviates in the words of a check. `azurite`: the service says that it is Azurite."""
+    holds, known = CHECKS[check]["holds"], CHECKS[check].get("azurite", {}) if azurite else {}
+    if ERROR in seen:
+        holds, seen = {ERROR: "none"}, {ERROR: seen[ERROR]}
+    found = []
+    for word in dict.fromkeys([*holds, *seen]):
+        there, wanted = str(seen.get(word, "nothing")), holds.get(word, "nothing")
+        patterns = [wanted] if isinstance(wanted, str) else wanted
+        if word not in holds or not any(fnmatchcase(there, one) for one in patterns):
+            is_known = word in known and fnmatchcase(there, known[word])
+            told = {"word": word, "wanted": " or ".join(patterns), "seen": there, "known": is_known}
+            found.append({**told, "promise": PROMISES[CHECKS[check]["promise"]]})
+    return found

@@ -27,7 +27,6 @@ from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.plan import Endpoint, Plan, connect, prepared_with
 from rekey.core.limits import ELSEWHERE
-from rekey.declaration.mapper import Mapper
 from rekey.doctor.live.checks import Seen
 from rekey.doctor.live.stage import Stage, credential
 from rekey.errors import ExitCode
@@ -42,21 +41,7 @@ from rekey.tables.base import Accounts, Operation, Table, TableService, Verb
 # With small windows and, until the kill, a low rate, so that it lands in the middle of copying.
 ROWS = 16
 _POLL_S, _COMMAND_S = 0.02, 180.0
-_SCRIPT = '''\
-"""A throw-away migration."""
-from rekey import Migration, Target, keys, props
-
-migration = Migration(
-    source="{source}",
-    target=Target(
-        "{target}",
-        partition_key=keys.prop("PartitionKey"),
-        row_key=keys.opaque("RowKey", domain="row", secret="live"),
-        properties=[props.copy("RowKey", to="OldRowKey")],
-    ),
-    capture="{capture}",
-)
-'''
+_SCRIPT = Path(__file__).with_name("script.txt")
 _PROGRAM = "rekey.cli.live"
 _SETTINGS = LeaseSettings(poll_s=1.0)
 Write: TypeAlias = Callable[[Operation], Awaitable[object]]
@@ -101,11 +86,12 @@ async def life(capture: str, config: Config, *stages: Stage) -> Seen:
         (folder / "scripts").mkdir()
         script = folder / "scripts" / "0001_live.py"
         declared = target if elsewhere is tables else target + ELSEWHERE
-        script.write_text(_SCRIPT.format(source=source, target=declared, capture=capture), "utf-8")
+        made = _SCRIPT.read_text("utf-8").format(source=source, target=declared, capture=capture)
+        script.write_text(made, "utf-8")
         project = Project(folder, script, program=(_PROGRAM, prefix))
         project.write(config.tables, config.restricted, config.targets, window_rows=4, entities_per_second=4)
         stack.callback(project.stop)
-        mapper = Mapper(project.declared.migration, project.secrets)
+        mapper = project.mapper
         await tables.service.create_table(source)
         old = tables.service.table(source)
         holds = {f"row{number:03}": number for number in range(ROWS)}

@@ -21,8 +21,7 @@ from typing import Any
 from rekey.core.concurrency import together
 from rekey.core.distribution import installed_version
 from rekey.declaration.migration import CAPTURES
-from rekey.doctor.live.checks import ALIKE, WIRE, Check, Seen
-from rekey.doctor.live.judge import CATALOGUE, CHECKS, ERROR, deviations
+from rekey.doctor.live.checks import ALIKE, CATALOGUE, CHECKS, ERROR, WIRE, Check, Seen, deviations
 from rekey.doctor.live.life import life
 from rekey.doctor.live.stage import Scene, Stage, leftovers, new_prefix, opened
 from rekey.doctor.observed import AccountSeen, Kind
