@@ -13,20 +13,20 @@ Rules kept here:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rekey.core.progress import Progress
 from rekey.declaration.mapper import Mapper
-from rekey.errors import Findings, RowRefused, TableBeingDeleted, TableMissing
+from rekey.errors import Findings, TableBeingDeleted, TableMissing
 from rekey.evidence import contents
 from rekey.model import Row
 from rekey.tables.base import Table, TableService
 from rekey.tables.kinds import by_number
-from rekey.verify.digest import digester
+from rekey.verify.digest import Digester
 from rekey.verify.report import label_of
+from rekey.verify.summing import mapped_by_table
 from rekey.verify.sums import BucketSums
 
 BEGIN = "row_keys_begin"
@@ -94,28 +94,27 @@ async def recompute(
         ServiceError: a table could not be read. A table that does not exist is a difference, not an error.
     """
     tables = recorded["tables"]
-    digests = [digester(one["table"], frozenset(one["not_compared"])) for one in tables]
+    digesters = [Digester(one["table"], frozenset(one["not_compared"])) for one in tables]
     expected = [BucketSums() for _ in tables]
-    adders = [sums.adder(digest) for sums, digest in zip(expected, digests, strict=True)]
+    adders = [sums.adder(digester) for sums, digester in zip(expected, digesters, strict=True)]
 
-    def map_again(row: Row) -> None:
-        """Add the target rows of a source row; a refused row has none, as in the verification."""
+    def map_again(rows: Sequence[Row]) -> None:
+        """Add the target rows of source rows; a refused row has none, as in the verification."""
         if mapper is not None:
-            with suppress(RowRefused):
-                for number, target in mapper.map(row):
-                    adders[number](target)
+            for number, mapped in mapped_by_table(mapper, rows, refused=lambda: None):
+                adders[number](mapped)
 
     name = recorded["source"]
-    source = await _read(service.table(name), name, digester(name, frozenset()), progress, map_again)
+    source = await _read(service.table(name), name, Digester(name), progress, map_again)
     found = [_compared(name, "source", recorded["source_digest"], recorded["source_rows"], source)]
     secondary = {number: one[BEGIN] for number, one in enumerate(tables) if BEGIN in one}
     targets = by_number([one["table"] for one in tables], secondary, service.table)
-    for one, target, digest, sums in zip(tables, targets, digests, expected, strict=True):
+    for one, target, digester, sums in zip(tables, targets, digesters, expected, strict=True):
         name = label_of(one["table"], one.get(BEGIN, ""))
         if mapper is not None:
             given = None if source is None else sums
             found.append(_compared(name, "expected", one["expected_digest"], one["expected_rows"], given))
-        actual = await _read(target, name, digest, progress)
+        actual = await _read(target, name, digester, progress)
         found.append(_compared(name, "target", one["actual_digest"], one["actual_rows"], actual))
     return found
 
@@ -123,20 +122,20 @@ async def recompute(
 async def _read(
     table: Table,
     name: str,
-    digest: Callable[[Row], bytes],
+    digester: Digester,
     progress: Progress,
-    see: Callable[[Row], None] | None = None,
+    see: Callable[[Sequence[Row]], None] | None = None,
 ) -> BucketSums | None:
-    """Return the sums of a table's rows, None when there is no such table; `see` is called with each row."""
+    """Return the sums of a table's rows, None when there is no such table; `see` is called with the rows of
+    each page."""
     sums = BucketSums()
-    add = sums.adder(digest)
+    add = sums.adder(digester)
     try:
         with progress.task(f"read {name}") as advance:
             async for page in table.scan():
-                for row in page.rows:
-                    add(row)
-                    if see is not None:
-                        see(row)
+                add(page.rows)
+                if see is not None:
+                    see(page.rows)
                 advance(len(page.rows))
     except (TableMissing, TableBeingDeleted):
         return None
