@@ -42,7 +42,7 @@ BUCKET_MASK = BUCKETS - 1
 DIGEST_BYTES = 16
 
 _AS_IT_IS = frozenset({edm.STRING, edm.GUID, edm.BINARY})
-_CANONICAL_DATETIME_CHARACTERS = 28  # 2024-01-02T03:04:05.1234567Z
+_MOMENT = 28  # characters: 2024-01-02T03:04:05.1234567Z
 _FRACTION_POINT = 19
 _TEXT_OF_BOOLEAN = {False: "false", True: "true"}
 
@@ -54,10 +54,9 @@ def bucket_of(partition: str, row_key: str) -> int:
 
 def buckets_of(rows: Sequence[Row]) -> list[int]:
     """Return the buckets of rows by their keys."""
-    partitions = [row[PARTITION_KEY] for row in rows]
+    partitions, keys = [row[PARTITION_KEY] for row in rows], [row[ROW_KEY] for row in rows]
     # A page has few partitions, mostly: of each the checksum is begun once.
     begun = {one: crc32(f"{one}\0".encode("utf-8", "surrogatepass")) for one in set(partitions)}
-    keys = [row[ROW_KEY] for row in rows]
     try:
         sums = list(map(crc32, map(str.encode, keys), map(begun.__getitem__, partitions)))
     except UnicodeEncodeError:
@@ -167,8 +166,7 @@ def _typed(
             return repeat(annotated), values
         if annotated == edm.INT64:
             return repeat(annotated), map(str, map(int, values))
-    types, texts = zip(*(edm.canonical(row, name) for row in rows), strict=True)
-    return types, texts
+    return tuple(zip(*(edm.canonical(row, name) for row in rows), strict=True))  # type: ignore[return-value]  # a pair
 
 
 def _are_numbers(values: Sequence[str]) -> bool:
@@ -179,14 +177,9 @@ def _are_numbers(values: Sequence[str]) -> bool:
 
 def _are_moments(values: Sequence[str]) -> bool:
     """Tell whether all are points in time with seven digits after the seconds."""
-    if set(map(len, values)) != {_CANONICAL_DATETIME_CHARACTERS}:
-        return False
-    both = "".join(values)
-    points, ends = (
-        both[_FRACTION_POINT::_CANONICAL_DATETIME_CHARACTERS],
-        both[_CANONICAL_DATETIME_CHARACTERS - 1 :: _CANONICAL_DATETIME_CHARACTERS],
-    )
-    return points == "." * len(values) and ends == "Z" * len(values)
+    all_of_them, count = "".join(values), len(values)
+    marks = all_of_them[_FRACTION_POINT::_MOMENT] + all_of_them[_MOMENT - 1 :: _MOMENT]
+    return set(map(len, values)) == {_MOMENT} and marks == "." * count + "Z" * count
 
 
 # By EDM type, whether texts on the wire are canonical as they are.

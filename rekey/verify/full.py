@@ -275,8 +275,8 @@ async def _read_sides(
         for one in by_table.pop(SOURCE, ()):  # refused
             yield one, b""
         for number, sides in by_table.items():
-            for pair in zip(sides, digesters[number].digests([row for _, _, row, _ in sides]), strict=True):
-                yield pair
+            for one, digest in zip(sides, digesters[number].digests([one[2] for one in sides]), strict=True):
+                yield one, digest
         await ctx.taken(table, page)
 
 
