@@ -13,20 +13,21 @@ Rules kept here:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rekey.core.progress import Progress
 from rekey.declaration.mapper import Mapper
-from rekey.errors import Findings, RowRefused, TableBeingDeleted, TableMissing
+from rekey.errors import Findings, TableBeingDeleted, TableMissing
 from rekey.evidence import contents
 from rekey.model import Row
 from rekey.tables.base import Table, TableService
 from rekey.tables.kinds import by_number
-from rekey.verify.digest import digester
+from rekey.verify.digest import Digester
 from rekey.verify.report import label_of
+from rekey.verify.summing import mapped_by_table
 from rekey.verify.sums import BucketSums
 
 BEGIN = "row_keys_begin"
@@ -90,43 +91,42 @@ async def recompute(
         ServiceError: a table could not be read. A table that does not exist is a difference, not an error.
     """
     tables = recorded["tables"]
-    digests = [digester(one["table"], frozenset(one["not_compared"])) for one in tables]
+    digesters = [Digester(one["table"], frozenset(one["not_compared"])) for one in tables]
     expected = [BucketSums() for _ in tables]
-    adders = [sums.adder(digest) for sums, digest in zip(expected, digests, strict=True)]
+    adders = [sums.adder(digester) for sums, digester in zip(expected, digesters, strict=True)]
 
-    def map_again(row: Row) -> None:
-        """Add the target rows of a source row; a refused row has none, as in the verification."""
+    def map_again(rows: Sequence[Row]) -> None:
+        """Add the target rows of source rows; a refused row has none, as in the verification."""
         if mapper is not None:
-            with suppress(RowRefused):
-                for number, target in mapper.map(row):
-                    adders[number](target)
+            for number, mapped in mapped_by_table(mapper, rows, refused=lambda: None):
+                adders[number](mapped)
 
     name = recorded["source"]
     source = BucketSums()
-    add = source.adder(digester(name, frozenset()))
-    is_there = await _read(service.table(name), name, progress, add, map_again)
+    is_there = await _read(service.table(name), name, progress, source.adder(Digester(name)), map_again)
     given = source if is_there else None
     found = [_compared(name, "source", recorded["source_digest"], recorded["source_rows"], given)]
     secondary = {number: one[BEGIN] for number, one in enumerate(tables) if BEGIN in one}
     targets = by_number([one["table"] for one in tables], secondary, service.table)
-    for one, target, digest, sums in zip(tables, targets, digests, expected, strict=True):
+    for one, target, digester, sums in zip(tables, targets, digesters, expected, strict=True):
         name = label_of(one["table"], one.get(BEGIN, ""))
         if mapper is not None:
             given = sums if is_there else None
             found.append(_compared(name, "expected", one["expected_digest"], one["expected_rows"], given))
         actual = BucketSums()
-        given = actual if await _read(target, name, progress, actual.adder(digest)) else None
+        given = actual if await _read(target, name, progress, actual.adder(digester)) else None
         found.append(_compared(name, "target", one["actual_digest"], one["actual_rows"], given))
     return found
 
 
-async def _read(table: Table, name: str, progress: Progress, *takers: Callable[[Row], None]) -> bool:
-    """Give each row of a table to all takers; tell whether there is such a table."""
+async def _read(
+    table: Table, name: str, progress: Progress, *takers: Callable[[Sequence[Row]], None]
+) -> bool:
+    """Give the rows of each page of a table to all takers; tell whether there is such a table."""
     with suppress(TableMissing, TableBeingDeleted), progress.task(f"read {name}") as advance:
         async for page in table.scan():
-            for row in page.rows:
-                for take in takers:
-                    take(row)
+            for take in takers:
+                take(page.rows)
             advance(len(page.rows))
         return True
     return False

@@ -22,8 +22,12 @@ Rules kept here (an auditor can recompute every figure from these lines):
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Set
+from collections import defaultdict
+from collections.abc import Iterable, Sequence, Set
 from hashlib import blake2b
+from itertools import repeat
+from math import isfinite
+from operator import itemgetter
 from typing import Any
 from zlib import crc32
 
@@ -38,19 +42,26 @@ BUCKET_MASK = BUCKETS - 1
 DIGEST_BYTES = 16
 
 _AS_IT_IS = frozenset({edm.STRING, edm.GUID, edm.BINARY})
-_CANONICAL_DATETIME_CHARACTERS = 28  # 2024-01-02T03:04:05.1234567Z
+_MOMENT = 28  # characters: 2024-01-02T03:04:05.1234567Z
 _FRACTION_POINT = 19
-_KNOWN_SHAPES = 4096
-
-# For rows of one shape: the fields of the message, as if all properties were empty text; and for each
-# property, in order, the position of its text (its type is the field before), its name, and the name of its
-# annotation or None.
-Plan = tuple[list[str], list[tuple[int, str, str | None]]]
+_TEXT_OF_BOOLEAN = {False: "false", True: "true"}
 
 
 def bucket_of(partition: str, row_key: str) -> int:
     """Return the bucket of a key, 0 up to `BUCKETS`."""
     return crc32(f"{partition}\0{row_key}".encode("utf-8", "surrogatepass")) & BUCKET_MASK
+
+
+def buckets_of(rows: Sequence[Row]) -> list[int]:
+    """Return the buckets of rows by their keys."""
+    partitions, keys = [row[PARTITION_KEY] for row in rows], [row[ROW_KEY] for row in rows]
+    # A page has few partitions, mostly: of each the checksum is begun once.
+    begun = {one: crc32(f"{one}\0".encode("utf-8", "surrogatepass")) for one in set(partitions)}
+    try:
+        sums = list(map(crc32, map(str.encode, keys), map(begun.__getitem__, partitions)))
+    except UnicodeEncodeError:
+        return list(map(bucket_of, partitions, keys))
+    return [one & BUCKET_MASK for one in sums]
 
 
 NOTHING: Set[str] = frozenset()
@@ -66,86 +77,120 @@ def content_digest(row: Row, without: Set[str] = NOTHING) -> bytes:
     return blake2b(_serialise(_content(row, without)), digest_size=DIGEST_BYTES).digest()
 
 
-def digester(table: str, without: Set[str] = NOTHING) -> Callable[[Row], bytes]:
-    """Return a function that gives the 16-byte digest of a row of `table`.
+class Digester:
+    """Digests of rows of one table, a page at a time.
 
-    Rows of one table have few shapes (tuples of field names); the plan, which depends on the shape alone, is
-    made once. Values as the service sends them take short cuts; all others go through `rekey.core.edm`.
+    Values of one property are made canonical together, in loops that are not Python's own. Where they are not
+    all as the service sends them, they go through `rekey.core.edm` one by one.
     """
-    plans: dict[tuple[str, ...], Plan] = {}
-    int32, int64, datetime, as_it_is = edm.INT32, edm.INT64, edm.DATETIME, _AS_IT_IS
+
+    def __init__(self, table: str, without: Set[str] = NOTHING) -> None:
+        """Take the table's name, and the properties that are not compared."""
+        self._table, self._without = table, without
+
+    def digests(self, rows: Sequence[Row]) -> list[bytes]:
+        """Return the 16-byte digests of rows, in their order: those of what `message` returns for each."""
+        if not rows:
+            return []
+        fields = self._alike(rows) or self._mixed(rows)
+        try:
+            # No message is kept: each is made in a buffer of 1 KiB, and a thousand of them make the heap grow
+            # and shrink again, which can take ten times as long as making them.
+            return _hashed(map(orjson.dumps, fields))
+        except TypeError:  # a lone surrogate
+            return _hashed(message(self._table, row, self._without) for row in rows)
+
+    def _alike(self, rows: Sequence[Row]) -> Iterable[Sequence[str]] | None:
+        """Return the fields of the messages of rows that all have the same properties; None of others."""
+        names = tuple(rows[0])
+        if set(map(len, rows)) != {len(names)}:
+            return None
+        try:
+            columns = dict(zip(names, zip(*map(itemgetter(*names), rows), strict=True), strict=True))
+        except KeyError:
+            return None
+        fields: list[Iterable[str]] = [repeat(self._table), columns[PARTITION_KEY], columns[ROW_KEY]]
+        for name in self._compared(names):
+            annotations = columns.get(name + TYPE_SUFFIX)
+            fields += (repeat(name), *_typed(name, rows, columns[name], annotations))
+        return zip(*fields)  # noqa: B905 - `repeat` has no end
+
+    def _mixed(self, rows: Sequence[Row]) -> Iterable[Sequence[str]]:
+        """Return the fields of the messages of any rows."""
+        fields = [[self._table, row[PARTITION_KEY], row[ROW_KEY]] for row in rows]
+        holders: defaultdict[str, list[int]] = defaultdict(list)
+        for place, row in enumerate(rows):
+            for name in row:
+                holders[name].append(place)
+        for name in self._compared(holders):
+            places, annotation = holders[name], name + TYPE_SUFFIX
+            having = [rows[place] for place in places]
+            annotations = [row.get(annotation) for row in having] if annotation in holders else None
+            typed = _typed(name, having, [row[name] for row in having], annotations)
+            for place, kind, text in zip(places, *typed):  # noqa: B905 - `repeat` has no end
+                fields[place] += (name, kind, text)
+        return fields
+
+    def _compared(self, names: Iterable[str]) -> list[str]:
+        """Return the properties that are compared, in the order of the message."""
+        return sorted(name for name in names if is_custom(name) and name not in self._without)
+
+
+def _hashed(messages: Iterable[bytes]) -> list[bytes]:
     begin_hash = blake2b(digest_size=DIGEST_BYTES).copy  # copying a fresh hash is cheaper than making one
-
-    def digest(row: Row) -> bytes:
-        shape = tuple(row)
-        plan = plans.get(shape)
-        if plan is None:
-            if len(plans) >= _KNOWN_SHAPES:
-                plans.clear()
-            plan = plans[shape] = _plan(table, shape, without)
-        fields = plan[0].copy()
-        fields[1], fields[2] = row[PARTITION_KEY], row[ROW_KEY]
-        for place, name, annotation in plan[1]:
-            value = row[name]
-            kind = value.__class__
-            if annotation is None:
-                if kind is str:
-                    fields[place] = value
-                elif kind is int:
-                    fields[place - 1] = int32
-                    fields[place] = str(value)
-                else:
-                    fields[place - 1], fields[place] = _plain(row, name, value)
-                continue
-            annotated = row[annotation]
-            fields[place - 1] = annotated
-            if kind is str and annotated in as_it_is:
-                fields[place] = value
-            elif kind is str and annotated == int64:
-                fields[place] = str(int(value))
-            elif (
-                kind is str
-                and annotated == datetime
-                and len(value) == _CANONICAL_DATETIME_CHARACTERS
-                and value[_FRACTION_POINT] == "."
-                and value[-1] == "Z"
-            ):
-                fields[place] = value
-            else:
-                fields[place - 1], fields[place] = edm.canonical(row, name)
+    digests = []
+    for one in messages:
         hashing = begin_hash()
-        hashing.update(_serialise(fields))
-        return hashing.digest()
+        hashing.update(one)
+        digests.append(hashing.digest())
+    return digests
 
-    return digest
+
+def _typed(
+    name: str, rows: Sequence[Row], values: Sequence[Any], annotations: Sequence[Any] | None
+) -> tuple[Iterable[str], Iterable[str]]:
+    """Return the EDM types and the canonical texts of one property of rows, given its columns."""
+    kinds = set(map(type, values))
+    if annotations is None:
+        if kinds == {str}:
+            return repeat(edm.STRING), values
+        if kinds == {int}:
+            return repeat(edm.INT32), map(str, values)
+        if kinds == {bool}:
+            return repeat(edm.BOOLEAN), map(_TEXT_OF_BOOLEAN.__getitem__, values)
+        if kinds == {float} and all(map(isfinite, values)):
+            return repeat(edm.DOUBLE), map(repr, values)
+    elif kinds == {str} and annotations.count(annotations[0]) == len(values):
+        annotated = annotations[0]
+        if annotated in _AS_IT_IS or (annotated in _IS_CANONICAL and _IS_CANONICAL[annotated](values)):
+            return repeat(annotated), values
+        if annotated == edm.INT64:
+            return repeat(annotated), map(str, map(int, values))
+    return tuple(zip(*(edm.canonical(row, name) for row in rows), strict=True))  # type: ignore[return-value]  # a pair
 
 
-def _plan(table: str, shape: tuple[str, ...], without: Set[str]) -> Plan:
-    fields = [table, "", ""]
-    places: list[tuple[int, str, str | None]] = []
-    for name in sorted(filter(is_custom, shape)):
-        if name not in without:
-            fields += (name, edm.STRING, "")
-            annotation = name + TYPE_SUFFIX
-            places.append((len(fields) - 1, name, annotation if annotation in shape else None))
-    return fields, places
+def _are_numbers(values: Sequence[str]) -> bool:
+    """Tell whether all are positive integers without a sign or leading zeros."""
+    # Bytes are looked through several times as fast as text, and only ASCII digits are digits.
+    return "".join(values).encode("utf-8", "surrogatepass").isdigit() and min(values) >= "1"
+
+
+def _are_moments(values: Sequence[str]) -> bool:
+    """Tell whether all are points in time with seven digits after the seconds."""
+    all_of_them, count = "".join(values), len(values)
+    marks = all_of_them[_FRACTION_POINT::_MOMENT] + all_of_them[_MOMENT - 1 :: _MOMENT]
+    return set(map(len, values)) == {_MOMENT} and marks == "." * count + "Z" * count
+
+
+# By EDM type, whether texts on the wire are canonical as they are.
+_IS_CANONICAL = {edm.INT64: _are_numbers, edm.DATETIME: _are_moments}
 
 
 def _content(row: Row, without: Set[str]) -> list[str]:
     return [text for triple in edm.canonical_content(row) if triple[0] not in without for text in triple]
 
 
-def _plain(row: Row, name: str, value: Any) -> tuple[str, str]:
-    """Return (EDM type, canonical text) of a value without annotation that is not a string."""
-    kind = value.__class__
-    if kind is bool:
-        return edm.BOOLEAN, "true" if value else "false"
-    if kind is float and value - value == 0.0:  # finite
-        return edm.DOUBLE, repr(value)
-    return edm.canonical(row, name)
-
-
-def _serialise(fields: list[str]) -> bytes:
+def _serialise(fields: Sequence[str]) -> bytes:
     try:
         return orjson.dumps(fields)
     except TypeError:

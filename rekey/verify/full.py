@@ -24,7 +24,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -37,7 +37,7 @@ from rekey.errors import RowRefused
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.sent import OnTop, on_top
 from rekey.verify.context import ReconcileContext
-from rekey.verify.digest import bucket_of, content_digest, digester
+from rekey.verify.digest import Digester, bucket_of, content_digest
 from rekey.verify.repair import bring, repair_all
 from rekey.verify.report import Findings, FullReport, TableComparison, TableRead
 from rekey.verify.settle import Candidate, Collector, Found, Looked, Point, settle
@@ -233,7 +233,7 @@ async def spill_left_over(
         places.setdefault(trace.page(number), {}).update(odd)
     again = Again()
     not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
-    digests = [digester(name, without) for name, without in zip(ctx.mapper.tables, not_compared, strict=True)]
+    digesters = list(map(Digester, ctx.mapper.tables, not_compared))
 
     async def read(place: tuple[int, KeyRange]) -> None:
         wanted = places[place]
@@ -241,7 +241,7 @@ async def spill_left_over(
         # A page is held for a second look; a table without order, of which no page can be asked for, is not.
         is_page = ctx.whole(place[0]).guarantees.ordered
         held: list[tuple[Side, bytes]] = []
-        async for one, digest in _read_sides(ctx, place, digests):
+        async for one, digest in _read_sides(ctx, place, digesters):
             if digest in wanted:
                 again.take_out(one, digest)
                 missed.discard(digest)
@@ -253,7 +253,7 @@ async def spill_left_over(
         groups = {wanted[digest] for digest in missed}
         if groups:
             again.exact = False
-            async for one, digest in _held(held) if is_page else _read_sides(ctx, place, digests):
+            async for one, digest in _held(held) if is_page else _read_sides(ctx, place, digesters):
                 is_put = digest in wanted and digest not in missed
                 if digest and not is_put and group_of(bucket_of(*key_of(one[2]))) in groups:
                     spill.put(_record(one, not_compared))
@@ -263,14 +263,20 @@ async def spill_left_over(
 
 
 async def _read_sides(
-    ctx: ReconcileContext, place: tuple[int, KeyRange], digests: Sequence[Callable[[Row], bytes]]
+    ctx: ReconcileContext, place: tuple[int, KeyRange], digesters: Sequence[Digester]
 ) -> AsyncIterator[tuple[Side, bytes]]:
     """Iterate over what rows of a range of a table stand for, each with its digest (b"" of a refused one)."""
     table = ctx.whole(place[0])
     async for page in table.scan(place[1]):
         ctx.stop()
+        by_table: defaultdict[int, list[Side]] = defaultdict(list)
         for one in _sides_of(place[0], page.rows, ctx.mapper):
-            yield one, b"" if one[0] == REFUSED else digests[one[1]](one[2])
+            by_table[one[1]].append(one)
+        for one in by_table.pop(SOURCE, ()):  # refused
+            yield one, b""
+        for number, sides in by_table.items():
+            for one, digest in zip(sides, digesters[number].digests([one[2] for one in sides]), strict=True):
+                yield one, digest
         await ctx.taken(table, page)
 
 

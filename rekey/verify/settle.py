@@ -34,7 +34,7 @@ from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.verify.context import ReconcileContext
-from rekey.verify.digest import content_digest, digester
+from rekey.verify.digest import Digester, content_digest
 from rekey.verify.report import LISTED, Change, Divergence, Findings, Kind, PropertyDifference
 from rekey.verify.sums import SOURCE
 
@@ -225,11 +225,12 @@ async def observe(ctx: ReconcileContext, point: Point) -> Observation:
     if verdict is not None:
         verdict = _attributed(verdict, owner, point)
     signature = (None if actual is None else etag_of(actual), owner, tuple(etags.items()))
-    digest = digester(ctx.targets[point.table].name, without)
+    digester = Digester(ctx.targets[point.table].name, without)
     # Rows of claims that another point names are summed up with that one, and so is the row that is there.
-    expected = tuple(digest(row) for key, row in giving.items() if key not in point.named)
-    there = () if actual is None or point.named else (digest(actual),)
-    return Observation(signature, verdict, tuple(etags), (expected, there))
+    expected = [row for key, row in giving.items() if key not in point.named]
+    there = [] if actual is None or point.named else [actual]
+    digests = tuple(digester.digests(expected)), tuple(digester.digests(there))
+    return Observation(signature, verdict, tuple(etags), digests)
 
 
 async def owner_of(ctx: ReconcileContext, table: int, actual: Row) -> EntityKey | None:

@@ -12,8 +12,8 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from rekey.model import KeyRange, Row, key_of
 from rekey.tables.base import MAX_PAGE_ROWS, Page
 from rekey.tables.split import find_middle
 from rekey.verify.context import ReconcileContext
-from rekey.verify.digest import digester
+from rekey.verify.digest import Digester
 from rekey.verify.sums import SOURCE, Part, Partial
 from rekey.verify.trace import Trace
 
@@ -213,34 +213,55 @@ class Adding:
             work: the sums to add to.
             trace: notes the rows of targets, as they are and as source rows map to them.
         """
-        self._mapper, self._map, self._work, self._trace = mapper, mapper.map, work, trace
-        self._add_source = work.source.adder(digester(source))
-        digests = [digester(name, without) for name, without in zip(mapper.tables, not_compared, strict=True)]
+        self._mapper, self._work, self._trace = mapper, work, trace
+        self._add_source = work.source.adder(Digester(source))
+        digesters = list(map(Digester, mapper.tables, not_compared))
         note = None if trace is None else trace.note
-        self._add_expected = [sums.adder(one, note) for sums, one in zip(work.expected, digests, strict=True)]
-        self._add_actual = [sums.adder(one, note) for sums, one in zip(work.actual, digests, strict=True)]
+        self._add_expected = [
+            sums.adder(one, note) for sums, one in zip(work.expected, digesters, strict=True)
+        ]
+        self._add_actual = [sums.adder(one, note) for sums, one in zip(work.actual, digesters, strict=True)]
 
     def add(self, table: int, rows: list[Row]) -> None:
         """Add rows of a target or, for `SOURCE`, source rows and the rows that they map to."""
-        if table == 0 and self._mapper.together:
+        if table == SOURCE:
+            self._add_source(rows)
+            for number, mapped in mapped_by_table(self._mapper, rows, self._refuse):
+                self._add_expected[number](mapped)
+            self._work.source_rows += len(rows)
+        elif table == 0 and self._mapper.together:
+            kinds: defaultdict[int, list[Row]] = defaultdict(list)
             for row in rows:
-                self._add_actual[self._mapper.number_of(table, row)](row)
-            return
-        if table != SOURCE:
-            add = self._add_actual[table]
-            for row in rows:
-                add(row)
-            return
-        map_row, add_source, add_expected = self._map, self._add_source, self._add_expected
-        for row in rows:
-            add_source(row)
-            try:
-                mapped = map_row(row)
-            except RowRefused:
-                self._work.refused += 1
-                if self._trace is not None:
-                    self._trace.note_refused()
-                continue
-            for number, target in mapped:
-                add_expected[number](target)
-        self._work.source_rows += len(rows)
+                kinds[self._mapper.number_of(table, row)].append(row)
+            for number, alike in kinds.items():
+                self._add_actual[number](alike)
+        else:
+            self._add_actual[table](rows)
+
+    def _refuse(self) -> None:
+        self._work.refused += 1
+        if self._trace is not None:
+            self._trace.note_refused()
+
+
+def mapped_by_table(
+    mapper: Mapper, rows: Iterable[Row], refused: Callable[[], None]
+) -> Iterator[tuple[int, list[Row]]]:
+    """Yield the rows that source rows map to, by the number of their table: some of one at a time, because a
+    source row may map to many. `refused` is called for each row that the mapping refuses."""
+    made: defaultdict[int, list[Row]] = defaultdict(list)
+    held = 0
+    for row in rows:
+        try:
+            mapped = mapper.map(row)
+        except RowRefused:
+            refused()
+            continue
+        for number, target in mapped:
+            made[number].append(target)
+        held += len(mapped)
+        if held >= MAX_PAGE_ROWS:
+            yield from made.items()
+            made.clear()
+            held = 0
+    yield from made.items()

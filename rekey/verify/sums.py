@@ -24,8 +24,8 @@ from operator import ne, or_
 from typing import Any, NamedTuple
 
 from rekey.errors import StateUnusable
-from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row
-from rekey.verify.digest import BUCKET_MASK, BUCKETS, DIGEST_BYTES, bucket_of
+from rekey.model import EVERYTHING, EntityKey, KeyRange, Row
+from rekey.verify.digest import BUCKETS, DIGEST_BYTES, Digester, bucket_of, buckets_of
 
 # The number of the source table; targets are 0, 1, ...
 SOURCE = -1
@@ -37,6 +37,7 @@ COUNT_BYTES = 8
 _STEP = DIGEST_BYTES + COUNT_BYTES
 _MASK = (1 << 8 * DIGEST_BYTES) - 1
 _HEADER = b"rekey/table/v1\0"
+_EMPTY = bytes(_STEP)
 
 
 class BucketSums:
@@ -49,25 +50,18 @@ class BucketSums:
         self.counts = [0] * BUCKETS
 
     def adder(
-        self, digest: Callable[[Row], bytes], note: Callable[[int, bytes], None] | None = None
-    ) -> Callable[[Row], None]:
-        """Return a function that adds a row by its `digest`. Sums grow past 128 bits and are reduced when
+        self, digester: Digester, note: Callable[[int, bytes], None] | None = None
+    ) -> Callable[[Sequence[Row]], None]:
+        """Return a function that adds rows by their digests. Sums grow past 128 bits and are reduced when
         they are packed or compared. `note` is told the bucket and the digest of every row added."""
-        sums, counts, from_bytes, crc32 = self.sums, self.counts, int.from_bytes, zlib.crc32
-        before: str | None = None
-        begun = 0
+        sums, counts, from_bytes = self.sums, self.counts, int.from_bytes
 
-        def add(row: Row) -> None:
-            nonlocal before, begun
-            partition = row[PARTITION_KEY]
-            if partition != before:  # rows of one partition come one after the other
-                before, begun = partition, crc32(f"{partition}\0".encode("utf-8", "surrogatepass"))
-            bucket = crc32(row[ROW_KEY].encode("utf-8", "surrogatepass"), begun) & BUCKET_MASK
-            hashed = digest(row)
-            sums[bucket] += from_bytes(hashed)
-            counts[bucket] += 1
-            if note is not None:
-                note(bucket, hashed)
+        def add(rows: Sequence[Row]) -> None:
+            for bucket, digest in zip(buckets_of(rows), digester.digests(rows), strict=True):
+                sums[bucket] += from_bytes(digest)
+                counts[bucket] += 1
+                if note is not None:
+                    note(bucket, digest)
 
         return add
 
@@ -98,12 +92,12 @@ class BucketSums:
 
     def packed(self) -> bytes:
         """Return all buckets, each as sum (16 bytes) and count (8 bytes), big-endian."""
-        packed = bytearray(BUCKETS * _STEP)
-        # Of a small table most buckets are empty, and are passed over without a line of Python.
-        for bucket in compress(range(BUCKETS), map(or_, self.sums, self.counts)):
-            both = (self.sums[bucket] & _MASK) << 8 * COUNT_BYTES | self.counts[bucket]
-            packed[bucket * _STEP : (bucket + 1) * _STEP] = both.to_bytes(_STEP)
-        return bytes(packed)
+        return b"".join(
+            [
+                ((total & _MASK) << 8 * COUNT_BYTES | count).to_bytes(_STEP) if count or total else _EMPTY
+                for total, count in zip(self.sums, self.counts, strict=True)
+            ]
+        )
 
     def content_digest(self) -> str:
         """Return the table's content digest, 64 hexadecimal digits."""

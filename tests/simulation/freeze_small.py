@@ -239,7 +239,6 @@ def at_work() -> Iterator[None]:
             patch(clients, "_LOOK_S", ALL_S),
             patch(control, "secrets", SimpleNamespace(token_hex=_token_hex)),
             patch(digest, "BUCKET_MASK", few - 1),
-            patch(sums, "BUCKET_MASK", few - 1),
             patch(sums, "BUCKETS", few),
             patch(trace, "_SHIFT", 0),
         ):
