@@ -5,7 +5,8 @@ Rules kept here:
 * The others are written with care, as a team would that copies once: the SDK for Node.js and Python's
   asynchronous one keep 32 transactions under way; the loop is the one of `sdk_loop`. They write the target's
   rows. `rekey apply` tries every row first, writes two sealed mapping rows for each as well, sweeps, and
-  compares everything.
+  compares everything. The SDK for Node.js copies once more with rows of that size beside the target's: what
+  the server itself takes longer for three rows than for one, it takes whoever sends them.
 * Each process has an Azurite of its own. A figure is the best of `TRIES`, in turns.
 * The SDK for Node.js is pinned, with all that it needs, by `node/package-lock.json`.
 """
@@ -27,7 +28,7 @@ from benchmarks.shape import Shape
 from rekey.rehearse.azurite import Azurite, find_node
 
 TRIES = 3
-REKEY, NODE = "rekey_apply", "node_sdk"
+REKEY, NODE, NODE_SAME_ROWS = "rekey_apply", "node_sdk", "node_sdk_same_rows"
 _NODE = Path(__file__).with_name("node")
 _SDK = "@azure/data-tables"
 
@@ -64,6 +65,7 @@ def measure(count: int, say: Callable[[str], None], *, tries: int = TRIES) -> di
     python = (sys.executable, "-m")
     peers: dict[str, Sequence[str]] = {
         NODE: node_script(),
+        NODE_SAME_ROWS: node_script(),
         "python_async_sdk": (*python, "benchmarks.sdk_async"),
         "python_sdk_loop": (*python, "benchmarks.sdk_loop"),
         REKEY: (*python, "benchmarks.apply_phases", project.SCRIPT_ID),
@@ -98,10 +100,14 @@ def _once(name: str, command: Sequence[str], count: int) -> dict[str, Any]:
         folder = Path(made) / "project"
         environ = project.make(folder, azurite)
         project.fill(azurite, count)
-        words = [azurite.tables.endpoint] if name == NODE else []
+        endpoints = [azurite.tables.endpoint, azurite.restricted.endpoint]
+        words = {NODE: endpoints[:1], NODE_SAME_ROWS: endpoints}.get(name, [])
         taken = run(words, folder=folder, environ=environ, program=command)
         copied = project.count(azurite, "UsersV2")
         assert copied == count, f"{name} copied {copied:,} of {count:,} rows"
+        if name == NODE_SAME_ROWS:
+            mapped = project.count(azurite, "rekeymap", restricted=True)
+            assert mapped == 2 * count, f"{name} wrote {mapped:,} mapping rows for {count:,} rows"
         phases = json.loads((folder / "phases.json").read_text("ascii"))
         sent = {"requests": _sent(folder, environ)} if name == REKEY else {}
     return {

@@ -11,7 +11,7 @@ from rekey import Migration, Target, keys, props
 from rekey.copy.batches import pack
 from rekey.core.concurrency import for_each
 from rekey.model import Row
-from rekey.rehearse.azurite import Azurite
+from rekey.rehearse.azurite import Azurite, AzuriteAccount
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb
 from rekey.tables.credentials import SharedKey
@@ -104,7 +104,7 @@ def fill(azurite: Azurite, count: int) -> None:
     """Put `count` rows into the source."""
 
     async def write() -> None:
-        service = _open(azurite)
+        service = _open(azurite.tables)
         await service.create_table("Users")
         table = service.table("Users")
         operations = (Operation(Verb.INSERT, row) for row in rows(count))
@@ -114,11 +114,11 @@ def fill(azurite: Azurite, count: int) -> None:
     asyncio.run(write())
 
 
-def count(azurite: Azurite, table: str) -> int:
-    """Return how many rows a table has."""
+def count(azurite: Azurite, table: str, *, restricted: bool = False) -> int:
+    """Return how many rows a table of the account of the tables, or of the restricted one, has."""
 
     async def read() -> int:
-        service = _open(azurite)
+        service = _open(azurite.restricted if restricted else azurite.tables)
         found = sum([len(page.rows) async for page in service.table(table).scan()])
         await service.close()
         return found
@@ -126,6 +126,5 @@ def count(azurite: Azurite, table: str) -> int:
     return asyncio.run(read())
 
 
-def _open(azurite: Azurite) -> AzureTableService:
-    account = azurite.tables
+def _open(account: AzuriteAccount) -> AzureTableService:
     return AzureTableService.open(account.endpoint, SharedKey.of(account.name, account.key))

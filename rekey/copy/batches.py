@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TypeVar
 
 from rekey.copy.map import Write
@@ -44,14 +44,11 @@ def sort_out(operations: Iterable[Op], into: defaultdict[str, list[Op]]) -> None
 
 
 def in_order(members: list[Op]) -> list[Op]:
-    """Sort operations of one partition as the service does, in place, and return them."""
-    if len(members) > 1:
-        # ASCII sorts as UTF-16 does, and most keys are ASCII.
-        if all(member.row[ROW_KEY].isascii() for member in members):
-            members.sort(key=lambda member: member.row[ROW_KEY])
-        else:
-            members.sort(key=lambda member: utf16_order(member.row[ROW_KEY]))
-    return members
+    """Return operations of one partition in the order of the service."""
+    keys = [member.row[ROW_KEY] for member in members]
+    # ASCII sorts as UTF-16 does, and most keys are ASCII.
+    order = keys if "".join(keys).isascii() else map(utf16_order, keys)
+    return [member for _, member in sorted(zip(order, members, strict=True), key=itemgetter(0))]
 
 
 def cut(members: Iterable[Op], size_of: SizeOf, most: int = MAX_BATCH_BYTES) -> Iterator[list[Op]]:
@@ -65,7 +62,7 @@ def cut_units(units: Iterable[list[Op]], size_of: SizeOf, most: int = MAX_BATCH_
     batch: list[Op] = []
     size = 0
     for unit in units:
-        bytes_more = sum([size_of(operation) for operation in unit])
+        bytes_more = sum(map(size_of, unit))
         full = len(batch) + len(unit) > MAX_BATCH_OPERATIONS or size + bytes_more > most
         if batch and full:
             yield batch

@@ -133,14 +133,16 @@ async def map_window(propagator: Propagator, source_rows: Sequence[Row], window:
 
 def mapping_writes(rows: MappingRows, window: CopyWindow) -> Iterator[Write]:
     """Yield the inserts of a window's mapping rows, without unsettled source keys."""
+    insert = Verb.INSERT
     for source_key, targets in window.expected.items():
         if source_key in window.unsettled:
             continue
-        yield Write(Verb.INSERT, rows.forward_row(source_key, targets), source=source_key, window=window)
+        yield Write(insert, rows.forward_row(source_key, targets), source=source_key, window=window)
         for target in targets:
             if target.table == 0:
-                row = rows.reverse_row(source_key, target.key)
-                yield Write(Verb.INSERT, row, source=source_key, window=window)
+                yield Write(
+                    insert, rows.reverse_row(source_key, target.key), source=source_key, window=window
+                )
 
 
 def target_writes(window: CopyWindow, tables: Collection[int]) -> Iterator[Write]:

@@ -21,13 +21,13 @@ _DIGIT_OF = (ALPHABET * 8).encode()
 
 
 def _apart(digits: int) -> tuple[int, int]:
-    """Return one step of `encode_id`: the mask of the lower halves, and how many bits upper halves move up.
+    """Return one step of `encode_id`: the mask of the upper halves, and the factor by which they grow.
 
     Before the step every `2 * digits` bytes hold `2 * digits` digits of 5 bits at their lower end; after it
-    every `digits` bytes hold `digits` of them.
+    every `digits` bytes hold `digits` of them. Adding 2^n - 1 times the upper halves moves them up n bits.
     """
-    lower = (1 << 5 * digits) - 1
-    return sum(lower << 8 * begin for begin in range(0, _ID_DIGITS, 2 * digits)), 3 * digits
+    upper = ((1 << 5 * digits) - 1) << 5 * digits
+    return sum(upper << 8 * begin for begin in range(0, _ID_DIGITS, 2 * digits)), (1 << 3 * digits) - 1
 
 
 _STEPS = tuple(map(_apart, (16, 8, 4, 2, 1)))
@@ -44,7 +44,6 @@ def encode_id(digest: bytes) -> str:
     """Return the 32 digits of a digest's first 20 bytes. Halves of the number are moved apart, step by step,
     until every digit has a byte of its own."""
     number = int.from_bytes(digest[:ID_BYTES], "big")
-    for lower, distance in _STEPS:
-        stays = number & lower
-        number = (number ^ stays) << distance | stays
+    for upper, factor in _STEPS:
+        number += (number & upper) * factor
     return number.to_bytes(_ID_DIGITS, "big").translate(_DIGIT_OF).decode("ascii")

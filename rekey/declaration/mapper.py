@@ -243,9 +243,10 @@ class _RowMaker:
     def make(self, row: Row, item: str, pointer: Row) -> Row:
         """Return one new row, with `pointer` among its properties. Raises RowRefused where the service would
         refuse the row."""
-        out: Row = {PARTITION_KEY: self._partition(row, item), ROW_KEY: self._row(row, item), **pointer}
+        partition, row_key = self._partition(row, item), self._row(row, item)
+        out: Row = {PARTITION_KEY: partition, ROW_KEY: row_key, **pointer}
         self.fill(row, out)
-        if len(out) > SURELY_SMALL_FIELDS or len(out[PARTITION_KEY]) + len(out[ROW_KEY]) > SURELY_ADDRESSED:
+        if len(out) > SURELY_SMALL_FIELDS or len(partition) + len(row_key) > SURELY_ADDRESSED:
             check_row(out, self._where)
         if self._narrower is not None:
             self._narrower.check_row(out, self._where)
