@@ -51,10 +51,13 @@ class _Choice:
     actor: Actor | None = None
     cost: int = 0
     event: str = ""
+    quiet: bool = False
+    """Whether its call commutes with all that anybody else does."""
 
 
-_Step = tuple[str, Hashable, int]
-"""A choice as it is written down: its kind, what its call is about, and which of those (or which actor)."""
+_Step = tuple[str, Hashable, int, bool]
+"""A choice as it is written down: its kind, what its call is about, which of those (or which actor), and
+whether that is quiet."""
 _Branch = tuple[_Step, ...]
 _Told = tuple[str, Held | Actor | str | None, bool]
 """What happened, to whom, and whether nobody waited for it any more: to be put in words if a reader asks."""
@@ -182,6 +185,8 @@ class _Run:
         """Who did the last step; noted only where preemptions are counted."""
         self._works: dict[str, Callable[[], object]] = {}
         self._able_now: list[Held] = []
+        self._alone: dict[Held, bool] = {}
+        """Of calls at the gate, as far as it was asked: whether each may go at once, and alone."""
         self._last: Held | None = None
         """The last call, if all it did was to take effect."""
         self._waited: frozenset[Held] = frozenset()
@@ -216,6 +221,7 @@ class _Run:
     def look(self) -> None:
         """Look at who waits at the gate. Raises what an actor fell over."""
         self._raise_faults()
+        self._alone.clear()
         self._able_now = self._able()
 
     def is_over(self) -> bool:
@@ -248,18 +254,17 @@ class _Run:
         return choices
 
     def _release_choices(self, one: Held, choices: list[_Choice]) -> None:
-        cost = 0 if one.late or (self.scenario.learns and self.is_alone(one)) else self._cost_of(one.actor)
-        if not self._goes_first(one):
-            choices.append(_Choice("release", one, cost=cost))
-        if one.late or not self._may_crash(one.actor):
-            return
-        if self._lost_answers and one.call.writes:
-            choices.append(_Choice("lose", one, cost=cost))
-            choices.append(_Choice("drop", one, cost=cost))
-            if self._budget.late_requests and one.actor.name not in self.scenario.punctual:
-                choices.append(_Choice("break", one, cost=cost))
-        if self._failures and one.call.action not in SPOKEN:
-            choices.append(_Choice("fail", one, cost=cost))
+        quiet = self.scenario.learns and self.is_alone(one)
+        cost = 0 if one.late or quiet else self._cost_of(one.actor)
+        kinds = [] if self._goes_first(one) else ["release"]
+        if not one.late and self._may_crash(one.actor):
+            if self._lost_answers and one.call.writes:
+                kinds += ["lose", "drop"]
+                if self._budget.late_requests and one.actor.name not in self.scenario.punctual:
+                    kinds.append("break")
+            if self._failures and one.call.action not in SPOKEN:
+                kinds.append("fail")
+        choices += [_Choice(kind, one, cost=cost, quiet=quiet) for kind in kinds]
 
     def _kill_choices(self, choices: list[_Choice], alone: Held | None) -> None:
         for actor in self.scheduler.actors:
@@ -295,6 +300,11 @@ class _Run:
 
     def is_alone(self, one: Held) -> bool:
         """Tell whether a call may go at once, and alone."""
+        if one not in self._alone:
+            self._alone[one] = self._is_alone(one)
+        return self._alone[one]
+
+    def _is_alone(self, one: Held) -> bool:
         if one.late or one.call.action in SPOKEN:
             return False
         if self._passages and self.scenario.is_sleeper(one.actor.name):
@@ -354,20 +364,22 @@ class _Run:
         if choice.held is not None:
             about = choice.held.about
             alike = [one for one in self.scheduler.held if one.about == about]
-            return choice.kind, about, alike.index(choice.held)
+            return choice.kind, about, alike.index(choice.held), choice.quiet
         if choice.event:
-            return choice.kind, choice.event, 0
-        return choice.kind, None, -1 if choice.actor is None else self.scheduler.actors.index(choice.actor)
+            return choice.kind, choice.event, 0, False
+        place = -1 if choice.actor is None else self.scheduler.actors.index(choice.actor)
+        return choice.kind, None, place, False
 
     def choice(self, step: _Step) -> _Choice:
         """Return a choice that was written down in the same place of another run."""
-        kind, about, place = step
+        kind, about, place, quiet = step
         if kind == "happens":
             return _Choice(kind, event=str(about))
         if about is None:
             return _Choice(kind, actor=None if place < 0 else self.scheduler.actors[place])
         # Not by its place at the gate: a process may make its calls in an order of its own each time.
-        return _Choice(kind, [one for one in self.scheduler.held if one.about == about][place])
+        held = [one for one in self.scheduler.held if one.about == about][place]
+        return _Choice(kind, held, quiet=quiet)
 
     def take(self, choice: _Choice, *, replayed: bool = False) -> _Told:
         """Let it happen; return what happened, for a reader."""
@@ -377,10 +389,9 @@ class _Run:
             waited, marks = frozenset(scheduler.held), self.scenario.marks()
         self._last = None
         if one is not None:
-            learns = self.scenario.learns
-            if learns:
+            quiet = choice.quiet
+            if self.scenario.learns and not replayed:
                 self._search.meet(one)
-            quiet = learns and self.is_alone(one)
             scheduler.released = _nothing if quiet else self.scenario.released
             if self._budget.preemptions is not None and not one.late and not quiet:
                 self._current = one.actor

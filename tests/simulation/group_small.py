@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
+from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import Findings, GateClosed, Moved, ServiceError
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.phases import ControlPhase
@@ -56,6 +57,7 @@ class GroupWorld(Scenario):
         if back:
             self.start, self.end = self.end, self.start
         self.told = self.unproved = False
+        self._read: tuple[Hashable, list[ControlRow]] = None, []
         _numbers[0] = itertools.count()
 
     def store(self, script_id: str) -> ControlStore:
@@ -65,8 +67,11 @@ class GroupWorld(Scenario):
         return store
 
     def rows(self) -> list[ControlRow]:
-        """Return the control rows as they are now."""
-        return [from_row(row) for row in self.others.dump(CONTROL_TABLE)]
+        """Return the control rows as they are now: read again where they have changed."""
+        content = self.others.content()
+        if self._read[0] != content:
+            self._read = content, [from_row(row) for row in self.others.dump(CONTROL_TABLE)]
+        return self._read[1]
 
     async def prepare(self) -> None:
         for one in MEMBERS:
@@ -76,6 +81,16 @@ class GroupWorld(Scenario):
         if self.start is ControlPhase.CUTOVER:
             await self.store(MEMBERS[0]).move(ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
             await self.store(MEMBERS[0]).move(ControlPhase.FREEZE, ControlPhase.CUTOVER)
+
+    def snapshot(self) -> Any:
+        return self.others.snapshot(), self.others.clock.ticks(), next(_numbers[0])
+
+    def restore(self, snapshot: Any) -> None:
+        tables, ticks, number = snapshot
+        self.others.restore(tables)
+        clock = self.scheduler.clock
+        clock.advance((ticks - clock.ticks()) / TICKS_PER_SECOND)
+        _numbers[0] = itertools.count(number + 1)
 
     def actors(self) -> dict[str, Callable[[], object]]:
         return {"runner": self._migrate, "another": self._align, "application": self._write}
