@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 from rekey.core import edm
@@ -57,9 +58,9 @@ def column(name: str, kind: Kind = PLAIN, *, may_be_absent: bool = False) -> dic
 def written(value: Any) -> Row:
     """Return the columns of a dataclass instance, with their type annotations."""
     row: Row = {}
-    for one in fields(value):
-        content, said = getattr(value, one.name), one.metadata
-        if "column" not in said or (said["may_be_absent"] and content in (None, "")):
+    for field, said in _columns(type(value)):
+        content = getattr(value, field)
+        if said["may_be_absent"] and content in (None, ""):
             continue
         name, kind = said["column"], said["kind"]
         row[name] = kind.write(content)
@@ -71,9 +72,14 @@ def written(value: Any) -> Row:
 def read(kind: type, row: Row) -> dict[str, Any]:
     """Return the fields of the dataclass `kind` that a row holds, by name. Raises KeyError, ValueError,
     TypeError, AttributeError."""
-    stored = [(one.name, one.metadata) for one in fields(kind) if "column" in one.metadata]
     return {
         name: said["kind"].read(row[said["column"]])
-        for name, said in stored
+        for name, said in _columns(kind)
         if said["column"] in row or not said["may_be_absent"]
     }
+
+
+@cache
+def _columns(kind: type) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the names of a dataclass's fields that have columns, and what is said of them."""
+    return [(one.name, one.metadata) for one in fields(kind) if "column" in one.metadata]
