@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from rekey.cli.main import rekey
-from rekey.core.distribution import installed_version
+from rekey.core.distribution import VERSION
 
 
 def escaped(text: str) -> str:
@@ -42,7 +42,7 @@ def page(context: click.Context) -> str:
     does = short_help(command)
     title = name.replace(" ", "-")
     parts = [
-        f'.TH {escaped(title.upper())} 1 "" "rekey {installed_version()}" "rekey"\n',
+        f'.TH {escaped(title.upper())} 1 "" "rekey {VERSION}" "rekey"\n',
         f".SH NAME\n{escaped(title)} \\- {escaped(does)}\n",
         f".SH SYNOPSIS\n.B {escaped(name)}\n{escaped(' '.join(command.collect_usage_pieces(context)))}\n",
         ".SH DESCRIPTION\n",

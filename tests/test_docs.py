@@ -20,6 +20,7 @@ from rekey import Index, Migration, Target, keys, props
 from rekey.cli.main import rekey
 from rekey.client.sdk.errors import NOTHING_WRITTEN, OPEN
 from rekey.client.work import ROW_TOO_BUSY
+from rekey.core.distribution import VERSION
 from rekey.core.edm import TYPES
 from rekey.declaration.casts import PAIRS
 from rekey.declaration.migration import CAPTURES
@@ -311,9 +312,8 @@ def test_every_dependency_has_its_reason_in_a_decision() -> None:
 
 def test_the_version_is_the_first_of_the_change_log() -> None:
     """What is not released yet may stand above it."""
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)
-    assert next(one for one in headings if one != "Unreleased") == version
+    assert next(one for one in headings if one != "Unreleased") == VERSION
     assert "Unreleased" not in headings[1:]
 
 

@@ -45,7 +45,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from rekey.client.reading import LEASE_LOST, ClientFacts, LeaseSettings, Reading, closed, reading
 from rekey.core.clock import rising_seconds
 from rekey.core.concurrency import first_of
-from rekey.core.distribution import installed_version
+from rekey.core.distribution import VERSION
 from rekey.errors import RekeyError, ServiceError, Unavailable, WritesRefused
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow, ControlStore
@@ -444,7 +444,7 @@ class ClientLease:
             view=self.facts.view,
             host=socket.gethostname(),
             pid=os.getpid(),
-            version=installed_version(),
+            version=VERSION,
             epoch=self._acknowledged.epoch,
             lease_s=self.settings.lease_s,
             longest_s=self.settings.longest_operation_s,

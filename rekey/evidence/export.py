@@ -30,7 +30,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from rekey.core.distribution import DISTRIBUTION, installed_version
+from rekey.core.distribution import DISTRIBUTION, VERSION
 from rekey.core.plain import members
 from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError, Findings, Moved, Refused, RekeyError, SecretMissing
@@ -129,7 +129,7 @@ def export(
         "log": checkpoint.checkpoint.named,
         "key": None if signer is None else signer.public.named,
         "stamped": authority is not None,
-        "rekey": installed_version(),
+        "rekey": VERSION,
     }
     info = {"External-Identifier": script_id, "Bag-Group-Identifier": checkpoint.checkpoint.log}
     made = bag.write(folder, files, info, predicate, signer=signer, authority=authority)
@@ -277,7 +277,7 @@ def versions(schema: int) -> dict[str, Any]:
     with suppress(PackageNotFoundError):  # when the extra is not installed, it signed nothing
         found["azure-keyvault-keys"] = version("azure-keyvault-keys")
     return {
-        "rekey": installed_version(),
+        "rekey": VERSION,
         "python": platform.python_version(),
         "implementation": sys.implementation.name,
         "system": platform.system(),

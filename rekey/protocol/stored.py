@@ -58,7 +58,8 @@ def column(name: str, kind: Kind = PLAIN, *, may_be_absent: bool = False) -> dic
 def written(value: Any) -> Row:
     """Return the columns of a dataclass instance, with their type annotations."""
     row: Row = {}
-    for field, said in _columns(type(value)):
+    of: type = type(value)
+    for field, said in _columns(of):
         content = getattr(value, field)
         if said["may_be_absent"] and content in (None, ""):
             continue

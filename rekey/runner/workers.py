@@ -25,7 +25,7 @@ from rekey.copy.workers.driver import Driver, Job, Pool
 from rekey.copy.workers.opened import travel_key
 from rekey.copy.workers.summing import actual_sums, packed_buckets, unsealed
 from rekey.copy.workers.tasks import Basis, Ended, Kind, Result, Task
-from rekey.core.distribution import installed_version
+from rekey.core.distribution import VERSION
 from rekey.core.progress import Advance
 from rekey.core.spill import Spill
 from rekey.errors import StateUnusable
@@ -88,7 +88,7 @@ class Workers:
         if row is None:
             raise refusal("control-row-gone", script=run.script_id)
         basis = Basis(
-            version=installed_version(),
+            version=VERSION,
             config=str(run.config.path),
             endpoints=run.config.endpoints,
             script_id=run.script_id,

@@ -23,7 +23,7 @@ import orjson
 
 from rekey import errors
 from rekey.core.clock import Clock, SystemClock, ticks_of
-from rekey.core.distribution import installed_version
+from rekey.core.distribution import VERSION
 from rekey.core.guarantees import STORAGE, Guarantees, guarantees_of
 from rekey.core.limits import own_name
 from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
@@ -121,7 +121,7 @@ class AzureTableService:
             credential,
             timeouts=timeouts or Timeouts(),
             connections=connections,
-            agent=f"rekey/{installed_version()}",
+            agent=f"rekey/{VERSION}",
             proxies=proxies or {},
             verify=connection_verify,
             signs_whole=guarantees.signs_whole,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock
-from rekey.core.distribution import installed_version
+from rekey.core.distribution import VERSION
 from rekey.core.guarantees import guarantees_of
 from rekey.tables.answers import clean_code, moment_of
 from rekey.tables.connections import Connection, Connections, NoToken
@@ -136,7 +136,7 @@ async def _headers(address: str, credential: Credential | None) -> dict[str, str
     headers = {
         **COMMON_HEADERS,
         "x-ms-version": guarantees.api_version,
-        "User-Agent": f"rekey/{installed_version()}",
+        "User-Agent": f"rekey/{VERSION}",
     }
     if credential is None:
         return headers

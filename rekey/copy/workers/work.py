@@ -23,7 +23,7 @@ from rekey.copy.workers.copying import copy_slice
 from rekey.copy.workers.opened import Opened, identity_of, open_for
 from rekey.copy.workers.summing import find_slice, sum_slice
 from rekey.copy.workers.tasks import Basis, Ended, Failure, Kind, Plain, Result, Task, read_task
-from rekey.core.distribution import installed_version
+from rekey.core.distribution import VERSION
 from rekey.errors import RekeyError
 from rekey.project.config import Config
 from rekey.protocol.opening import connect
@@ -109,7 +109,7 @@ def close_host() -> None:
 def work(plain: Mapping[str, Any]) -> Plain:
     """Carry out a task, both it and its result as they travel. Blocks until it has ended."""
     try:
-        task = read_task(plain, version=installed_version())
+        task = read_task(plain, version=VERSION)
     except RekeyError as error:
         return Result(str(plain.get("id")), Ended.FAILED, failure=Failure.of(error)).plain()
     here = host()

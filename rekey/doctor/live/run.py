@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from rekey.core.concurrency import together
-from rekey.core.distribution import installed_version
+from rekey.core.distribution import VERSION
 from rekey.declaration.migration import CAPTURES
 from rekey.doctor.live.checks import ALIKE, CATALOGUE, CHECKS, ERROR, WIRE, Check, Seen, deviations
 from rekey.doctor.live.life import life
@@ -104,7 +104,7 @@ async def live(config: Config, accounts: tuple[AccountSeen, ...]) -> dict[str, A
         now = await stages[0].service.server_time()
     return {
         "schema": LIVE_SCHEMA,
-        "rekey": installed_version(),
+        "rekey": VERSION,
         "endpoints": " ".join(one.endpoint for one in config.accounts.values()),
         "ended_at": now,
         "accounts": [{**one, "left": stage.left} for one, stage in zip(told, stages, strict=True)],
