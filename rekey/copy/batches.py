@@ -62,7 +62,7 @@ def cut_units(units: Iterable[list[Op]], size_of: SizeOf, most: int = MAX_BATCH_
     batch: list[Op] = []
     size = 0
     for unit in units:
-        bytes_more = sum(map(size_of, unit))
+        bytes_more = size_of(unit[0]) if len(unit) == 1 else sum(map(size_of, unit))
         full = len(batch) + len(unit) > MAX_BATCH_OPERATIONS or size + bytes_more > most
         if batch and full:
             yield batch
