@@ -126,6 +126,9 @@ class Finisher:
                 self._keep(flow, work.intents, still_open=True, decided=False)
             else:
                 needless += work.intents
+        # They announce nothing any more, also while they wait to be removed.
+        refused = next(self.client.moments)
+        self.client.decided.update((intent.id, refused) for intent in needless)
 
         async def take_back() -> None:
             await release(flow)
