@@ -21,8 +21,8 @@ from yarl import URL
 
 from rekey.errors import Ambiguous, CredentialRefused, Unavailable
 from rekey.tables import allowance
-from rekey.tables.connections import IDLE_SECONDS, NoToken
-from rekey.tables.credentials import Signer
+from rekey.tables.connections import IDLE_SECONDS
+from rekey.tables.credentials import NoToken, Signer
 from rekey.tables.transport import Sending, environment_proxy
 
 _HOP_BY_HOP = frozenset(

@@ -49,14 +49,6 @@ class ProxyRefused(OSError):
     """The proxy makes no connection to the endpoint."""
 
 
-class NoToken(Exception):
-    """An identity is given no token."""
-
-
-class TokenUnreachable(OSError):
-    """Those who give an identity its tokens did not answer; says the name of the error."""
-
-
 class Headers(Mapping[str, str]):
     """The headers of an answer, by name in any case; of equal ones the first. Decoded when asked for."""
 

@@ -88,6 +88,14 @@ def credential_of(account: str, key: str | None) -> Credential:
     return DefaultAzureCredential()
 
 
+class NoToken(Exception):
+    """An identity is given no token."""
+
+
+class TokenUnreachable(OSError):
+    """Those who give an identity its tokens did not answer; says the name of the error."""
+
+
 class Signer:
     """Authorises each attempt of a request with a credential, and closes that if it is a token credential.
 
@@ -120,8 +128,15 @@ class Signer:
         NoToken, TokenUnreachable."""
         credential: Any = self._credential
         if self._token is not None:
+            from azure.core.exceptions import AzureError, ClientAuthenticationError
+
             dated = headers | {"x-ms-date": _date(int(time.time()))}
-            return cast(A, await self._token.exchange(method, address, dated, exchange))
+            try:
+                return cast(A, await self._token.exchange(method, address, dated, exchange))
+            except ClientAuthenticationError:
+                raise NoToken from None
+            except AzureError as error:  # its text may hold an address
+                raise TokenUnreachable(type(error.inner_exception or error).__name__) from None
         # The owner of one of azure-core's credentials may renew its signature or key at any time.
         if (signature := getattr(credential, "signature", None)) is not None:
             return await exchange(

@@ -18,8 +18,8 @@ from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.distribution import VERSION
 from rekey.core.guarantees import guarantees_of
 from rekey.tables.answers import clean_code, moment_of
-from rekey.tables.connections import Connection, Connections, NoToken
-from rekey.tables.credentials import SCOPE, Credential, SharedKey, signed_headers
+from rekey.tables.connections import Connection, Connections
+from rekey.tables.credentials import SCOPE, Credential, NoToken, SharedKey, signed_headers
 from rekey.tables.transport import environment_proxy
 from rekey.tables.wire import COMMON_HEADERS, error_code
 

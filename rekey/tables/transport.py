@@ -30,8 +30,8 @@ from uuid import uuid4
 from rekey.errors import CredentialRefused
 from rekey.tables import allowance
 from rekey.tables.answers import Answer
-from rekey.tables.connections import Connection, Connections, NoToken, TokenUnreachable
-from rekey.tables.credentials import Credential, Signer
+from rekey.tables.connections import Connection, Connections
+from rekey.tables.credentials import Credential, NoToken, Signer, TokenUnreachable
 from rekey.tables.sent import Kind, Sent, kind_of
 
 _LOG = logging.getLogger("rekey.tables")
@@ -247,10 +247,10 @@ class Transport:
 
 def environment_proxy(endpoint: str) -> str | None:
     """Return the proxy that the environment names for an endpoint (HTTPS_PROXY, NO_PROXY, ...), or None."""
-    if sys.platform not in ("darwin", "win32") and not any(
-        one.lower().endswith("_proxy") for one in os.environ
-    ):
-        return None  # elsewhere the system's settings may name one
+    # Only on macOS and Windows do the system's settings name one, too.
+    told = any(name.lower().endswith("_proxy") for name in os.environ)
+    if sys.platform not in ("darwin", "win32") and not told:
+        return None
     import urllib.request  # with `http` and `email`: slow to import
 
     parts = urlsplit(endpoint)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
-from azure.core.exceptions import ClientAuthenticationError
+from azure.core.exceptions import ClientAuthenticationError, ServiceRequestError
 from azure.identity.aio import DefaultAzureCredential
 
-from rekey.errors import ConfigurationError, CredentialRefused
+from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown
 from rekey.model import EntityKey
 from rekey.project.config import Account, account_key
 from rekey.tables import credentials
@@ -24,6 +24,7 @@ from rekey.tables.credentials import (
     credential_of,
     signed_headers,
 )
+from rekey.tables.requests import RetryPolicy
 
 KEY = base64.b64encode(b"0123456789abcdef").decode()
 
@@ -190,6 +191,30 @@ async def test_a_token_is_asked_for_storage_and_the_credential_closed_with_the_s
     assert "ada" not in str(raised.value)
     assert nobody.scopes == ("https://storage.azure.com/.default",)
     assert nobody.closed
+
+
+async def test_where_no_token_is_answered_the_endpoint_is_down_and_nothing_of_the_error_is_told() -> None:
+    """Those who give tokens did not answer: that is no refusal, and nothing was sent to the service."""
+
+    class Unanswered:
+        async def get_token(self, *_scopes: str, **_options: object) -> AccessToken:
+            raise ServiceRequestError(
+                "no route to login.example.org", error=TimeoutError("for ada@example.org")
+            )
+
+        async def close(self) -> None:
+            pass
+
+    service = AzureTableService.open(
+        "https://account.table.core.windows.net",
+        Unanswered(),
+        retry=RetryPolicy(attempts=1, connect_attempts=1),
+    )
+    async with service:
+        with pytest.raises(EndpointDown, match="TimeoutError") as raised:
+            await service.table("Users").upsert({"PartitionKey": "p", "RowKey": "r"})
+    assert "example.org" not in str(raised.value)
+    assert service.last_open is None
 
 
 def test_a_key_comes_from_the_environment_variable_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
