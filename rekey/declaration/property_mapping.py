@@ -320,12 +320,8 @@ def _carrying_all_but(names: Iterable[str]) -> Step:
                 kept = (name for name in shape if name not in skipped and not name.startswith("odata."))
                 shapes[shape] = tuple(kept)
             last, carried = shape, shapes[shape]
-        values = [row[name] for name in carried]
-        if None not in values:
-            out.update(zip(carried, values, strict=True))
-            return
         # the service stores no nulls, so a null an application sent is not a property
-        out.update((name, value) for name, value in zip(carried, values, strict=True) if value is not None)
+        out.update({name: value for name in carried if (value := row[name]) is not None})
 
     return carry_all
 

@@ -72,9 +72,6 @@ def check_batch(operations: Sequence[Operation]) -> None:
         problem = f"a transaction has more than {MAX_BATCH_OPERATIONS} operations"
         raise rejected("InvalidInput", problem, MAX_BATCH_OPERATIONS - 1)  # as the service counts
     partition = operations[0].row.get(PARTITION_KEY)
-    keys = {(one.row.get(PARTITION_KEY), one.row.get(ROW_KEY)) for one in operations}
-    if len(keys) == len(operations) and {key[0] for key in keys} == {partition}:
-        return
     seen = set()
     for index, operation in enumerate(operations):
         row_key = operation.row.get(ROW_KEY)
