@@ -45,7 +45,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rekey.client.lease import Permit
@@ -82,6 +82,7 @@ class Flow(ABC):
         permit: the permit that the call runs under.
         deadline: when the call and its work after the answer must have ended, by the loop's clock.
         sent: whether a request to the authority may have been applied, or may yet be.
+        named: the keys it writes, as far as they are known: as its caller names them, and as intents do.
     """
 
     works: list[Work]
@@ -90,6 +91,7 @@ class Flow(ABC):
     permit: Permit
     deadline: float
     sent: bool = False
+    named: list[tuple[Side, EntityKey]] = field(default_factory=list, init=False)
 
     @abstractmethod
     async def prepare(self) -> bool:
@@ -99,17 +101,17 @@ class Flow(ABC):
     def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:
         """Tell whether the authority refused only a condition that this client added."""
 
-    async def begin(self) -> None:
-        """Note what the call writes, and wait until nothing that was left of it is being settled."""
-        self.client.begun.update(self._given())
-        await self.client.let_settle(self._given())
+    async def begin(self, side: Side, keys: Iterable[EntityKey]) -> None:
+        """Note that keys are written by the call, and wait until nothing that was left of them is being
+        settled."""
+        new = [(side, key) for key in keys if (side, key) not in self.named]
+        self.named += new
+        self.client.begun.update(new)
+        await self.client.let_settle(new)
 
     def end(self) -> None:
         """Note that the call's writes are no longer under way."""
-        self.client.ends(self._given(), (intent for work in self.works for intent in work.intents))
-
-    def _given(self) -> list[tuple[Side, EntityKey]]:
-        return [(self.client.view.side, work.key) for work in self.works]
+        self.client.ends(self.named, (intent for work in self.works for intent in work.intents))
 
     def etags(self) -> list[str | None]:
         """Return the caller's ETags, None for deletes."""

@@ -164,6 +164,8 @@ class CrossView(Flow):
 
     async def prepare(self) -> bool:
         await _for_each(self, self.locate)
+        # Intents name old keys, so what was left of a row goes by its old key.
+        await self.begin(SOURCE, [work.old_key for work in self.works])
         _note_leaving(self.works, [(SOURCE, work.old_key) for work in self.works])
         if self.authority.side == SOURCE:
             check_one_partition({work.old_key.partition for work in self.works})

@@ -159,6 +159,44 @@ async def test_a_write_waits_while_what_was_left_of_its_row_is_settled(memory: M
     assert not world.rows("UsersV2")
 
 
+@pytest.mark.parametrize("view", View)
+async def test_what_was_left_of_a_row_takes_over_no_write_that_has_begun_whichever_key_that_names(
+    memory: MemoryTableService, view: View
+) -> None:
+    """In the new view intents name the old key, and calls the new one."""
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    table = "Users" if view is View.OLD else "UsersV2"
+    [(key, row)] = world.rows(table).items()
+    writer = world.writer(view)
+    memory.faults = failing(world.journal.table.name, FaultKind.NOT_SENT, "delete", times=1)
+    await writer.write([replace({**row, "Age": 2})])
+    await writer.finisher.wait()
+    assert writer.left == 1
+    settles, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def gate(call: Call) -> None:
+        if call.action == "insert_or_replace" and call.table == world.journal.table.name:
+            settles.set()
+            await goes_on.wait()
+        elif call.action == "get" and call.table == "Users" and not (world.rows("Users") or goes_on.is_set()):
+            goes_on.set()
+            for _ in range(200):  # what was left is settled before the write looks what came of it
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    memory.gate = gate
+    while not settles.is_set():
+        await memory.clock.sleep(1.0)
+    memory.faults = failing("Users", FaultKind.LOST_ANSWER, "delete", times=1)
+    writing = asyncio.create_task(writer.write([delete(key, etag=world.etag(table, key))]))
+    for _ in range(1_000):
+        await asyncio.sleep(0)
+    goes_on.set()
+    await writing
+    await writer.settle()
+    assert not world.rows("UsersV2")
+
+
 async def test_settling_tries_what_is_left_once_more(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     writer = world.writer(sleep=_never)
