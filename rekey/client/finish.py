@@ -5,6 +5,7 @@ Rules kept here (ADR 0017):
 * A key that is not known to be finished keeps its intent, and is looked at again by this client. The intent
   stays in the journal meanwhile: keys that this process forgets are settled by the runner's sweeper.
 * Work after the answer runs under the operation's permit and ends with its deadline.
+* Intents are removed one transaction after the other: those of calls that end meanwhile go with the next.
 * Each attempt at a leftover runs under a current permit, touches the intent first (its age begins anew), and
   takes no longer than the longest operation: so a sweeper, which takes old intents only, never meets one that
   is running.
@@ -33,6 +34,7 @@ from rekey.client.lease import Permit
 from rekey.client.replicas import follow, leave, propagate, release
 from rekey.client.work import WIDTH, ClientParts, IntentRef, State, Work
 from rekey.errors import RekeyError
+from rekey.model import EntityKey
 from rekey.phases import ControlPhase
 from rekey.protocol.effects import in_turns
 from rekey.protocol.operations import may_travel
@@ -105,6 +107,9 @@ class Finisher:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     # In order of arrival (a dict, not a set), so that a run can be reproduced.
     _kept: dict[Leftover, None] = field(default_factory=dict, init=False)
+    # Intents whose calls have come to remove them, by call; one transaction at a time removes them.
+    _ended: dict[tuple[EntityKey, ...], None] = field(default_factory=dict, init=False)
+    _removing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     @property
     def left(self) -> int:
@@ -121,6 +126,9 @@ class Finisher:
                 self._keep(flow, work.intents, still_open=True, decided=False)
             else:
                 needless += work.intents
+        # They announce nothing any more, also while they wait to be removed.
+        refused = next(self.client.moments)
+        self.client.decided.update((intent.id, refused) for intent in needless)
 
         async def take_back() -> None:
             await release(flow)
@@ -266,12 +274,26 @@ class Finisher:
     async def _end(self, flow: Flow, intents: Sequence[IntentRef]) -> None:
         try:
             if intents:
-                await self.client.journal.end([intent.id for intent in intents])
+                await self._remove(tuple(intent.id for intent in intents))
             for intent in intents:
                 self.client.decided.pop(intent.id, None)
         except BaseException:
             self._keep(flow, intents, still_open=False, decided=True)
             raise
+
+    async def _remove(self, ids: tuple[EntityKey, ...]) -> None:
+        """Remove the intents of a call, and in the same transaction those of all calls that have come to that
+        meanwhile. One that fails is its caller's failure; the others are tried again by theirs."""
+        self._ended[ids] = None
+        try:
+            async with self._removing:
+                if ids in self._ended:
+                    together = tuple(self._ended)
+                    await self.client.journal.end([one for some in together for one in some])
+                    for some in together:
+                        self._ended.pop(some, None)
+        finally:
+            self._ended.pop(ids, None)
 
     def _keep(self, flow: Flow, intents: Sequence[IntentRef], *, still_open: bool, decided: bool) -> None:
         for intent in intents:

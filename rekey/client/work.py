@@ -87,8 +87,8 @@ class ClientParts:
         run_id: the run of the migration that they are made for; under a permit of another run nothing is
             done.
         counters: the client's counters.
-        decided: intents of writes of this client that the authority has answered and whose replicas follow,
-            with the moment of that answer.
+        decided: intents of writes of this client that the authority has answered, so that at most their
+            replicas follow, with the moment of that answer.
         moments: counts moments.
         begun: calls that write a key, from their beginning to the answer: sides and keys, counted.
         writing: what is being written now, from its intent to the answer: sides and keys, counted.

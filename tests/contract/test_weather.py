@@ -26,7 +26,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
-from tests.acceptance.dualwriting_proxy import SeededProxy, Weather
+from tests.acceptance.dualwriting_proxy import Message, SeededProxy, Weather
 from tests.begun import SECRETS, Begun, declared_as
 from tests.clients import Driver, ours
 
@@ -248,3 +248,29 @@ async def test_no_write_fails_and_what_was_told_is_true(
     assert old == told
     assert new == told
     assert min(scene.proxy.dealt[kind] for kind in ("failed", "timed_out", "busy", "cut", "lost")) > 2
+
+
+class _Unlucky(SeededProxy):
+    """Fails the first five attempts to announce a write in the journal."""
+
+    def __init__(self, upstream: tuple[str, int]) -> None:
+        super().__init__(upstream, Weather())
+        self.announced = 0
+
+    async def _serve_one(self, asked: Message, *line: Any) -> bool:
+        announces = asked.first.startswith("POST") and f"/{JOURNAL_TABLE}?" in asked.first
+        self.announced += announces
+        self.change(Weather(failed=1.0 if announces and self.announced <= 5 else 0.0))
+        return await super()._serve_one(asked, *line)
+
+
+async def test_a_write_of_which_one_request_fails_five_times_is_written(scene: Scene) -> None:
+    unlucky = _Unlucky(scene.proxy._upstream)
+    scene.port = await unlucky.start()
+    try:
+        async with scene.client(View.OLD) as users:
+            await users.raw("upsert_entity", scene.row(View.OLD, "u") | {"Said": "x"})
+        assert unlucky.announced == 6
+        assert await scene.said() == ({"u": "x"}, {"u": "x"})
+    finally:
+        await unlucky.stop()

@@ -10,7 +10,7 @@ import pytest
 
 from rekey.client.work import LATE_S
 from rekey.core.clock import TICKS_PER_SECOND
-from rekey.errors import Unavailable
+from rekey.errors import RowExists, Unavailable
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import key_of
 from rekey.phases import ControlPhase
@@ -105,6 +105,74 @@ async def test_a_transaction_cut_off_after_its_answer_leaves_all_its_intents(
     await writer.settle()
     assert (world.intents, writer.left) == (0, 0), "what was cut off is waited for, then settled"
     await world.assert_quiet()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_intents_of_calls_that_end_while_others_are_removed_go_in_one_transaction(fails: bool) -> None:
+    """Where that fails it is the failure of one of them: the others try again, the last one alone."""
+    memory = MemoryTableService()
+    world = await memory_world(USERS, memory).prepare()
+    writer, removed, first_ends = world.writer(sleep=_never), [], asyncio.Event()
+
+    async def gate(call: Call) -> None:
+        if call.table == JOURNAL_TABLE and call.action in ("delete", "transact"):
+            removed.append(call.action)
+            if len(removed) == 1:
+                await first_ends.wait()
+        await asyncio.sleep(0)
+
+    memory.gate = gate
+    await writer.write([insert(user("ann@example.com"))])
+    while not removed:
+        await asyncio.sleep(0)
+    for name in ("bob", "eve", "joe"):
+        await writer.write([insert(user(f"{name}@example.com"))])
+    if fails:
+        lost = Fault(FaultKind.NOT_SENT)
+        memory.faults = PlannedFaults(Planned(lost, table=JOURNAL_TABLE, action="transact", times=1_000))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert (removed, world.intents) == (["delete"], 4)
+    first_ends.set()
+    await writer.finisher.wait()
+    assert removed[:2] == ["delete", "transact"]
+    assert (world.intents, writer.left) == ((2, 2) if fails else (0, 0))
+    memory.faults = PlannedFaults()
+    await writer.settle()
+    await world.assert_quiet()
+
+
+async def test_a_refused_write_whose_intent_is_still_there_tells_nothing_of_the_next_one() -> None:
+    """Its intent may wait to be removed with others: a lost answer is settled all the same."""
+    memory = MemoryTableService()
+    world = await memory_world(USERS, memory).prepare()
+    writer, goes_on = world.writer(sleep=_pass_by), asyncio.Event()
+    removing = 0
+
+    async def gate(call: Call) -> None:
+        nonlocal removing
+        if call.table == JOURNAL_TABLE and call.action in ("delete", "transact"):
+            removing += 1
+            await goes_on.wait()
+        await asyncio.sleep(0)
+
+    memory.gate = gate
+    [etag] = await writer.write([insert(user("ann@example.com"))])
+    while not removing:
+        await asyncio.sleep(0)
+    with pytest.raises(RowExists):
+        await writer.write([insert(user("ann@example.com"))])
+    assert world.intents == 2
+    memory.faults = PlannedFaults(Planned(Fault(FaultKind.LOST_ANSWER), table="Users", action="replace"))
+    await writer.write([replace(user("ann@example.com", Nm="Ann"), etag)])
+    goes_on.set()
+    await writer.settle()
+    assert (world.intents, writer.left) == (0, 0)
+    await world.assert_quiet()
+
+
+async def _pass_by(_seconds: float) -> None:
+    await asyncio.sleep(0)
 
 
 def client_row(name: str, beat_at: int) -> ClientRow:
