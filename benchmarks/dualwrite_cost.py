@@ -28,6 +28,8 @@ from benchmarks.dualwrite_calls import _CONFIG, _PLAIN, _endpoint, entity
 from rekey.aio import DualWriteTableClient
 
 WRITERS = 32
+# Rows of one's own: the timed calls insert and delete those before.
+_ROWS = range(1_000, 1_000 + WRITERS)
 # Writes of each writer in a block.
 _PLAINLY, _OURS = 4, 2
 # Seconds in which what follows an answer ends, on a line of 30 ms.
@@ -44,7 +46,7 @@ async def block(client: Any, kind: str, view: str, each: int, follows_s: float) 
             await client.update_entity(entity(kind, view, number, f"{turn}"), mode=UpdateMode.REPLACE)
 
     began, began_cpu = time.perf_counter(), time.process_time()
-    await asyncio.gather(*(write(number) for number in range(WRITERS)))
+    await asyncio.gather(*(write(number) for number in _ROWS))
     seconds = time.perf_counter() - began
     await asyncio.sleep(follows_s)
     writes = WRITERS * each
@@ -58,7 +60,7 @@ async def main(kind: str, script_id: str, view: str, acknowledge: str, blocks: i
         TableClient(_endpoint(), _PLAIN, credential=credential) as plain,
         DualWriteTableClient.from_config(_CONFIG, script_id, view=view, acknowledge=acknowledge) as ours,
     ):
-        for number in range(WRITERS):
+        for number in _ROWS:
             await plain.upsert_entity(entity(kind, "old", number, ""))
             await ours.upsert_entity(entity(kind, view, number, ""))
         await block(ours, kind, view, _OURS, _FOLLOWS_S)  # connects
