@@ -51,10 +51,15 @@ def in_order(members: list[Op]) -> list[Op]:
     return [member for _, member in sorted(zip(order, members, strict=True), key=itemgetter(0))]
 
 
-def cut(members: Iterable[Op], size_of: SizeOf, most: int = MAX_BATCH_BYTES) -> Iterator[list[Op]]:
+def cut(members: list[Op], size_of: SizeOf, most: int = MAX_BATCH_BYTES) -> Iterator[list[Op]]:
     """Yield operations of one partition, in the order given, in batches of at most `most` bytes; the last one
     may be small."""
-    return cut_units(([operation] for operation in members), size_of, most)
+    for start in range(0, len(members), MAX_BATCH_OPERATIONS):
+        batch = members[start : start + MAX_BATCH_OPERATIONS]
+        if sum(map(size_of, batch)) > most:  # the rest one by one
+            yield from cut_units(([operation] for operation in members[start:]), size_of, most)
+            return
+        yield batch
 
 
 def cut_units(units: Iterable[list[Op]], size_of: SizeOf, most: int = MAX_BATCH_BYTES) -> Iterator[list[Op]]:

@@ -111,16 +111,16 @@ class Write(Operation):
 
 async def map_window(propagator: Propagator, source_rows: Sequence[Row], window: CopyWindow) -> None:
     """Add the rows that source rows map to to a window. Raises RowRefused, which names a row by safe id."""
-    map_row, expected, claim = propagator.mapper.map, window.expected, window.claimed.setdefault
+    map_all, expected, claim = propagator.mapper.map_all, window.expected, window.claimed.setdefault
+
+    def refuse(source_row: Row, refused: RowRefused) -> None:
+        raise refused.for_row(propagator.row_id(key_of(source_row))) from None
+
     for first in range(0, len(source_rows), TURN_ROWS):
         if first:
             await asyncio.sleep(0)
-        for source_row in source_rows[first : first + TURN_ROWS]:
+        for source_row, mapped in map_all(source_rows[first : first + TURN_ROWS], refuse):
             source_key = key_of(source_row)
-            try:
-                mapped = map_row(source_row)
-            except RowRefused as refused:
-                raise refused.for_row(propagator.row_id(source_key)) from None
             expected[source_key] = targets = {}
             for table, row in mapped:
                 target = target_key(table, row)

@@ -7,15 +7,21 @@ Rules kept here:
   (https://www.crockford.com/base32.html).
 * An id of 20 bytes is encoded without a large table. Three are made for every row that is copied, and between
   two of them rows and requests push such a table out of the processor's cache: it costs more than it saves.
+* The ids of many rows are encoded together, as one large number: less than half the time of one by one.
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
+from functools import cache
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _FROM_STANDARD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", ALPHABET.encode())
 ID_BYTES, _ID_DIGITS = 20, 32
+_GAP = bytes(_ID_DIGITS - ID_BYTES)
+# Ids that are encoded together: the numbers stay within the processor's nearest cache.
+_TOGETHER = 100
 # Table for `bytes.translate`: the digit of each number below 32.
 _DIGIT_OF = (ALPHABET * 8).encode()
 
@@ -47,3 +53,24 @@ def encode_id(digest: bytes) -> str:
     for upper, factor in _STEPS:
         number += (number & upper) * factor
     return number.to_bytes(_ID_DIGITS, "big").translate(_DIGIT_OF).decode("ascii")
+
+
+def encode_ids(digests: Sequence[bytes]) -> list[str]:
+    """Return what `encode_id` returns for each digest."""
+    ids: list[str] = []
+    for start in range(0, len(digests), _TOGETHER):
+        some = digests[start : start + _TOGETHER]
+        number = int.from_bytes(b"".join([_GAP + digest[:ID_BYTES] for digest in some]), "big")
+        for upper, factor in _steps_of(len(some)):
+            number += (number & upper) * factor
+        digits = number.to_bytes(_ID_DIGITS * len(some), "big").translate(_DIGIT_OF).decode("ascii")
+        ids += [digits[at : at + _ID_DIGITS] for at in range(0, len(digits), _ID_DIGITS)]
+    return ids
+
+
+@cache
+def _steps_of(count: int) -> tuple[tuple[int, int], ...]:
+    """Return the steps of `count` ids, one after the other in one number."""
+    return tuple(
+        (sum(upper << 8 * _ID_DIGITS * place for place in range(count)), factor) for upper, factor in _STEPS
+    )

@@ -8,13 +8,14 @@ Rules kept here:
   is written.
 * A source row whose main and secondary rows share table and partition is refused if one transaction could not
   delete all that were there and write all that are to be there.
-* Everything that does not depend on the row is computed once, in the constructor: `map` is the hot path.
+* Everything that does not depend on the row is computed once, in the constructor: `map_all` is the hot path,
+  and works step by step on many rows.
 * Refusals name the place in the declaration, never a value of the row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import orjson
@@ -29,7 +30,7 @@ from rekey.core.limits import (
     check_row,
     is_elsewhere,
 )
-from rekey.declaration.keys.base import Evaluator, Expression, Literal, Scope
+from rekey.declaration.keys.base import Evaluator, Expression, Literal, PageEvaluator, Scope
 from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.keys.pieces import ItemsOf
 from rekey.declaration.migration import (
@@ -56,6 +57,8 @@ MOST_SECONDARY = 49
 # What these rows and the main row may take as JSON: the keys and headers of 100 operations fit into what is
 # left of the 4 MiB of a transaction.
 MOST_TOGETHER_BYTES = 3 * 1024 * 1024
+# Rows that are mapped step by step: as many as stay in the processor's cache.
+_ROWS_AT_ONCE = 100
 
 _make = tuple.__new__
 
@@ -119,14 +122,38 @@ class Mapper:
         Raises:
             RowRefused: the declaration cannot be applied to this row.
         """
-        if len(row[PARTITION_KEY]) + len(row[ROW_KEY]) > SURELY_ADDRESSED:
-            check_address(row, "source")
-        main = self._main.make(row, "", {})
-        made = [_make(TargetRow, (0, main))]  # without the cost of a constructor, as in `rekey.model.key_of`
-        for number, index in self._indexes:
-            made.extend([TargetRow(number, made_row) for made_row in index.make_all(row, main)])
-        if self.together:
-            self._check_together(made)
+        [made] = self._map((row,))
+        return made
+
+    def map_all(
+        self, rows: Sequence[Row], refused: Callable[[Row, RowRefused], object]
+    ) -> Iterator[tuple[Row, list[TargetRow]]]:
+        """Yield each of many rows with what `map` returns for it. Where `map` would raise `refused` is called
+        instead, with the row and the error."""
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            some = rows[start : start + _ROWS_AT_ONCE]
+            try:
+                yield from zip(some, self._map(some), strict=True)
+            except RowRefused:  # of one of them; which one, they tell one by one
+                for row in some:
+                    try:
+                        made = self.map(row)
+                    except RowRefused as refusal:
+                        refused(row, refusal)
+                    else:
+                        yield row, made
+
+    def _map(self, rows: Sequence[Row]) -> list[list[TargetRow]]:
+        for row in rows:
+            if len(row[PARTITION_KEY]) + len(row[ROW_KEY]) > SURELY_ADDRESSED:
+                check_address(row, "source")
+        # Without the cost of a constructor, as in `rekey.model.key_of`.
+        made = [[_make(TargetRow, (0, main))] for main in self._main.make_page(rows)]
+        for row, some in zip(rows, made, strict=True) if self._indexes else ():
+            for number, index in self._indexes:
+                some += [TargetRow(number, made_row) for made_row in index.make_all(row, some[0].row)]
+            if self.together:
+                self._check_together(some)
         return made
 
     def kind_of(self, row_key: str) -> int:
@@ -234,6 +261,8 @@ class _RowMaker:
         self._narrower = elsewhere if is_elsewhere(of.table) and elsewhere is not STORAGE else None
         self._partition = _key_maker(of.partition_key, f"{where}.partition_key", secrets, of.allow_empty)
         self._row = _key_maker(of.row_key, f"{where}.row_key", secrets, of.allow_empty)
+        self._partitions = _of_page(of.partition_key, self._partition, secrets)
+        self._rows = _of_page(of.row_key, self._row, secrets)
         self.fill: Step = of.property_mapping.compile(Scope(f"{where}.properties", secrets))
 
     def keys(self, row: Row) -> list[EntityKey]:
@@ -243,10 +272,20 @@ class _RowMaker:
     def make(self, row: Row, item: str, pointer: Row) -> Row:
         """Return one new row, with `pointer` among its properties. Raises RowRefused where the service would
         refuse the row."""
-        partition, row_key = self._partition(row, item), self._row(row, item)
-        out: Row = {PARTITION_KEY: partition, ROW_KEY: row_key, **pointer}
+        out: Row = {PARTITION_KEY: self._partition(row, item), ROW_KEY: self._row(row, item), **pointer}
+        return self._filled(row, out)
+
+    def make_page(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the new row of each of many rows. Raises as `make`, for any of them."""
+        keys = zip(rows, self._partitions(rows), self._rows(rows), strict=True)
+        return [
+            self._filled(row, {PARTITION_KEY: partition, ROW_KEY: row_key})
+            for row, partition, row_key in keys
+        ]
+
+    def _filled(self, row: Row, out: Row) -> Row:
         self.fill(row, out)
-        if len(out) > SURELY_SMALL_FIELDS or len(partition) + len(row_key) > SURELY_ADDRESSED:
+        if len(out) > SURELY_SMALL_FIELDS or len(out[PARTITION_KEY]) + len(out[ROW_KEY]) > SURELY_ADDRESSED:
             check_row(out, self._where)
         if self._narrower is not None:
             self._narrower.check_row(out, self._where)
@@ -309,3 +348,10 @@ def _key_maker(
         return key
 
     return make
+
+
+def _of_page(expression: Expression, evaluate: Evaluator, secrets: Mapping[str, bytes]) -> PageEvaluator:
+    """Return the evaluator of one key for many rows."""
+    if isinstance(expression, Opaque):
+        return expression.compile_page(Scope("", secrets))  # which refuses no row
+    return lambda rows: [evaluate(row, "") for row in rows]

@@ -98,7 +98,7 @@ async def recompute(
     def map_again(rows: Sequence[Row]) -> None:
         """Add the target rows of source rows; a refused row has none, as in the verification."""
         if mapper is not None:
-            for number, mapped in mapped_by_table(mapper, rows, refused=lambda: None):
+            for number, mapped in mapped_by_table(mapper, rows, lambda *_: None):
                 adders[number](mapped)
 
     name = recorded["source"]

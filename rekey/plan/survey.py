@@ -154,20 +154,14 @@ class Survey:
         self.rows += len(rows)
 
     def _take(self, rows: Sequence[Row], part: int) -> None:
-        mapped: list[tuple[list[TargetRow], Row]] = []
-        map_row = self._mapper.map
-        for row in rows:
-            try:
-                mapped.append((map_row(row), row))
-            except RowRefused as refused:
-                self._refuse(refused, key_of(row))
+        mapped = list(self._mapper.map_all(rows, self._refuse))
         made = [
-            [(target, row) for of_row, row in mapped for table, target in of_row if table == number]
+            [(target, row) for row, of_row in mapped for table, target in of_row if table == number]
             for number in range(len(self.labels))
         ]
         digests, *_ = [self._search.take(number, pairs) for number, pairs in enumerate(made)]
         counts = [Counter([target[PARTITION_KEY] for target, _ in pairs]) for pairs in made]
-        tables = [[row for _, row in mapped], *([target for target, _ in pairs] for pairs in made)]
+        tables = [[row for row, _ in mapped], *([target for target, _ in pairs] for pairs in made)]
         today = Counter([row[PARTITION_KEY] for row in tables[0]])
         self.portrayer.count(part, tables, [today, *counts])
         self.mapped[part] += len(mapped)
@@ -185,22 +179,22 @@ class Survey:
             wire_bytes = round(len(rows) * _mean(list(map(row_bytes, rows[::SIZED]))))
             self.packing.page(len(rows), wire_bytes, filled, Filled(forward + reverse))
 
-    def _rows_together(self, mapped: Sequence[tuple[Sequence[TargetRow], Row]]) -> float:
+    def _rows_together(self, mapped: Sequence[tuple[Row, Sequence[TargetRow]]]) -> float:
         """Return how many rows of the main target's table a source row gives one partition, on average."""
         partitions = Counter(
             (number, row[PARTITION_KEY])
-            for number, (of_row, _) in enumerate(mapped if self.together else ())
+            for number, (_, of_row) in enumerate(mapped if self.together else ())
             for table, row in of_row
             if table in self.together
         )
         return _mean(list(partitions.values())) or 1.0
 
-    def _refuse(self, refused: RowRefused, key: EntityKey) -> None:
+    def _refuse(self, row: Row, refused: RowRefused) -> None:
         reason = refused.code, refused.field
         refusal, count, first = self._refused.get(reason, (refused, 0, []))
         self._refused[reason] = refusal, count + 1, first
         if len(first) < FIRST_ROWS:
-            first.append(key)
+            first.append(key_of(row))
 
     def finish(self, sample: Sequence[Sequence[Row]], *, exact: bool) -> None:
         """End the survey: look at the sample, and for collisions among all rows taken.

@@ -222,21 +222,17 @@ def encode_row(row: Row) -> bytes:
         row = content_of(row)
     if row.get(PARTITION_KEY).__class__ is not str or row.get(ROW_KEY).__class__ is not str:
         raise rejected("PropertiesNeedValue", "a row needs PartitionKey and RowKey, both text")
-    if _PLAIN_CLASSES.issuperset(map(type, row.values())):
-        return _dumps(row)
-    if not _WIRE_CLASSES.issuperset(map(type, row.values())):
-        raise _not_a_wire_value()
-    whole = {}
-    for name, value in row.items():
-        if value.__class__ is float:
-            if value - value != 0.0:
-                raise _not_a_wire_value()
-            if value.is_integer() and name + TYPE_SUFFIX not in row:
-                whole[name + TYPE_SUFFIX] = DOUBLE
-    return _dumps({**row, **whole} if whole else row)
-
-
-def _dumps(row: Row) -> bytes:
+    if not _PLAIN_CLASSES.issuperset(map(type, row.values())):
+        if not _WIRE_CLASSES.issuperset(map(type, row.values())):
+            raise _not_a_wire_value()
+        whole = {}
+        for name, value in row.items():
+            if value.__class__ is float:
+                if value - value != 0.0:
+                    raise _not_a_wire_value()
+                if value.is_integer() and name + TYPE_SUFFIX not in row:
+                    whole[name + TYPE_SUFFIX] = DOUBLE
+        row = {**row, **whole}
     try:
         data = orjson.dumps(row)
     except TypeError:
@@ -320,7 +316,10 @@ class Encoder:
         kept = operation.encoded
         if kept is not None and kept[0] is self:
             return kept[1]
-        part = self._encode(operation)
+        if operation.verb is _INSERT:  # here, without another call: this runs for every row that is copied
+            part = self._insert_head + encode_row(operation.row) + b"\r\n"
+        else:
+            part = self._encode(operation)
         operation.encoded = (self, part)  # a cache; the value stays what it was
         return part
 
@@ -330,8 +329,6 @@ class Encoder:
 
     def _encode(self, operation: Operation) -> bytes:
         verb = operation.verb
-        if verb is _INSERT:
-            return self._insert_head + encode_row(operation.row) + b"\r\n"
         path = entity_path(self._table, operation.key).encode()
         condition = b""
         if verb in CONDITIONAL:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -238,25 +238,20 @@ class Adding:
         else:
             self._add_actual[table](rows)
 
-    def _refuse(self) -> None:
+    def _refuse(self, *_: object) -> None:
         self._work.refused += 1
         if self._trace is not None:
             self._trace.note_refused()
 
 
 def mapped_by_table(
-    mapper: Mapper, rows: Iterable[Row], refused: Callable[[], None]
+    mapper: Mapper, rows: Sequence[Row], refused: Callable[[Row, RowRefused], object]
 ) -> Iterator[tuple[int, list[Row]]]:
     """Yield the rows that source rows map to, by the number of their table: some of one at a time, because a
     source row may map to many. `refused` is called for each row that the mapping refuses."""
     made: defaultdict[int, list[Row]] = defaultdict(list)
     held = 0
-    for row in rows:
-        try:
-            mapped = mapper.map(row)
-        except RowRefused:
-            refused()
-            continue
+    for _, mapped in mapper.map_all(rows, refused):
         for number, target in mapped:
             made[number].append(target)
         held += len(mapped)

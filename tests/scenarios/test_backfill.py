@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from rekey.copy.map import TURN_ROWS
 from rekey.copy.write import GATHERED_WINDOWS
 from rekey.errors import Collision, RowRefused, Unavailable
 from rekey.mapping.rows import MAPPING_TABLE
-from rekey.model import EVERYTHING, EntityKey, KeyRange, content_of, key_of
+from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, content_of, key_of
 from rekey.state.models import Segment
 from tests.every import every
 from tests.faults import Call
@@ -90,7 +90,13 @@ async def test_others_have_their_turn_while_a_window_is_mapped_and_packed(
 
         return step
 
-    monkeypatch.setattr(world.mapper, "map", counted("mapped", world.mapper.map))
+    map_all = world.mapper.map_all
+
+    def mapped(some: Sequence[Row], refused: Callable[..., object]) -> Any:
+        steps["mapped"] += len(some)
+        return map_all(some, refused)
+
+    monkeypatch.setattr(world.mapper, "map_all", mapped)
     monkeypatch.setattr(BatchBuffer, "add", counted("partitions packed", BatchBuffer.add))
     sort_out = writing.sort_out
     monkeypatch.setattr(writing, "sort_out", counted("sorted", sort_out))

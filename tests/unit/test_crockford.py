@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from rekey.core.crockford import ALPHABET, encode
+from rekey.core.crockford import ALPHABET, encode, encode_ids
 
 _FROM_RFC4648 = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", ALPHABET)
 
@@ -24,3 +24,10 @@ def test_it_keeps_byte_order() -> None:
     source = random.Random(1)
     values = [source.randbytes(20) for _ in range(1_000)]
     assert sorted(values, key=encode) == sorted(values)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 99, 100, 101, 250])
+def test_many_ids_are_encoded_as_one_by_one(count: int) -> None:
+    source = random.Random(count)
+    digests = [b"\xff" * 32, bytes(32), *(source.randbytes(32) for _ in range(count))][:count]
+    assert encode_ids(digests) == [encode(digest[:20]) for digest in digests]

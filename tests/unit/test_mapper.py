@@ -401,3 +401,18 @@ def test_mapping_is_deterministic() -> None:
     assert [(table, exactly(made)) for table, made in first] == [
         (table, exactly(made)) for table, made in again
     ]
+
+
+@pytest.mark.parametrize("key", [ROW, keys.opaque("RowKey", domain="d", secret="ids")])
+def test_many_rows_are_mapped_as_one_by_one_and_those_that_are_refused_are_told(key: keys.Expression) -> None:
+    """Also in portions in which none is refused, and in a last one that is not full."""
+    by_tag = Index("ByTag", each=keys.split("Tags", ","), partition_key=keys.item(), row_key=ROW)
+    made = mapper(props.copy("RowKey", to="Mail"), row_key=key, indexes=(by_tag,))
+    rows = [read(Tags="b,a") | {"RowKey": f"{number:04}"} for number in range(333)]
+    missing = [rows[7], rows[99], rows[211]]
+    for row in missing:
+        del row["Tags"]
+    refused: list[tuple[Row, str]] = []
+    mapped = list(made.map_all(rows, lambda row, error: refused.append((row, error.code))))
+    assert refused == [(row, refusal(made, row).code) for row in missing]
+    assert mapped == [(row, made.map(row)) for row in rows if "Tags" in row]

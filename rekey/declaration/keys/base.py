@@ -33,6 +33,8 @@ from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
 T = TypeVar("T")
 # A compiled expression: wire row and item of the index's `each` ("" when there is none) to text.
 Evaluator: TypeAlias = Callable[[Row, str], str]
+# The same for many rows at once, without an item.
+PageEvaluator: TypeAlias = Callable[[Sequence[Row]], list[str]]
 
 # Among the inputs of an expression: it may read any property.
 WHOLE_ROW = "*"

@@ -22,12 +22,13 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rekey.core.crockford import encode, encode_id
+from rekey.core.crockford import encode, encode_id, encode_ids
 from rekey.core.macs import hmac_sha256
 from rekey.declaration.keys.base import (
     Changed,
     Evaluator,
     Expression,
+    PageEvaluator,
     Scope,
     need_int,
     need_one_of,
@@ -117,23 +118,32 @@ class Opaque(Expression, op="opaque"):
 
     def compile(self, scope: Scope) -> Evaluator:
         """Return the closure. Raises SecretMissing."""
+        digest = self._digest(scope)
+        return lambda row, item: encode_id(digest(row, item))
+
+    def compile_page(self, scope: Scope) -> PageEvaluator:
+        """Return the closure for many rows. Raises SecretMissing."""
+        digest = self._digest(scope)
+        return lambda rows: encode_ids([digest(row, "") for row in rows])
+
+    def _digest(self, scope: Scope) -> Callable[[Row, str], bytes]:
         message = PREFIX + self.domain.encode("utf-8") + b"\0"
         mac = hmac_sha256(scope.secret(self.secret), message)
         parts = [part.compile(scope) for part in self.parts]
         if len(parts) == 1:
             (only,) = parts
 
-            def evaluate_one(row: Row, item: str) -> str:
-                return encode_id(mac(only(row, item).encode("utf-8", "surrogatepass")))
+            def digest_one(row: Row, item: str) -> bytes:
+                return mac(only(row, item).encode("utf-8", "surrogatepass"))
 
-            return evaluate_one
+            return digest_one
 
-        def evaluate(row: Row, item: str) -> str:
+        def digest(row: Row, item: str) -> bytes:
             values = [part(row, item).encode("utf-8", "surrogatepass") for part in parts]
             framed = [len(value).to_bytes(LENGTH_BYTES, "big") + value for value in values]
-            return encode_id(mac(b"".join(framed)))
+            return mac(b"".join(framed))
 
-        return evaluate
+        return digest
 
     def describe(self) -> str:
         """Return `opaque(A, domain=user)`."""
