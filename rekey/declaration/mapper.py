@@ -128,8 +128,8 @@ class Mapper:
     def map_all(
         self, rows: Sequence[Row], refused: Callable[[Row, RowRefused], object]
     ) -> Iterator[tuple[Row, list[TargetRow]]]:
-        """Yield each of many rows with what `map` returns for it. Where `map` would raise `refused` is called
-        instead, with the row and the error."""
+        """Yield each of many rows with what `map` returns for it. Where that raises, the row is left out, and
+        `refused` is called with it and the error."""
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             some = rows[start : start + _ROWS_AT_ONCE]
             try:
@@ -261,8 +261,8 @@ class _RowMaker:
         self._narrower = elsewhere if is_elsewhere(of.table) and elsewhere is not STORAGE else None
         self._partition = _key_maker(of.partition_key, f"{where}.partition_key", secrets, of.allow_empty)
         self._row = _key_maker(of.row_key, f"{where}.row_key", secrets, of.allow_empty)
-        self._partitions = _of_page(of.partition_key, self._partition, secrets)
-        self._rows = _of_page(of.row_key, self._row, secrets)
+        self._partitions = _of_page(of.partition_key, self._partition, f"{where}.partition_key", secrets)
+        self._rows = _of_page(of.row_key, self._row, f"{where}.row_key", secrets)
         self.fill: Step = of.property_mapping.compile(Scope(f"{where}.properties", secrets))
 
     def keys(self, row: Row) -> list[EntityKey]:
@@ -350,8 +350,10 @@ def _key_maker(
     return make
 
 
-def _of_page(expression: Expression, evaluate: Evaluator, secrets: Mapping[str, bytes]) -> PageEvaluator:
-    """Return the evaluator of one key for many rows."""
+def _of_page(
+    expression: Expression, evaluate: Evaluator, where: str, secrets: Mapping[str, bytes]
+) -> PageEvaluator:
+    """Return the evaluator of one key for many rows. `evaluate`: the one for one row."""
     if isinstance(expression, Opaque):
-        return expression.compile_page(Scope("", secrets))  # which refuses no row
+        return expression.compile_page(Scope(where, secrets))
     return lambda rows: [evaluate(row, "") for row in rows]

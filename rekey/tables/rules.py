@@ -72,8 +72,8 @@ def check_batch(operations: Sequence[Operation]) -> None:
         problem = f"a transaction has more than {MAX_BATCH_OPERATIONS} operations"
         raise rejected("InvalidInput", problem, MAX_BATCH_OPERATIONS - 1)  # as the service counts
     partition = operations[0].row.get(PARTITION_KEY)
-    partitions = {operation.row.get(PARTITION_KEY) for operation in operations}
-    if len(partitions) == 1 and len({one.row.get(ROW_KEY) for one in operations}) == len(operations):
+    alike = [operation.row.get(PARTITION_KEY) for operation in operations].count(partition)
+    if alike == len(operations) == len({operation.row.get(ROW_KEY) for operation in operations}):
         return
     seen = set()
     for index, operation in enumerate(operations):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -401,6 +402,11 @@ def test_mapping_is_deterministic() -> None:
     assert [(table, exactly(made)) for table, made in first] == [
         (table, exactly(made)) for table, made in again
     ]
+
+
+@pytest.mark.parametrize("of", [keys.prop, lambda name: keys.opaque(name, domain="d", secret="ids")])
+def test_a_key_of_a_property_that_a_row_lacks_is_refused_by_its_place(of: Callable[[str], Any]) -> None:
+    assert refusal(mapper(row_key=of("Mail")), read()).field == "target.row_key"
 
 
 @pytest.mark.parametrize("key", [ROW, keys.opaque("RowKey", domain="d", secret="ids")])
