@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _FROM_STANDARD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", ALPHABET.encode())
 ID_BYTES, _ID_DIGITS = 20, 32
 _GAP = bytes(_ID_DIGITS - ID_BYTES)
-# Ids that are encoded together: the numbers stay within the processor's nearest cache.
-_TOGETHER = 100
+# For so many counts of ids that are encoded together their steps are kept.
+_COUNTS = 100
 # Table for `bytes.translate`: the digit of each number below 32.
 _DIGIT_OF = (ALPHABET * 8).encode()
 
@@ -56,19 +56,16 @@ def encode_id(digest: bytes) -> str:
 
 
 def encode_ids(digests: Sequence[bytes]) -> list[str]:
-    """Return what `encode_id` returns for each digest."""
-    ids: list[str] = []
-    for start in range(0, len(digests), _TOGETHER):
-        some = digests[start : start + _TOGETHER]
-        number = int.from_bytes(b"".join([_GAP + digest[:ID_BYTES] for digest in some]), "big")
-        for upper, factor in _steps_of(len(some)):
-            number += (number & upper) * factor
-        digits = number.to_bytes(_ID_DIGITS * len(some), "big").translate(_DIGIT_OF).decode("ascii")
-        ids += [digits[at : at + _ID_DIGITS] for at in range(0, len(digits), _ID_DIGITS)]
-    return ids
+    """Return what `encode_id` returns for each digest. Fastest for about a hundred: a number of so many stays
+    in the processor's nearest cache."""
+    number = int.from_bytes(b"".join([_GAP + digest[:ID_BYTES] for digest in digests]), "big")
+    for upper, factor in _steps_of(len(digests)):
+        number += (number & upper) * factor
+    digits = number.to_bytes(_ID_DIGITS * len(digests), "big").translate(_DIGIT_OF).decode("ascii")
+    return [digits[at : at + _ID_DIGITS] for at in range(0, len(digits), _ID_DIGITS)]
 
 
-@cache
+@lru_cache(_COUNTS)
 def _steps_of(count: int) -> tuple[tuple[int, int], ...]:
     """Return the steps of `count` ids, one after the other in one number."""
     return tuple(

@@ -223,16 +223,7 @@ def encode_row(row: Row) -> bytes:
     if row.get(PARTITION_KEY).__class__ is not str or row.get(ROW_KEY).__class__ is not str:
         raise rejected("PropertiesNeedValue", "a row needs PartitionKey and RowKey, both text")
     if not _PLAIN_CLASSES.issuperset(map(type, row.values())):
-        if not _WIRE_CLASSES.issuperset(map(type, row.values())):
-            raise _not_a_wire_value()
-        whole = {}
-        for name, value in row.items():
-            if value.__class__ is float:
-                if value - value != 0.0:
-                    raise _not_a_wire_value()
-                if value.is_integer() and name + TYPE_SUFFIX not in row:
-                    whole[name + TYPE_SUFFIX] = DOUBLE
-        row = {**row, **whole}
+        row = _annotated(row)
     try:
         data = orjson.dumps(row)
     except TypeError:
@@ -246,6 +237,20 @@ def encode_row(row: Row) -> bytes:
     if _SEPARATORS_BEGIN in data and (b"\xe2\x80\xa8" in data or b"\xe2\x80\xa9" in data):
         data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
     return data
+
+
+def _annotated(row: Row) -> Row:
+    """Return a row with its whole Doubles annotated. Raises RequestRejected."""
+    if not _WIRE_CLASSES.issuperset(map(type, row.values())):
+        raise _not_a_wire_value()
+    whole = {}
+    for name, value in row.items():
+        if value.__class__ is float:
+            if value - value != 0.0:
+                raise _not_a_wire_value()
+            if value.is_integer() and name + TYPE_SUFFIX not in row:
+                whole[name + TYPE_SUFFIX] = DOUBLE
+    return {**row, **whole} if whole else row
 
 
 def decode_rows(body: bytes) -> list[Row]:

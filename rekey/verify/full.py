@@ -24,7 +24,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -33,7 +33,6 @@ from rekey.core.collector import patient_collector
 from rekey.core.concurrency import for_each
 from rekey.core.spill import Spill, hash_of
 from rekey.declaration.mapper import Mapper
-from rekey.errors import RowRefused
 from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.sent import OnTop, on_top
 from rekey.verify.context import ReconcileContext
@@ -339,7 +338,7 @@ async def spill_rows(
 
 def records_of(
     table: int,
-    rows: Iterable[Row],
+    rows: Sequence[Row],
     mapper: Mapper,
     not_compared: Sequence[frozenset[str]],
     differing: Sequence[frozenset[int]],
@@ -359,20 +358,19 @@ def records_of(
             yield _record(one, not_compared)
 
 
-def _sides_of(table: int, rows: Iterable[Row], mapper: Mapper) -> Iterator[Side]:
+def _sides_of(table: int, rows: Sequence[Row], mapper: Mapper) -> Iterator[Side]:
     """Yield what rows of the source (`SOURCE`) or of a target stand for in a comparison."""
-    for row in rows:
-        if table != SOURCE:
+    if table != SOURCE:
+        for row in rows:
             yield ACTUAL, mapper.number_of(table, row), row, None
-            continue
+        return
+    refused: list[Row] = []
+    for row, mapped in mapper.map_all(rows, lambda row, _: refused.append(row)):
         source = key_of(row)
-        try:
-            mapped = mapper.map(row)
-        except RowRefused:
-            yield REFUSED, SOURCE, row, source
-            continue
         for number, target in mapped:
             yield EXPECTED, number, target, source
+    for row in refused:
+        yield REFUSED, SOURCE, row, key_of(row)
 
 
 def _record(one: Side, not_compared: Sequence[frozenset[str]]) -> Record:
