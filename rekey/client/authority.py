@@ -82,7 +82,7 @@ class Flow(ABC):
         permit: the permit that the call runs under.
         deadline: when the call and its work after the answer must have ended, by the loop's clock.
         sent: whether a request to the authority may have been applied, or may yet be.
-        named: the keys it writes, as far as they are known: as its caller names them, and as intents do.
+        named: the keys it writes, as its intents name them, as far as they are known.
     """
 
     works: list[Work]
@@ -102,8 +102,8 @@ class Flow(ABC):
         """Tell whether the authority refused only a condition that this client added."""
 
     async def begin(self, side: Side, keys: Iterable[EntityKey]) -> None:
-        """Note that keys are written by the call, and wait until nothing that was left of them is being
-        settled."""
+        """Note that keys, as intents name them, are written by the call, and wait until nothing that was left
+        of them is being settled."""
         new = [(side, key) for key in keys if (side, key) not in self.named]
         self.named += new
         self.client.begun.update(new)

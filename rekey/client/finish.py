@@ -349,7 +349,7 @@ class Finisher:
             with (
                 self.client.permits.hold(now),
                 while_allowed(partial(self.client.permits.check, now)),
-                self.client.settles(left.intent.side, left.intent.key),
+                self.client.settles([left.intent]),
             ):
                 async with asyncio.timeout(self.client.longest_operation_s):
                     intent = left.intent
@@ -384,7 +384,7 @@ async def _last_look(flow: Flow, work: Work) -> None:
         elif flow.client.is_writing(work.intents):
             work.state = State.LEFT
         else:
-            with flow.client.settles(flow.client.view.side, work.key):
+            with flow.client.settles(work.intents):
                 await propagate(flow, work)
     except Exception as error:  # noqa: BLE001 - the caller has its answer
         leave(flow, work, error)

@@ -141,6 +141,7 @@ class SameView(Flow):
     """A write in a view whose table is the authority."""
 
     async def prepare(self) -> bool:
+        await self.begin(self.authority.side, [work.key for work in self.works])
         first = []
         _note_leaving(self.works, [(self.authority.side, work.key) for work in self.works])
         if not self.works[0].intents:
@@ -164,7 +165,6 @@ class CrossView(Flow):
 
     async def prepare(self) -> bool:
         await _for_each(self, self.locate)
-        # Intents name old keys, so what was left of a row goes by its old key.
         await self.begin(SOURCE, [work.old_key for work in self.works])
         _note_leaving(self.works, [(SOURCE, work.old_key) for work in self.works])
         if self.authority.side == SOURCE:

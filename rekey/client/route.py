@@ -158,7 +158,6 @@ class Writer:
         client = self.client
         try:
             async with asyncio.timeout_at(flow.deadline):
-                await flow.begin(client.view.side, [work.key for work in flow.works])
                 for _ in range(MAX_TRIES):
                     if await prepare(flow) and await send(flow):
                         break

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, StrEnum
@@ -92,7 +92,8 @@ class ClientParts:
         moments: counts moments.
         begun: calls that write a key, from their beginning to the answer: sides and keys, counted.
         writing: what is being written now, from its intent to the answer: sides and keys, counted.
-        settling: what earlier writes left, and is being settled now: side and key, by what ends with it.
+        settling: what earlier writes left, and is being settled now: sides and keys as intents name them, by
+            what ends with it.
         acknowledge: when the caller of a write has its answer.
         longest_operation_s: after how many seconds an operation ends, successful or not.
         late_s: for how many seconds a request that was not answered may take effect after that is known.
@@ -111,7 +112,7 @@ class ClientParts:
     moments: Iterator[int] = field(default_factory=count)
     begun: Counter[tuple[Side, EntityKey]] = field(default_factory=Counter)
     writing: Counter[tuple[Side, EntityKey]] = field(default_factory=Counter)
-    settling: dict[asyncio.Future[None], tuple[Side, EntityKey]] = field(default_factory=dict)
+    settling: dict[asyncio.Future[None], set[tuple[Side, EntityKey]]] = field(default_factory=dict)
     acknowledge: Acknowledge = Acknowledge.BOTH
     longest_operation_s: float = LONGEST_OPERATION_S
     late_s: float = LATE_S
@@ -140,20 +141,20 @@ class ClientParts:
                     del counted[key]
 
     @contextmanager
-    def settles(self, side: Side, key: EntityKey) -> Iterator[None]:
-        """Note that the replicas of a key are being settled after an earlier write."""
+    def settles(self, intents: Iterable[IntentRef]) -> Iterator[None]:
+        """Note that the replicas of an earlier write's key are being settled. `intents`: that write's."""
         over = asyncio.get_running_loop().create_future()
-        self.settling[over] = (side, key)
+        self.settling[over] = {(intent.side, intent.key) for intent in intents}
         try:
             yield
         finally:
             del self.settling[over]
             over.set_result(None)
 
-    async def let_settle(self, keys: Container[tuple[Side, EntityKey]]) -> None:
+    async def let_settle(self, keys: Collection[tuple[Side, EntityKey]]) -> None:
         """Wait until the replicas of no key are being settled: a write tells by them whether it was applied
         if its answer is lost, and settling them would take over what it has just written."""
-        while running := [over for over, key in self.settling.items() if key in keys]:
+        while running := [over for over, settled in self.settling.items() if not settled.isdisjoint(keys)]:
             await asyncio.wait(running)
 
     def is_writing(self, intents: Iterable[IntentRef], *, begun: bool = False) -> bool:
