@@ -47,6 +47,6 @@ def _base64_forms(text: str) -> Iterator[bytes]:
     for form in (text.encode(), text.upper().encode(), text.encode("utf-16-le")):
         for before in range(3):
             encoded = base64.b64encode(b"\0" * before + form)
-            whole = encoded[-(-before * 8 // 6) : len(encoded) - 4]
+            whole = encoded[-(-before * 8 // 6) : (before + len(form)) * 8 // 6]
             yield whole
             yield whole.replace(b"+", b"-").replace(b"/", b"_")

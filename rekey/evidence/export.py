@@ -205,7 +205,7 @@ def _files(
 ) -> dict[str, bytes]:
     """Return the files of a bundle, by path below `data/`. `live`: what `_live` returned."""
     script_id = declared.script_id
-    lines = [event.line() for event in events]
+    lines = [event.line for event in events]
     read = [json.loads(line) for line in lines]
     facts = state.facts(script_id)
     plan = facts.pop(PLAN_FACT, None)

@@ -187,7 +187,7 @@ def problems_of(events: Sequence[AuditEvent], stored: Sequence[StoredCheckpoint]
     broken = first_broken(events)
     if broken is not None:
         found.append(f"the audit log is broken at event {broken}: it was changed, removed or inserted")
-    tree = Tree([event.line() for event in events])
+    tree = Tree([event.line for event in events])
     for one in stored:
         try:
             said = note.parsed(one.note).checkpoint
@@ -204,7 +204,7 @@ def signed_over(events: Sequence[AuditEvent], signer: Signer | None) -> note.Not
     Raises:
         RekeyError: the signer failed.
     """
-    return note.signed(Tree([event.line() for event in events]).checkpoint, signer)
+    return note.signed(Tree([event.line for event in events]).checkpoint, signer)
 
 
 def make_checkpoint(state: State, signer: Signer | None, reason: str, progress: Progress) -> note.Note | None:

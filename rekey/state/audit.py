@@ -30,6 +30,7 @@ from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 import rfc8785
@@ -54,7 +55,7 @@ SUBJECTS, COHORTS, MAPPING = "subjects", "cohorts", "mapping"
 COMMAND: ContextVar[str | None] = ContextVar("COMMAND", default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AuditEvent:
     """One audit event: something that was done.
 
@@ -84,8 +85,9 @@ class AuditEvent:
     command: str | None = None
     format: int = 1
 
+    @cached_property
     def line(self) -> bytes:
-        """Return the bytes that are hashed, without a line end."""
+        """The bytes that are hashed, without a line end."""
         content: dict[str, Any] = {name: getattr(self, name) for name in _HASHED}
         if self.format == 1 and self.host is None and self.command is None:
             return canonical_json(content).encode()
@@ -94,7 +96,7 @@ class AuditEvent:
 
     def computed_hash(self) -> str:
         """Return the hash that this event's content must have."""
-        return hashlib.sha256(self.line()).hexdigest()
+        return hashlib.sha256(self.line).hexdigest()
 
 
 def chained(

@@ -126,4 +126,4 @@ def test_commands_are_recorded_without_the_texts_that_were_typed(rekey: Commands
         "rekey verify --mode=sample --rows=7 --seed=3",
     ]
     assert every(event.host and event.actor and event.format == 2 for event in events(rekey))
-    assert EMAIL not in b"".join(event.line() for event in events(rekey)).decode()
+    assert EMAIL not in b"".join(event.line for event in events(rekey)).decode()
