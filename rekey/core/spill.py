@@ -106,14 +106,14 @@ class Spill(Generic[Record]):
         self._place, self._level = place, level
         self._files: dict[int, SealedFile] = {}
         self._waiting: list[list[Record]] = [[] for _ in range(_FILES)]
-        self._counts = [0] * _FILES
+        # Records in each file.
+        self._written = [0] * _FILES
         self.records = 0
 
     def put(self, record: Record) -> None:
         """Add a record. Raises MachineFailed when the disk is full."""
         slot = self._place(record) >> _BITS * self._level & _FILES - 1
         self._waiting[slot].append(record)
-        self._counts[slot] += 1
         self.records += 1
         if self.records % BUFFERED_RECORDS == 0:
             self._write()
@@ -121,7 +121,8 @@ class Spill(Generic[Record]):
     def groups(self) -> Iterator[list[Record]]:
         """Yield all records in groups; those of equal hash in one group unless they are too many for that."""
         try:
-            for slot, count in enumerate(self._counts):
+            for slot, (written, waiting) in enumerate(zip(self._written, self._waiting, strict=True)):
+                count = written + len(waiting)
                 if count <= GROUP_RECORDS:
                     if count:
                         yield list(self._read(slot))
@@ -144,6 +145,7 @@ class Spill(Generic[Record]):
                     if slot not in self._files:
                         self._files[slot] = SealedFile(Path(self._folder.name))
                     self._files[slot].append(pickle.dumps(records))
+                    self._written[slot] += len(records)
                     records.clear()
         except OSError as error:
             raise disk_failed(error) from None

@@ -320,8 +320,10 @@ def _carrying_all_but(names: Iterable[str]) -> Step:
                 kept = (name for name in shape if name not in skipped and not name.startswith("odata."))
                 shapes[shape] = tuple(kept)
             last, carried = shape, shapes[shape]
-        # the service stores no nulls, so a null an application sent is not a property
-        out.update({name: value for name in carried if (value := row[name]) is not None})
+        for name in carried:
+            # the service stores no nulls, so a null an application sent is not a property
+            if (value := row[name]) is not None:
+                out[name] = value
 
     return carry_all
 

@@ -5,7 +5,7 @@ Rules kept here:
 * The table is only read; nothing is written anywhere.
 * A sample reads the beginning of the table whole (so that batches can be packed as backfill packs them) and
   then single pages elsewhere to estimate the size (`sampling.py`). It always says that it is an estimate.
-* The digest of a whole read is the sum modulo 2^128 of BLAKE2b over each row's ETag and Timestamp. Every
+* The digest of a whole read is BLAKE2b over each row's ETag and Timestamp, in the order of the keys. Every
   insert, update and delete changes it, and it holds nothing of a key: guesses cannot be tested against it.
 * Memory does not grow with the table: rows are handed on page by page.
 """
@@ -28,7 +28,6 @@ from rekey.model import ETAG, PARTITION_KEY, TIMESTAMP, EntityKey, KeyRange, Row
 from rekey.present.text import counted
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 
-DIGEST_MODULUS = 1 << 128
 # After how many rows of a table that is read whole its size is looked for, and by how many probes.
 GUESS_ROWS, GUESS_PROBES = 100_000, 15
 
@@ -212,7 +211,7 @@ class _Reading:
         self._table = table
         self._take = take
         self._runs = PartitionRuns(gaps=gaps)
-        self._digest = 0
+        self._digest = blake2b(digest_size=16)
         self._read_upto: list[Units] = []
         # The last keys of the stretches read, in order, and the keys after which they begin.
         self._read_after: list[Units] = []
@@ -223,9 +222,8 @@ class _Reading:
         if not continues:
             self._runs.cut("")
             self._part = ELSEWHERE
-        stamps = [f"{row.get(ETAG, '')}\0{row.get(TIMESTAMP, '')}".encode() for row in rows]
-        digests = [blake2b(stamp, digest_size=16).digest() for stamp in stamps]
-        self._digest = (self._digest + sum(map(int.from_bytes, digests))) % DIGEST_MODULUS
+        stamps = [f"{row.get(ETAG, '')}\0{row.get(TIMESTAMP, '')}\0" for row in rows]
+        self._digest.update("".join(stamps).encode())
         self._runs.add(row[PARTITION_KEY] for row in rows)
         self.rows += len(rows)
         self.head_rows += len(rows) if self._part == HEAD else 0
@@ -292,7 +290,7 @@ class _Reading:
             pages=self.pages,
             partitions=self._runs.met,
             largest_partition=self._runs.longest,
-            digest=f"{self._digest:032x}" if exact else None,
+            digest=self._digest.hexdigest() if exact else None,
             requests=self.requests,
             head_rows=self.head_rows,
         )

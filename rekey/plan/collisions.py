@@ -43,7 +43,7 @@ class CollisionSearch(spill.Spill[bytes]):
         """Take rows of the target table with a number, each with its source row; return for each a digest of
         its key, which means nothing outside this search. Raises MachineFailed when the disk is full."""
         begin, copy = table.to_bytes(_TABLE_BYTES), self._keyed.copy
-        waiting, counts = self._waiting, self._counts
+        waiting, slots = self._waiting, len(self._waiting)
         digests = []
         for target, source in made:
             partition = target[PARTITION_KEY]
@@ -54,9 +54,7 @@ class CollisionSearch(spill.Spill[bytes]):
             digest = hashed.digest()
             digests.append(digest)
             # What `put` does: a call for each of all rows would take as long as the digest.
-            slot = digest[-1] % len(waiting)
-            waiting[slot].append(begin + digest + old)
-            counts[slot] += 1
+            waiting[digest[-1] % slots].append(begin + digest + old)
         before = self.records // spill.BUFFERED_RECORDS
         self.records += len(digests)
         if self.records // spill.BUFFERED_RECORDS > before:

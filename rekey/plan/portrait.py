@@ -78,7 +78,9 @@ class Portrayer:
             self.sizes[number].add(parted)
             for partition, count in parted.items():
                 lengths[number][PARTITION_KEY][utf16_units(partition)] += count
-            lengths[number][ROW_KEY].update([utf16_units(row[ROW_KEY]) for row in rows])
+            row_keys = [row[ROW_KEY] for row in rows]
+            units = len if "".join(row_keys).isascii() else utf16_units
+            lengths[number][ROW_KEY].update(map(units, row_keys))
         if self._moment is None:
             return
         times: list[str] = []
