@@ -259,10 +259,10 @@ class _RowMaker:
     ) -> None:
         self._where = where
         self._narrower = elsewhere if is_elsewhere(of.table) and elsewhere is not STORAGE else None
-        self._partition = _key_maker(of.partition_key, f"{where}.partition_key", secrets, of.allow_empty)
-        self._row = _key_maker(of.row_key, f"{where}.row_key", secrets, of.allow_empty)
-        self._partitions = _of_page(of.partition_key, self._partition, f"{where}.partition_key", secrets)
-        self._rows = _of_page(of.row_key, self._row, f"{where}.row_key", secrets)
+        self._partition, self._partitions = _key_makers(
+            of.partition_key, f"{where}.partition_key", secrets, of.allow_empty
+        )
+        self._row, self._rows = _key_makers(of.row_key, f"{where}.row_key", secrets, of.allow_empty)
         self.fill: Step = of.property_mapping.compile(Scope(f"{where}.properties", secrets))
 
     def keys(self, row: Row) -> list[EntityKey]:
@@ -273,23 +273,24 @@ class _RowMaker:
         """Return one new row, with `pointer` among its properties. Raises RowRefused where the service would
         refuse the row."""
         out: Row = {PARTITION_KEY: self._partition(row, item), ROW_KEY: self._row(row, item), **pointer}
-        return self._filled(row, out)
+        self._fill((row,), (out,))
+        return out
 
     def make_page(self, rows: Sequence[Row]) -> list[Row]:
         """Return the new row of each of many rows. Raises as `make`, for any of them."""
-        keys = zip(rows, self._partitions(rows), self._rows(rows), strict=True)
-        return [
-            self._filled(row, {PARTITION_KEY: partition, ROW_KEY: row_key})
-            for row, partition, row_key in keys
-        ]
+        keys = zip(self._partitions(rows), self._rows(rows), strict=True)
+        made: list[Row] = [{PARTITION_KEY: partition, ROW_KEY: row_key} for partition, row_key in keys]
+        self._fill(rows, made)
+        return made
 
-    def _filled(self, row: Row, out: Row) -> Row:
-        self.fill(row, out)
-        if len(out) > SURELY_SMALL_FIELDS or len(out[PARTITION_KEY]) + len(out[ROW_KEY]) > SURELY_ADDRESSED:
-            check_row(out, self._where)
-        if self._narrower is not None:
-            self._narrower.check_row(out, self._where)
-        return out
+    def _fill(self, rows: Sequence[Row], made: Sequence[Row]) -> None:
+        self.fill(rows, made)
+        for out in made:
+            keys_units = len(out[PARTITION_KEY]) + len(out[ROW_KEY])
+            if len(out) > SURELY_SMALL_FIELDS or keys_units > SURELY_ADDRESSED:
+                check_row(out, self._where)
+            if self._narrower is not None:
+                self._narrower.check_row(out, self._where)
 
 
 class _IndexMaker(_RowMaker):
@@ -328,32 +329,26 @@ class _IndexMaker(_RowMaker):
         return list({(out[PARTITION_KEY], out[ROW_KEY]): out for out in made}.values())
 
 
-def _key_maker(
+def _key_makers(
     expression: Expression, where: str, secrets: Mapping[str, bytes], allow_empty: bool
-) -> Evaluator:
-    """Return the evaluator of one key, which refuses keys that the service would refuse."""
-    evaluate: Callable[[Row, str], str] = expression.compile(Scope(where, secrets))
+) -> tuple[Evaluator, PageEvaluator]:
+    """Return the evaluators of one key, for one row and for many, which refuse keys that the service would
+    refuse."""
+    scope = Scope(where, secrets)
+    evaluate, evaluate_page = expression.compile(scope), expression.compile_page(scope)
     if isinstance(expression, Opaque):
-        return evaluate  # 32 digits and letters, which no service refuses
+        return evaluate, evaluate_page  # 32 digits and letters, which no service refuses
     may_be_empty = allow_empty or expression == Literal("")
-    taken = ""
 
     def make(row: Row, item: str) -> str:
-        nonlocal taken
         key = evaluate(row, item)
-        if key == taken and key:  # checked before: rows of one partition come one after the other
-            return key
         check_key(key, where, allow_empty=may_be_empty)
-        taken = key
         return key
 
-    return make
+    def make_page(rows: Sequence[Row]) -> list[str]:
+        keys = evaluate_page(rows)
+        for key in {*keys}:  # each once: rows share their PartitionKey
+            check_key(key, where, allow_empty=may_be_empty)
+        return keys
 
-
-def _of_page(
-    expression: Expression, evaluate: Evaluator, where: str, secrets: Mapping[str, bytes]
-) -> PageEvaluator:
-    """Return the evaluator of one key for many rows. `evaluate`: the one for one row."""
-    if isinstance(expression, Opaque):
-        return expression.compile_page(Scope(where, secrets))
-    return lambda rows: [evaluate(row, "") for row in rows]
+    return make, make_page

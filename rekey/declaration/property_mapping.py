@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from rekey.core.edm import DATETIME, canonical, canonical_content, edm_type
@@ -35,8 +36,8 @@ from rekey.model import (
     property_names,
 )
 
-# Function that reads the source row (first argument) and fills the new row (second).
-Step: TypeAlias = Callable[[Row, Row], None]
+# Function that reads source rows (first argument) and fills the new row of each (second).
+Step: TypeAlias = Callable[[Sequence[Row], Sequence[Row]], None]
 
 _NAMED_AT_MOST = 3
 _KNOWN_SHAPES = 4096
@@ -99,7 +100,7 @@ class PropertyMapping:
     # --- forward -------------------------------------------------------------------------------------
 
     def compile(self, scope: Scope) -> Step:
-        """Return the closure that fills a new row, whose keys are already in it, from a source row."""
+        """Return the closure that fills new rows, whose keys are already in them, from source rows."""
         if self.kept is not None:
             carry = _carrying_only([name for name in sorted(self.kept) if self.carries(name)])
         else:
@@ -112,12 +113,10 @@ class PropertyMapping:
             *(_setting(constant) for constant in self.constants.values()),
             *(_casting(cast, scope) for cast in self.casts.values()),
         ]
-        if len(steps) == 1:
-            return steps[0]
 
-        def run(row: Row, out: Row) -> None:
+        def run(rows: Sequence[Row], made: Sequence[Row]) -> None:
             for step in steps:
-                step(row, out)
+                step(rows, made)
 
         return run
 
@@ -147,7 +146,7 @@ class PropertyMapping:
                 row[TIMESTAMP] = moment
         again: Row = {}
         try:
-            forward(row, again)
+            forward([row], [again])
         except RowRefused as refusal:
             if refusal.code != "missing-property":  # only an unknown Timestamp
                 raise
@@ -184,7 +183,7 @@ class PropertyMapping:
     def _keep_what_is_the_sources(self, target: Row, row: Row, source: Row, forward: Step) -> None:
         mapped: Row = {}
         try:
-            forward(source, mapped)
+            forward([source], [mapped])
         except RowRefused:
             mapped = {}  # the source row cannot be mapped, so no target value came from it
         new_names = {name: name for name in property_names(source)} | dict(self.renames)
@@ -282,7 +281,7 @@ def _check_sources(mapping: PropertyMapping) -> None:
         refuse_if(absent, field, f"{name} is cast, but the new row does not have it", cure=cure)
 
 
-# --- the steps that fill a new row: each is compiled once and runs for every row ---------------------------
+# --- the steps that fill new rows: each is compiled once and runs for all rows of a page -------------------
 
 
 def _wire_fields(name: str) -> tuple[str, str]:
@@ -294,10 +293,11 @@ def _carrying_only(names: Iterable[str]) -> Step:
     """Return the step that carries the named properties."""
     wanted = [field for name in names for field in _wire_fields(name)]
 
-    def carry_kept(row: Row, out: Row) -> None:
-        for name in wanted:
-            if row.get(name) is not None:
-                out[name] = row[name]
+    def carry_kept(rows: Sequence[Row], made: Sequence[Row]) -> None:
+        for row, out in zip(rows, made, strict=True):
+            for name in wanted:
+                if row.get(name) is not None:
+                    out[name] = row[name]
 
     return carry_kept
 
@@ -305,25 +305,23 @@ def _carrying_only(names: Iterable[str]) -> Step:
 def _carrying_all_but(names: Iterable[str]) -> Step:
     """Return the step that carries every property except the named ones."""
     skipped = frozenset(field for name in names for field in _wire_fields(name))
-    # Rows of one table have few shapes (tuples of field names): what a shape carries is worked out once.
-    shapes: dict[tuple[str, ...], tuple[str, ...]] = {}
-    last: tuple[str, ...] = ()
-    carried: tuple[str, ...] = ()
 
-    def carry_all(row: Row, out: Row) -> None:
-        nonlocal last, carried
-        shape = tuple(row)
-        if shape != last:  # comparing takes half as long as looking up
-            if shape not in shapes:
-                if len(shapes) >= _KNOWN_SHAPES:
-                    shapes.clear()
-                kept = (name for name in shape if name not in skipped and not name.startswith("odata."))
-                shapes[shape] = tuple(kept)
-            last, carried = shape, shapes[shape]
-        for name in carried:
-            # the service stores no nulls, so a null an application sent is not a property
-            if (value := row[name]) is not None:
-                out[name] = value
+    # Rows of one table have few shapes (tuples of field names): what a shape carries is worked out once.
+    @lru_cache(_KNOWN_SHAPES)
+    def carried_of(shape: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in shape if name not in skipped and not name.startswith("odata."))
+
+    def carry_all(rows: Sequence[Row], made: Sequence[Row]) -> None:
+        last: tuple[str, ...] = ()
+        carried: tuple[str, ...] = ()
+        for row, out in zip(rows, made, strict=True):
+            shape = tuple(row)
+            if shape != last:  # comparing takes half as long as looking up
+                last, carried = shape, carried_of(shape)
+            for name in carried:
+                # the service stores no nulls, so a null an application sent is not a property
+                if (value := row[name]) is not None:
+                    out[name] = value
 
     return carry_all
 
@@ -332,18 +330,18 @@ def _moving(old: str, new: str, scope: Scope) -> Step:
     """Return the step that carries property `old` under the name `new`."""
     annotation, new_annotation = old + TYPE_SUFFIX, new + TYPE_SUFFIX
 
-    def move(row: Row, out: Row) -> None:
-        value = row.get(old)
-        if value is None:
-            return
-        if new in out:
-            problem = f"the row already has a property {new}"
-            cure = f'drop it (props.drop("{new}")), rename it, or choose another name'
-            raise scope.refusal("bad-property-name", problem, cure=cure)
-        out[new] = value
-        edm = row.get(annotation)
-        if edm is not None:
-            out[new_annotation] = edm
+    def move(rows: Sequence[Row], made: Sequence[Row]) -> None:
+        for row, out in zip(rows, made, strict=True):
+            value = row.get(old)
+            if value is None:
+                continue
+            if new in out:
+                problem = f"the row already has a property {new}"
+                cure = f'drop it (props.drop("{new}")), rename it, or choose another name'
+                raise scope.refusal("bad-property-name", problem, cure=cure)
+            out[new] = value
+            if (edm := row.get(annotation)) is not None:
+                out[new_annotation] = edm
 
     return move
 
@@ -355,23 +353,29 @@ def _copying(source: str, to: str, scope: Scope) -> Step:
         return move
     annotation = to + TYPE_SUFFIX
 
-    def copy_timestamp(row: Row, out: Row) -> None:
-        if row.get(TIMESTAMP) is None:
+    def copy_timestamp(rows: Sequence[Row], made: Sequence[Row]) -> None:
+        if any(row.get(TIMESTAMP) is None for row in rows):
             problem = "the row has no Timestamp"
             cure = "read the row from the table first: only the service sets Timestamp"
             raise scope.refusal("missing-property", problem, cure=cure)
-        move(row, out)
-        out[annotation] = DATETIME
+        move(rows, made)
+        for out in made:
+            out[annotation] = DATETIME
 
     return copy_timestamp
 
 
 def _setting(constant: Set) -> Step:
     """Return the step that sets a constant."""
-    made: Row = {constant.name: constant.value}
+    constants: Row = {constant.name: constant.value}
     if constant.edm in ANNOTATED:
-        made[constant.name + TYPE_SUFFIX] = constant.edm
-    return lambda _row, out: out.update(made)
+        constants[constant.name + TYPE_SUFFIX] = constant.edm
+
+    def set_constant(_: Sequence[Row], made: Sequence[Row]) -> None:
+        for out in made:
+            out.update(constants)
+
+    return set_constant
 
 
 def _casting(cast: Cast, scope: Scope) -> Step:
@@ -379,9 +383,7 @@ def _casting(cast: Cast, scope: Scope) -> Step:
     name, to, was = cast.name, cast.to, cast.was
     annotation = name + TYPE_SUFFIX
 
-    def change(_: Row, out: Row) -> None:
-        if name not in out:
-            return
+    def change(out: Row) -> None:
         edm = edm_type(out, name)
         if edm == to and was is None:
             return
@@ -401,7 +403,12 @@ def _casting(cast: Cast, scope: Scope) -> Step:
         if to in ANNOTATED:
             out[annotation] = to
 
-    return change
+    def change_all(_: Sequence[Row], made: Sequence[Row]) -> None:
+        for out in made:
+            if name in out:
+                change(out)
+
+    return change_all
 
 
 def _not_reversible(scope: Scope, names: Sequence[str]) -> RowRefused:

@@ -108,6 +108,11 @@ class Expression(ABC):
     def compile(self, scope: Scope) -> Evaluator:
         """Return the closure that evaluates this expression."""
 
+    def compile_page(self, scope: Scope) -> PageEvaluator:
+        """Return the closure that evaluates this expression for many rows."""
+        evaluate = self.compile(scope)
+        return lambda rows: [evaluate(row, "") for row in rows]
+
     def describe(self) -> str:
         """Return a short form for people, e.g. `date(yyyy-MM, Created)`; holds no row's value.
 
@@ -166,6 +171,11 @@ class Changed(Expression):
         """Return the closure."""
         inner, change = self.of.compile(scope), self.change(scope)
         return lambda row, item: change(inner(row, item))
+
+    def compile_page(self, scope: Scope) -> PageEvaluator:
+        """Return the closure for many rows."""
+        inner, change = self.of.compile_page(scope), self.change(scope)
+        return lambda rows: list(map(change, inner(rows)))
 
 
 @dataclass(frozen=True)
@@ -290,6 +300,13 @@ class Prop(Expression, op="prop"):
             return canonical_text(DATETIME if name == TIMESTAMP else edm_type(row, name), value)
 
         return evaluate
+
+    def compile_page(self, scope: Scope) -> PageEvaluator:
+        """Return the closure for many rows."""
+        name = self.name
+        if name in (PARTITION_KEY, ROW_KEY):
+            return lambda rows: [row[name] for row in rows]
+        return super().compile_page(scope)
 
     def inputs(self) -> frozenset[str]:
         """Return the property's name."""

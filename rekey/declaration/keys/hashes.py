@@ -36,7 +36,6 @@ from rekey.declaration.keys.base import (
     operand,
     refuse_if,
 )
-from rekey.model import Row
 
 # The digests of `hashed`. SHA-1 and MD5 are there for keys that other systems already made with them.
 DIGESTS: dict[str, Callable[[bytes], bytes]] = {
@@ -118,32 +117,26 @@ class Opaque(Expression, op="opaque"):
 
     def compile(self, scope: Scope) -> Evaluator:
         """Return the closure. Raises SecretMissing."""
-        digest = self._digest(scope)
-        return lambda row, item: encode_id(digest(row, item))
+        mac, parts = self._mac(scope), [part.compile(scope) for part in self.parts]
+        return lambda row, item: encode_id(mac(*[part(row, item) for part in parts]))
 
     def compile_page(self, scope: Scope) -> PageEvaluator:
         """Return the closure for many rows. Raises SecretMissing."""
-        digest = self._digest(scope)
-        return lambda rows: encode_ids([digest(row, "") for row in rows])
+        mac, parts = self._mac(scope), [part.compile_page(scope) for part in self.parts]
+        return lambda rows: encode_ids(list(map(mac, *[part(rows) for part in parts])))
 
-    def _digest(self, scope: Scope) -> Callable[[Row, str], bytes]:
+    def _mac(self, scope: Scope) -> Callable[..., bytes]:
+        """Return the function that returns the MAC of the parts' texts."""
         message = PREFIX + self.domain.encode("utf-8") + b"\0"
         mac = hmac_sha256(scope.secret(self.secret), message)
-        parts = [part.compile(scope) for part in self.parts]
-        if len(parts) == 1:
-            (only,) = parts
+        if len(self.parts) == 1:
+            return lambda text: mac(text.encode("utf-8", "surrogatepass"))
 
-            def digest_one(row: Row, item: str) -> bytes:
-                return mac(only(row, item).encode("utf-8", "surrogatepass"))
+        def of_framed(*texts: str) -> bytes:
+            values = [text.encode("utf-8", "surrogatepass") for text in texts]
+            return mac(b"".join([len(value).to_bytes(LENGTH_BYTES, "big") + value for value in values]))
 
-            return digest_one
-
-        def digest(row: Row, item: str) -> bytes:
-            values = [part(row, item).encode("utf-8", "surrogatepass") for part in parts]
-            framed = [len(value).to_bytes(LENGTH_BYTES, "big") + value for value in values]
-            return mac(b"".join(framed))
-
-        return digest
+        return of_framed
 
     def describe(self) -> str:
         """Return `opaque(A, domain=user)`."""
