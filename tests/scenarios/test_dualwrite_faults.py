@@ -197,6 +197,39 @@ async def test_what_was_left_of_a_row_takes_over_no_write_that_has_begun_whichev
     assert not world.rows("UsersV2")
 
 
+@pytest.mark.parametrize("view", View)
+async def test_a_last_look_that_takes_over_anothers_write_is_waited_for_by_the_next_write(
+    memory: MemoryTableService, view: View
+) -> None:
+    """Whichever key the next call names: in the new view intents name the old one."""
+    world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
+    [(key, row)] = world.rows("Users" if view is View.OLD else "UsersV2").items()
+    writer = world.writer(view)
+    await writer.write([replace({**row, "Age": 2})])
+    await memory.table("Users").merge({**key_row(ANN), "Age": 3}, etag="*")
+    takes_over, goes_on = asyncio.Event(), asyncio.Event()
+    deleted_meanwhile: list[bool] = []
+
+    async def gate(call: Call) -> None:
+        if call.table == "UsersV2" and call.writes and not takes_over.is_set():
+            takes_over.set()
+            await goes_on.wait()
+        elif call.table == "Users" and call.action == "delete":
+            deleted_meanwhile.append(not goes_on.is_set())
+        await asyncio.sleep(0)
+
+    memory.gate = gate
+    await takes_over.wait()
+    deleting = asyncio.create_task(writer.write([delete(key)]))
+    for _ in range(1_000):
+        await asyncio.sleep(0)
+    goes_on.set()
+    await deleting
+    await writer.settle()
+    assert deleted_meanwhile == [False]
+    assert not world.rows("UsersV2")
+
+
 async def test_settling_tries_what_is_left_once_more(memory: MemoryTableService) -> None:
     world = await memory_world(USERS, memory).prepare([user(ANN.row, Age=1)])
     writer = world.writer(sleep=_never)
