@@ -207,6 +207,11 @@ class Company:
         return self.project.restricted.dump(JOURNAL_TABLE)
 
     @property
+    def unsettled(self) -> list[Row]:
+        """What is in the journal, without intents that are settled and only kept for a while."""
+        return [row for row in self.intents if not row.get("Settled")]
+
+    @property
     def mapper(self) -> Mapper:
         """The mapping."""
         return Mapper(self.project.scripts[self.script_id].migration, {"users": SECRET})

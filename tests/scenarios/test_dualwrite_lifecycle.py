@@ -280,7 +280,7 @@ def test_a_client_that_is_killed_in_the_middle_of_its_writes_loses_nothing(posts
     posts.traffic.clear()
     assert posts.intents, "it was in the middle of something"
     posts.apply(Phase.CUTOVER)
-    assert [row for row in posts.intents if not row.get("Settled")] == [], "none is left that is not settled"
+    assert posts.unsettled == []
     posts.assert_in_step()
     assert_kept_or_under_way(posts, ledger)
 

@@ -117,7 +117,7 @@ def test_clients_of_both_views_write_while_a_table_moves_to_another_account_and_
     assert ours.phase is ControlPhase.DUAL_WRITE
     ours.live(10)
     ours.settle()
-    assert ours.intents == []
+    assert ours.unsettled == []
     assert_kept(ours, ledger, source, "Nm" if is_users else "Title")
     ours.assert_in_step()
 
