@@ -17,6 +17,7 @@ Rules kept here:
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -41,7 +42,7 @@ _CLASSES = ((0x30, 0x39), (0x41, 0x5A), (0x61, 0x7A))
 def units_of(key: EntityKey) -> Units:
     """Return a key as code units that compare as the service orders keys."""
     data = f"{key.partition}\0{key.row}".encode("utf-16-be", "surrogatepass")
-    return tuple(int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2))
+    return struct.unpack(f">{len(data) // 2}H", data)
 
 
 def key_from(units: Units) -> EntityKey:
