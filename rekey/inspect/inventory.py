@@ -99,7 +99,7 @@ class Inventory:
         partitions: partitions met; all there are when `rows.exact`.
         largest_partition: rows of the largest partition; unless `rows.exact`, the most rows of a partition
             that were read without a gap: a lower bound.
-        digest: 32 hexadecimal digits over every row's ETag and Timestamp; None for a sample.
+        digest: 40 hexadecimal digits over every row's ETag and Timestamp; None for a sample.
         requests: requests sent; more than `pages` where an answer held no rows.
         head_rows: rows read from the beginning on without a gap; all rows when `rows.exact`.
     """
@@ -211,7 +211,7 @@ class _Reading:
         self._table = table
         self._take = take
         self._runs = PartitionRuns(gaps=gaps)
-        self._digest = blake2b(digest_size=16)
+        self._digest = blake2b(digest_size=20)
         self._read_upto: list[Units] = []
         # The last keys of the stretches read, in order, and the keys after which they begin.
         self._read_after: list[Units] = []

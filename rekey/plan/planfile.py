@@ -154,6 +154,8 @@ def _moved_source(planned: Basis, now: Basis) -> list[str]:
         return [f"{source} held about {planned.rows:,} rows when planned and holds about {now.rows:,} now"]
     if planned.inventory == now.inventory:
         return []
+    if now.inventory is not None and len(planned.inventory) != len(now.inventory):  # 16 bytes in version 0.1
+        return [f"the plan's digest of {source} is one that an earlier version of rekey made"]
     more = now.rows - planned.rows
     rows = f"{abs(more):,} {'more' if more > 0 else 'fewer'}" if more else "as many rows"
     change = (
