@@ -103,7 +103,7 @@ def test_a_whole_migration_and_its_way_back_under_writes_of_two_clients(users: C
     users.apply(Phase.CUTOVER)
     users.live(5)
     users.settle()
-    assert users.unsettled == []
+    assert users.intents == []
     assert_kept(users, ledger, "Users", "Nm")
     users.assert_in_step()
 

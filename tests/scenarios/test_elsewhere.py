@@ -118,6 +118,9 @@ def test_clients_of_both_views_write_while_a_table_moves_to_another_account_and_
     ours.live(10)
     ours.settle()
     assert ours.unsettled == []
+    ours.live(90)  # then their clients have beaten long after what is kept: nothing of it can arrive any more
+    ours.apply()
+    assert ours.intents == []
     assert_kept(ours, ledger, source, "Nm" if is_users else "Title")
     ours.assert_in_step()
 
