@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.asked import WANTED
 
-_WIDTH, _ROW, _LEFT, _SCALE = 640, 34, 250, 11
+_WIDTH, _ROW, _LEFT, _SCALE = 640, 34, 250, 9
 _HEAD = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"
  font-family="sans-serif" font-size="13">"""
 _LABELS = {

@@ -26,6 +26,7 @@ from rekey.project.config import Limits
 
 LATENCY = 0.03
 LEAST_OF_LIMIT = 0.85
+# A copy's last seconds, in which fewer and fewer partitions are left.
 _END_SECONDS = 15
 _LIMITS = Limits(concurrency=64, scans=24)
 """A scan reads 2,000 rows/s of a partition: eight of them are not enough for 60,000 entities/s."""
@@ -67,7 +68,7 @@ def case(stages: tuple[Stage, ...], part: float) -> dict[str, Any]:
         steps.append((begins, stage.rate))
         begins += stage.seconds * part
         rows += stage.rate * stage.carried * stage.seconds * part / 2
-    rows += stages[-1].rate * _END_SECONDS / 2
+    rows += stages[-1].rate * _END_SECONDS * part / 2
     words = [str(round(rows)), "--limits", "--account-rate", ",".join(f"{s}:{rate}" for s, rate in steps)]
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         stats = virtual.run(_copied(words))

@@ -79,6 +79,7 @@ class Portrayer:
             for partition, count in parted.items():
                 lengths[number][PARTITION_KEY][utf16_units(partition)] += count
             row_keys = [row[ROW_KEY] for row in rows]
+            # asked once for all of them: keys are mostly ASCII
             units = len if "".join(row_keys).isascii() else utf16_units
             lengths[number][ROW_KEY].update(map(units, row_keys))
         if self._moment is None:

@@ -37,6 +37,7 @@ COUNT_BYTES = 8
 _STEP = DIGEST_BYTES + COUNT_BYTES
 _MASK = (1 << 8 * DIGEST_BYTES) - 1
 _HEADER = b"rekey/table/v1\0"
+_EMPTY = bytes(_STEP)
 
 
 class BucketSums:
@@ -91,12 +92,12 @@ class BucketSums:
 
     def packed(self) -> bytes:
         """Return all buckets, each as sum (16 bytes) and count (8 bytes), big-endian."""
-        packed = bytearray(BUCKETS * _STEP)
-        filled = map(or_, self.sums, self.counts)  # most buckets of a small table hold nothing
-        for bucket in compress(range(BUCKETS), filled):
-            both = (self.sums[bucket] & _MASK) << 8 * COUNT_BYTES | self.counts[bucket]
-            packed[bucket * _STEP : (bucket + 1) * _STEP] = both.to_bytes(_STEP)
-        return bytes(packed)
+        return b"".join(
+            [
+                ((total & _MASK) << 8 * COUNT_BYTES | count).to_bytes(_STEP) if count or total else _EMPTY
+                for total, count in zip(self.sums, self.counts, strict=True)
+            ]
+        )
 
     def content_digest(self) -> str:
         """Return the table's content digest, 64 hexadecimal digits."""

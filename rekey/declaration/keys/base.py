@@ -172,11 +172,6 @@ class Changed(Expression):
         inner, change = self.of.compile(scope), self.change(scope)
         return lambda row, item: change(inner(row, item))
 
-    def compile_page(self, scope: Scope) -> PageEvaluator:
-        """Return the closure for many rows."""
-        inner, change = self.of.compile_page(scope), self.change(scope)
-        return lambda rows: list(map(change, inner(rows)))
-
 
 @dataclass(frozen=True)
 class Plain(Changed):
