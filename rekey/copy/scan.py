@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 
 from rekey.copy.throttle import Throttle
 from rekey.core.concurrency import cancel, together
-from rekey.model import LAST_ROW, PARTITION_KEY, EntityKey, Row
+from rekey.model import PARTITION_KEY, EntityKey, Row
 from rekey.project.config import Limits
 from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
@@ -188,24 +188,31 @@ class Reading:
 
     async def _reader(self) -> None:
         while (active := await self._take()) is not None:
-            pages = self.source.scan(
-                active.now.rest,
-                modified_from=self.modified_from,
-                page_rows=self.page_rows,
-                ahead=self.throttle is None or not self.throttle.has_rates,
-            )
             try:
-                async with aclosing(pages):  # type: ignore[type-var]  # all scans are generators
-                    while (page := await self._page(active, pages)) is not None:
-                        before = active.now.bytes
-                        rows, ended = active.take(page)
-                        await self._put(rows, active.now.bytes - before, active.now)
-                        if ended:
-                            break
+                while await self._scan(active):
+                    pass
                 await self._put([], 0, replace(active.now, done=True))
             finally:
                 del self._active[active.now.id]
                 self._tell()
+
+    async def _scan(self, active: _Active) -> bool:
+        """Read a segment; tell whether a split ended that before its end was reached."""
+        active.shrunk = False
+        pages = self.source.scan(
+            active.now.rest,
+            modified_from=self.modified_from,
+            page_rows=self.page_rows,
+            ahead=self.throttle is None or not self.throttle.has_rates,
+        )
+        async with aclosing(pages):  # type: ignore[type-var]  # all scans are generators
+            while (page := await self._page(active, pages)) is not None:
+                before = active.now.bytes
+                rows, ended = active.take(page)
+                await self._put(rows, active.now.bytes - before, active.now)
+                if ended or active.shrunk:
+                    return not ended
+        return False
 
     async def _page(self, active: _Active, pages: AsyncIterator[Page]) -> Page | None:
         """Return the next page when the rates allow for it; None at the end."""
@@ -259,14 +266,15 @@ class Reading:
         """Look for a key in the middle of the rest of a segment, and split it there."""
         active.probed = True
         try:
-            middle = await find_middle(self.source, active.now.rest, active.now.cursor)
+            apart = self._has_partition_rate
+            middle = await find_middle(
+                self.source, active.now.rest, active.now.cursor, partitions_apart=apart
+            )
         finally:
             active.probed = False
         active.fresh_rows = 0
         self._eager = max(0, self._eager - 1)
-        if middle is not None and middle.row != LAST_ROW and self._has_partition_rate:
-            active.whole = True
-            return
+        active.whole = apart and middle is None
         # Meanwhile its reader may have passed that key, or reached the end. From here on nothing is awaited,
         # so the cursor stands still.
         if middle is None or self._active.get(active.now.id) is not active or middle not in active.now.rest:

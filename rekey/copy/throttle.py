@@ -30,7 +30,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 from rekey.copy.aimd import ServiceRates
 from rekey.copy.pace import BUSY, Pace
@@ -71,16 +71,23 @@ class Rates:
     begins: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass
 class _Lane:
     """A virtual scheduling clock: each entity takes 1/rate seconds of it. One batch waits at a time.
 
-    `next` is in ticks; `entities` counts what was taken.
+    Attributes:
+        next: when the next entity may be taken, in ticks.
+        entities: how many were taken.
+        leaving: of a partition: the same for batches that have waited for the account, too.
     """
 
     next: int = 0
     entities: int = 0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @cached_property
+    def leaving(self) -> _Lane:
+        return _Lane()
 
 
 @dataclass(eq=False)
@@ -225,14 +232,15 @@ class Throttle:
             first: do not queue.
         """
         await self.open()
+        of_partition = partial(self._partition_rate, kind, partition)
         if partition is not None and self.limits_partitions:
-            of_partition = partial(self._partition_rate, kind, partition)
-            waited = await self._wait(self._lane(partition), of_partition, entities, first=first)
-            # Batches that a partition lets through one by one would leave in a crowd if they queued again.
-            first = first or waited
+            await self._wait(self._lane(partition), of_partition, entities, first=first)
         self._judge()
         for lane, rate_of in self._lanes(kind):
             first = await self._wait(lane, rate_of, entities, first=first) or first
+        if partition is not None and self.limits_partitions:
+            # What a partition let through one by one may have come out of the account's queue together.
+            await self._wait(self._lane(partition).leaving, of_partition, entities)
         self._sent(entities, kind)
         if partition is not None and (service := self.service) is not None:
             service.sent_to(self._now, kind, partition, entities)

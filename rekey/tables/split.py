@@ -35,13 +35,16 @@ _LAST_CONTROL = 0x9F
 _MOST_PREFIXES = 8
 
 
-async def find_middle(source: Table, rest: KeyRange, cursor: EntityKey | None = None) -> EntityKey | None:
+async def find_middle(
+    source: Table, rest: KeyRange, cursor: EntityKey | None = None, *, partitions_apart: bool = False
+) -> EntityKey | None:
     """Return a key within `rest` that has rows on both sides of it, None when none is found.
 
     Args:
         source: the table.
         rest: the range to be split.
         cursor: how far the range was read, None when it was not begun.
+        partitions_apart: split between partitions alone, and ask nothing within one.
 
     Raises:
         ServiceError: the table could not be read.
@@ -71,6 +74,8 @@ async def find_middle(source: Table, rest: KeyRange, cursor: EntityKey | None = 
     partition = await middle_text(lowest.partition, partition_beyond)
     if partition is not None:
         found: EntityKey | None = EntityKey(partition, LAST_ROW)
+    elif partitions_apart:
+        found = None
     else:
         row = await middle_text(lowest.row, row_beyond)
         found = None if row is None else EntityKey(lowest.partition, row)

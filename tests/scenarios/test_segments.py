@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -21,6 +22,7 @@ from rekey.errors import StateUnusable
 from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, Row, key_of
 from rekey.state.models import Segment
 from rekey.state.store import State
+from rekey.tables.base import Page
 from rekey.tables.split import character_of, find_middle, rank_of
 from tests.every import every
 from tests.fakeclock import FakeClock
@@ -113,6 +115,45 @@ async def test_a_partition_that_has_a_rate_is_not_split(rate: int | None, split:
         within = any(end.partition == huge and end.row != LAST_ROW for end in ends)
         assert within is split or (split and beside)
         assert not beside or any(end.partition != huge for end in ends)
+
+
+async def test_a_partition_that_has_a_rate_is_asked_nothing_to_split_it(memory: MemoryTableService) -> None:
+    """Its reader takes all that the rate allows for."""
+    table = await table_of(SHAPES["one partition for everything"], memory)
+    asked: list[EntityKey | None] = []
+    plain = table.scan
+
+    def scan(within: KeyRange, **options: Any) -> Any:
+        if options.get("page_rows") == 1:
+            asked.append(within.after)
+        return plain(within, **options)
+
+    table.scan = scan  # type: ignore[method-assign, assignment]
+    await read_all(table, Splits(), throttle=Throttle(None, FakeClock(), partition=1_000_000))
+    assert asked
+    assert every(after is not None and after.row == LAST_ROW for after in asked)
+
+
+async def test_no_page_is_read_beyond_the_end_to_which_a_split_moved_a_segment(
+    memory: MemoryTableService,
+) -> None:
+    """There another reader is at work, and takes all that the rate of the partition allows for."""
+    table = await table_of([(f"p{n // 50:03}", f"{n:04}") for n in range(400)], memory)
+    fetched = 0
+    plain = table.scan
+
+    async def scan(within: KeyRange, **options: Any) -> AsyncIterator[Page]:
+        nonlocal fetched
+        async with aclosing(plain(within, **options)) as pages:
+            async for page in pages:
+                fetched += len(page.rows) if options["page_rows"] > 1 else 0
+                yield page
+
+    table.scan = scan  # type: ignore[method-assign, assignment]
+    splits = Splits()
+    await read_all(table, splits, throttle=Throttle(None, FakeClock(), partition=100))
+    assert len(splits.segments) > 3
+    assert fetched == 400
 
 
 async def test_a_segment_that_its_rate_holds_up_is_split_at_once() -> None:
