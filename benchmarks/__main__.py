@@ -105,15 +105,13 @@ class Sizes:
     calls: int = dualwrite.CALLS
     kinds: int | None = None
     tries: int = peers.TRIES
-    row_check: int = 300_000
+    row_check: int = 1_000_000
     peers: int = 100_000
     rates: float = 1.0
     proxy: proxy.Sizes = proxy.FULL
 
 
-FULL = replace(
-    Sizes(), limits=1_000_000, freeze=1_000_000, sizes=(10_000, 1_000_000, 3_000_000), row_check=1_000_000
-)
+FULL = replace(Sizes(), limits=1_000_000, freeze=1_000_000, sizes=(10_000, 1_000_000, 3_000_000))
 QUICK = Sizes(
     (400,),
     400,

@@ -3,7 +3,7 @@
 Rules kept here:
 
 * Memory is bounded: records are spread over files by a hash of the value that they are joined on; a file with
-  more than `GROUP_RECORDS` records is spread again by further bits of the hash. Few records need no file.
+  more records than a group may have is spread again by further bits of the hash. Few records need no file.
 * Records hold keys. Files are made by `tempfile.TemporaryFile` in a private folder (mode 0700): where the
   system can, they never have a name, so not even SIGKILL leaves one. They are never logged.
 * Each file is encrypted with a key that only its object has: the remains of a file on the disk tell nothing.
@@ -86,13 +86,21 @@ class SealedFile:
 class Spill(Generic[Record]):
     """Records that are read back in groups, those of equal hash together. A context manager."""
 
-    def __init__(self, parent: Path | None, place: Callable[[Record], int], *, level: int = 0) -> None:
+    def __init__(
+        self,
+        parent: Path | None,
+        place: Callable[[Record], int],
+        *,
+        level: int = 0,
+        most: int | None = None,
+    ) -> None:
         """Make a private folder for the files.
 
         Args:
             parent: where the folder is made; None: where the system keeps temporary files.
             place: returns the hash of a record; records that belong together have the same.
             level: how many times these records were spread before.
+            most: records of a group; None: `GROUP_RECORDS`.
 
         Raises:
             MachineFailed: the folder cannot be made.
@@ -104,6 +112,7 @@ class Spill(Generic[Record]):
         except OSError as error:
             raise disk_failed(error) from None
         self._place, self._level = place, level
+        self._most = GROUP_RECORDS if most is None else most
         self._files: dict[int, SealedFile] = {}
         self._waiting: list[list[Record]] = [[] for _ in range(_FILES)]
         # Records in each file.
@@ -123,17 +132,19 @@ class Spill(Generic[Record]):
         try:
             for slot, (written, waiting) in enumerate(zip(self._written, self._waiting, strict=True)):
                 count = written + len(waiting)
-                if count <= GROUP_RECORDS:
+                if count <= self._most:
                     if count:
                         yield list(self._read(slot))
                 elif self._level < _DEEPEST:
-                    with Spill(Path(self._folder.name), self._place, level=self._level + 1) as deeper:
+                    with Spill(
+                        Path(self._folder.name), self._place, level=self._level + 1, most=self._most
+                    ) as deeper:
                         for record in self._read(slot):
                             deeper.put(record)
                         yield from deeper.groups()
                 else:
                     records = self._read(slot)
-                    while group := list(islice(records, GROUP_RECORDS)):
+                    while group := list(islice(records, self._most)):
                         yield group
         except OSError as error:
             raise disk_failed(error) from None

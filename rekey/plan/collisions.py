@@ -24,6 +24,8 @@ from rekey.plan.result import CollisionGroup, Collisions
 FIRST_GROUPS = 20
 FIRST_ROWS = 10
 _TABLE_BYTES = 2
+# A record takes less memory than others: a group stays near 20 MB. Up to 1.6 million rows are spread once.
+GROUP_RECORDS = 50_000
 # Of a record: the table's number and the digest of the target key. The source row's key follows them.
 _KEY_BYTES = _TABLE_BYTES + 16
 
@@ -36,7 +38,9 @@ class CollisionSearch(spill.Spill[bytes]):
 
         Raises MachineFailed when it cannot be used.
         """
-        super().__init__(folder, lambda record: int.from_bytes(record[_TABLE_BYTES:_KEY_BYTES]))
+        super().__init__(
+            folder, lambda record: int.from_bytes(record[_TABLE_BYTES:_KEY_BYTES]), most=GROUP_RECORDS
+        )
         self._keyed = hashlib.blake2b(digest_size=16, key=secrets.token_bytes(32))
 
     def take(self, table: int, made: Iterable[tuple[Row, Row]]) -> list[bytes]:

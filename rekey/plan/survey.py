@@ -50,6 +50,9 @@ SIZED = 50
 # Of the sample, which is bounded by rows and by bytes.
 MOST_ROWS = 5_000
 MOST_BYTES = 8 * 1024 * 1024
+# The partition of mapping rows, of a byte of an id: 32 of each direction.
+_FORWARD = bytes(byte >> 3 for byte in range(256))
+_REVERSE = bytes(32 + (byte >> 3) for byte in range(256))
 
 
 class RowSample:
@@ -174,10 +177,10 @@ class Survey:
                 sizes = [self._size_of[number](Operation(Verb.INSERT, row)) for row, _ in pairs[::SIZED]]
                 filled.append(Filled(partitions, _mean(sizes), unit if number in self.together else 1.0))
             # Ids are digests, too: any digests show how mapping rows spread over 32 partitions a direction.
-            forward = Counter([digest[0] >> 3 for digest in digests])
-            reverse = Counter([~(digest[1] >> 3) for digest in digests])
+            joined = b"".join([digest[:2] for digest in digests])
+            spread = Counter(joined[::2].translate(_FORWARD) + joined[1::2].translate(_REVERSE))
             wire_bytes = round(len(rows) * _mean(list(map(row_bytes, rows[::SIZED]))))
-            self.packing.page(len(rows), wire_bytes, filled, Filled(forward + reverse))
+            self.packing.page(len(rows), wire_bytes, filled, Filled(spread))
 
     def _rows_together(self, mapped: Sequence[tuple[Row, Sequence[TargetRow]]]) -> float:
         """Return how many rows of the main target's table a source row gives one partition, on average."""
@@ -210,13 +213,11 @@ class Survey:
             self.looked_at += len(rows)
             sizes: list[list[int]] = [[] for _ in self.labels]
             found: list[Mapped] = []
-            for row in rows:
-                with suppress(RowRefused):
-                    mapped = self._mapper.map(row)
-                    self.gatherer.take(row, mapped)
-                    found.append((key_of(row), [target_key(*one) for one in mapped]))
-                    for number, target in mapped:
-                        sizes[number].append(entity_bytes(target))
+            for row, mapped in self._mapper.map_all(rows, lambda *_: None):
+                self.gatherer.take(row, mapped)
+                found.append((key_of(row), [target_key(*one) for one in mapped]))
+                for number, target in mapped:
+                    sizes[number].append(entity_bytes(target))
             self._row_bytes.append(list(map(_mean, sizes)))
             self._mapping_bytes.append(_mean([*self._measured(_some(found, MEASURED_ROWS))]))
             mappable += found

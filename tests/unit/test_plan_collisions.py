@@ -66,7 +66,7 @@ def test_keys_are_kept_only_when_they_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_parts_that_are_too_large_are_spread_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spill, "GROUP_RECORDS", 10)
+    monkeypatch.setattr(collisions, "GROUP_RECORDS", 10)
     monkeypatch.setattr(spill, "BUFFERED_RECORDS", 100)
     with CollisionSearch(tmp_path) as search:
         take(search, 0, (("p", str(n // 2 if n < 100 else n), n) for n in range(6_000)))
