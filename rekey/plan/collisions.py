@@ -80,7 +80,7 @@ class CollisionSearch(spill.Spill[bytes]):
         first: list[tuple[int, list[bytes], int]] = []
         met: dict[bytes, tuple[int, list[bytes]]] = {}
         for records in chain(self.groups(), [[]]):
-            found = [record[:_KEY_BYTES] for record in records]
+            found = {record[:_KEY_BYTES] for record in records}
             # A key with more rows than fit into a group continues in the next group: it is not counted yet.
             if met.keys().isdisjoint(found):
                 for key, (count, sources) in met.items():
@@ -90,9 +90,13 @@ class CollisionSearch(spill.Spill[bytes]):
                         first.append((int.from_bytes(key[:_TABLE_BYTES]), sorted(sources), count))
                 first = nsmallest(FIRST_GROUPS, first)
                 met.clear()
-                if len(set(found)) == len(found):
-                    continue  # equal digests are equal keys, and these all come in one group, or fill groups
-            for key, record in zip(found, records, strict=True):
+                if len(found) == len(records):
+                    # Equal digests are equal keys, and these all come in one group, or fill groups. The
+                    # memory of this one is freed before the next is read.
+                    del records, found
+                    continue
+            for record in records:
+                key = record[:_KEY_BYTES]
                 count, sources = met.get(key, (0, []))
                 if count < FIRST_ROWS:
                     sources.append(record[_KEY_BYTES:])
