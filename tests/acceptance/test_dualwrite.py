@@ -118,7 +118,7 @@ def test_a_whole_life_under_writes_kills_and_faults_loses_nothing(
     full speed it starves a slow machine, and requests run out of time. `make soak` has full speed, and the
     storm all the way through.
     """
-    dealt = live_once(tmp_path, azurite, world, seed, kills=1, pause=0.2, storm_ends=True)
+    dealt = live_once(tmp_path, azurite, world, seed, kills=1, pause=0.4, storm_ends=True)
     assert dealt["lost"], "the weather was too fine"
     assert dealt["busy"], "the weather was too fine"
 

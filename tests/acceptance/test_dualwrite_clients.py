@@ -63,7 +63,7 @@ def test_a_freeze_waits_for_ten_live_clients_at_default_settings_and_no_write_fa
     with staged(tmp_path, azurite) as (stage, fleet):
         for number in range(CLIENTS):
             rows = [f"r{number * 6 + each}" for each in range(6)]
-            fleet.start(f"client-{number}", "new" if number == 9 else "old", [rows], pause=0.2)
+            fleet.start(f"client-{number}", "new" if number == 9 else "old", [rows], pause=0.5)
         stage.project.run("apply").ended(0)
         fleet.until_writing(more=3)
         ran, seconds = freeze_seconds(stage, "apply", "--to", "cutover")

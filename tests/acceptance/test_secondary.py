@@ -113,7 +113,7 @@ def test_a_reader_who_reads_all_the_time_never_finds_half_a_pair(
     seed = int(os.environ.get("REKEY_SEED", random.SystemRandom().randrange(2**32)))
     for life in range(lives):
         # At full speed the reader takes most of what Azurite can do, and the writers a machine's cores.
-        one_life(Project(tmp_path / f"{life}", azurite), script, seed + life, 0.05 if lives == 1 else 0.0)
+        one_life(Project(tmp_path / f"{life}", azurite), script, seed + life, 0.2 if lives == 1 else 0.0)
 
 
 def one_life(project: Project, script: str, seed: int, pause_s: float) -> None:

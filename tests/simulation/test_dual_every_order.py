@@ -63,6 +63,7 @@ LARGE = (
     ("races, cutover: old rename", "an open outcome"),
     ("lowered, dual_write: old batch of delete and insert", "an open outcome"),
     ("folded, cutover: old batch of delete and insert", "a busy service"),
+    ("folded, cutover: old batch of delete and insert", "an open outcome"),
 )
 """A source row, a main row and index rows, one request after the other: as long as all others together."""
 ALONE = list(itertools.product(ONE_CLIENT, FAULTS))
