@@ -96,7 +96,7 @@ class Sizes:
     side_by_side: int = 20_000
     stub: int = 100_000
     limits: int = 100_000
-    freeze: int = 200_000
+    freeze: int = 1_000_000
     throttled: int = 500_000
     requests: int = 100_000
     sizes: tuple[int, ...] = (10_000, 100_000, 300_000)
@@ -111,7 +111,7 @@ class Sizes:
     proxy: proxy.Sizes = proxy.FULL
 
 
-FULL = replace(Sizes(), limits=1_000_000, freeze=1_000_000, sizes=(10_000, 1_000_000, 3_000_000))
+FULL = replace(Sizes(), limits=1_000_000, sizes=(10_000, 1_000_000, 3_000_000))
 QUICK = Sizes(
     (400,),
     400,
