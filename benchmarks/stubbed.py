@@ -1,7 +1,7 @@
 """Side by side on the stub: rows per second of the client's processor, and the ratios.
 
 Both sides read the same source and write the same rows (or compare the same two tables). A figure is the
-better of `TRIES` runs: on a machine that others use, the worse one tells more of them than of the program.
+best of `TRIES` runs: on a machine that others use, a worse one tells more of them than of the program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.measure import run
 from benchmarks.stub import StubProcess
 
 WORKS = ("copy", "copy-targets", "verify")
-TRIES = 2
+TRIES = 3
 _ROWS_OF_LOOP = 5_000
 """The loop takes as long for every row; this many show it."""
 

@@ -233,14 +233,15 @@ class Throttle:
         """
         await self.open()
         of_partition = partial(self._partition_rate, kind, partition)
-        if partition is not None and self.limits_partitions:
-            await self._wait(self._lane(partition), of_partition, entities, first=first)
+        own = None if partition is None or not self.limits_partitions else self._lane(partition)
+        if own is not None:
+            await self._wait(own, of_partition, entities, first=first)
         self._judge()
         for lane, rate_of in self._lanes(kind):
             first = await self._wait(lane, rate_of, entities, first=first) or first
-        if partition is not None and self.limits_partitions:
+        if own is not None:
             # What a partition let through one by one may have come out of the account's queue together.
-            await self._wait(self._lane(partition).leaving, of_partition, entities)
+            await self._wait(own.leaving, of_partition, entities)
         self._sent(entities, kind)
         if partition is not None and (service := self.service) is not None:
             service.sent_to(self._now, kind, partition, entities)

@@ -8,14 +8,16 @@ Rules kept here:
   is written.
 * A source row whose main and secondary rows share table and partition is refused if one transaction could not
   delete all that were there and write all that are to be there.
-* Everything that does not depend on the row is computed once, in the constructor: `map_all` is the hot path,
-  and works step by step on many rows.
+* Everything that does not depend on the row is computed once, in the constructor: `map_all` and `map_tables`
+  are the hot paths, and work step by step on many rows.
 * Refusals name the place in the declaration, never a value of the row.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import orjson
@@ -68,6 +70,13 @@ class TargetRow(NamedTuple):
 
     table: int
     row: Row
+
+
+class Made(NamedTuple):
+    """Rows for one of the migration's tables, and the source row of each."""
+
+    rows: list[Row]
+    sources: list[Row]
 
 
 class Mapper:
@@ -143,12 +152,37 @@ class Mapper:
                     else:
                         yield row, made
 
-    def _map(self, rows: Sequence[Row]) -> list[list[TargetRow]]:
+    def map_tables(
+        self, rows: Sequence[Row], refused: Callable[[Row, RowRefused], object], most: int = sys.maxsize
+    ) -> Iterator[list[Made]]:
+        """Yield, by the number of their table, the rows that many rows map to: all at once, or whenever they
+        are at least `most`, since a row may map to many. `refused` is called as by `map_all`."""
+        made = [Made([], []) for _ in self.tables]
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            if sum([len(one.rows) for one in made]) >= most:
+                yield made
+                made = [Made([], []) for _ in self.tables]
+            some = rows[start : start + _ROWS_AT_ONCE]
+            if not self._indexes:
+                with suppress(RowRefused):
+                    made[0].rows.extend(self._map_main(some))
+                    made[0].sources.extend(some)
+                    continue
+            for row, of_row in self.map_all(some, refused):
+                for number, target in of_row:
+                    made[number].rows.append(target)
+                    made[number].sources.append(row)
+        yield made
+
+    def _map_main(self, rows: Sequence[Row]) -> list[Row]:
         for row in rows:
             if len(row[PARTITION_KEY]) + len(row[ROW_KEY]) > SURELY_ADDRESSED:
                 check_address(row, "source")
+        return self._main.make_page(rows)
+
+    def _map(self, rows: Sequence[Row]) -> list[list[TargetRow]]:
         # Without the cost of a constructor, as in `rekey.model.key_of`.
-        made = [[_make(TargetRow, (0, main))] for main in self._main.make_page(rows)]
+        made = [[_make(TargetRow, (0, main))] for main in self._map_main(rows)]
         for row, some in zip(rows, made, strict=True) if self._indexes else ():
             for number, index in self._indexes:
                 some += [TargetRow(number, made_row) for made_row in index.make_all(row, some[0].row)]

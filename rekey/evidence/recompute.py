@@ -23,11 +23,10 @@ from rekey.declaration.mapper import Mapper
 from rekey.errors import Findings, TableBeingDeleted, TableMissing
 from rekey.evidence import contents
 from rekey.model import Row
-from rekey.tables.base import Table, TableService
+from rekey.tables.base import MAX_PAGE_ROWS, Table, TableService
 from rekey.tables.kinds import by_number
 from rekey.verify.digest import Digester
 from rekey.verify.report import label_of
-from rekey.verify.summing import mapped_by_table
 from rekey.verify.sums import BucketSums
 
 BEGIN = "row_keys_begin"
@@ -98,8 +97,9 @@ async def recompute(
     def map_again(rows: Sequence[Row]) -> None:
         """Add the target rows of source rows; a refused row has none, as in the verification."""
         if mapper is not None:
-            for number, mapped in mapped_by_table(mapper, rows, lambda *_: None):
-                adders[number](mapped)
+            for made in mapper.map_tables(rows, lambda *_: None, MAX_PAGE_ROWS):
+                for add, one in zip(adders, made, strict=True):
+                    add(one.rows)
 
     name = recorded["source"]
     source = BucketSums()

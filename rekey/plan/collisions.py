@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from heapq import nsmallest
 from itertools import chain
 from pathlib import Path
@@ -43,13 +43,13 @@ class CollisionSearch(spill.Spill[bytes]):
         )
         self._keyed = hashlib.blake2b(digest_size=16, key=secrets.token_bytes(32))
 
-    def take(self, table: int, made: Iterable[tuple[Row, Row]]) -> list[bytes]:
-        """Take rows of the target table with a number, each with its source row; return for each a digest of
-        its key, which means nothing outside this search. Raises MachineFailed when the disk is full."""
+    def take(self, table: int, rows: Sequence[Row], sources: Sequence[Row]) -> list[bytes]:
+        """Take rows of the target table with a number, and the source row of each; return for each a digest
+        of its key, which means nothing outside this search. Raises MachineFailed when the disk is full."""
         begin, copy = table.to_bytes(_TABLE_BYTES), self._keyed.copy
         waiting, slots = self._waiting, len(self._waiting)
         digests = []
-        for target, source in made:
+        for target, source in zip(rows, sources, strict=True):
             partition = target[PARTITION_KEY]
             hashed = copy()
             # the length first, so that no two keys give the same text

@@ -25,7 +25,7 @@ from typing import Self, TypeAlias
 from rekey.copy.scan import row_bytes, window_of
 from rekey.core.limits import entity_bytes, utf16_units
 from rekey.core.safe_ids import SafeIds, new_key
-from rekey.declaration.mapper import Mapper, TargetRow
+from rekey.declaration.mapper import Made, Mapper
 from rekey.errors import RowRefused
 from rekey.inspect.inventory import ELSEWHERE, PARTS, Inventory, Weights
 from rekey.mapping.rows import MappingRows, TargetKey, target_key
@@ -157,24 +157,20 @@ class Survey:
         self.rows += len(rows)
 
     def _take(self, rows: Sequence[Row], part: int) -> None:
-        mapped = list(self._mapper.map_all(rows, self._refuse))
-        made = [
-            [(target, row) for row, of_row in mapped for table, target in of_row if table == number]
-            for number in range(len(self.labels))
-        ]
-        digests, *_ = [self._search.take(number, pairs) for number, pairs in enumerate(made)]
-        counts = [Counter([target[PARTITION_KEY] for target, _ in pairs]) for pairs in made]
-        tables = [[row for row, _ in mapped], *([target for target, _ in pairs] for pairs in made)]
-        today = Counter([row[PARTITION_KEY] for row in tables[0]])
+        [made] = self._mapper.map_tables(rows, self._refuse)
+        mapped = made[0].sources
+        digests, *_ = [self._search.take(number, *one) for number, one in enumerate(made)]
+        tables = [mapped, *(one.rows for one in made)]
+        today, *counts = [Counter([row[PARTITION_KEY] for row in of_table]) for of_table in tables]
         self.portrayer.count(part, tables, [today, *counts])
         self.mapped[part] += len(mapped)
         met = self.target_rows[part]
-        self.target_rows[part] = [rows + len(pairs) for rows, pairs in zip(met, made, strict=True)]
+        self.target_rows[part] = [rows + len(one.rows) for rows, one in zip(met, made, strict=True)]
         if self.packing.open:
-            unit = self._rows_together(mapped)
+            unit = self._rows_together(made)
             filled = []
-            for number, (partitions, pairs) in enumerate(zip(counts, made, strict=True)):
-                sizes = [self._size_of[number](Operation(Verb.INSERT, row)) for row, _ in pairs[::SIZED]]
+            for number, (partitions, one) in enumerate(zip(counts, made, strict=True)):
+                sizes = [self._size_of[number](Operation(Verb.INSERT, row)) for row in one.rows[::SIZED]]
                 filled.append(Filled(partitions, _mean(sizes), unit if number in self.together else 1.0))
             # Ids are digests, too: any digests show how mapping rows spread over 32 partitions a direction.
             joined = b"".join([digest[:2] for digest in digests])
@@ -182,13 +178,12 @@ class Survey:
             wire_bytes = round(len(rows) * _mean(list(map(row_bytes, rows[::SIZED]))))
             self.packing.page(len(rows), wire_bytes, filled, Filled(spread))
 
-    def _rows_together(self, mapped: Sequence[tuple[Row, Sequence[TargetRow]]]) -> float:
+    def _rows_together(self, made: Sequence[Made]) -> float:
         """Return how many rows of the main target's table a source row gives one partition, on average."""
         partitions = Counter(
-            (number, row[PARTITION_KEY])
-            for number, (_, of_row) in enumerate(mapped if self.together else ())
-            for table, row in of_row
-            if table in self.together
+            (id(source), row[PARTITION_KEY])
+            for number in self.together
+            for row, source in zip(*made[number], strict=True)
         )
         return _mean(list(partitions.values())) or 1.0
 
@@ -214,10 +209,11 @@ class Survey:
             sizes: list[list[int]] = [[] for _ in self.labels]
             found: list[Mapped] = []
             for row, mapped in self._mapper.map_all(rows, lambda *_: None):
-                self.gatherer.take(row, mapped)
-                found.append((key_of(row), [target_key(*one) for one in mapped]))
-                for number, target in mapped:
-                    sizes[number].append(entity_bytes(target))
+                with suppress(RowRefused):
+                    self.gatherer.take(row, mapped)
+                    found.append((key_of(row), [target_key(*one) for one in mapped]))
+                    for number, target in mapped:
+                        sizes[number].append(entity_bytes(target))
             self._row_bytes.append(list(map(_mean, sizes)))
             self._mapping_bytes.append(_mean([*self._measured(_some(found, MEASURED_ROWS))]))
             mappable += found

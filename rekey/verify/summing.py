@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from rekey.core.concurrency import together
 from rekey.declaration.mapper import Mapper
-from rekey.errors import Interrupted, RowRefused
+from rekey.errors import Interrupted
 from rekey.model import KeyRange, Row, key_of
 from rekey.tables.base import MAX_PAGE_ROWS, Page
 from rekey.tables.split import find_middle
@@ -226,8 +226,9 @@ class Adding:
         """Add rows of a target or, for `SOURCE`, source rows and the rows that they map to."""
         if table == SOURCE:
             self._add_source(rows)
-            for number, mapped in mapped_by_table(self._mapper, rows, self._refuse):
-                self._add_expected[number](mapped)
+            for made in self._mapper.map_tables(rows, self._refuse, MAX_PAGE_ROWS):
+                for add, one in zip(self._add_expected, made, strict=True):
+                    add(one.rows)
             self._work.source_rows += len(rows)
         elif table == 0 and self._mapper.together:
             kinds: defaultdict[int, list[Row]] = defaultdict(list)
@@ -242,21 +243,3 @@ class Adding:
         self._work.refused += 1
         if self._trace is not None:
             self._trace.note_refused()
-
-
-def mapped_by_table(
-    mapper: Mapper, rows: Sequence[Row], refused: Callable[[Row, RowRefused], object]
-) -> Iterator[tuple[int, list[Row]]]:
-    """Yield the rows that source rows map to, by the number of their table: some of one at a time, because a
-    source row may map to many. `refused` is called for each row that the mapping refuses."""
-    made: defaultdict[int, list[Row]] = defaultdict(list)
-    held = 0
-    for _, mapped in mapper.map_all(rows, refused):
-        for number, target in mapped:
-            made[number].append(target)
-        held += len(mapped)
-        if held >= MAX_PAGE_ROWS:
-            yield from made.items()
-            made.clear()
-            held = 0
-    yield from made.items()

@@ -28,7 +28,8 @@ Numbered = tuple[str, str, int]
 def take(search: CollisionSearch, table: int, rows: Iterable[Numbered]) -> None:
     made = [({"PartitionKey": key, "RowKey": row}, source(number)) for key, row, number in rows]
     for start in range(0, len(made), 1000):
-        search.take(table, made[start : start + 1000])
+        targets, sources = zip(*made[start : start + 1000], strict=True)
+        search.take(table, targets, sources)
 
 
 def source(number: int) -> Row:
@@ -109,8 +110,8 @@ def test_temporary_files_hold_no_key_that_can_be_read_and_are_gone_afterwards(
     with CollisionSearch(tmp_path) as search:
         anna: Row = {"PartitionKey": "anna@mail.example", "RowKey": "anna@"}
         for number in range(6):
-            made = [({"PartitionKey": "p", "RowKey": f"{number} {n}"}, anna) for n in range(1_000)]
-            search.take(0, made)
+            made: list[Row] = [{"PartitionKey": "p", "RowKey": f"{number} {n}"} for n in range(1_000)]
+            search.take(0, made, [anna] * 1_000)
         for file in files:
             file.seek(0)
         held = [file.read() for file in files]
