@@ -15,7 +15,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -153,13 +152,13 @@ class Mapper:
                         yield row, made
 
     def map_tables(
-        self, rows: Sequence[Row], refused: Callable[[Row, RowRefused], object], most: int = sys.maxsize
+        self, rows: Sequence[Row], refused: Callable[[Row, RowRefused], object], most: int | None = None
     ) -> Iterator[list[Made]]:
         """Yield, by the number of their table, the rows that many rows map to: all at once, or whenever they
         are at least `most`, since a row may map to many. `refused` is called as by `map_all`."""
         made = [Made([], []) for _ in self.tables]
         for start in range(0, len(rows), _ROWS_AT_ONCE):
-            if sum([len(one.rows) for one in made]) >= most:
+            if most is not None and sum([len(one.rows) for one in made]) >= most:
                 yield made
                 made = [Made([], []) for _ in self.tables]
             some = rows[start : start + _ROWS_AT_ONCE]
