@@ -422,3 +422,30 @@ def test_many_rows_are_mapped_as_one_by_one_and_those_that_are_refused_are_told(
     mapped = list(made.map_all(rows, lambda row, error: refused.append((row, error.code))))
     assert refused == [(row, refusal(made, row).code) for row in missing]
     assert mapped == [(row, made.map(row)) for row in rows if "Tags" in row]
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+@pytest.mark.parametrize("most", [None, 150])
+def test_rows_by_table_are_those_of_each_row_whether_all_at_once_or_in_parts(
+    is_indexed: bool, most: int | None
+) -> None:
+    """Each stands beside its source row; rows that are refused are told."""
+    by_tag = Index("ByTag", each=keys.split("Tags", ","), partition_key=keys.item(), row_key=ROW)
+    made = mapper(props.copy("RowKey", to="Mail"), indexes=(by_tag,) if is_indexed else ())
+    rows = [read(Tags="b,a") | {"RowKey": f"{number:04}"} for number in range(333)]
+    for number in (7, 211):
+        rows[number]["Mail"] = "taken"
+    refused: list[Row] = []
+    parts = list(made.map_tables(rows, lambda row, _: refused.append(row), most))
+    assert refused == [rows[7], rows[211]]
+    assert (len(parts) > 1) is (most is not None)
+    for number in range(len(made.tables)):
+        expected = [
+            (target, row)
+            for row in rows
+            if row not in refused
+            for table, target in made.map(row)
+            if table == number
+        ]
+        assert [pair for part in parts for pair in zip(*part[number], strict=True)] == expected
+        assert len(expected) == 331 * (1 + number)

@@ -82,9 +82,9 @@ def test_all_rows_on_one_key_are_counted_without_being_held(tmp_path: Path) -> N
     assert (found.keys, found.rows, len(found.first[0].row_ids)) == (1, 100_000, collisions.FIRST_ROWS)
 
 
-def test_memory_is_flat_from_20_000_to_60_000_rows(tmp_path: Path) -> None:
+def test_memory_is_flat_from_30_000_to_120_000_rows(tmp_path: Path) -> None:
     peaks = []
-    for rows in (20_000, 60_000):
+    for rows in (30_000, 120_000):
         tracemalloc.start()
         with CollisionSearch(tmp_path) as search:
             for start in range(0, rows, 1000):
