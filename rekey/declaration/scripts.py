@@ -189,10 +189,12 @@ def _importable(folder: Path, module: ModuleType) -> Iterator[None]:
     for name in sorted(names & (sys.stdlib_module_names | {"rekey"})):
         problem = "the name hides a module that scripts need"
         raise DeclarationError(f"{folder.name}/{name}", "", problem, cure="rename it")
-    modules, search, bytecode = dict(sys.modules), list(sys.path), sys.dont_write_bytecode
-    for name in list(sys.modules):
-        if name.partition(".")[0] in names:
-            del sys.modules[name]  # a namesake from elsewhere; it comes back below
+    # namesakes from elsewhere are put back below
+    namesakes = {name: found for name, found in sys.modules.items() if name.partition(".")[0] in names}
+    known = sys.modules.keys() - namesakes
+    for name in namesakes:
+        del sys.modules[name]
+    search, bytecode = list(sys.path), sys.dont_write_bytecode
     sys.path.insert(0, str(folder.resolve()))
     sys.dont_write_bytecode = True
     # dataclasses and the like look their module up by name
@@ -203,12 +205,10 @@ def _importable(folder: Path, module: ModuleType) -> Iterator[None]:
     finally:
         sys.path[:] = search
         sys.dont_write_bytecode = bytecode
-        for name in list(sys.modules):
-            helper = name.partition(".")[0] in names or name == module.__name__
-            if helper or (name not in modules and _lies_in(sys.modules[name], folder)):
+        for name in sys.modules.keys() - known:
+            if name.partition(".")[0] in {*names, module.__name__} or _lies_in(sys.modules[name], folder):
                 del sys.modules[name]
-        for name, before in modules.items():
-            sys.modules.setdefault(name, before)
+        sys.modules.update(namesakes)
         importlib.invalidate_caches()
 
 

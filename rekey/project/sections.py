@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias, TypeVar, get_type_hints
 
@@ -27,6 +28,7 @@ Bytes: TypeAlias = Annotated[int, "a size"]
 AUTO: Final = "auto"
 # A field that is written as a whole number, or as `"auto"`.
 Rate: TypeAlias = int | Literal["auto"] | None
+_fields_of: Callable[[type], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
 _DURATION = re.compile(r"(\d+)(s|m|h|d)")
 _SIZE = re.compile(r"(\d+)(B|KiB|MiB|GiB)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -112,10 +114,7 @@ class Section:
             ConfigurationError: a key is unknown, or its value is not written in that way.
         """
         known = _READERS | (more or {})
-        readers = {
-            name.removesuffix("_s"): (name, known[kind])
-            for name, kind in get_type_hints(value, include_extras=True).items()
-        }
+        readers = {name.removesuffix("_s"): (name, known[kind]) for name, kind in _fields_of(value).items()}
         self.allow(*readers)
         found = {name: reader(self, key) for key, (name, reader) in readers.items() if key in self.content}
         return value(**found)
