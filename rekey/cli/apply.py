@@ -42,7 +42,6 @@ from rekey.status.groups import groups_of
 from rekey.status.judge import Status
 from rekey.status.tell import next_lines
 
-_GOALS = [phase for phase in Phase if phase is not Phase.RETIRE]
 _OF_A_RUN = ("phase", "outcome", "started_at", "finished_at", "counters")
 
 
@@ -134,7 +133,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
 @SCRIPTS
 @click.option(
     "--to",
-    type=click.Choice([str(phase) for phase in _GOALS]),
+    type=click.Choice([str(phase) for phase in Phase if phase is not Phase.RETIRE]),
     help="Continue through gates, up to this phase. By default `apply` stops before cutover.",
 )
 @flag(

@@ -58,9 +58,8 @@ def erase(
         stay = f"They stay, and after this no one can look up whose they are. {_CHOICE}"
         after = "They are erased, too" if with_targets else stay
         shell.note(f"{declared.script_id}: the targets hold of what is named: {rows}. {after}")
-        if with_targets or not shell.is_terminal:
-            return
-        if not click.confirm("Erase the rest all the same?", err=True):
+        asks = not with_targets and shell.is_terminal
+        if asks and not click.confirm("Erase the rest all the same?", err=True):
             raise refusal("erase-not-confirmed", script=declared.script_id, hint=_CHOICE)
 
     with open_session(shell, project) as session:

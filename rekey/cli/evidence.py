@@ -162,8 +162,7 @@ def verify(
         earlier = None if kept is None else kept.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         raise refusal("no-checkpoint", file=kept) from None
-    trusted = Trusted(keys, root=root, ignore_timestamp=without_timestamp, earlier=earlier)
-    verdict = check(folder, trusted)
+    verdict = check(folder, Trusted(keys, root=root, ignore_timestamp=without_timestamp, earlier=earlier))
     recorded = verdict.is_right and _record(shell, folder, verdict)
     code = ExitCode.DONE if verdict.is_right else ExitCode.FINDINGS
     about = verdict.predicate
@@ -213,8 +212,7 @@ def recompute(
     targets = targets_endpoint, targets_key_env
     if endpoint is None or mapping:
         _refuse_within(shell, folder)
-    keys = _keys_for(shell, key_files, folder)
-    verdict = check(folder, Trusted(keys, ignore_timestamp=True))
+    verdict = check(folder, Trusted(_keys_for(shell, key_files, folder), ignore_timestamp=True))
     if not verdict.is_right:
         findings, command = "; ".join(one.what for one in verdict.findings), f"evidence verify {folder}"
         raise refusal("bundle-changed", folder=folder, findings=findings, command=shell.command(command))

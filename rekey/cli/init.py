@@ -40,9 +40,8 @@ def init(shell: Shell, folder: Path) -> ExitCode:
     ignore = config.parent / ".gitignore"
     try:
         migrations.mkdir(parents=True, exist_ok=True)
-        fresh = _write_new(config, default_config())
-        made = {config: fresh}
-        if fresh:
+        made = {config: _write_new(config, default_config())}
+        if made[config]:
             made[key] = _write_new(key, f"{secrets.token_hex(32)}\n", private=True)
         made[keep] = not any(migrations.iterdir()) and _write_new(keep, "")
         made[ignore] = _ignore(ignore)

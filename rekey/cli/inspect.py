@@ -36,8 +36,7 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
     dates, card numbers and the like), whether new rows go to one end, properties and their types, and advice
     on what may become a problem. Reads only. Advice does not change the exit code.
     """
-    problem = table_name_problem(table, qualified=True)
-    if problem is not None:
+    if problem := table_name_problem(table, qualified=True):
         raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
     found, facts = shell.do(_inspect(shell, table, exact, show_keys))
     advice = advise(facts)
@@ -59,6 +58,5 @@ async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tu
                 accounts.tables.table(table), exact=exact, show_keys=show_keys, progress=shell.progress()
             )
         except TableMissing:
-            name = own_name(table)
-            raise refusal("no-such-table", table=name, account=account, section=section) from None
+            raise refusal("no-such-table", table=own_name(table), account=account, section=section) from None
     return found, facts_of_profile(profile, found.inventory)

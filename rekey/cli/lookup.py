@@ -98,8 +98,7 @@ async def _look(
         looking = Lookup(await migration.mapping(control), accounts.tables)
         met = [await looking.meet(one) for one in queries]
         if not declared.migration.is_sealed and not bulk:
-            found = await looking.tell(met[0])
-            shown = [one for one in found if isinstance(one, Found)]
+            shown = [one for one in await looking.tell(met[0]) if isinstance(one, Found)]
             check_reason(reason, [key for one in shown for key in (one.old, *(new for _, new in one.new))])
         # The record holds no key of a row, and no unkeyed hash of one.
         known = sum(bool(one.rows) for one in met)
@@ -125,13 +124,12 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
     try:
         with State.open(project.config.state) as state:
             record_look_up(state, declared.script_id, details, most=project.config.lookup.per_minute)
-            said = erasures(state.audit_events(declared.script_id))
+            return erasures(state.audit_events(declared.script_id))
     except (StateUnusable, Locked, MachineFailed) as error:
         if declared.migration.is_sealed:
             raise
         shell.note(f"warning: this lookup is not recorded: {error.what}", "warning")
         return Erasures()
-    return said
 
 
 def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone]) -> RekeyError:

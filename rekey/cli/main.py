@@ -224,32 +224,21 @@ def as_rekey_error(error: BaseException) -> RekeyError:
         known.hint = known.hint or "run the same command again; if it fails again, report it with this text"
         return known
     if isinstance(error, KeyboardInterrupt):
-        return Interrupted(
-            "stopped by a signal",
-            kept="everything that was there before",
-            hint="run the same command again",
-        )
+        kept, hint = "everything that was there before", "run the same command again"
+        return Interrupted("stopped by a signal", kept=kept, hint=hint)
+    kept = "everything up to the last checkpoint"
     if isinstance(error, MemoryError):
-        return MachineFailed(
-            "this machine has no memory left",
-            kept="everything up to the last checkpoint",
-            hint="lower [limits] window_rows and concurrency, then run the same command again",
-        )
+        hint = "lower [limits] window_rows and concurrency, then run the same command again"
+        return MachineFailed("this machine has no memory left", kept=kept, hint=hint)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EIO):
-        return MachineFailed(
-            f"this machine failed: {errno.errorcode[error.errno]}",
-            kept="everything up to the last checkpoint",
-            hint="mend that (space on the disk, quota, open files), then run the same command again",
-        )
+        hint = "mend that (space on the disk, quota, open files), then run the same command again"
+        return MachineFailed(f"this machine failed: {errno.errorcode[error.errno]}", kept=kept, hint=hint)
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
     innermost = (ours or frames)[-1:]
     place = "".join(f"{_short(frame.filename)}:{frame.lineno}" for frame in innermost) or "an unknown place"
-    return FaultOfRekey(
-        f"{type(error).__name__} at {place}: this is a fault of rekey",
-        kept="everything up to the last checkpoint",
-        hint="run the same command again with --debug and report what it prints; it holds no keys",
-    )
+    hint = "run the same command again with --debug and report what it prints; it holds no keys"
+    return FaultOfRekey(f"{type(error).__name__} at {place}: this is a fault of rekey", kept=kept, hint=hint)
 
 
 def places(error: BaseException) -> str:

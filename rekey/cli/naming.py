@@ -89,8 +89,7 @@ def _read_bulk(path: Path, most: int) -> tuple[str, list[list[str]]]:
     header = tuple(rows[0]) if rows else ()
     asked = [row for row in rows[1:] if row]
     if header not in _COLUMNS or any(len(row) != len(header) for row in asked):
-        wanted = "; ".join(",".join(columns) for columns in _COLUMNS)
-        raise refusal("bulk-columns", file=path, wanted=wanted)
+        raise refusal("bulk-columns", file=path, wanted="; ".join(map(",".join, _COLUMNS)))
     if not 0 < len(asked) <= most:
         raise refusal("bulk-too-many", file=path, count=len(asked), most=most)
     return _COLUMNS[header], asked

@@ -62,8 +62,7 @@ def new(
     from_table = source or (words if len(words) > 2 else f"{words}Table")[:61]
     to_table = target or f"{own_name(from_table)[:61]}V2"
     for option, table in (("--source", from_table), ("--target", to_table)):
-        problem = table_name_problem(table, qualified=True)
-        if problem is not None:
+        if problem := table_name_problem(table, qualified=True):
             raise click.UsageError(f"{option}: {problem}; {TABLE_NAME_CURE}")
     if from_table.lower() == to_table.lower():
         raise click.UsageError("--target: a table cannot be its own target; it needs another name")

@@ -170,10 +170,8 @@ def open_project(shell: Shell) -> Project:
     kept, lost = _without_files(config)
     scripts = {one.script_id: one for one in load_scripts(config.migrations, kept)}
     if not scripts and not lost:
-        raise ConfigurationError(
-            f"there is no migration script in {config.migrations}",
-            hint=f"`{shell.command('new NAME')}` makes one",
-        )
+        what = f"there is no migration script in {config.migrations}"
+        raise ConfigurationError(what, hint=f"`{shell.command('new NAME')}` makes one")
     return Project(config, scripts, lost)
 
 

@@ -66,9 +66,8 @@ def proxy(
         aside = Address(aside.host, aside.port + int(number))
 
     def started(found: Listening) -> None:
-        url = found.url
-        said = f"serving {url} until SIGTERM; health at {found.admin}"
-        shell.note(said, "serving", url=url, admin=found.admin)
+        said = f"serving {found.url} until SIGTERM; health at {found.admin}"
+        shell.note(said, "serving", url=found.url, admin=found.admin)
 
     tls = None if certificate is None else certificate.context
     context = proxying(project.config, chosen, access, address, aside, tls=tls, shared=processes > 1)
@@ -85,7 +84,12 @@ def _supervised(shell: Shell, processes: int) -> ExitCode:
         while code is ExitCode.DONE:
             for number, at in list(again.items()):
                 if time.monotonic() >= at:
-                    children[number] = _child(number)
+                    children[number] = subprocess.Popen(  # noqa: S603 - this program
+                        [sys.executable, "-m", "rekey", *sys.argv[1:]],
+                        stdin=subprocess.PIPE,  # a child ends when its standard input does
+                        process_group=0,
+                        env={**os.environ, _NUMBER: str(number)},
+                    )
                     del again[number]
             time.sleep(_LOOK_S)
             for number, child in list(children.items()):
@@ -99,16 +103,6 @@ def _supervised(shell: Shell, processes: int) -> ExitCode:
                 again[number] = time.monotonic() + _AGAIN_S
     _end(list(children.values()))
     return code
-
-
-def _child(number: int) -> subprocess.Popen[bytes]:
-    """Start a child; it ends when its standard input does."""
-    return subprocess.Popen(  # noqa: S603 - this program
-        [sys.executable, "-m", "rekey", *sys.argv[1:]],
-        stdin=subprocess.PIPE,
-        process_group=0,
-        env={**os.environ, _NUMBER: str(number)},
-    )
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -31,5 +31,4 @@ def restore_row(shell: Shell, row_id: str, script: str | None, reason: str | Non
     with open_session(shell, project) as session:
         done = restore(session, declared.script_id, row_id, reason or "")
     said = f"row {done.row_id} of {done.table} is restored; it was removed at {done.removed_at}"
-    document = {"script_id": declared.script_id, **asdict(done)}
-    return shell.emit(document, f"{declared.script_id}: {said}")
+    return shell.emit({"script_id": declared.script_id, **asdict(done)}, f"{declared.script_id}: {said}")

@@ -8,9 +8,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import click
 
 from rekey.cli.project import open_project, open_session, status_of
@@ -22,7 +19,6 @@ from rekey.phases import ControlPhase, Phase
 from rekey.present.text import counted, labelled, wrapped
 from rekey.runner import commands
 from rekey.runner.run import Counters, Options
-from rekey.status.judge import Status
 from rekey.status.tell import verdict_lines
 
 
@@ -76,30 +72,22 @@ def rollback(
             undone = {only: commands.rollback(session, only, to=goal, drop=drop)}
         else:
             undone = commands.rollback_group(session, group, to=goal, drop=drop)
-        told = []
+        lines, documents = [], []
         for one in chosen:
             phases, status = undone.get(one.script_id, []), status_of(session, one)
             counters = session.taken_back.get((one.script_id, Phase.CUTOVER), {})
-            told.append(_told(shell, one, phases, status, counters, drop_targets))
-    text = "\n".join(line for lines, _ in told for line in lines)
-    if group is None:
-        return shell.emit(told[0][1], text)
-    return shell.emit({"group": group, "migrations": [document for _, document in told]}, text)
-
-
-def _told(
-    shell: Shell, declared: Declared, undone: Sequence[Phase], status: Status, counters: Counters, drop: bool
-) -> tuple[list[str], dict[str, Any]]:
-    """Return the lines and the document about one migration."""
-    taken = ", ".join(undone) if undone else "nothing: it was there already"
-    lines = [
-        *wrapped(f"{declared.script_id}: taken back: {taken}", rest="  "),
-        *(labelled("rows", _rows_back(declared, counters)) if Phase.CUTOVER in undone else []),
-        *(labelled("targets", _targets(declared, drop=drop)) if Phase.PREPARE in undone else []),
-        *verdict_lines(status, shell.command),
-    ]
-    document = {"script_id": declared.script_id, "undone": plain(undone), "counters": dict(counters)}
-    return lines, document | {"status": status.as_json()}
+            taken = ", ".join(phases) or "nothing: it was there already"
+            lines += wrapped(f"{one.script_id}: taken back: {taken}", rest="  ")
+            if Phase.CUTOVER in phases:
+                lines += labelled("rows", _rows_back(one, counters))
+            if Phase.PREPARE in phases:
+                became = "dropped, and what was known of the keys" if drop_targets else "kept as before"
+                lines += labelled("targets", f"{', '.join(one.migration.table_names)} {became}")
+            lines += verdict_lines(status, shell.command)
+            document = {"script_id": one.script_id, "undone": plain(phases), "counters": dict(counters)}
+            documents.append(document | {"status": status.as_json()})
+    whole = documents[0] if group is None else {"group": group, "migrations": documents}
+    return shell.emit(whole, "\n".join(lines))
 
 
 def _rows_back(declared: Declared, counters: Counters) -> str:
@@ -109,8 +97,3 @@ def _rows_back(declared: Declared, counters: Counters) -> str:
         return f"none had to come back: what was written to the target since cutover is in {source} already"
     copied, deleted = counters["rows_copied_back"], counters["rows_deleted_in_source"]
     return f"{counted(copied, 'row')} came back to {source}, {counted(deleted, 'row')} deleted there"
-
-
-def _targets(declared: Declared, *, drop: bool) -> str:
-    names = ", ".join(declared.migration.table_names)
-    return f"{names} dropped, and what was known of the keys" if drop else f"{names} kept as before"

@@ -31,10 +31,9 @@ def runbook(shell: Shell, name: str | None) -> ExitCode:
     """
     found = dict(_ROW.findall(_page("README")))
     if name is None:
-        listed = [{"name": one, "when": when} for one, when in found.items()]
         following = f"`{shell.command('runbook NAME')}` shows one"
         text = report([*table(("runbook", "when"), found.items()), "", following])
-        return shell.emit({"runbooks": listed}, text)
+        return shell.emit({"runbooks": [{"name": one, "when": when} for one, when in found.items()]}, text)
     if name not in found:
         raise click.UsageError(f"there is no runbook {name!r}; there are: {', '.join(found)}")
     return shell.emit({"runbook": name, "text": _page(name)}, _LINK.sub(_told, _page(name)))

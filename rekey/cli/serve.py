@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 
 import click
@@ -58,13 +58,10 @@ def served(shell: Shell, project: Project, chosen: Sequence[Declared], address: 
     Raises:
         ConfigurationError, SecretMissing: it cannot be served there.
     """
-    thread = LoopThread()
-    try:
-        with thread.holding(partial(_serving, shell, project, chosen, address)) as url:
-            shell.note(f"serving {url} meanwhile", "serving", url=url)
-            yield
-    finally:
-        thread.close()
+    made = partial(_serving, shell, project, chosen, address)
+    with closing(LoopThread()) as thread, thread.holding(made) as url:
+        shell.note(f"serving {url} meanwhile", "serving", url=url)
+        yield
 
 
 @asynccontextmanager

@@ -335,8 +335,7 @@ def _set(context: click.Context, parameter: click.Parameter, value: bool) -> Non
 
 def _set_verbosity(context: click.Context, _parameter: click.Parameter, value: int) -> None:
     context.obj.verbose = value
-    log_json: bool = context.obj.log_json
-    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(value, log_json), 2)]
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(value, context.obj.log_json), 2)]
     logging.getLogger("rekey").setLevel(level)
     # Requests that are tried again are many while a service is down; that it is down is an event of its own.
     logging.getLogger("rekey.tables").setLevel(level if value else logging.WARNING)

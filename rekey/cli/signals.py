@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from types import FrameType
 
     from rekey.runner.run import StopFlag
@@ -56,17 +57,14 @@ def _handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[Non
             signal.signal(number, was)
 
 
-@contextmanager
-def interrupting() -> Iterator[None]:
+def interrupting() -> AbstractContextManager[None]:
     """Let both signals raise KeyboardInterrupt."""
-    with _handled(signal.default_int_handler):
-        yield
+    return _handled(signal.default_int_handler)
 
 
-@contextmanager
 def stopping(
     stop: StopFlag, *, end: Callable[[int], object] = os._exit, log_json: bool = False
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Let the first signal set the flag and the second end the process.
 
     Args:
@@ -89,5 +87,4 @@ def stopping(
         except OSError:
             return  # standard error is closed; the flag is set
 
-    with _handled(handle):
-        yield
+    return _handled(handle)

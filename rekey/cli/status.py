@@ -71,10 +71,8 @@ def status(
         for line in [*told(one, shell.command, requests=requests, verbose=shell.verbose > 0), ""]
     ]
     for lost in () if scripts or group else project.lost:
-        lines += [
-            lost.script_id,
-            *labelled("ATTENTION", _LOST.format(at=moment(lost.registered_at), **asdict(lost))),
-        ]
+        what = _LOST.format(at=moment(lost.registered_at), **asdict(lost))
+        lines += [lost.script_id, *labelled("ATTENTION", what)]
         lines += [*labelled("next", f"put {lost.script_id}.py back, as it was, from version control"), ""]
     if not seen.said.is_usual:
         how = f"{seen.said.told()} (said {moment(seen.said.said_at)} by {seen.said.said_by})"
@@ -131,12 +129,8 @@ class Seen:
     def document(self) -> dict[str, Any]:
         """The progress document."""
         whole = progress_document(self.statuses, plain(self.said), self.at)
-        return {
-            "exit_code": int(self.code),
-            **whole,
-            "groups": plain(list(self.groups)),
-            "lost": list(self.lost),
-        }
+        more = {"groups": plain(list(self.groups)), "lost": list(self.lost)}
+        return {"exit_code": int(self.code), **whole, **more}
 
 
 async def look_at_all(project: Project, chosen: Sequence[Declared], accounts: Accounts, clock: Clock) -> Seen:

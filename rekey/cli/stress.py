@@ -100,8 +100,7 @@ def stress(
     migration: Migration | None = None
     load: Mapping[str, float] = {}
     if table is not None and design is None:
-        problem = table_name_problem(table)
-        if problem is not None:
+        if problem := table_name_problem(table):
             raise click.UsageError(f"{problem}; {TABLE_NAME_CURE}")
     elif design is not None and table is None:
         migration = open_project(shell).choose(design).migration
@@ -175,8 +174,7 @@ async def _stress(
             clock=shell.clock,
             progress=shell.progress(),
         )
-        report = await test.run(spreads)
-    return replace(report, refused_rows=refused)
+        return replace(await test.run(spreads), refused_rows=refused)
 
 
 async def _spreads(

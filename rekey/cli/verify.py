@@ -106,8 +106,7 @@ def verify(
             shell.tell_before_error(document, text)
             check_reason(reason or "", [key for _, key in keys.values()])
             details = {"by": "verify", "rows": sorted(keys), "found": True, "reason": reason}
-            most = project.config.lookup.per_minute
-            record_look_up(session.state, declared.script_id, details, most=most)
+            record_look_up(session.state, declared.script_id, details, most=project.config.lookup.per_minute)
             text = "\n".join(_told(keys))
             document["keys"] = [
                 {"row": row_id, "table": table, "partition_key": key.partition, "row_key": key.row}

@@ -231,8 +231,7 @@ class Authority(ABC):
 
     def bare(self, source_key: EntityKey) -> frozenset[TargetKey]:
         """Return the target keys that follow from the old key alone; empty where they depend on content."""
-        keys = self.mapper.target_keys(source_key) or ()
-        return frozenset(TargetKey(number, *key) for number, key in keys)
+        return frozenset(TargetKey(number, *key) for number, key in self.mapper.target_keys(source_key) or ())
 
     async def read(self, work: Work, places: Iterable[TargetKey], *, early: bool) -> None:
         """Read replica rows that were not read yet; a replica that fails makes the write slow.
@@ -485,10 +484,9 @@ class TargetAuthority(Authority):
             await self._list(work, target)
 
     async def take_along(self, work: Work) -> None:
-        together, partition = self.mapper.together, work.sent[0].key.partition
-        if not together:
+        if not self.mapper.together:
             return
-        places = await self._read_secondary(work, partition)
+        places = await self._read_secondary(work, work.sent[0].key.partition)
         if work.sent[0] is work.given and not is_conditional(work.given):
             row_after(work.given, work.before)  # a row that is not there is the caller's answer
             work.sent = [as_sent(work.given, work.before)]

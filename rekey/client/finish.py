@@ -259,17 +259,14 @@ class Finisher:
                 self._keep(flow, work.intents, still_open=work.open, decided=True)
         await self._end(flow, done)
         for intent in lingering:
-            await self._linger(flow, intent)
-
-    async def _linger(self, flow: Flow, intent: IntentRef) -> None:
-        """Mark an intent as settled; remove it when no unfinished write can look for it any more."""
-        left = Leftover(
-            intent, flow.permit, flow.authority.side,
-            decided=False, travels_s=self.client.longest_operation_s, lingers=True,
-        )  # fmt: skip
-        self._add(left)
-        with suppress(RekeyError):  # without the mark it is settled once more before it is removed
-            await self.client.journal.keep(intent.id, "*")
+            # Marked as settled, and removed when no unfinished write can look for it any more.
+            left = Leftover(
+                intent, flow.permit, flow.authority.side,
+                decided=False, travels_s=self.client.longest_operation_s, lingers=True,
+            )  # fmt: skip
+            self._add(left)
+            with suppress(RekeyError):  # without the mark it is settled once more before it is removed
+                await self.client.journal.keep(intent.id, "*")
 
     async def _end(self, flow: Flow, intents: Sequence[IntentRef]) -> None:
         try:

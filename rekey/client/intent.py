@@ -104,12 +104,11 @@ async def prepare(flow: Flow) -> bool:
 
 async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Work, EntityKey]]) -> None:
     """Write one intent for each key; they are durable when it returns."""
-    ids = await flow.client.journal.begin(
-        flow.client.client_id, flow.permit.epoch, side, [key for _, key in keys]
-    )
+    client = flow.client
+    ids = await client.journal.begin(client.client_id, flow.permit.epoch, side, [key for _, key in keys])
     for (work, key), intent_id in zip(keys, ids, strict=True):
         work.intents.append(IntentRef(intent_id, side, key))
-        flow.client.begins(side, key)
+        client.begins(side, key)
 
 
 async def _for_each(flow: Flow, call: Callable[[Work], Awaitable[Any]], *first: Awaitable[None]) -> list[Any]:
@@ -141,11 +140,10 @@ class SameView(Flow):
     """A write in a view whose table is the authority."""
 
     async def prepare(self) -> bool:
-        await self.begin(self.authority.side, [work.key for work in self.works])
-        first = []
-        _note_leaving(self.works, [(self.authority.side, work.key) for work in self.works])
-        if not self.works[0].intents:
-            first = [_begin(self, self.authority.side, [(work, work.key) for work in self.works])]
+        side, keys = self.authority.side, [(work, work.key) for work in self.works]
+        await self.begin(side, [key for _, key in keys])
+        _note_leaving(self.works, [(side, key) for _, key in keys])
+        first = [] if self.works[0].intents else [_begin(self, side, keys)]
         await _for_each(self, self.authority.prepare, *first)
         return not any(work.outdated for work in self.works)
 
@@ -183,8 +181,10 @@ class CrossView(Flow):
         return isinstance(error, _LOST_RACES)
 
     def etags(self) -> list[str | None]:
+        # Where the new ETag of the view's row is not known, one that no row will ever have.
         return [
-            None if work.given.verb is Verb.DELETE else work.view_etag or _no_version() for work in self.works
+            None if work.given.verb is Verb.DELETE else work.view_etag or f'W/"rekey-{secrets.token_hex(8)}"'
+            for work in self.works
         ]
 
     @abstractmethod
@@ -206,9 +206,7 @@ class CrossView(Flow):
         if wanted is None:
             return
         now = await self.authority.replicas.table(place.table).get(place.key)
-        timed = frozenset[str]()
-        if place.table >= 0:
-            timed = self.authority.mapper.timestamp_copies[place.table]
+        timed = self.authority.mapper.timestamp_copies[place.table] if place.table >= 0 else frozenset[str]()
         if now is not None and same_content(wanted, now, timed):
             work.view_etag = etag_of(now)
 
@@ -354,8 +352,3 @@ class OldViewAfter(CrossView):
             ]
         )
         await self.authority.claim(work)
-
-
-def _no_version() -> str:
-    """Return an ETag that no row will ever have."""
-    return f'W/"rekey-{secrets.token_hex(8)}"'

@@ -517,5 +517,4 @@ class ClientLease:
 
 
 def _code(error: RekeyError) -> str:
-    code = error.code if isinstance(error, ServiceError) else ""
-    return code or type(error).__name__
+    return (error.code if isinstance(error, ServiceError) else "") or type(error).__name__

@@ -86,15 +86,14 @@ class Writer:
         raise OtherRun
 
     async def _write(self, operations: Sequence[Operation], permit: Permit) -> list[str | None]:
-        client, reverse = self.client, self.client.propagator.mapper.reversible
-        taken = route(permit.phase, client.view, copied=permit.copied, reverse=reverse)
+        client, mapper = self.client, self.client.propagator.mapper
+        taken = route(permit.phase, client.view, copied=permit.copied, reverse=mapper.reversible)
         if taken in (Route.REFUSED, Route.WAIT):
             raise refusal(refusal_code(client.view, taken, copied=permit.copied), client.table.name)
-        kind_of = client.propagator.mapper.kind_of
         if (
             taken is not Route.PLAIN
             and client.view is View.NEW
-            and any(kind_of(one.key.row) for one in operations)
+            and any(mapper.kind_of(one.key.row) for one in operations)
         ):
             raise refusal(SECONDARY_ROW, client.table.name)
         deadline = asyncio.get_running_loop().time() + client.longest_operation_s

@@ -74,8 +74,7 @@ async def send(flow: Flow) -> bool:
     """
     pairs = [(work, operation) for work in flow.works for operation in work.sent]
     check_one_partition({operation.key.partition for _, operation in pairs})
-    pairs += [(work, operation) for work in flow.works for _, operation in work.along]
-    pairs = _once_a_row(pairs)
+    pairs = _once_a_row(pairs + [(work, operation) for work in flow.works for _, operation in work.along])
     operations = [operation for _, operation in pairs]
     if len(operations) > MAX_BATCH_OPERATIONS:
         raise rejected(

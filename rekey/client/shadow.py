@@ -153,11 +153,10 @@ class Shadow:
             row_id = propagator.row_id(source_key)
         else:
             row_id = propagator.target_id(first.keys[TARGET] or EntityKey("", ""))
-        tables = (table.name for table in self._tables.values())
         _log.warning(
             "shadow read: row %s differs between %s and %s",
             row_id,
-            *tables,
+            *(table.name for table in self._tables.values()),
             extra={"event": "shadow-read-differs"},
         )
 

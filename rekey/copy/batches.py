@@ -127,11 +127,7 @@ class BatchBuffer:
         """Remove and yield the batches in which a write was held long enough when window `newest` begins."""
         # Windows may overtake each other on their way here, so the first write held need not be the oldest.
         limit = newest - self._windows
-        due = [
-            name
-            for name, writes in self._held.items()
-            if min([write.window.number for write in writes]) <= limit
-        ]
+        due = [name for name, held in self._held.items() if min([one.window.number for one in held]) <= limit]
         for name in due:
             yield self._held.pop(name)
 

@@ -216,12 +216,7 @@ class Throttle:
         await self.of(table).arrived(entities, partition)
 
     async def take(
-        self,
-        entities: int,
-        partition: Hashable | None = None,
-        kind: Kind = Kind.SCAN,
-        *,
-        first: bool = False,
+        self, entities: int, partition: Hashable | None = None, kind: Kind = Kind.SCAN, *, first: bool = False
     ) -> None:
         """Wait until more may be read or written.
 

@@ -106,8 +106,7 @@ class Copier:
         """
         if self.propagator.mapper.content_derived:
             return await self.copy(source_rows)
-        rest = await self._not_there(source_rows)
-        copied = await self.copy(rest)
+        copied = await self.copy(await self._not_there(source_rows))
         copied.rows = len(source_rows)
         return copied
 
@@ -302,7 +301,13 @@ class BatchWriter:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - the windows that wait must end with any error
-            self._fail(error)
+            # The first one ends all windows under way: none of them will become durable.
+            if self._failed is None:
+                self._failed = error
+                for window in self._windows:
+                    if window.durable is not None and not window.durable.done():
+                        window.durable.set_exception(error)
+                self._wrote.set()
             return
         for window, count in _by_window(batch):
             window.wrote(count)
@@ -339,15 +344,6 @@ class BatchWriter:
                 inserted = [one for one in batch if one.key not in present and one.source not in met]
             for window, count in _by_window(inserted):
                 window.copied.inserted += count
-
-    def _fail(self, error: BaseException) -> None:
-        """End all windows under way with the first error: none of them will become durable."""
-        if self._failed is None:
-            self._failed = error
-            for window in self._windows:
-                if window.durable is not None and not window.durable.done():
-                    window.durable.set_exception(error)
-            self._wrote.set()
 
 
 def _by_window(writes: Iterable[Write]) -> ItemsView[CopyWindow, int]:

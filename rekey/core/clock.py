@@ -105,8 +105,7 @@ def ticks_of(text: str) -> int:
     if not _HEAD.fullmatch(head):
         raise ValueError("a UTC time has the form 2024-01-31T12:00:00")
     since = datetime.fromisoformat(head).replace(tzinfo=UTC) - _EPOCH
-    whole = since.days * 86_400 + since.seconds
-    return whole * TICKS_PER_SECOND + int(fraction.ljust(7, "0"))
+    return (since.days * 86_400 + since.seconds) * TICKS_PER_SECOND + int(fraction.ljust(7, "0"))
 
 
 def earlier(text: str, seconds: float) -> str:

@@ -67,9 +67,11 @@ def canonical_text(edm: str, value: object) -> str:
         return "true" if value else "false"
     if edm in (INT32, INT64):
         return str(int(value)) if isinstance(value, str | int) else str(value)
-    if edm == DATETIME:
-        return _datetime_text(str(value))
-    return str(value)
+    text = str(value)
+    if edm == DATETIME and text.endswith("Z"):
+        head, _, fraction = text[:-1].partition(".")
+        return f"{head}.{fraction.ljust(7, '0')}Z"
+    return text
 
 
 def canonical(row: Row, name: str) -> tuple[str, str]:
@@ -81,11 +83,3 @@ def canonical(row: Row, name: str) -> tuple[str, str]:
 def canonical_content(row: Row) -> list[tuple[str, str, str]]:
     """Return (name, EDM type, canonical text) of all custom properties, sorted by name."""
     return [(name, *canonical(row, name)) for name in sorted(property_names(row))]
-
-
-def _datetime_text(text: str) -> str:
-    """Pad the fraction to 7 digits: `2024-01-02T03:04:05Z` → `2024-01-02T03:04:05.0000000Z`."""
-    if not text.endswith("Z"):
-        return text
-    head, _, fraction = text[:-1].partition(".")
-    return f"{head}.{fraction.ljust(7, '0')}Z"

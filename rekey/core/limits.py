@@ -72,20 +72,13 @@ def check_key(key: str, field: str, *, allow_empty: bool = False) -> None:
         allow_empty: whether an empty key is allowed.
     """
     if not key and not allow_empty:
-        raise RowRefused(
-            "empty-key",
-            field,
-            "the key is empty",
-            cure="mend the expression or the rows; where empty keys are meant, say allow_empty=True",
-        )
+        cure = "mend the expression or the rows; where empty keys are meant, say allow_empty=True"
+        raise RowRefused("empty-key", field, "the key is empty", cure=cure)
     found = REFUSED_IN_KEYS.search(key)
     if found is not None:
-        raise RowRefused(
-            "refused-character",
-            field,
-            f"the key has the character U+{ord(found.group()):04X}, which the service refuses",
-            cure="put keys.slug, keys.regex, keys.hashed or keys.opaque around it, or mend the rows",
-        )
+        problem = f"the key has the character U+{ord(found.group()):04X}, which the service refuses"
+        cure = "put keys.slug, keys.regex, keys.hashed or keys.opaque around it, or mend the rows"
+        raise RowRefused("refused-character", field, problem, cure=cure)
     if len(key) * 2 > MAX_KEY_UNITS and utf16_units(key) > MAX_KEY_UNITS:
         problem = f"the key is longer than {MAX_KEY_UNITS} UTF-16 units"
         raise RowRefused("key-too-long", field, problem, cure="shorten it, or use keys.hashed or keys.opaque")
@@ -103,9 +96,8 @@ def check_address(row: Row, field: str) -> None:
         return
     if len(quote(keys.replace("'", "''"), safe="", errors="replace")) > MAX_KEYS_ADDRESS:
         problem = f"both keys together take more than {MAX_KEYS_ADDRESS} bytes of an address"
-        raise RowRefused(
-            "key-too-long", field, problem, cure="shorten them, or use keys.hashed or keys.opaque"
-        )
+        cure = "shorten them, or use keys.hashed or keys.opaque"
+        raise RowRefused("key-too-long", field, problem, cure=cure)
 
 
 def own_name(name: str) -> str:

@@ -31,19 +31,8 @@ EVENTS = (
     *("keys-rewrapped", "clients-not-purged", "erasure-finished", "compares-first"),
     *("request", "request-retried", "lease-not-returned", "task-failed", "executor-broke", "worker-broken"),
     *("shadow-read-failed", "shadow-read-differs", "replicas-behind", "client-row-left", "client-lease"),
-    *(
-        "pushed-back",
-        "serving",
-        "proxied",
-        "certificate",
-        "policies",
-        "warning",
-        "error",
-        "stopping",
-        "note",
-        "library",
-    ),
-    "output-withheld",
+    *("pushed-back", "serving", "proxied", "certificate", "policies"),
+    *("warning", "error", "stopping", "note", "library", "output-withheld"),
 )
 WITHHELD = "text withheld: it may hold keys"
 

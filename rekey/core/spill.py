@@ -87,12 +87,7 @@ class Spill(Generic[Record]):
     """Records that are read back in groups, those of equal hash together. A context manager."""
 
     def __init__(
-        self,
-        parent: Path | None,
-        place: Callable[[Record], int],
-        *,
-        level: int = 0,
-        most: int | None = None,
+        self, parent: Path | None, place: Callable[[Record], int], *, level: int = 0, most: int | None = None
     ) -> None:
         """Make a private folder for the files.
 
@@ -136,9 +131,8 @@ class Spill(Generic[Record]):
                     if count:
                         yield list(self._read(slot))
                 elif self._level < _DEEPEST:
-                    with Spill(
-                        Path(self._folder.name), self._place, level=self._level + 1, most=self._most
-                    ) as deeper:
+                    folder, level = Path(self._folder.name), self._level + 1
+                    with Spill(folder, self._place, level=level, most=self._most) as deeper:
                         for record in self._read(slot):
                             deeper.put(record)
                         yield from deeper.groups()

@@ -33,15 +33,7 @@ from rekey.core.limits import (
 )
 from rekey.declaration.keys.base import Evaluator, Expression, Literal, PageEvaluator, Scope
 from rekey.declaration.keys.hashes import Opaque
-from rekey.declaration.keys.pieces import ItemsOf
-from rekey.declaration.migration import (
-    MAIN_PARTITION_KEY,
-    MAIN_ROW_KEY,
-    POINTER,
-    Index,
-    Migration,
-    Target,
-)
+from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY, POINTER, Index, Migration, Target
 from rekey.declaration.property_mapping import Step
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row
@@ -246,11 +238,9 @@ class Mapper:
             RowRefused: `not-reversible`.
         """
         if not self.reversible:
-            raise self._main_scope.refusal(
-                "not-reversible",
-                "the declaration says reverse=False",
-                cure="there is no way back after cutover for this migration",
-            )
+            problem = "the declaration says reverse=False"
+            cure = "there is no way back after cutover for this migration"
+            raise self._main_scope.refusal("not-reversible", problem, cure=cure)
         mapping = self.migration.target.property_mapping
         return mapping.undo(target_row, old_key, source_row, self._main.fill, self._main_scope)
 
@@ -264,12 +254,10 @@ class Mapper:
         elif sum(len(orjson.dumps(one.row)) for one in beside) > MOST_TOGETHER_BYTES:
             problem = f"the row and its secondary rows are larger than {MOST_TOGETHER_BYTES} bytes"
         if problem:
-            raise RowRefused(
-                "row-too-large",
-                self.migration.indexes[beside[-1].table - 1].where,
-                f"{problem}, and could not be changed in one transaction",
-                cure="carry less (props.keep instead of keep_all), or give the index a table of its own",
-            )
+            where = self.migration.indexes[beside[-1].table - 1].where
+            problem += ", and could not be changed in one transaction"
+            cure = "carry less (props.keep instead of keep_all), or give the index a table of its own"
+            raise RowRefused("row-too-large", where, problem, cure=cure)
 
     def _old_key(self, target_row: Row, holder: str | None, key: str) -> str:
         value = None if holder is None else target_row.get(holder)
@@ -331,11 +319,9 @@ class _IndexMaker(_RowMaker):
 
     def __init__(self, index: Index, secrets: Mapping[str, bytes], elsewhere: Guarantees) -> None:
         super().__init__(index, index.where, secrets, elsewhere)
-        carries = index.property_mapping.carries
-        self._hidden = [name for name in sorted(POINTER) if carries(name)]
-        self._items: ItemsOf | None = None
-        if index.each is not None:
-            self._items = index.each.compile(Scope(f"{index.where}.each", secrets))
+        self._hidden = [name for name in sorted(POINTER) if index.property_mapping.carries(name)]
+        scope = Scope(f"{index.where}.each", secrets)
+        self._items = None if index.each is None else index.each.compile(scope)
 
     def keys(self, row: Row) -> list[EntityKey]:
         """Return the keys of the index rows that one source row gives, each once."""
@@ -348,12 +334,11 @@ class _IndexMaker(_RowMaker):
         """Return the index rows of one source row, each key once. Raises RowRefused."""
         for name in self._hidden:
             if row.get(name) is not None:
-                raise RowRefused(
-                    "bad-property-name",
-                    f"{self._where}.properties",
-                    f"the row has a property {name}, which is the pointer to the main row in an index row",
-                    cure=f'drop or rename it there: props.drop("{name}")',
+                problem = (
+                    f"the row has a property {name}, which is the pointer to the main row in an index row"
                 )
+                cure = f'drop or rename it there: props.drop("{name}")'
+                raise RowRefused("bad-property-name", f"{self._where}.properties", problem, cure=cure)
         pointer = {MAIN_PARTITION_KEY: main[PARTITION_KEY], MAIN_ROW_KEY: main[ROW_KEY]}
         if self._items is None:
             return [self.make(row, "", pointer)]

@@ -67,8 +67,8 @@ _GROUP = re.compile(r"[0-9A-Za-z_-]{0,120}")
 MAIN_PARTITION_KEY = "MainPartitionKey"
 MAIN_ROW_KEY = "MainRowKey"
 _HELD_BY = {"partition_key": PARTITION_KEY, "row_key": ROW_KEY}
-POINTER = frozenset({MAIN_PARTITION_KEY, MAIN_ROW_KEY})
 # Properties of every index row: the key of the main target row.
+POINTER = frozenset({MAIN_PARTITION_KEY, MAIN_ROW_KEY})
 _IF_ANY = told(if_any=True)
 
 
@@ -362,8 +362,7 @@ class Migration:
                     raise InvalidDeclaration(f"{where}.row_key", f"{must}, and {problem}", cure=cure)
 
     def _check_way_back(self) -> None:
-        holders = self.target.old_key_fields()
-        for key, holder in zip((PARTITION_KEY, ROW_KEY), holders, strict=True):
+        for key, holder in zip((PARTITION_KEY, ROW_KEY), self.target.old_key_fields(), strict=True):
             lost = f"the old {key} cannot be found again from a target row, so there would be no way back"
             cure = f'add props.copy("{key}", to="Old{key}") to the properties, or say reverse=False'
             refuse_if(holder is None, "reverse", lost, cure=cure)

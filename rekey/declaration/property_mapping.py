@@ -92,10 +92,8 @@ class PropertyMapping:
 
     def copy_of_key(self, key: str) -> str | None:
         """Return the property of the new row that holds the source's `PartitionKey` or `RowKey` unchanged."""
-        for to, source in self.copies.items():
-            if source == key and to not in self.casts:
-                return to
-        return None
+        copies = (to for to, source in self.copies.items() if source == key and to not in self.casts)
+        return next(copies, None)
 
     # --- forward -------------------------------------------------------------------------------------
 
@@ -104,8 +102,7 @@ class PropertyMapping:
         if self.kept is not None:
             carry = _carrying_only([name for name in sorted(self.kept) if self.carries(name)])
         else:
-            taken = {*self.dropped, *self.renames, *self.constants, *SYSTEM_PROPERTIES}
-            carry = _carrying_all_but(taken)
+            carry = _carrying_all_but({*self.dropped, *self.renames, *self.constants, *SYSTEM_PROPERTIES})
         steps = [
             carry,
             *(_moving(old, new, scope) for old, new in self.renames.items()),
@@ -141,8 +138,7 @@ class PropertyMapping:
             self._keep_what_is_the_sources(target, row, source, forward)
         for to in sorted(self.from_timestamp):
             # `forward` below needs the moment that was copied; a writer leaves it out of the row anyway
-            moment = target.get(to, target.get(TIMESTAMP))
-            if moment is not None:
+            if (moment := target.get(to, target.get(TIMESTAMP))) is not None:
                 row[TIMESTAMP] = moment
         again: Row = {}
         try:
@@ -152,8 +148,7 @@ class PropertyMapping:
                 raise
             return row
         ours, theirs = canonical_content(again), canonical_content(target)
-        differing = {name for name, _, _ in {*ours} ^ {*theirs}} - self.from_timestamp
-        if differing:
+        if differing := {name for name, _, _ in {*ours} ^ {*theirs}} - self.from_timestamp:
             raise _not_reversible(scope, sorted(differing))
         return row
 
@@ -227,10 +222,9 @@ def property_mapping_of(field: str, operations: Sequence[Operation], *, everythi
     refuse_if(idle, field, f"props.drop has nothing to do: {reason}", cure="leave props.drop out")
     twice = len(dropped) != len({*dropped})
     refuse_if(twice, field, "a property is dropped twice", cure="drop each property once")
-    kept = frozenset(keeps[0].names) if keeps else (None if everything else frozenset[str]())
     mapping = PropertyMapping(
         field=field,
-        kept=kept,
+        kept=frozenset(keeps[0].names) if keeps else (None if everything else frozenset[str]()),
         dropped=frozenset(dropped),
         renames=_by(field, "renames", ((o.old, o.new) for o in operations if isinstance(o, Rename))),
         copies={o.to: o.source for o in operations if isinstance(o, Copy)},
@@ -392,13 +386,11 @@ def _casting(cast: Cast, scope: Scope) -> Step:
                 raise Lossy
             out[name] = cast_value(out[name], edm, to)
         except Lossy:
-            raise scope.refusal(
-                "bad-cast",
-                f"{name} is {edm} with a value that cannot become {to} without loss"
-                if was is None or edm == was
-                else f"{name} is {edm}, not {was} as the cast declares",
-                cure=f"mend the rows, or leave the cast out ({edm} can become {', '.join(casts_from(edm))})",
-            ) from None
+            problem = f"{name} is {edm} with a value that cannot become {to} without loss"
+            if was is not None and edm != was:
+                problem = f"{name} is {edm}, not {was} as the cast declares"
+            cure = f"mend the rows, or leave the cast out ({edm} can become {', '.join(casts_from(edm))})"
+            raise scope.refusal("bad-cast", problem, cure=cure) from None
         out.pop(annotation, None)
         if to in ANNOTATED:
             out[annotation] = to

@@ -147,8 +147,7 @@ def _open_file(file: FileSeen | None, about: str, harm: str, kind: str = "file")
     access = {"read": file.readers, "written": file.writers}
     may = " and ".join(f"{verb} by {listed(others)}" for verb, others in access.items() if others)
     if may:
-        severity = Severity.ERROR if file.writers else None
-        yield found(f"{kind}-open", about, severity, access=may, **said)
+        yield found(f"{kind}-open", about, Severity.ERROR if file.writers else None, access=may, **said)
     if not file.ours:
         yield found(f"{kind}-foreign", about, **said)
 
@@ -245,8 +244,7 @@ def _roles(seen: AccountSeen, section: str) -> Iterator[Told]:
 def _access(observed: Observed) -> Iterator[Told]:
     yield from _sources(observed)
     refused = (Reading.REFUSED, Reading.FAILED)
-    closed = [name for name, reading in observed.store.items() if reading in refused]
-    if closed:
+    if closed := [name for name, reading in observed.store.items() if reading in refused]:
         yield found("restricted-unreadable", "[restricted]", tables=listed(closed))
     writing, trouble = observed.writing, observed.writing.trouble
     if trouble is not None:
@@ -273,8 +271,7 @@ def _access(observed: Observed) -> Iterator[Told]:
 
 def _sources(observed: Observed) -> Iterator[Told]:
     scripts, sources = observed.migrations.scripts, observed.sources
-    read = [one.source for one in scripts if sources.get(one.source) is Reading.READ]
-    if read:
+    if read := [one.source for one in scripts if sources.get(one.source) is Reading.READ]:
         yield Fact("[tables]", f"read: {listed(read)}")
     for script in scripts:
         if script.elsewhere and observed.targets is None:
@@ -319,8 +316,7 @@ def _clock(observed: Observed) -> Iterator[Told]:
             off = f"{abs(ahead):,.1f} s {'ahead' if ahead > 0 else 'behind'}, at least"
         yield Fact(section, f"this machine's clock is {off}")
         if abs(ahead) >= WARNING_S:
-            severity = Severity.ERROR if abs(ahead) >= ERROR_S else None
-            yield found("clock-off", section, severity, off=off)
+            yield found("clock-off", section, Severity.ERROR if abs(ahead) >= ERROR_S else None, off=off)
 
 
 # --- versions ------------------------------------------------------------------------------------------
@@ -408,8 +404,7 @@ def _state_access(seen: StateSeen) -> Iterator[Told]:
     harm = "it holds old keys where a scan goes on, and the log of what was done"
     for file in (seen.file, *seen.siblings):
         yield from _open_file(file, "state file", harm, "state")
-    folder = seen.folder
-    if folder is not None and folder.writers:
+    if (folder := seen.folder) is not None and folder.writers:
         yield found(
             "state-open",
             "state folder",
@@ -431,8 +426,7 @@ def _migrations(observed: Observed) -> Iterator[Told]:
         yield Fact("scripts", listed([one.script_id for one in seen.scripts]))
     else:
         yield found("no-scripts", "scripts")
-    writable = [file for file in (seen.folder, *seen.files) if file is not None and file.writers]
-    if writable:
+    if writable := [file for file in (seen.folder, *seen.files) if file is not None and file.writers]:
         first, folder = writable[0], seen.folder or writable[0]
         more = f", and {len(writable) - 1} more" if len(writable) > 1 else ""
         said = {"path": first.path, "described": first.described, "more": more}

@@ -438,9 +438,8 @@ async def see_migration(
         return MigrationSeen(script_id, trouble=error)
     standings = [standing(one, now) for one in clients]
     counts = Counter(standings)
-    versions = {
-        one.version for one, stands in zip(clients, standings, strict=True) if stands is not Standing.OVER
-    }
+    pairs = zip(clients, standings, strict=True)
+    versions = {one.version for one, stands in pairs if stands is not Standing.OVER}
     return MigrationSeen(
         script_id,
         phase="" if control is None else str(control.phase),

@@ -180,8 +180,7 @@ def _require_known(state: State, declared: Declared) -> None:
             kept="everything; nothing was exported",
             hint=f"`rekey apply {declared.script_id}` begins it",
         )
-    found = log.problems_of(events, state.checkpoints())
-    if found:
+    if found := log.problems_of(events, state.checkpoints()):
         raise Findings(
             f"the audit log cannot be shown: {'; '.join(found)}",
             kept="the state file, unchanged",
@@ -294,8 +293,7 @@ def _refuse_secrets(config: Config, files: Mapping[str, bytes]) -> None:
     def tells(data: bytes) -> bool:
         return _CONNECTION_STRING.search(data) is not None or any(form in data for form in known)
 
-    guilty = sorted(name for name, data in files.items() if tells(data))
-    if guilty:
+    if guilty := sorted(name for name, data in files.items() if tells(data)):
         raise Findings(
             f"a secret, an account key or a connection string would stand in {', '.join(guilty)}",
             kept="everything; nothing was exported",

@@ -184,8 +184,7 @@ def _proved(
 def problems_of(events: Sequence[AuditEvent], stored: Sequence[StoredCheckpoint]) -> list[str]:
     """Return where the log of a state file is broken or contradicts its checkpoints; empty when nowhere."""
     found = []
-    broken = first_broken(events)
-    if broken is not None:
+    if (broken := first_broken(events)) is not None:
         found.append(f"the audit log is broken at event {broken}: it was changed, removed or inserted")
     tree = Tree([event.line for event in events])
     for one in stored:

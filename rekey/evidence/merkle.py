@@ -26,9 +26,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 def root(leaves: Sequence[bytes]) -> bytes:
     """Return the root over leaf hashes."""
-    if not leaves:
-        return hashlib.sha256().digest()
-    return _levels(leaves)[-1][0]
+    return _levels(leaves)[-1][0] if leaves else hashlib.sha256().digest()
 
 
 def inclusion_proofs(leaves: Sequence[bytes], indexes: Sequence[int]) -> list[list[bytes]]:

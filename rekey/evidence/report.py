@@ -46,10 +46,9 @@ def render(files: Mapping[str, bytes]) -> str:
     runs = [*(run for run in state["phase_runs"] if run["finished_at"]), *_taken_back(own)]
     runs.sort(key=lambda run: datetime.fromisoformat(run["started_at"]))
     spans = list(map(_span, runs))
-    compared = full[-1]["tables"] if full else []
     amounts = [
         Pair(label_of(one["table"], one.get("row_keys_begin", "")), one["expected_rows"], one["actual_rows"])
-        for one in compared
+        for one in (full[-1]["tables"] if full else ())
     ]
     names = ("rows that the source gives", "rows that are there")
     live = files.get(contents.LIVE)

@@ -62,9 +62,8 @@ def read_private(path: Path) -> Ed25519Signer:
             hint="store it without a passphrase, readable by its owner only, or use a key in Key Vault",
         ) from None
     except (ValueError, UnsupportedAlgorithm):
-        raise ConfigurationError(
-            f"the evidence key {path} is not a private key in PEM form", hint=make
-        ) from None
+        problem = f"the evidence key {path} is not a private key in PEM form"
+        raise ConfigurationError(problem, hint=make) from None
     if not isinstance(found, Ed25519PrivateKey):
         raise ConfigurationError(f"the evidence key {path} is not an Ed25519 key", hint=make)
     return Ed25519Signer(found)

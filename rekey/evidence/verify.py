@@ -95,11 +95,9 @@ def verify(folder: Path, trusted: Trusted) -> Verdict:
             `ignore_timestamp` is not set.
     """
     verdict = Verdict(statement_sha256=bag.statement_sha256(folder))
-    envelope = _statement(folder, trusted, verdict)
-    if envelope is not None:
+    if (envelope := _statement(folder, trusted, verdict)) is not None:
         _files(folder, envelope, trusted, verdict)
-    problem = bag.bag_problem(folder)
-    if problem:
+    if problem := bag.bag_problem(folder):
         verdict.wrong("bag", f"it is no valid bag: {problem}")
     else:
         verdict.checked.append("it is a valid bag")

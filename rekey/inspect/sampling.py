@@ -186,8 +186,7 @@ class Sizer:
         its generation and shape or, without any, like the first branch of its generation."""
         alike = stratum.branch.generation, stratum.branch.shape
         if stratum.rows is None:
-            sizes = self._sizes.get(alike)
-            if sizes is not None:
+            if (sizes := self._sizes.get(alike)) is not None:
                 return stratum.weight * (sum(sizes) / len(sizes))
             self.settled = False
             return stratum.weight * self._firsts.get(alike[0], 0.0)
@@ -287,8 +286,7 @@ class _Walk:
         """Draw some of the units that may follow on this level, evenly from first to last."""
         first = self._last[self._depth] + 1
         classes = [(low, high) for low, high in _CLASSES if any(low <= met <= high for met in self._met)]
-        rest = [unit for low, high in classes for unit in range(max(low, first), high + 1)]
-        if rest:
+        if rest := [unit for low, high in classes for unit in range(max(low, first), high + 1)]:
             stride = max(1, -(-len(rest) // _DRAWS))
             self._draws = rest[stride // 2 :: stride] or rest[:1]
             self._share = len(rest) / len(self._draws)

@@ -122,8 +122,7 @@ def shapes_in(text: str) -> tuple[Shape, ...]:
 
 
 def _digits(text: str) -> Shape:
-    moment = _moment_number(text)
-    if moment is not None:
+    if (moment := _moment_number(text)) is not None:
         # Eighteen digits with a birthday and a check digit in them are a resident's number.
         return Shape.NATIONAL_ID if is_national_id(text) else moment
     if _is_compact_date(text):
@@ -169,8 +168,7 @@ def _is_iso(text: str) -> bool:
 def _is_date(text: str) -> bool:
     if not 6 <= len(text) <= 35 or not any(map(str.isdigit, text[:2])):
         return False
-    day_first = _DAY_FIRST.fullmatch(text)
-    if day_first is not None:
+    if (day_first := _DAY_FIRST.fullmatch(text)) is not None:
         one, _, other, year = day_first.groups()
         return _is_day(year, other, one) or _is_day(year, one, other)
     if _is_iso(text) or _WEEK.fullmatch(text) or _NAMED_MONTH.fullmatch(text):

@@ -92,8 +92,7 @@ class RemovedRows:
         """
         await self.mapping.fresh()
         rows, key = self.mapping.rows, key_of(row)
-        content = [table, source, content_of(row)]
-        plain = json.dumps(content, separators=(",", ":")).encode("ascii")
+        plain = json.dumps([table, source, content_of(row)], separators=(",", ":")).encode("ascii")
         parts = [plain[at : at + _PART_BYTES] for at in range(0, len(plain), _PART_BYTES)]
         version = rows.ids.long(etag_of(row), key)[:_VERSION_CHARACTERS]
         name = f"{rows.ids.long(rows.tables[table], key)}-{version}"
@@ -105,8 +104,7 @@ class RemovedRows:
 
     async def all(self) -> list[Kept]:
         """Return all removed rows that are kept, unopened."""
-        firsts = [row for row in await self._rows() if row[ROW_KEY].endswith("-000")]
-        return [_kept(row) for row in firsts]
+        return [_kept(row) for row in await self._rows() if row[ROW_KEY].endswith("-000")]
 
     async def find(self, given: str) -> list[Kept]:
         """Return the removed rows of a name, or, without its version, of a row's safe id."""
@@ -154,7 +152,7 @@ class RemovedRows:
         """
         gone, shredded = 0, frozenset(cohorts)
         for row in await self._rows():
-            if is_over(row[TIMESTAMP], now, keep_s) or _cohort(row) in shredded:
+            if is_over(row[TIMESTAMP], now, keep_s) or cohort_in(str(row.get(DATA_KEY, ""))) in shredded:
                 with suppress(RowMissing, ConditionFailed):
                     await self.mapping.table.delete(key_of(row), etag=etag_of(row))
                     gone += row[ROW_KEY].endswith("-000")
@@ -190,10 +188,6 @@ class RemovedRows:
 def is_over(at: str, now: int, keep_s: float) -> bool:
     """Tell whether what was removed at a time is not kept any more at `now`, in ticks of the service."""
     return now >= ticks_of(at) + round(keep_s * TICKS_PER_SECOND)
-
-
-def _cohort(row: Row) -> str:
-    return cohort_in(str(row.get(DATA_KEY, "")))
 
 
 def _kept(row: Row) -> Kept:

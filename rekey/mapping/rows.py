@@ -161,7 +161,10 @@ class MappingRows:
         Raises:
             RowRefused: one row fans out to more keys than fit.
         """
-        text = _listed(targets)
+        ordered = sorted(targets)
+        # In ASCII a character is one UTF-16 unit, wherever the text is cut.
+        is_ascii = all(one.partition.isascii() and one.row.isascii() for one in ordered)
+        text = _ascii_json([tuple(target) for target in ordered], is_ascii)
         if len(text) > _CHUNK * _MAX_CHUNKS:
             raise RowRefused(
                 "row-too-large",
@@ -259,13 +262,6 @@ class MappingRows:
 def _text(key: EntityKey) -> str:
     """Return a key as JSON in ASCII."""
     return _ascii_json(list(key), key.partition.isascii() and key.row.isascii())
-
-
-def _listed(targets: Iterable[TargetKey]) -> str:
-    """Return target keys as JSON in ASCII, where a character is one UTF-16 unit wherever the text is cut."""
-    ordered = sorted(targets)
-    listed = [tuple(target) for target in ordered]
-    return _ascii_json(listed, all(one.partition.isascii() and one.row.isascii() for one in ordered))
 
 
 def _ascii_json(value: list[Any], is_ascii: bool) -> str:

@@ -257,9 +257,8 @@ def read_data_key(script_id: str, row: Row, wrapping: WrappingKey) -> DataKey:
 
 def derived(root: DataKey, purpose: str, *, salt: bytes) -> bytes:
     """Return a key of 32 bytes derived from a root key for one purpose."""
-    return hmac.new(
-        root.key, b"rekey/derived/v1\0" + purpose.encode() + b"\0" + salt, hashlib.sha256
-    ).digest()
+    message = b"rekey/derived/v1\0" + purpose.encode() + b"\0" + salt
+    return hmac.new(root.key, message, hashlib.sha256).digest()
 
 
 def ids_key(root: DataKey, id_key: bytes) -> bytes:
@@ -408,8 +407,7 @@ class SealedKeys(KeyTexts):
                 kept="all tables, and the state file as it is",
                 hint="move the state file away and run the command again: it copies again and loses nothing",
             ) from None
-        partition, row = json.loads(plain)
-        return EntityKey(partition, row)
+        return EntityKey(*json.loads(plain))
 
     def seal(self, column: str, plain: bytes) -> bytes:
         """Return `plain` sealed, bound to migration and column."""

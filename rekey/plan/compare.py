@@ -17,7 +17,6 @@ from rekey.plan.result import MigrationPlan, Plan
 from rekey.present.page import page
 from rekey.present.text import duration, report, size, table
 
-_UNKNOWN = "–"
 # Figures of one design as text, by name; None where its keys could not be tried.
 Figures = dict[str, str | None]
 # The compared figures: by name, a text for each design.
@@ -50,15 +49,14 @@ def comparison_page(plan: Plan) -> str:
     """Return the comparison as one page that loads nothing."""
     portraits = [one.portraits[1] for one in plan.migrations if len(one.portraits) > 1]
     names = [one.script_id for one in plan.migrations]
-    # A design whose keys could not be tried has no portrait to compare.
-    sizes = partition_sizes(portraits, names) if len(portraits) == len(names) else ""
     return page(
         "compare.html",
         source=plan.migrations[0].basis.source,
         names=names,
         basis=_basis(plan),
         sections=_sections(plan),
-        plots={"Tables": sizes},
+        # A design whose keys could not be tried has no portrait to compare.
+        plots={"Tables": partition_sizes(portraits, names) if len(portraits) == len(names) else ""},
     )
 
 
@@ -87,7 +85,7 @@ def _sections(plan: Plan) -> dict[str, Lines]:
     return {section: lines for section, lines in found.items() if lines}
 
 
-def _lines(designs: Sequence[Figures], names: Iterable[str], *, unknown: str = _UNKNOWN) -> Lines:
+def _lines(designs: Sequence[Figures], names: Iterable[str], *, unknown: str = "–") -> Lines:
     return {what: tuple(str(one.get(what) or unknown) for one in designs) for what in names}
 
 

@@ -273,8 +273,7 @@ def _backfill(work: Workload, limits: Limits) -> Duration:
         "2,000 entities/s of the largest source partition": source_hottest,
         "2,000 entities/s of the targets' hottest partitions": hottest,
     }
-    batches = work.mapping.requests + sum(fill.batches for fill in work.fills)
-    writes = batches * ASSUMED_REQUEST_SECONDS
+    writes = (work.mapping.requests + sum(fill.batches for fill in work.fills)) * ASSUMED_REQUEST_SECONDS
     reads = work.source_pages * ASSUMED_REQUEST_SECONDS
     bounds = {
         **targets,
@@ -293,10 +292,9 @@ def _backfill(work: Workload, limits: Limits) -> Duration:
 def _reading(phase: str, work: Workload, *, scans: int) -> Duration:
     """Return the duration of a phase that reads the source `scans` times, once to compare it with the targets
     and once for rows written since, and the targets once."""
-    rows = work.through_account(scans)
     hottest = scans * work.largest_source_partition / PARTITION_TARGET
     targets = {
-        "20,000 entities/s of the account": rows / ACCOUNT_TARGET,
+        "20,000 entities/s of the account": work.through_account(scans) / ACCOUNT_TARGET,
         "2,000 entities/s of the largest source partition": hottest,
     }
     pages_read = {"pages, one after another": scans * work.source_pages * ASSUMED_REQUEST_SECONDS}

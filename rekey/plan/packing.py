@@ -159,9 +159,8 @@ class Packing:
             return
         if self._rows:
             self._end_window()
-        self.mapping_sends.release()
         self._send_waiting()
-        for sends in self.sends:
+        for sends in (self.mapping_sends, *self.sends):
             sends.release()
 
     def _end_window(self) -> None:

@@ -212,12 +212,11 @@ def _with_rows(plan: MigrationPlan, survey: Survey, inventory: Inventory) -> Mig
     subject, options, collisions = survey.subject, survey.options, survey.collisions
     migration, weights = subject.declared.migration, inventory.weights
     fills = _fills(survey, inventory)
-    mapping_rows = 2 * round(weights.sum(survey.mapped))
     elsewhere = [is_elsewhere(table) != is_elsewhere(migration.source) for table in migration.tables]
     work = Workload(
         source_rows=inventory.rows.rows,
         largest_source_partition=inventory.largest_partition,
-        mapping=Batches.of(mapping_rows, survey.packing.mapping_sends.fills),
+        mapping=Batches.of(2 * round(weights.sum(survey.mapped)), survey.packing.mapping_sends.fills),
         fills=fills,
         page_rows=survey.packing.page_rows,
         follows=migration.capture == "delta",

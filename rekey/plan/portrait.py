@@ -54,8 +54,7 @@ class Portrayer:
         keys = [one.partition_key for one in migration.filled] + [one.row_key for one in migration.filled]
         nodes = (node for key in keys for node in key.walk())
         moment = next((node.of for node in nodes if isinstance(node, MOMENTS)), None)
-        scope = counting_scope("load over time", migration)
-        self._moment = None if moment is None else moment.compile(scope)
+        self._moment = None if moment is None else moment.compile(counting_scope("load over time", migration))
         # Rows by the length of each key, for each part of what was read and each table.
         self._lengths = [[{key: Counter[int]() for key in _KEYS} for _ in self._tables] for _ in PARTS]
         self._lanes = [[_Lanes(), _Lanes()] for _ in PARTS]

@@ -91,8 +91,7 @@ def declaration_problems(
 def _dual_write_problems(declared: Declared) -> Iterator[Problem]:
     migration = declared.migration
     if migration.indexes and not migration.reverse:
-        tables = ", ".join(index.table for index in migration.indexes)
-        yield _problem("indexes-cannot-follow", tables=tables)
+        yield _problem("indexes-cannot-follow", tables=", ".join(index.table for index in migration.indexes))
     yield _problem("clients-first", source=migration.source, script=declared.script_id)
     copied = any(one.property_mapping.from_timestamp for one in migration.filled)
     if TIMESTAMP in migration.key_inputs or copied:
@@ -158,12 +157,10 @@ def row_problems(
     if not ids_hold and (refused or collisions.keys):
         yield _problem("ids-not-kept")
     for fill in fills:
-        few = fill.table_rows < WORTH_BATCHING_ROWS
-        if few or fill.rows_per_batch >= FEW_ROWS_PER_BATCH:
+        if fill.table_rows < WORTH_BATCHING_ROWS or fill.rows_per_batch >= FEW_ROWS_PER_BATCH:
             continue
         code = "batches-of-one" if fill.rows_per_batch < 1.05 else "thin-batches"
-        least = -(-fill.table_rows // 100)
-        yield _problem(code, fill.rows, fill=fill, least=least)
+        yield _problem(code, fill.rows, fill=fill, least=-(-fill.table_rows // 100))
 
 
 def ordered(problems: Iterable[Problem]) -> tuple[Problem, ...]:

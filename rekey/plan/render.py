@@ -47,8 +47,7 @@ def plan_text(plan: Plan, *, requests: bool = False) -> str:
 def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Iterator[str]:
     yield from underlined(migration.script_id + (f": {migration.title}" if migration.title else ""))
     errors = [one for one in migration.problems if one.severity is Severity.ERROR]
-    blocking = [one for one in migration.advice if one.blocks]
-    yield from _findings(errors, blocking)
+    yield from _findings(errors, [one for one in migration.advice if one.blocks])
     yield from _source(migration, plan)
     fills = {fill.table: fill.describe() for fill in migration.fills}
     for target in migration.basis.targets:
@@ -75,9 +74,13 @@ def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Itera
             yield from wrapped(one.planned.describe(), first="    planned  ")
         yield ""
     others = [one for one in migration.problems if one not in errors]
-    advice = [one for one in migration.advice if not one.blocks]
-    yield from _findings(others, advice)
-    yield from _refused(migration)
+    yield from _findings(others, [one for one in migration.advice if not one.blocks])
+    for refused in migration.refused:
+        if refused.old_keys:  # they were asked for
+            yield f"Rows refused with {refused.code} ({refused.field})"
+            for row_id, key in zip(refused.row_ids, refused.old_keys, strict=True):
+                yield from wrapped(f"{row_id}  {_key(key)}", first="  ", rest="      ")
+            yield ""
 
 
 def _group(group: GroupPlan, plan: Plan) -> Iterator[str]:
@@ -223,15 +226,6 @@ def _findings(problems: Sequence[Problem], advice: Sequence[Advice]) -> Iterator
     yield from advice_lines(advice)
     if problems or advice:
         yield ""
-
-
-def _refused(migration: MigrationPlan) -> Iterator[str]:
-    for refused in migration.refused:
-        if refused.old_keys:  # they were asked for
-            yield f"Rows refused with {refused.code} ({refused.field})"
-            for row_id, key in zip(refused.row_ids, refused.old_keys, strict=True):
-                yield from wrapped(f"{row_id}  {_key(key)}", first="  ", rest="      ")
-            yield ""
 
 
 def advice_lines(found: Sequence[Advice], *, with_today: bool = False) -> Iterator[str]:

@@ -326,8 +326,7 @@ class Config:
         """The limits that plans reckon with: where `[tables]` or `[targets]` is https, or rates follow the
         service, with the service's own targets for rates not given."""
         is_https = self.tables.is_https or (self.targets is not None and self.targets.is_https)
-        is_service = is_https or self.limits.follows
-        return self.limits.with_targets() if is_service else self.limits
+        return self.limits.with_targets() if is_https or self.limits.follows else self.limits
 
     def warnings(self) -> list[str]:
         """Return warnings about settings that are allowed but doubtful, as text for people."""

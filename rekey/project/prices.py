@@ -67,9 +67,7 @@ class Prices:
 
     def stored(self, size: int, days: float = DAYS_OF_A_MONTH) -> float | None:
         """Return what storing `size` bytes for some days costs, None without a price."""
-        if self.storage is None:
-            return None
-        return self.storage * size / GB * days / DAYS_OF_A_MONTH
+        return None if self.storage is None else self.storage * size / GB * days / DAYS_OF_A_MONTH
 
 
 def amount_text(amount: float, currency: str) -> str:

@@ -64,13 +64,8 @@ class Section:
     def fail(self, key: str, problem: str, cure: str) -> NoReturn:
         """Raise a ConfigurationError that names file, line, table, key, problem and cure."""
         where = f"[{self.name}] {key}".strip() if self.name else f"[{key}]"
-        line = self._line(key)
-        place = f", line {line}" if line else ""
-        raise ConfigurationError(f"{self.path}{place}: {where}: {problem}", hint=cure)
-
-    def _line(self, key: str) -> int:
-        """Return the line where a key, or the table that lacks it, stands; 0 where neither does."""
         names = [name for name in (*self.name.split("."), key) if name]
+        # The line where the key stands, or the table that lacks it; 0 where neither does.
         lines, line, deepest = self.text_of_file.split("\n"), 0, 0
         # The parser tells no lines: the shortest beginning of the file that holds the key ends with its line.
         for number in range(1, len(lines) + 1):
@@ -79,7 +74,8 @@ class Section:
                 while depth < len(names) and isinstance(found, dict) and names[depth] in found:
                     found, depth = found[names[depth]], depth + 1
                 line, deepest = (number, depth) if depth > deepest else (line, deepest)
-        return line
+        place = f", line {line}" if line else ""
+        raise ConfigurationError(f"{self.path}{place}: {where}: {problem}", hint=cure)
 
     def allow(self, *keys: str) -> None:
         """Raise ConfigurationError for a key other than these."""

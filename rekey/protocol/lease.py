@@ -34,15 +34,7 @@ from pathlib import Path
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, rising_seconds, ticks_of
 from rekey.core.concurrency import cancel
-from rekey.errors import (
-    Ambiguous,
-    ConditionFailed,
-    Locked,
-    RowExists,
-    RowMissing,
-    ServiceError,
-    Unavailable,
-)
+from rekey.errors import Ambiguous, ConditionFailed, Locked, RowExists, RowMissing, ServiceError, Unavailable
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, etag_of
 from rekey.state.filelock import FileLock
@@ -243,10 +235,8 @@ class RunnerLease:
                     self._etag = await self._table.insert(wanted)
                 else:
                     self._etag = await self._table.replace(wanted, etag=etag_of(row))
-            except (RowExists, RowMissing, ConditionFailed) as error:
+            except (RowExists, RowMissing, ConditionFailed, Ambiguous, Unavailable) as error:
                 problem = error  # another runner was faster, or our own write's answer was lost: read again
-            except (Ambiguous, Unavailable) as error:
-                problem = error
             else:
                 self._trusted_until = began + DURATION_S
                 return

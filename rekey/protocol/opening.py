@@ -74,13 +74,10 @@ class Prepared:
                 hint='add [targets] with endpoint = "https://ACCOUNT.table.core.windows.net"; or, before the'
                 f" migration begins, take {ELSEWHERE} out of the script",
             )
-        unfit = unfit_for_cosmos(config, declared.migration)
-        if unfit is not None:
+        if unfit := unfit_for_cosmos(config, declared.migration):
             problem, cure = unfit
             raise ConfigurationError(
-                f"{declared.script_id}: {problem}",
-                kept="everything; nothing was changed",
-                hint=cure,
+                f"{declared.script_id}: {problem}", kept="everything; nothing was changed", hint=cure
             )
         targets = "" if config.targets is None else config.targets.endpoint
         return cls(
@@ -125,10 +122,9 @@ class Prepared:
     @property
     def secrets(self) -> Mapping[str, bytes]:
         """The secrets of the declaration, by name. Raises SecretMissing."""
-        found, missing = self._read
-        for error in missing.values():
+        for error in self.missing:
             raise error
-        return found
+        return self._read[0]
 
     @cached_property
     def mapper(self) -> Mapper:

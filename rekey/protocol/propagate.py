@@ -259,8 +259,7 @@ class Propagator:
     async def read(self, targets: Sequence[TargetKey]) -> dict[TargetKey, Row | None]:
         """Read replica rows, `width` at a time."""
         gets = [partial(self.table(one.table).get, one.key) for one in targets]
-        rows = await in_turns(gets, self.width)
-        return dict(zip(targets, rows, strict=True))
+        return dict(zip(targets, await in_turns(gets, self.width), strict=True))
 
     async def apply_all(self, writes: Writes, tally: Tally) -> bool:
         """Send conditional writes, `width` requests at a time; True if all are done. Raises ServiceError."""
@@ -321,8 +320,7 @@ class Propagator:
             return True
         if needs_another_round([operation for _, operation in writes]):
             return False
-        now = await self._authority(source_key)
-        return version_of(now) == version_of(authority)
+        return version_of(await self._authority(source_key)) == version_of(authority)
 
     async def _read_replicas(self, _source_key: EntityKey, listed: frozenset[TargetKey]) -> Rows:
         """Return the rows found where replicas of a key may be; `listed`: what its forward row lists."""
@@ -358,11 +356,7 @@ class Propagator:
         await self.mapping.claim(source_key, forward, targets, self.still_owns)
 
     async def _unlisted(
-        self,
-        source_key: EntityKey,
-        expected: Rows,
-        listed: frozenset[TargetKey],
-        _authority: Row | None,
+        self, source_key: EntityKey, expected: Rows, listed: frozenset[TargetKey], _authority: Row | None
     ) -> set[TargetKey]:
         """Return the target keys that this source key has not claimed, or does not own any more."""
         unlisted = {target for target in expected if target.table != SOURCE_TABLE} - listed

@@ -196,8 +196,7 @@ def inverse(
     desired = mapper.reverse(target_row, source_key, source_row)
     # The Timestamp that the service will set cannot be foreseen: the old one, where there is one, stands in.
     desired[TIMESTAMP] = (source_row or target_row).get(TIMESTAMP, STAND_IN)
-    problem = lost(mapper, desired, target_row)
-    if problem is not None:
+    if problem := lost(mapper, desired, target_row):
         raise RowRefused("not-reversible", "target", problem, cure=cure)
     return desired
 
@@ -214,8 +213,7 @@ def lost(mapper: Mapper, source_row: Row, target_row: Row) -> str | None:
         return "mapped forward again, it would stand under another key"
     now, then = canonical_content(target_row), canonical_content(main)
     timed = mapper.timestamp_copies[0]
-    names = {name for name, *_ in set(now) ^ set(then) if name not in timed}
-    if names:
+    if names := {name for name, *_ in set(now) ^ set(then) if name not in timed}:
         return f"the way back would lose or change these properties: {', '.join(sorted(names))}"
     return None
 

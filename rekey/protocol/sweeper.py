@@ -121,11 +121,7 @@ class Sweeper:
     """Settles the intents of a migration's journal."""
 
     def __init__(
-        self,
-        journal: Journal,
-        reverse: ReversePropagator,
-        *,
-        monotonic: Callable[[], float] = rising_seconds,
+        self, journal: Journal, reverse: ReversePropagator, *, monotonic: Callable[[], float] = rising_seconds
     ) -> None:
         """Create the sweeper. `reverse` propagates for both authorities; `monotonic` tells seconds."""
         self._journal = journal

@@ -164,8 +164,7 @@ def _row(row: Row, etag: str, level: str, base: str, account: str, table: str, p
         kept = content_of(row)
     if level == _NONE:
         kept = {name: value for name, value in kept.items() if not name.endswith(TYPE_SUFFIX)}
-    found = _TIME.fullmatch(etag)
-    if found:
+    if found := _TIME.fullmatch(etag):
         kept |= {TIMESTAMP + TYPE_SUFFIX: DATETIME} if level == _FULL else {}
         kept[TIMESTAMP] = unquote(found["time"])
     if level == _NONE:
@@ -196,16 +195,14 @@ class Renaming:
     def headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return headers of an answer."""
         places = ("location", "dataserviceid", "content-location")
-        return {
-            name: self.text(value) if name.lower() in places else value for name, value in headers.items()
-        }
+        return {name: self.text(one) if name.lower() in places else one for name, one in headers.items()}
 
     def body(self, body: bytes, content_type: str) -> bytes:
         """Return the body of an answer."""
         if content_type.startswith("multipart/"):
 
             def within(found: re.Match[bytes]) -> bytes:
-                return self._name.sub(lambda one: one[1] + self._alias, found[0].decode(), count=1).encode()
+                return self.text(found[0].decode()).encode()
 
             return self._metadata.sub(within, self._line.sub(within, body))
         if "json" not in content_type or _NONE in content_type:

@@ -90,8 +90,7 @@ class Upstream:
             self._session = open_session(self._connections)
         url = f"{self.endpoint}/{path}"
         if self._signer.is_identity and not token:
-            version = max(_TAKES_IDENTITIES, headers.get("x-ms-version", ""))
-            headers = {**headers, "x-ms-version": version}
+            headers = {**headers, "x-ms-version": max(_TAKES_IDENTITIES, headers.get("x-ms-version", ""))}
         sending = Sending(writes=not reads)
         session = self._session
 
@@ -120,9 +119,8 @@ class Upstream:
         except (aiohttp.ClientError, OSError, TimeoutError) as failed:
             name = type(failed).__name__
             if reads or not sending.begun:
-                raise Unavailable(
-                    f"nothing was done: the account did not answer ({name})", code=name
-                ) from None
+                said = f"nothing was done: the account did not answer ({name})"
+                raise Unavailable(said, code=name) from None
             raise Ambiguous(f"the account was asked and did not answer ({name})", code=name) from None
 
     async def close(self) -> None:
@@ -140,18 +138,8 @@ def open_session(connections: int) -> aiohttp.ClientSession:
     """Return a session that repeats no write and leaves answers compressed; its requests have a `Sending` as
     their `trace_request_ctx`. `connections`: at most this many at a time.
     """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=IDLE_SECONDS),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trace_configs=[_before_sending()],
-        auto_decompress=False,
-    )
 
-
-def _before_sending() -> aiohttp.TraceConfig:
-    """Return the hook that aiohttp calls when the headers of a request are complete, right before sending."""
-
-    async def check(_session: Any, context: Any, _parameters: Any) -> None:
+    async def before_sending(_session: Any, context: Any, _parameters: Any) -> None:
         sending = context.trace_request_ctx
         if sending.writes:
             if sending.begun:
@@ -160,5 +148,10 @@ def _before_sending() -> aiohttp.TraceConfig:
         sending.begun = True
 
     trace = aiohttp.TraceConfig()
-    trace.on_request_headers_sent.append(check)
-    return trace
+    trace.on_request_headers_sent.append(before_sending)  # called when they are complete, not sent yet
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=IDLE_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trace_configs=[trace],
+        auto_decompress=False,
+    )

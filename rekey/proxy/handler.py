@@ -174,10 +174,9 @@ class Handler:
             keys.append(each.key or inserted_key(each))
         known = [key for key in keys if key is not None]
         headers, request = list(one.request.headers.items()), one.request
-        named = operations[0].table if operations else asked.table
         judged = Asked(
             *(request.method, asked.path, asked.query, headers, request.remote or "", request.secure),
-            named or None,
+            (operations[0].table if operations else asked.table) or None,
             resource,
             frozenset(rights),
             keys=known if len(known) == len(keys) and keys else None,
@@ -295,8 +294,7 @@ class Handler:
         """Create a table: it passes, under its own name."""
         body = await self._body(one.request)
         try:
-            document = loads(body)
-            one.route = route = self._route(str(document["TableName"]), one.caller)
+            one.route = route = self._route(str(loads(body)["TableName"]), one.caller)
         except (ValueError, KeyError, TypeError, RecursionError):
             raise rejected("InvalidInput", "the body names no table") from None
         if route.alias:
@@ -305,8 +303,7 @@ class Handler:
 
     async def _delete(self, one: _One, asked: Incoming, route: Route, core: ClientCore) -> web.StreamResponse:
         """Delete a table of a migration, which is refused while that works with it."""
-        refusal = await self._not_accepted(one, asked, route, core)
-        if refusal is not None:
+        if (refusal := await self._not_accepted(one, asked, route, core)) is not None:
             return response_of(refusal)
         await core.deleting_table()
         return await self._pass(one, asked, route)
@@ -320,8 +317,7 @@ class Handler:
         call = None if body is not None else call_in(asked, asked.table)
         headers = passed_on(asked.headers)
         headers.pop("accept-encoding", None)
-        refusal = await self._not_accepted(one, asked, route, core)
-        if refusal is not None:
+        if (refusal := await self._not_accepted(one, asked, route, core)) is not None:
             return refusal
         upstream = self._upstream_of(route)
         path = "$batch" if body is not None else self._path(asked, route)

@@ -94,9 +94,7 @@ class Routes:
 
 
 def cores_of(
-    config: Config,
-    followed: Sequence[Prepared],
-    plan: Callable[[Prepared, str], Plan],
+    config: Config, followed: Sequence[Prepared], plan: Callable[[Prepared, str], Plan]
 ) -> dict[str, ClientCore]:
     """Return the clients of all tables of some migrations; nothing is connected.
 

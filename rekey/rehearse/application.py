@@ -153,12 +153,11 @@ class Application:
     def write_target(self) -> None:
         """Make one write to the targets under the new keys, index rows included."""
         insert = None if self._mapper.needs_timestamp else self._insert_in_target
-        self._write(
-            self._writable,
-            insert,
-            lambda row: self._delete_in_target(self._mapper.map(row)),
-            self._replace_in_target,
-        )
+
+        def delete(row: Row) -> None:
+            self._delete_in_target(self._mapper.map(row))
+
+        self._write(self._writable, insert, delete, self._replace_in_target)
 
     def _insert_in_target(self, row: Row) -> Row | None:
         made = self._mapper.map(row)
@@ -341,8 +340,7 @@ class LiveApplication(Application):
 def changed_by_one(row: Row, names: Sequence[str]) -> Iterator[Row]:
     """Yield forms of a row, each with one of these properties changed; last one with `ADDED` added."""
     for name in names:
-        edm = edm_type(row, name)
-        if edm in _CHANGES:
+        if (edm := edm_type(row, name)) in _CHANGES:
             yield _with(row, name, edm, _CHANGES[edm](row[name]))
     if ADDED not in row:
         yield {**row, ADDED: "added"}

@@ -149,10 +149,8 @@ def find_azurite(node: Node) -> Path:
 def installed_azurite() -> Path | None:
     """Return the entry script of the pinned Azurite, None when it is not installed."""
     own = _own_folder()
-    for place in [own] if os.environ.get(AZURITE_DIR) else [Path(__file__).parents[2], Path.cwd(), own]:
-        if _installed_version(place) == pinned_version():
-            return place / _ENTRY
-    return None
+    places = [own] if os.environ.get(AZURITE_DIR) else [Path(__file__).parents[2], Path.cwd(), own]
+    return next((place / _ENTRY for place in places if _installed_version(place) == pinned_version()), None)
 
 
 def _packaged(name: str) -> str:
@@ -354,8 +352,7 @@ def _wait_until_ready(process: subprocess.Popen[str], log: Path) -> str:
     """Return "" once Azurite's log says that it runs, else what went wrong: log, exit code or timeout."""
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
-        said = log.read_text("utf-8", "replace")
-        if _READY in said:
+        if _READY in log.read_text("utf-8", "replace"):
             return ""
         if process.poll() is not None:
             return log.read_text("utf-8", "replace") or f"it ended with code {process.returncode}"

@@ -229,9 +229,8 @@ class DataFile:
                 elif cells:
                     yield self._csv_row(columns, dict(zip(header, cells, strict=True)))
         except csv.Error:
-            raise BadRow(
-                "this is not CSV: a quote is out of place", where=f"line {reader.line_num}"
-            ) from None
+            place = f"line {reader.line_num}"
+            raise BadRow("this is not CSV: a quote is out of place", where=place) from None
 
     def _columns(self, header: Sequence[str]) -> dict[str, tuple[str, str]]:
         """Return head and type of the columns that hold values, by property; "" is a type not stated.

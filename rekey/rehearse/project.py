@@ -203,8 +203,7 @@ class Project:
 
     def _keep_needed(self, stem: str, copy: Path) -> None:
         """Let a script that makes several migrations make those alone that are rehearsed."""
-        kept = [one.migration.source for one in self.scripts if one.path.stem == stem != one.script_id]
-        if kept:
+        if kept := [one.migration.source for one in self.scripts if one.path.stem == stem != one.script_id]:
             with copy.open("a", encoding="utf-8") as file:
                 file.write(f"\nmigrations = {{name: migrations[name] for name in {kept!r}}}\n")
 

@@ -78,9 +78,8 @@ def rehearse(
         project = Project(own, script)
         migration = project.declared.migration
         stock = Stock.of(project.mapper, rows, data, seed)
-        tell.say(
-            f"Starting an Azurite of its own, with {'three' if project.is_elsewhere else 'two'} accounts."
-        )
+        number = "three" if project.is_elsewhere else "two"
+        tell.say(f"Starting an Azurite of its own, with {number} accounts.")
         with ExitStack() as stack:
             azurite = stack.enter_context(Azurite())
             life = _on_stage(project, azurite, stock, tell, seed, stack)
@@ -126,8 +125,7 @@ def _on_stage(
         window_rows=max(1, min(stock.count // _WINDOWS, _MOST_ROWS_A_WINDOW)),
         entities_per_second=max(10, stock.count * (1 + len(project.mapper.tables)) // _COPY_SECONDS),
     )
-    accounts = (azurite.tables, azurite.restricted, azurite.targets)
-    tables, restricted, targets = map(open_service, accounts)
+    tables, restricted, targets = map(open_service, (azurite.tables, azurite.restricted, azurite.targets))
     declared, migration = project.declared, project.declared.migration
     wrapping = LocalWrappingKey(project.wrapping_key) if migration.is_sealed else None
     witness = Witness(tables, restricted, declared.script_id, project.mapper, wrapping, targets)

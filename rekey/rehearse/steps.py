@@ -152,8 +152,7 @@ class Life:
         looks: list[bool] = []
 
         def look() -> None:
-            now = {segment.id: segment.rows for segment in self.project.segments(BACKFILL)}
-            if now:
+            if now := {segment.id: segment.rows for segment in self.project.segments(BACKFILL)}:
                 looks.append(all(now.get(one.id, -1) >= one.rows for one in killed_at))
 
         self._run_live("apply", self._script_id, why="resume", during=look)
@@ -190,8 +189,7 @@ class Life:
         row_id = self.witness.safe_ids().short(table, key_of(made))
         verify = ("verify", self._script_id, "--mode", "full")
         result = self._run(*verify, expect=(ExitCode.FINDINGS,), why="plant")
-        rows = len(self.application.must_hold)
-        self._prove("plant", row_id in result.output, rows=rows, row_id=row_id)
+        self._prove("plant", row_id in result.output, rows=len(self.application.must_hold), row_id=row_id)
         self._run(*verify, "--repair", expect=(ExitCode.DONE, ExitCode.FINDINGS), why="repair")
         self._run(*verify, why="repaired")
         self._same("After the repair")
@@ -262,12 +260,8 @@ class Life:
         finding = self.witness.compare(must_hold, may_linger=may_linger, after_cutover=after_cutover)
         lingering, problems = finding.lingering, "; ".join(finding.wrong)
         awaiting = f" ({lingering:,} rows of deleted ones await the sweep)" if lingering else ""
-        said = {
-            "source": finding.source_rows,
-            "target": finding.target_rows - lingering,
-            "awaiting": awaiting,
-        }
-        self._prove("same", not finding.wrong, when=when, problems=problems, **said)
+        said = {"source": finding.source_rows, "target": finding.target_rows - lingering}
+        self._prove("same", not finding.wrong, when=when, problems=problems, awaiting=awaiting, **said)
         return finding
 
     def _run(self, *words: str, expect: tuple[int, ...] = (ExitCode.DONE,), why: str = "") -> Result:

@@ -202,8 +202,7 @@ def _apart(mapper: Mapper, rows: Iterable[Row]) -> Iterator[Row]:
     """Yield the rows that can be mapped and share no key in a target with an earlier one."""
     taken: set[Place] = set()
     for row in rows:
-        places = places_of(mapper, row)
-        if places and taken.isdisjoint(places):
+        if (places := places_of(mapper, row)) and taken.isdisjoint(places):
             taken.update(places)
             yield row
 
@@ -259,11 +258,8 @@ def _read_by(migration: Migration) -> tuple[dict[str, str], dict[str, str], dict
                     separators |= dict.fromkeys(node.inputs(), separator)
     for name in (PARTITION_KEY, ROW_KEY, "Note"):
         kinds.setdefault(name, STRING)
-    return (
-        {name: edm for name, edm in kinds.items() if name not in (TIMESTAMP, WHOLE_ROW)},
-        separators,
-        widths,
-    )
+    kinds = {name: edm for name, edm in kinds.items() if name not in (TIMESTAMP, WHOLE_ROW)}
+    return kinds, separators, widths
 
 
 def _kinds(migration: Migration) -> dict[str, str]:

@@ -57,10 +57,9 @@ def key_of_account(account: AzuriteAccount) -> AzureNamedKeyCredential:
 
 def open_service(account: AzuriteAccount) -> TableServiceClient:
     """Return the SDK's client of one account."""
-    credential = key_of_account(account)
     # Without the machine's proxy settings: Azurite is on the loopback address.
     transport = RequestsTransport(use_env_settings=False)
-    return TableServiceClient(account.endpoint, credential=credential, transport=transport)
+    return TableServiceClient(account.endpoint, credential=key_of_account(account), transport=transport)
 
 
 @dataclass(frozen=True, slots=True)

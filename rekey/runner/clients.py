@@ -297,8 +297,7 @@ async def until_quiet(run: Run) -> None:
     term, margin_s = Term(run.restricted, run.script_id), run.config.gates.margin_s
     theirs = await term.left(margin_s)
     seconds = max(theirs, open_s(run))
-    what = "what was sent and not answered, and may still take effect"
-    with run.progress.waiting(what, seconds) as wait:
+    with run.progress.waiting("what was sent and not answered, and may still take effect", seconds) as wait:
         if seconds:
             wait.tell()
         if theirs:
@@ -386,8 +385,7 @@ def announcing(journal: Journal, clock: Clock) -> Announce:
 
     async def announce(source_key: EntityKey) -> Announced:
         until = clock.rising() + WRITING_S
-        ids = await journal.begin(RUNNER, 0, SOURCE, [source_key])
-        return Announced(journal, ids, clock, until)
+        return Announced(journal, await journal.begin(RUNNER, 0, SOURCE, [source_key]), clock, until)
 
     return announce
 

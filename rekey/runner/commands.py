@@ -33,7 +33,7 @@ from rekey.core.progress import Interruptible
 from rekey.next_steps import apply_to, next_step
 from rekey.phases import GATED, ORDER, ControlPhase, Phase, following
 from rekey.plan.plan import make_plan
-from rekey.plan.result import MigrationPlan, Plan
+from rekey.plan.result import Plan
 from rekey.plan.subject import PlanOptions, subject_of
 from rekey.present.text import counted
 from rekey.protocol.rules import SOURCE, authority
@@ -200,8 +200,7 @@ def _require_group(session: Session, group: str, script_ids: Sequence[str]) -> N
         Refused: a member's file is gone, or scripts of the group are not in this project.
     """
     stores = [session.opened(one).control for one in script_ids]
-    rows = session.do(stores[0].members())
-    strange = sorted({row.script_id for row in rows} - set(script_ids))
+    strange = sorted({row.script_id for row in session.do(stores[0].members())} - set(script_ids))
     if strange:
         raise refusal("group-not-whole", group=group, scripts=", ".join(strange))
 
@@ -336,8 +335,8 @@ async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) 
 
 
 def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan:
-    """Return the plan of a migration, made on every row (or, without `check_rows`, on a sample); raise the
-    error of `_refused` if the plan found errors."""
+    """Return the plan of a migration, made on every row (or, without `check_rows`, on a sample); raise an
+    error if the plan found errors, of the class that `_ERRORS` has for the first."""
     migration = session.opened(script_id)
     migration.prepared.require()
     # Not compared here with what the migration started with: `Session.begin` refuses what has changed since.
@@ -347,7 +346,13 @@ def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bo
     plan = session.do(make_plan([subject], session.accounts.tables, options, progress=progress))
     [planned] = plan.migrations
     if planned.errors:
-        raise _refused(planned)
+        first = planned.errors[0]
+        what = "; ".join(
+            problem.message + (f" (rows {', '.join(problem.row_ids)})" if problem.row_ids else "")
+            for problem in planned.errors
+        )
+        kind = _ERRORS.get(first.code, errors.Findings)
+        raise kind(f"{planned.script_id}: {what}", kept="everything: nothing was written", hint=first.cure)
     return plan
 
 
@@ -359,17 +364,6 @@ _ERRORS: dict[str, type[errors.RekeyError]] = {
     "indexes-cannot-follow": errors.ConfigurationError,
     **dict.fromkeys(("target-holds-rows", "declaration-moved", "secret-moved"), errors.Refused),
 }
-
-
-def _refused(plan: MigrationPlan) -> errors.RekeyError:
-    """Return the error for a plan that must not be applied; its class follows the first problem."""
-    first = plan.errors[0]
-    what = "; ".join(
-        problem.message + (f" (rows {', '.join(problem.row_ids)})" if problem.row_ids else "")
-        for problem in plan.errors
-    )
-    kind = _ERRORS.get(first.code, errors.Findings)
-    return kind(f"{plan.script_id}: {what}", kept="everything: nothing was written", hint=first.cure)
 
 
 def verify(
@@ -487,10 +481,8 @@ def _rollback(
     if not whole and Phase.CUTOVER in applied:
         stopped = " --writers-stopped" if runs[0].is_delta else ""
         _require_alone(session, script_ids[0], f"rollback {runs[0].declared.named}{stopped}")
-    goal = to
-    if goal is None:
-        from_cutover = cut_over or Phase.CUTOVER in applied
-        goal = ControlPhase.DUAL_WRITE if from_cutover else ControlPhase.SOURCE
+    from_cutover = cut_over or Phase.CUTOVER in applied
+    goal = to or (ControlPhase.DUAL_WRITE if from_cutover else ControlPhase.SOURCE)
     downto = Phase.RECONCILE if goal is ControlPhase.DUAL_WRITE else None
     if goal is ControlPhase.SOURCE and Phase.COMPLETE not in applied and drop is None:
         targets = ", ".join(name for run in runs for name in run.declared.migration.table_names)
@@ -536,7 +528,6 @@ def retire(session: Session, script_id: str) -> None:
     reasons = session.do(PHASES[Phase.RETIRE].gate(run))
     if Phase.COMPLETE not in session.ledger.applied(script_id):
         reasons = [f"{script_id} is not complete"]
-    hint = f"`rekey status {script_id}` shows what is missing"
-    session.do(_pass_gate(run, Phase.RETIRE, reasons, hint))
+    session.do(_pass_gate(run, Phase.RETIRE, reasons, f"`rekey status {script_id}` shows what is missing"))
     session.carry_out(script_id, Phase.RETIRE)
     session.do(expire_removed(run))

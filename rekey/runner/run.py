@@ -210,8 +210,7 @@ class Run:
 
     def checkpointed(self, **facts: str) -> None:
         """Record that a checkpoint was stored just now, and facts that belong to it."""
-        now = format_ticks(self.clock.ticks())
-        self.state.set_facts(self.script_id, {CHECKPOINT_AT: now, **facts})
+        self.state.set_facts(self.script_id, {CHECKPOINT_AT: format_ticks(self.clock.ticks()), **facts})
 
     def check(self) -> None:
         """Raise Interrupted or Locked when the work must not go on."""

@@ -79,9 +79,7 @@ def context(
     async def pending(source_key: EntityKey) -> bool:
         """Tell whether a source row changed after the last pass began, or is gone: the next handles it."""
         row = await run.source.get(source_key, select=[TIMESTAMP])
-        if row is None:
-            return True
-        return watermark is not None and ticks_of(row[TIMESTAMP]) >= ticks_of(watermark)
+        return row is None or (watermark is not None and ticks_of(row[TIMESTAMP]) >= ticks_of(watermark))
 
     from_target = not run.is_delta and authority(control) == TARGET
     return ReconcileContext(

@@ -315,8 +315,7 @@ def _add_sums(ctx: ReconcileContext, work: Partial, piece: Part, result: Result)
         into = {f"expected{number}": expected for number, expected in enumerate(work.expected)}
         into["source"] = work.source
     else:
-        names = actual_sums(ctx.mapper, piece.table)
-        into = {name: work.actual[number] for name, number in names.items()}
+        into = {name: work.actual[number] for name, number in actual_sums(ctx.mapper, piece.table).items()}
     if sums.keys() != into.keys():
         raise ValueError("other sums")
     for name, known in into.items():

@@ -42,10 +42,8 @@ def exposed(families: Callable[[], Iterator[Metric]], accept: str) -> tuple[byte
         from prometheus_client.exposition import choose_encoder
         from prometheus_client.registry import Collector
     except ImportError:
-        raise ConfigurationError(
-            "metrics need the package prometheus-client",
-            hint="install rekey with its extra: pip install 'rekey-tables[metrics]'",
-        ) from None
+        hint = "install rekey with its extra: pip install 'rekey-tables[metrics]'"
+        raise ConfigurationError("metrics need the package prometheus-client", hint=hint) from None
 
     class Seen(Collector):
         def collect(self) -> Iterator[Metric]:
@@ -106,9 +104,9 @@ def _gauges(one: dict[str, Any], as_of: str) -> Iterator[tuple[str, str, dict[st
     yield "divergent_rows", "Rows that differed in the last full verification.", {}, one["divergences"]
     journal = one["journal"] or {}
     yield "journal_intents", "Intents that are not settled.", {}, journal.get("depth")
-    oldest = journal.get("oldest_at")
-    if oldest:
-        yield "journal_oldest_age_seconds", "Age of the oldest intent.", {}, _seconds(oldest, as_of)
+    if oldest := journal.get("oldest_at"):
+        since = datetime.fromisoformat(as_of) - datetime.fromisoformat(oldest)
+        yield "journal_oldest_age_seconds", "Age of the oldest intent.", {}, since.total_seconds()
     standing = Counter(client["standing"] for client in one["clients"])
     for word in STANDINGS:
         yield "clients", "Clients of the application.", {"standing": word}, standing[word]
@@ -117,7 +115,3 @@ def _gauges(one: dict[str, Any], as_of: str) -> Iterator[tuple[str, str, dict[st
     held = {status["by"] for status in one["held_back"]}
     for word in HELD_BACK:
         yield "held_back", "1 for what holds the migration back now.", {"by": word}, word in held
-
-
-def _seconds(start: str, end: str) -> float:
-    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()

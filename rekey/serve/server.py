@@ -77,9 +77,8 @@ class Address:
         host, colon, port = text.rpartition(":")
         host = host.strip("[]") if colon else "127.0.0.1"
         if not port.isdigit() or int(port) > 0xFFFF or not host:
-            raise ConfigurationError(
-                f"{text!r} is not an address to listen on", hint="write HOST:PORT, for example 127.0.0.1:9460"
-            )
+            hint = "write HOST:PORT, for example 127.0.0.1:9460"
+            raise ConfigurationError(f"{text!r} is not an address to listen on", hint=hint)
         return cls(host, int(port))
 
     @property
@@ -112,10 +111,9 @@ class Access:
     def check(self, address: Address) -> None:
         """Raise ConfigurationError for an address that others reach, where token or TLS is missing."""
         if not address.is_loopback and (self.token is None or self.certificate is None):
-            raise ConfigurationError(
-                f"{address.host} can be reached by others, and a token or a certificate is missing",
-                hint="configure both in [serve] of rekey.toml, or listen on 127.0.0.1",
-            )
+            what = f"{address.host} can be reached by others, and a token or a certificate is missing"
+            hint = "configure both in [serve] of rekey.toml, or listen on 127.0.0.1"
+            raise ConfigurationError(what, hint=hint)
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the context for TLS. Raises ConfigurationError when a file cannot be used."""
@@ -125,10 +123,9 @@ class Access:
         try:
             context.load_cert_chain(self.certificate, self.key, password="")  # never ask at the terminal
         except (OSError, ssl.SSLError) as error:
-            raise ConfigurationError(
-                f"the certificate {self.certificate} cannot be used ({type(error).__name__})",
-                hint="certificate and key name PEM files that belong together, the key without a password",
-            ) from None
+            what = f"the certificate {self.certificate} cannot be used ({type(error).__name__})"
+            hint = "certificate and key name PEM files that belong together, the key without a password"
+            raise ConfigurationError(what, hint=hint) from None
         return context
 
     def allows(self, request: web.Request) -> bool:
@@ -265,10 +262,8 @@ async def listen(
     try:
         await site.start()
     except OSError as error:
-        raise ConfigurationError(
-            f"{address.host}:{address.port} cannot be listened on ({reason_of(error)})",
-            hint="give another address with a free port",
-        ) from None
+        what = f"{address.host}:{address.port} cannot be listened on ({reason_of(error)})"
+        raise ConfigurationError(what, hint="give another address with a free port") from None
     host = f"[{address.host}]" if ":" in address.host else address.host
     return f"{'http' if tls is None else 'https'}://{host}:{runner.addresses[0][1]}/"
 
@@ -294,7 +289,5 @@ def in_json(value: object) -> web.Response:
 
 def said(status: HTTPStatus, text: str, challenge: str = "") -> web.Response:
     """Return an answer in a sentence. `challenge`: how a request that showed no token can show one."""
-    answer = web.Response(status=status, text=f"{text}\n", headers=HEADERS)
-    if challenge:
-        answer.headers["WWW-Authenticate"] = challenge
-    return answer
+    headers = HEADERS | ({"WWW-Authenticate": challenge} if challenge else {})
+    return web.Response(status=status, text=f"{text}\n", headers=headers)

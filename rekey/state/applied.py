@@ -41,8 +41,7 @@ def ledger_ids(connection: sqlite3.Connection) -> list[str]:
 
 def tables(connection: sqlite3.Connection) -> list[str]:
     """Return the names of the tables in a file."""
-    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-    return [row[0] for row in found]
+    return [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
 
 
 # --- the schema ---

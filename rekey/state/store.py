@@ -177,9 +177,8 @@ class State:
         if record is None:
             raise AssertionError("a migration is registered before its script is kept")
         began = record.run_id, script_id, record.registered_at, record.digest, record.source
-        kept = KeptScript(*began, list(targets), content)
         with self._writing() as writer:
-            writer.insert("script", asdict(kept), unless_there=True)
+            writer.insert("script", asdict(KeptScript(*began, list(targets), content)), unless_there=True)
 
     def kept_scripts(self) -> list[KeptScript]:
         """Return all scripts that migrations were begun with, oldest first."""
@@ -450,8 +449,7 @@ class State:
 
     def checkpoints(self) -> list[StoredCheckpoint]:
         """Return all checkpoints over the audit log, by size."""
-        found = self._read("SELECT * FROM audit_checkpoint ORDER BY size")
-        return [StoredCheckpoint(**one) for one in found]
+        return [StoredCheckpoint(**one) for one in self._read("SELECT * FROM audit_checkpoint ORDER BY size")]
 
     # --- transactions -------------------------------------------------------------------------------------
 

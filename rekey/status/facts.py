@@ -243,10 +243,7 @@ def waits(script: Declared, scripts: Mapping[str, Declared], ledger_ids: Iterabl
     ids = set(ledger_ids)
     if applied_phases(ids, script.script_id):
         return ()
-    needed = [
-        Wait(other, handover(scripts[other], script), scripts[other].named)
-        for other in sorted(script.depends)
-    ]
+    needed = [Wait(one, handover(scripts[one], script), scripts[one].named) for one in sorted(script.depends)]
     return tuple(one for one in needed if one.phase not in applied_phases(ids, one.script_id))
 
 

@@ -233,9 +233,8 @@ class Status:
 def judge(facts: Facts) -> Status:
     """Return the status of a migration: its stage and figures, whether it is safe, and what to do next."""
     last, retention = facts.verification, facts.retention_ends_at
-    closed = verification_problem(
-        last, facts.facts, now=facts.now, max_age_s=facts.gates.verification_max_age_s
-    )
+    max_age_s = facts.gates.verification_max_age_s
+    closed = verification_problem(last, facts.facts, now=facts.now, max_age_s=max_age_s)
     counted = Counter[str](facts.ended)
     for row in facts.clients:
         counted.update(row.counters)
@@ -293,8 +292,7 @@ def _backfill(facts: Facts) -> Backfill | None:
     done = sum(segment.done for segment in facts.segments)
     fact = facts.facts.get(ESTIMATED_ROWS)
     estimated = int(fact) if fact else None
-    rate = _rate(facts, rows)
-    left = None
+    rate, left = _rate(facts, rows), None
     if rate and estimated is not None and done < len(facts.segments):
         left = max(0, estimated - rows) / rate
     work = None if facts.pulse is None else facts.pulse.work
@@ -330,9 +328,8 @@ def _spent(facts: Facts) -> Spent | None:
     """Return what was sent and estimated, None when no plan was kept, or one of a version that counted
     otherwise."""
     try:
-        estimate: dict[str, Any] = json.loads(facts.facts.get(PLAN_FACT, ""))["plan"]["migrations"][0][
-            "estimate"
-        ]
+        plan = json.loads(facts.facts.get(PLAN_FACT, ""))["plan"]
+        estimate: dict[str, Any] = plan["migrations"][0]["estimate"]
         known = all("what" in one for one in estimate["requests"])
     except (ValueError, KeyError, IndexError, TypeError):
         return None
@@ -482,16 +479,14 @@ def _told(verdict: str, facts: Facts, *, safe: bool = True, **values: object) ->
 
 
 # Verdicts whose command a whole group is given, where the migration has one.
-_OF_A_GROUP = frozenset(
-    (
-        "not-begun",
-        "source",
-        "still-writing",
-        "freeze-cut-off",
-        "no-way-back",
-        "way-back",
-        "way-back-by-copying",
-    )
+_OF_A_GROUP = (
+    "not-begun",
+    "source",
+    "still-writing",
+    "freeze-cut-off",
+    "no-way-back",
+    "way-back",
+    "way-back-by-copying",
 )
 
 
@@ -520,8 +515,7 @@ def _between_freezes(facts: Facts, phase: ControlPhase, closed: str) -> Verdict:
     else:
         found = _told("way-back-by-copying" if facts.is_delta else "way-back", facts)
     if facts.at_work:
-        command = f"status {facts.script_id}"
-        return replace(found, command=command, remark="a runner is at work; look again")
+        return replace(found, command=f"status {facts.script_id}", remark="a runner is at work; look again")
     return found
 
 
@@ -547,7 +541,6 @@ _OF_ROWS = (Collision.__name__, RowRefused.__name__)
 
 def _in_dual_write(facts: Facts, closed: str) -> Verdict:
     name, last, safe = facts.script_id, facts.verification, _told("dual-write", facts)
-    verify = f"verify {name} --mode full"
     if last is not None and last.divergences:
         if facts.runs and facts.runs[-1].outcome == WriterAtWork.__name__:
             return _told("still-writing", facts, closed=closed)
@@ -563,9 +556,9 @@ def _in_dual_write(facts: Facts, closed: str) -> Verdict:
         goes_on = "it goes on after its last checkpoint" if facts.segments else ""
         return replace(safe, command=f"apply {facts.declared.named}", remark=goes_on)
     if closed:
-        return replace(safe, command=verify, remark=f"{closed}, and cutover asks for one")
-    code = "cut-over-stopped" if facts.is_delta else "cut-over"
-    step = next_step(code, script=facts.declared.named)
+        remark = f"{closed}, and cutover asks for one"
+        return replace(safe, command=f"verify {name} --mode full", remark=remark)
+    step = next_step("cut-over-stopped" if facts.is_delta else "cut-over", script=facts.declared.named)
     command, remark = step.command, step.remark
     if behind := facts.clients_behind:
         command, remark = f"status {name}", f"first see why {_named(behind)} does not follow"
@@ -607,9 +600,8 @@ def _in_complete(facts: Facts) -> Verdict:
         export = f"evidence export evidence-{name} {name}"
         return replace(found, command=export, remark="then verify it; `retire` asks for that")
     if ends is not None and facts.now < ends:
-        return replace(
-            found, remark=f"not before {moment(format_ticks(ends))}, when the retention period ends"
-        )
+        end = moment(format_ticks(ends))
+        return replace(found, remark=f"not before {end}, when the retention period ends")
     return found
 
 

@@ -21,9 +21,9 @@ from rekey.core.plain import told
 from rekey.core.progress import Held, Holds
 from rekey.phases import ControlPhase, Phase
 from rekey.present.text import counted, duration
-from rekey.state.models import CHECKPOINT_AT, PhaseRun
+from rekey.state.models import CHECKPOINT_AT
 from rekey.status.facts import ESTIMATED_ROWS, FOLLOWING, Facts
-from rekey.status.pulse import Pass, Waiting
+from rekey.status.pulse import Pass
 
 # From so many seconds on, the spread of an estimate is told.
 _SPREAD_S = 10.0
@@ -149,11 +149,8 @@ def progress_of(facts: Facts) -> Progress:
 def following(facts: Facts) -> Following | None:
     """Return how a migration is followed before its cutover; None where it is not."""
     kept = facts.facts.get(FOLLOWING)
-    before = facts.control is not None and facts.control.phase in (
-        ControlPhase.DUAL_WRITE,
-        ControlPhase.FREEZE,
-    )
-    if kept is None or not before:
+    phase = None if facts.control is None else facts.control.phase
+    if kept is None or phase not in (ControlPhase.DUAL_WRITE, ControlPhase.FREEZE):
         return None
     said: dict[str, Any] = json.loads(kept)
     window = None if facts.window is None else Window(*map(format_ticks, facts.window))
@@ -161,22 +158,16 @@ def following(facts: Facts) -> Following | None:
 
 
 def _phase(facts: Facts) -> PhaseNow:
-    runs = facts.runs
-    last, at_work = (runs[-1] if runs else None), facts.at_work or facts.pulse is not None
+    last, at_work = (facts.runs[-1] if facts.runs else None), facts.at_work or facts.pulse is not None
     if last is not None and last.outcome != "done" and last.phase not in facts.phases:
         if last.finished_at is not None:
             return PhaseNow(str(last.phase), "stopped", last.finished_at)
-        state = "at-work" if at_work else "cut-off"
-        return PhaseNow(str(last.phase), state, last.started_at)
+        return PhaseNow(str(last.phase), "at-work" if at_work else "cut-off", last.started_at)
     if not facts.phases:
         return PhaseNow(str(Phase.PREPARE), "at-work", None) if at_work else PhaseNow(None, "not-begun", None)
     done = facts.phases[-1]
-    return PhaseNow(str(done), "done", _ended(runs, done))
-
-
-def _ended(runs: Iterable[PhaseRun], phase: Phase) -> str | None:
-    ends = [run.finished_at for run in runs if run.phase == phase and run.outcome == "done"]
-    return ends[-1] if ends else None
+    ends = [run.finished_at for run in facts.runs if run.phase == done and run.outcome == "done"]
+    return PhaseNow(str(done), "done", ends[-1] if ends else None)
 
 
 def _work(facts: Facts) -> Onward | None:
@@ -208,12 +199,8 @@ def _held_back(facts: Facts) -> Iterable[HeldBack]:
     for held in pulse.held:
         yield HeldBack(str(held.by), _told(held))
     for wait in pulse.waits:
-        yield _of_wait(wait)
-
-
-def _of_wait(wait: Waiting) -> HeldBack:
-    until = None if wait.until is None else format_ticks(wait.until)
-    return HeldBack("wait", f"waiting for {wait.what}", format_ticks(wait.since), until)
+        until = None if wait.until is None else format_ticks(wait.until)
+        yield HeldBack("wait", f"waiting for {wait.what}", format_ticks(wait.since), until)
 
 
 def _told(held: Held) -> str:

@@ -87,8 +87,7 @@ def pulse_of(progress: Progress, script_id: str, held: tuple[Held, ...], followi
         held: what holds its requests back.
         following: see `Pulse`.
     """
-    now = progress.work
-    work = None
+    now, work = progress.work, None
     if now is not None:
         # While something is waited for, the rate of late says nothing about the rest.
         eta = None if progress.waits else now.eta

@@ -64,10 +64,8 @@ def told(
 def verdict_lines(status: Status, command: Callable[[str], str]) -> list[str]:
     """Return the lines that say whether a migration is safe, and what is next; `command` as in `told`."""
     verdict = status.verdict
-    return [
-        *labelled("safe" if verdict.safe else "ATTENTION", verdict.sentence),
-        *next_lines(status, command),
-    ]
+    lines = labelled("safe" if verdict.safe else "ATTENTION", verdict.sentence)
+    return [*lines, *next_lines(status, command)]
 
 
 def _stage(status: Status, verbose: bool) -> _Fields:
@@ -95,8 +93,7 @@ def _copied(status: Status, verbose: bool) -> _Fields:
             text += f"; {copied.segments_done} of {counted(copied.segments, 'segment')} done"
         yield "copied", text
     if last is not None and status.verification_age_s is not None:
-        text = f"{differing(last.divergences)},"
-        text += f" {counted(last.rows_source, 'source row')} compared,"
+        text = f"{differing(last.divergences)}, {counted(last.rows_source, 'source row')} compared,"
         text += f" {moment(last.finished_at)}, {duration(status.verification_age_s)} ago"
         if not status.verification_closes:
             text += f"; good for cutover for {duration(status.facts.gates.verification_max_age_s)}"
@@ -112,9 +109,8 @@ def _followed(status: Status, verbose: bool) -> _Fields:
     if (how := status.progress.following) is not None:
         said = f"since {moment(how.since)}" + ("" if how.at_work else ", until it was cut off")
         if how.window is not None:
-            said += (
-                f"; cuts over by itself from {moment(how.window.opens_at)} to {moment(how.window.closes_at)}"
-            )
+            opens, closes = moment(how.window.opens_at), moment(how.window.closes_at)
+            said += f"; cuts over by itself from {opens} to {closes}"
         if how.refused:
             said += f"; its last cutover was refused: {'; '.join(how.refused)}"
         yield "followed", said
@@ -129,14 +125,10 @@ def _followed(status: Status, verbose: bool) -> _Fields:
             said += f"; {intents.kept:,} settled and kept: a client that was given up may still write"
         yield "journal", said
     if counters:
-        compared = ", ".join(
-            f"{counters.get(name, 0):,} {name}" for name in ("matched", "mismatched", "ignored")
-        )
+        writes = counted(counters.get("writes", 0), "write")
         failures = counted(counters.get("replica_failures", 0), "replica failure")
-        yield (
-            "counted",
-            f"{counted(counters.get('writes', 0), 'write')}, {failures}; shadow reads: {compared}",
-        )
+        reads = (f"{counters.get(name, 0):,} {name}" for name in ("matched", "mismatched", "ignored"))
+        yield "counted", f"{writes}, {failures}; shadow reads: {', '.join(reads)}"
 
 
 def _clients(clients: Sequence[Client], verbose: bool) -> _Fields:
@@ -231,9 +223,8 @@ def line(status: Status) -> str:
     """Return one line about a migration, for those who watch it."""
     now, facts = status.progress, status.facts
     since = "" if now.phase.since is None else f" since {now.phase.since[11:19]}Z"
-    phase = (
-        "not begun" if now.phase.name is None else f"`{now.phase.name}` {now.phase.state.replace('-', ' ')}"
-    )
+    state = now.phase.state.replace("-", " ")
+    phase = "not begun" if now.phase.name is None else f"`{now.phase.name}` {state}"
     said = [f"{facts.script_id}: {phase}{since}"]
     if (work := now.work) is not None:
         said.append(f"{work.label}: {how_far(work.rows, work.estimated_rows, work.rate, work.eta)}")

@@ -378,8 +378,7 @@ def next_rate(judged: Sequence[Judged], *, first: float, most: float, overload: 
         return last.step.offered
     found = saturation(judged)
     if found.saturated is None:
-        highest = judged[-1].step.offered
-        return None if highest >= most else min(highest * RISE, most)
+        return None if last.step.offered >= most else min(last.step.offered * RISE, most)
     if found.clean is None:
         return found.saturated / 2 if found.saturated / 2 >= LEAST_RATE else None
     if found.limit is Limit.CLIENT or found.saturated / found.clean <= CLOSE:

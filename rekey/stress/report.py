@@ -232,12 +232,11 @@ class StressReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        carried = None if self.declared is None else not self.too_little
         return {
             **members(self),
             "rows_per_request": self.mix.entities(self.mix.shares),
             "partition_target": PARTITION_TARGET,
-            "declared_is_carried": carried,
+            "declared_is_carried": None if self.declared is None else not self.too_little,
         }
 
     def as_text(self) -> str:

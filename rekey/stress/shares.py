@@ -19,8 +19,6 @@ from rekey.model import PARTITION_KEY, Row
 from rekey.stress.spread import Spread, SpreadCount
 from rekey.tables.base import Table
 
-_SECRET = b"made up for counting only"
-
 
 async def spread_of_rows(
     table: Table, migration: Migration | None, *, exact: bool, progress: Progress
@@ -34,7 +32,7 @@ async def spread_of_rows(
     names: tuple[str, ...] = (table.name,)
     map_row = _as_it_is
     if migration is not None:
-        secrets = dict.fromkeys(required_secrets(migration), _SECRET)
+        secrets = dict.fromkeys(required_secrets(migration), b"made up for counting only")
         names, map_row = migration.tables, Mapper(migration, secrets).map
     counts, refused = [SpreadCount(name) for name in names], 0
 

@@ -38,16 +38,7 @@ from rekey.tables.answers import (
     read_tables,
     read_time,
 )
-from rekey.tables.base import (
-    MAX_PAGE_ROWS,
-    SHARED_SERVICE_S,
-    Operation,
-    Page,
-    Silence,
-    Table,
-    Verb,
-    rejected,
-)
+from rekey.tables.base import MAX_PAGE_ROWS, SHARED_SERVICE_S, Operation, Page, Silence, Table, Verb, rejected
 from rekey.tables.credentials import Credential
 from rekey.tables.paging import FIRST_PAGE_ROWS, PageSize, Parameters, read_range
 from rekey.tables.requests import Landed, Requester, RetryPolicy, all_landed
@@ -179,15 +170,13 @@ class AzureTableService:
         """Return a handle on a table whose rows other clients write too, see `TableService.shared`."""
         check_table_name(name, elsewhere=self.elsewhere)
         policy = replace(self._requester.policy, repeats_open_writes=False, content_settles=False)
-        requester = replace(self._requester, policy=policy)
-        return AzureTable(self, name, requester, SHARED_SERVICE_S)
+        return AzureTable(self, name, replace(self._requester, policy=policy), SHARED_SERVICE_S)
 
     async def create_table(self, name: str) -> bool:
         """Create a table; False when it was there already. Raises TableBeingDeleted."""
         check_table_name(name, elsewhere=self.elsewhere)
         body = orjson.dumps({"TableName": own_name(name)})
-        headers = {**self.headers, **_SENDING}
-        request = Request("POST", "Tables", f"create table {name}", headers, body)
+        request = Request("POST", "Tables", f"create table {name}", {**self.headers, **_SENDING}, body)
         outcome = await self._requester.call(request, read_done)
         if outcome.error is not None and outcome.error.code == "TableAlreadyExists":
             return False
@@ -292,13 +281,11 @@ class AzureTable(Table):
         if sum(map(len, parts)) + len(parts) * wire.BOUNDARY_BYTES > self.guarantees.batch_bytes:
             raise too_large(self.guarantees)
         mark = secrets.token_hex(16)
-        doing = f"write a batch to {self._name}"
+        doing, body = f"write a batch to {self._name}", wire.batch_body(parts, mark)
         headers = {**self._service.headers, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
         # All or nothing: once the version of one row has changed, the transaction can no longer be applied.
         on_version = any(map(_on_version, operations))
-        request = Request(
-            "POST", "$batch", doing, headers, wire.batch_body(parts, mark), on_version, self._service_s
-        )
+        request = Request("POST", "$batch", doing, headers, body, on_version, self._service_s)
         self._service.sent.add(OPERATIONS, len(operations))
         return await self._written(request, operations, read_batch)
 
@@ -314,8 +301,7 @@ class AzureTable(Table):
         """Iterate over the rows of a key range; with `ahead`, one page is fetched ahead."""
         if not 1 <= page_rows <= MAX_PAGE_ROWS:
             raise rejected("InvalidInput", "a page has 1 to 1,000 rows")
-        ordered = self.guarantees.ordered
-        finds = self.guarantees.narrows
+        ordered, finds = self.guarantees.ordered, self.guarantees.narrows
         selection = "" if select is None or not finds else _selection(select)
         common = [("$select", selection)] if selection else []
         changed = "" if modified_from is None else wire.modified_filter(modified_from)
@@ -370,8 +356,7 @@ class AzureTable(Table):
             method, headers = "POST", {**headers, "X-HTTP-Method": "MERGE"}
         if verb in wire.CONDITIONAL:
             headers = {**headers, "If-Match": "*" if operation.etag is None else operation.etag}
-        on_version = _on_version(operation)
-        request = Request(method, path, doing, headers, body, on_version, self._service_s)
+        request = Request(method, path, doing, headers, body, _on_version(operation), self._service_s)
         [etag] = await self._written(request, [operation], read_etag)
         return etag or ""
 

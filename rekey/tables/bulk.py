@@ -80,24 +80,18 @@ async def read_keys(table: Table, keys: Sequence[EntityKey]) -> dict[EntityKey, 
     await _read_one_by_one(table, [first], found)
     cursor = first
     async for page in table.scan(KeyRange(first, last)):
-        useful = 0
-        for row in page.rows:
-            key = key_of(row)
-            if key in wanted:
-                found[key] = row
-                useful += 1
+        useful = {key: row for row in page.rows if (key := key_of(row)) in wanted}
+        found |= useful
         cursor = page.cursor or cursor
-        if page.rows and useful < len(page.rows) * _LEAST_USEFUL_SHARE:
-            rest = [key for key in ordered if key.order > cursor.order]
-            await _read_one_by_one(table, rest, found)
+        if page.rows and len(useful) < len(page.rows) * _LEAST_USEFUL_SHARE:
+            await _read_one_by_one(table, [key for key in ordered if key.order > cursor.order], found)
             break
     return found
 
 
 async def _read_one_by_one(table: Table, keys: Iterable[EntityKey], found: dict[EntityKey, Row]) -> None:
     async def read(key: EntityKey) -> None:
-        row = await table.get(key)
-        if row is not None:
+        if (row := await table.get(key)) is not None:
             found[key] = row
 
     await for_each(keys, read, limit=_POINT_READS_AT_ONCE)

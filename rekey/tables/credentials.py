@@ -24,13 +24,13 @@ from rekey.core.macs import hmac_sha256
 from rekey.errors import ConfigurationError
 from rekey.tables.base import SIGNED_S
 
-# Managed identities are given tokens for up to a day.
 if TYPE_CHECKING:
     from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
     from azure.core.credentials_async import AsyncTokenCredential
 
     from rekey.tables.tokens import BearerToken
 
+# Managed identities are given tokens for up to a day.
 _LONGEST_TOKEN_S = 24 * 3600.0
 SCOPE = "https://storage.azure.com/.default"
 
@@ -139,9 +139,8 @@ class Signer:
                 raise TokenUnreachable(type(error.inner_exception or error).__name__) from None
         # The owner of one of azure-core's credentials may renew its signature or key at any time.
         if (signature := getattr(credential, "signature", None)) is not None:
-            return await exchange(
-                f"{address}{'&' if '?' in address else '?'}{signature.lstrip('?')}", headers
-            )
+            address += f"{'&' if '?' in address else '?'}{signature.lstrip('?')}"
+            return await exchange(address, headers)
         if (named := getattr(credential, "named_key", None)) is not None:
             credential = SharedKey.of(*named)
         before = f"{method}\n\n{headers.get('Content-Type', '')}\n" if self._whole else ""
@@ -159,8 +158,7 @@ class Signer:
 
     async def close(self) -> None:
         """Close a token credential."""
-        close = getattr(self._credential, "close", None)
-        if close is not None:
+        if (close := getattr(self._credential, "close", None)) is not None:
             await close()
 
 

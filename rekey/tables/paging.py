@@ -109,12 +109,8 @@ async def read_range(
             del left[0]
             return asked()
         upcoming = asked(continuation)
-        if (
-            ordered
-            and last is not None
-            and upcoming is not None
-            and upcoming.address_bytes > MAX_ADDRESS_BYTES
-        ):
+        too_long = upcoming is not None and upcoming.address_bytes > MAX_ADDRESS_BYTES
+        if too_long and ordered and last is not None:
             left[:] = queries(within.behind(last))
             return asked()
         return upcoming
@@ -141,12 +137,7 @@ class _Asked:
     """The request for one page, sent ahead (`begin`) or when the page is wanted (`page`)."""
 
     def __init__(
-        self,
-        requester: Requester,
-        table: str,
-        rows: int,
-        parameters: Parameters,
-        headers: Mapping[str, str],
+        self, requester: Requester, table: str, rows: int, parameters: Parameters, headers: Mapping[str, str]
     ) -> None:
         self._requester, self._table, self.rows = requester, table, rows
         doing = f"read a page of {table}"

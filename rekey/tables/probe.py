@@ -102,8 +102,7 @@ async def ask(
 
     def going_out(connection: Connection) -> None:
         nonlocal tls, ends
-        secured = connection.get_extra_info("ssl_object")
-        if secured is not None:
+        if (secured := connection.get_extra_info("ssl_object")) is not None:
             tls, ends = str(secured.version() or ""), (secured.getpeercert() or {}).get("notAfter")
 
     try:
@@ -117,10 +116,9 @@ async def ask(
     finally:
         await connections.close()
     date = moment_of(answer.headers.get("Date", ""))
-    code = error_code(answer.body)[0] or answer.headers.get("x-ms-error-code", "")
     return Heard(
         status=answer.status,
-        code=clean_code(code),
+        code=clean_code(error_code(answer.body)[0] or answer.headers.get("x-ms-error-code", "")),
         server=answer.headers.get("Server", ""),
         api_version=answer.headers.get("x-ms-version", ""),
         date=None if date is None else round(date.timestamp()) * TICKS_PER_SECOND,
@@ -133,11 +131,7 @@ async def ask(
 
 async def _headers(address: str, credential: Credential | None) -> dict[str, str]:
     guarantees = guarantees_of(address)
-    headers = {
-        **COMMON_HEADERS,
-        "x-ms-version": guarantees.api_version,
-        "User-Agent": f"rekey/{VERSION}",
-    }
+    headers = {**COMMON_HEADERS, "x-ms-version": guarantees.api_version, "User-Agent": f"rekey/{VERSION}"}
     if credential is None:
         return headers
     if isinstance(credential, SharedKey):

@@ -269,7 +269,10 @@ class Requester:
             ambiguous, error = ambiguous or tried.open, tried.error
             failures += 1
             attempts = self.policy.connect_attempts if tried.only_connect else self.policy.attempts
-            self._tried(began, failures, attempts)
+            # until when it is tried, for `silence`
+            now = self.clock.rising()
+            until = now + self.policy.longest_s(failures, attempts, now - began)
+            self.known.tried_until = max(self.known.tried_until, until)
             wait = None
             if failures < attempts and (repeats or not (ambiguous and is_write)):
                 wait = self.policy.wait(failures, tried.retry_after, self.source.random())
@@ -288,12 +291,6 @@ class Requester:
             if not tried.open:
                 await allowance.again()
 
-    def _tried(self, began: float, failures: int, attempts: int) -> None:
-        """Note until when a request is tried, whose attempt that began at `began` has failed."""
-        now = self.clock.rising()
-        until = now + self.policy.longest_s(failures, attempts, now - began)
-        self.known.tried_until = max(self.known.tried_until, until)
-
     def note_open(self, request: Request) -> None:
         """Remember that a request may yet take effect."""
         if request.method != "GET":
@@ -301,14 +298,15 @@ class Requester:
 
     async def _attempt(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T] | _Failed:
         """Send a request once."""
-        answer: Answer | None = None
+        headers: Mapping[str, str] = {}  # of the answer, once there is one
         try:
             answer = await self.transport.send(request)
+            headers = answer.headers
             self.known.ever_answered, self.known.failures = True, 0
             self.known.heard_at = self.clock.rising()
             return Outcome(read(answer, request.doing), None, ambiguous=False, final=True)
         except Unavailable as busy:
-            return _Failed(busy, may_be_applied(busy), _retry_after(answer))
+            return _Failed(busy, may_be_applied(busy), retry_after_of(headers))
         except ServiceError as refused:
             return Outcome(None, refused, ambiguous=False, final=True)
         except NotSent as failed:
@@ -326,7 +324,7 @@ class Requester:
                 unanswered = _open(request, str(failed), f" by {failed.endpoint}")
             else:
                 unanswered = _open(request, "MalformedAnswer")
-            return _Failed(unanswered, open=True, retry_after=_retry_after(answer))
+            return _Failed(unanswered, open=True, retry_after=retry_after_of(headers))
 
     async def read(self, request: Request, read: Callable[[Answer, str], T]) -> T:
         """Send a request that changes nothing. Raises Unavailable where a write would be ambiguous."""
@@ -338,10 +336,6 @@ class Requester:
                 hint="check the connection and repeat the command, which goes on where it stopped",
             )
         return outcome.result()
-
-
-def _retry_after(answer: Answer | None) -> float | None:
-    return None if answer is None else retry_after_of(answer.headers)
 
 
 def _open(request: Request, code: str, by: str = "") -> Ambiguous:
@@ -395,9 +389,8 @@ def all_landed(
     operations: Sequence[Operation], now: Sequence[Row | None], *, by_content: bool = True
 ) -> Landed:
     """Tell whether a transaction was applied, from the rows that are there now, in the same order."""
-    found = [
-        landed(operation, row, by_content=by_content) for operation, row in zip(operations, now, strict=True)
-    ]
+    pairs = zip(operations, now, strict=True)
+    found = [landed(operation, row, by_content=by_content) for operation, row in pairs]
     if Landed.NO in found:
         return Landed.NO
     return Landed.YES if all(one is Landed.YES for one in found) else Landed.OPEN

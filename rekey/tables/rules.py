@@ -40,11 +40,8 @@ def check_table_name(name: str, *, elsewhere: bool = False) -> None:
         elsewhere: whether this is the account of `[targets]`.
     """
     own = limits.own_name(name) if elsewhere else name
-    if (
-        not limits.TABLE_NAME.fullmatch(own)
-        or own.lower() == "tables"
-        or limits.is_elsewhere(name) != elsewhere
-    ):
+    fits = limits.TABLE_NAME.fullmatch(own) and own.lower() != "tables"
+    if not fits or limits.is_elsewhere(name) != elsewhere:
         raise rejected("InvalidResourceName", f"the service refuses the table name {name!r}")
 
 
@@ -79,11 +76,8 @@ def check_batch(operations: Sequence[Operation]) -> None:
     for index, operation in enumerate(operations):
         row_key = operation.row.get(ROW_KEY)
         if operation.row.get(PARTITION_KEY) != partition:
-            raise rejected(
-                "CommandsInBatchActOnDifferentPartitions",
-                "the operations of a transaction have different PartitionKeys",
-                index,
-            )
+            problem = "the operations of a transaction have different PartitionKeys"
+            raise rejected("CommandsInBatchActOnDifferentPartitions", problem, index)
         if row_key in seen:
             raise rejected("InvalidDuplicateRow", "a transaction has two operations on one row", index)
         seen.add(row_key)
@@ -108,8 +102,7 @@ def stored_form(row: Row) -> Row:
             raise rejected("PropertyNameTooLong", problem)
         if not name.isidentifier():
             raise rejected("PropertyNameInvalid", "a property name is not an identifier")
-        kind = row.get(name + TYPE_SUFFIX)
-        form, annotation = _value_form(value, kind)
+        form, annotation = _value_form(value, row.get(name + TYPE_SUFFIX))
         if annotation is not None:
             kept[name + TYPE_SUFFIX] = annotation
         kept[name] = form

@@ -131,11 +131,8 @@ def kind_of(method: str, path: str) -> Kind:
 
 def since(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
     """Return what was counted after `before`, without zeros."""
-    return {
-        name: number - before.get(name, 0)
-        for name, number in sorted(now.items())
-        if number > before.get(name, 0)
-    }
+    more = {name: number - before.get(name, 0) for name, number in sorted(now.items())}
+    return {name: number for name, number in more.items() if number > 0}
 
 
 def requests_in(counts: Mapping[str, int]) -> int:

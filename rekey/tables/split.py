@@ -71,14 +71,11 @@ async def find_middle(
         found = await first(KeyRange(EntityKey(lowest.partition, text), rest.upto))
         return None if found is None or found.partition != lowest.partition else found.row
 
-    partition = await middle_text(lowest.partition, partition_beyond)
-    if partition is not None:
-        found: EntityKey | None = EntityKey(partition, LAST_ROW)
-    elif partitions_apart:
-        found = None
-    else:
-        row = await middle_text(lowest.row, row_beyond)
-        found = None if row is None else EntityKey(lowest.partition, row)
+    found: EntityKey | None = None
+    if (partition := await middle_text(lowest.partition, partition_beyond)) is not None:
+        found = EntityKey(partition, LAST_ROW)
+    elif not partitions_apart and (row := await middle_text(lowest.row, row_beyond)) is not None:
+        found = EntityKey(lowest.partition, row)
     return found if found is not None and found in rest else None
 
 

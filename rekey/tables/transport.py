@@ -187,8 +187,7 @@ class Transport:
         try:
             answer = await self._signer.send(request.method, address, headers, exchange)
             outcome = str(answer.status)
-            if (charge := answer.headers.get("x-ms-request-charge")) is not None:
-                self.sent.charge(charge)
+            self.sent.charge(answer.headers.get("x-ms-request-charge", ""))
             if self.listener is not None:
                 self.listener(kind, answer.status, time.monotonic() - started)
             return answer
@@ -254,6 +253,5 @@ def environment_proxy(endpoint: str) -> str | None:
     import urllib.request  # with `http` and `email`: slow to import
 
     parts = urlsplit(endpoint)
-    host = parts.hostname or ""
     proxy = urllib.request.getproxies().get(parts.scheme)
-    return None if proxy is None or urllib.request.proxy_bypass(host) else proxy
+    return None if proxy is None or urllib.request.proxy_bypass(parts.hostname or "") else proxy

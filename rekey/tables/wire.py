@@ -126,9 +126,7 @@ def entity_path(table: str, key: EntityKey) -> str:
 
 def query_string(parameters: Sequence[tuple[str, str]]) -> str:
     """Return `?name=value&…` with values percent-encoded, "" without parameters."""
-    if not parameters:
-        return ""
-    return "?" + "&".join(f"{name}={escape(value)}" for name, value in parameters)
+    return "?" + "&".join(f"{name}={escape(value)}" for name, value in parameters) if parameters else ""
 
 
 # --- filters -------------------------------------------------------------------------------------------
@@ -343,19 +341,8 @@ class Encoder:
         body, method = encode_row(operation.row), METHODS[verb]
         if method == "PATCH" and self._merges_by_post:
             method, condition = "POST", b"X-HTTP-Method: MERGE\r\n" + condition
-        return b"".join(
-            (
-                _PART_HEAD,
-                b"%b " % method.encode(),
-                self._base,
-                path,
-                _JSON_HEAD,
-                condition,
-                b"\r\n",
-                body,
-                b"\r\n",
-            )
-        )
+        asked = b"%b %b%b" % (method.encode(), self._base, path)
+        return b"".join((_PART_HEAD, asked, _JSON_HEAD, condition, b"\r\n", body, b"\r\n"))
 
 
 def batch_body(parts: Sequence[bytes], mark: str) -> bytes:

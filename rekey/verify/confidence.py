@@ -27,11 +27,11 @@ def upper_bound(wrong: int, drawn: int, *, population: int, confidence: float = 
         population: rows in the table.
         confidence: the probability that the bound holds, above 0 and below 1.
     """
-    if population == 0 or wrong == drawn == population:
-        return 0.0 if population == 0 else 1.0
+    if population == 0:
+        return 0.0
     if drawn >= population:
         return wrong / drawn
-    if drawn == 0 or wrong >= drawn:
+    if wrong >= drawn:  # also where none was drawn
         return 1.0
     risk = 1.0 - confidence
     if wrong == 0:

@@ -113,12 +113,10 @@ async def count(ctx: ReconcileContext) -> CountReport:
     """
     started_at = ctx.now()
     with Spill(ctx.folder, by_partition) as differences:
-        last = await _count_once(ctx, differences)
-        passes = 1
+        last, passes = await _count_once(ctx, differences), 1
         if last.differing:
             await ctx.clock.sleep(ctx.recheck.delay_s)  # time for writes in flight to arrive
-            last = await _count_once(ctx, differences)
-            passes = 2
+            last, passes = await _count_once(ctx, differences), 2
         tables = _compare(ctx, last, differences)
     return CountReport(
         started_at=started_at,

@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 from rekey.core.collector import patient_collector
 from rekey.core.concurrency import for_each
@@ -43,8 +43,6 @@ from rekey.verify.settle import Candidate, Collector, Found, Looked, Point, sett
 from rekey.verify.summing import Checkpoint, keep_nothing, sum_up
 from rekey.verify.sums import SOURCE, Part, Partial, told_digest
 from rekey.verify.trace import MOST, Trace, group_of
-
-T = TypeVar("T")
 
 # One row of a differing bucket, as JSON values because workers send it; fields from `_SIDE` on.
 Record: TypeAlias = list[Any]
@@ -279,7 +277,7 @@ async def _read_sides(
         await ctx.taken(table, page)
 
 
-async def _held(sides: list[T]) -> AsyncIterator[T]:
+async def _held(sides: list[tuple[Side, bytes]]) -> AsyncIterator[tuple[Side, bytes]]:
     for one in sides:
         yield one
 
@@ -321,7 +319,6 @@ async def spill_rows(
         differing: per target table, the buckets whose sums differ.
         spill: takes the records, by key.
     """
-    wanted = worth_reading(parts, differing, ctx.mapper)
     not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
 
     async def read(part: Part) -> None:
@@ -333,7 +330,7 @@ async def spill_rows(
             ctx.advance(len(page.rows))
             await ctx.taken(table, page)
 
-    await for_each(wanted, read, limit=ctx.concurrency)
+    await for_each(worth_reading(parts, differing, ctx.mapper), read, limit=ctx.concurrency)
 
 
 def records_of(
@@ -417,8 +414,7 @@ def _join_keys(group: list[Record], unmatched: Spill[Record]) -> Iterator[Candid
 
 def _collisions(records: list[Record]) -> Iterator[Candidate]:
     """Yield candidates for several source rows with one target key; each claims the first of them, too."""
-    sources = list(dict.fromkeys(_source(record) for record in records))
-    first, others = sources[0], sources[1:]
+    first, *others = dict.fromkeys(_source(record) for record in records)
     point = _point(records[0])
     step = MAX_CLAIMS - 1
     for begin in range(0, max(len(others), 1), step):

@@ -63,7 +63,16 @@ def _full(report: FullReport) -> list[str]:
 
 
 def _findings(found: Findings) -> list[str]:
-    lines = wrapped(_summary(found))
+    kinds = ", ".join(f"{kind} {number:,}" for kind, number in found.counts.items())
+    parts = [f"stable divergences: {found.stable:,}" + (f" ({kinds})" if kinds else "")]
+    parts.append(f"transient: {found.transient:,}")
+    if found.brought:
+        parts.append(f"brought up to date: {found.brought:,}")
+    if found.pending:
+        parts.append(f"pending (the next pass brings them): {found.pending:,}")
+    if found.unsettled:
+        parts.append(f"unsettled (written all the time, verify again): {found.unsettled:,}")
+    lines = wrapped("; ".join(parts))
     if found.listed:
         rows = [
             (each.kind.value, each.table, each.row_id or "-", each.source_id or "none", _what(each))
@@ -76,19 +85,6 @@ def _findings(found: Findings) -> list[str]:
 
 def _more(number: int) -> list[str]:
     return [f"... and {number:,} more"] if number else []
-
-
-def _summary(found: Findings) -> str:
-    kinds = ", ".join(f"{kind} {number:,}" for kind, number in found.counts.items())
-    parts = [f"stable divergences: {found.stable:,}" + (f" ({kinds})" if kinds else "")]
-    parts.append(f"transient: {found.transient:,}")
-    if found.brought:
-        parts.append(f"brought up to date: {found.brought:,}")
-    if found.pending:
-        parts.append(f"pending (the next pass brings them): {found.pending:,}")
-    if found.unsettled:
-        parts.append(f"unsettled (written all the time, verify again): {found.unsettled:,}")
-    return "; ".join(parts)
 
 
 def _what(divergence: Divergence) -> str:

@@ -149,8 +149,7 @@ class Findings:
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        not_listed = self.stable - len(self.listed)
-        listed = {"divergences": plain(self.listed), "not_listed": not_listed}
+        listed = {"divergences": plain(self.listed), "not_listed": self.stable - len(self.listed)}
         return {"stable": self.stable, **members(self), **listed}
 
 

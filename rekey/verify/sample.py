@@ -28,7 +28,7 @@ from rekey.core.concurrency import for_each
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, EntityKey, key_of
 from rekey.present.text import counted
-from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
+from rekey.tables.base import MAX_PAGE_ROWS, Page
 from rekey.verify.confidence import CONFIDENCE, upper_bound
 from rekey.verify.context import ReconcileContext
 from rekey.verify.report import Direction, SampleReport
@@ -81,9 +81,8 @@ async def sample(
     drawn: dict[int, Drawn] = {}
 
     async def draw_from(table: int) -> None:
-        handle = ctx.table(table)
         generator = random.Random(f"{seed}:{ctx.label(table)}")  # noqa: S311 repeatable on purpose, guards no secret
-        drawn[table] = await reservoir(_keys(ctx, handle), n, generator)
+        drawn[table] = await reservoir(_keys(ctx, table), n, generator)
 
     await for_each(ctx.numbers, draw_from, limit=ctx.concurrency)
     rows = {table: one.population for table, one in drawn.items()}
@@ -130,9 +129,8 @@ def _lookups(drawn: Mapping[int, Drawn]) -> int:
     rows, targets = drawn[SOURCE].population, [one for table, one in drawn.items() if table != SOURCE]
     # A source row is read, and for each row it maps to that target row and the source row once more.
     mapped = sum(-(-one.population // max(1, rows)) for one in targets)
-    return len(drawn[SOURCE].keys) * (1 + 2 * mapped) + LOOKUPS_A_TARGET_ROW * sum(
-        len(one.keys) for one in targets
-    )
+    from_targets = sum(len(one.keys) for one in targets)
+    return len(drawn[SOURCE].keys) * (1 + 2 * mapped) + LOOKUPS_A_TARGET_ROW * from_targets
 
 
 async def reservoir(keys: AsyncIterator[EntityKey], n: int, generator: random.Random) -> Drawn:
@@ -161,8 +159,8 @@ def _skip(weight: float, n: int, position: int, generator: random.Random) -> tup
     return weight, position + math.floor(gap) + 1
 
 
-async def _keys(ctx: ReconcileContext, table: Table) -> AsyncIterator[EntityKey]:
-    async for page in table.scan(select=(PARTITION_KEY,)):
+async def _keys(ctx: ReconcileContext, table: int) -> AsyncIterator[EntityKey]:
+    async for page in ctx.table(table).scan(select=(PARTITION_KEY,)):
         ctx.stop()
         ctx.advance(len(page.rows))
         for row in page.rows:

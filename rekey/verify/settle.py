@@ -364,14 +364,12 @@ class Collector:
         suspected = self.suspects or any(one.differed for one in settled)
         equal = int(suspected and not (found or unsettled or pending))
         brought = equal * any(one.point in self.brought for one in settled)
-        transient = equal - brought
-        self._others.update(transient=transient, brought=brought, unsettled=unsettled, pending=pending)
+        self._others.update(transient=equal - brought, brought=brought, unsettled=unsettled, pending=pending)
         return len(found)
 
     def findings(self) -> Findings:
         """Return the findings so far."""
-        counts = dict(sorted(self._counts.items()))
-        return Findings(counts, tuple(self._listed), **self._others)
+        return Findings(dict(sorted(self._counts.items())), tuple(self._listed), **self._others)
 
 
 def _divergences(ctx: ReconcileContext, settled: Sequence[Looked]) -> Iterator[Found]:

@@ -169,8 +169,7 @@ class _Summing:
                 after = part.rest.after
                 rows, ended = active.take(page)
                 if rows and self._trace is not None:
-                    ordered = table.guarantees.ordered
-                    within = KeyRange(after, key_of(rows[-1])) if ordered else part.within
+                    within = KeyRange(after, key_of(rows[-1])) if table.guarantees.ordered else part.within
                     self._trace.begin_page(part.table, within, len(rows))
                 self._adding.add(part.table, rows)
                 self._work.was_read(part.table, len(rows), ctx.now())

@@ -69,7 +69,11 @@ class Trace:
         """
         try:
             if self._held >= HELD_ROWS:
-                self._write()
+                for group, waiting in enumerate(self._waiting):
+                    if waiting:
+                        self._written[group].append(self._file.append(bytes(waiting)))
+                        waiting.clear()
+                self._held = 0
             self._place = len(self._pages).to_bytes(_NOTE.size - DIGEST_BYTES)
             self._pages.append(self._file.append(pickle.dumps((table, within))))
         except OSError as error:
@@ -129,13 +133,6 @@ class Trace:
         except OSError as error:
             raise disk_failed(error) from None
         yield from _NOTE.iter_unpack(self._waiting[group])
-
-    def _write(self) -> None:
-        for group, waiting in enumerate(self._waiting):
-            if waiting:
-                self._written[group].append(self._file.append(bytes(waiting)))
-                waiting.clear()
-        self._held = 0
 
     def __enter__(self) -> Trace:
         return self

@@ -186,8 +186,7 @@ class ClientCore:
         lease = await self.open()
         while True:
             if self.plan.is_index or lease.control is None:
-                etags = await self._write_alone(lease, operations)
-                if etags is not None:
+                if (etags := await self._write_alone(lease, operations)) is not None:
                     return etags
             else:
                 working = await self._worker(lease, lease.control)
@@ -208,12 +207,10 @@ class ClientCore:
                 code = NEW_VIEW_CLOSED if self.plan.view is View.NEW else ""
             if code:
                 raise refusal(code, self.table)
-            table = self._opened().accounts.tables.table(self.table)
+            table, settings = self._opened().accounts.tables.table(self.table), self.plan.settings
             with while_allowed(partial(lease.check, permit)):
-                async with asyncio.timeout(self.plan.settings.sending_s):
-                    etags = await send_alone(
-                        table, operations, partial(asyncio.sleep, self.plan.settings.late_s)
-                    )
+                async with asyncio.timeout(settings.sending_s):
+                    etags = await send_alone(table, operations, partial(asyncio.sleep, settings.late_s))
             self.counters.writes += len(operations)
             if not self.plan.is_index and not lease.in_time(permit):
                 try:
@@ -233,8 +230,7 @@ class ClientCore:
         lease = await self.open()
         async with lease.operation(writes=False) as permit:
             view, reverse = self.plan.view, self.plan.declared.migration.reverse
-            code = reads_refused(permit.phase, view, copied=permit.copied, reverse=reverse)
-            if code:
+            if code := reads_refused(permit.phase, view, copied=permit.copied, reverse=reverse):
                 raise refusal(code, self.table)
             yield permit
 

@@ -112,8 +112,7 @@ class DualWriteRefused(RekeyError, HttpResponseError):
             self.what = f"{NOTHING_WRITTEN}: {self.what}"
         HttpResponseError.__init__(self, message=RekeyError.__str__(self), response=response)
         self.refusal = refusal
-        self.code = code_of(refusal)
-        self.error_code = self.code
+        self.code = self.error_code = code_of(refusal)
         self.retryable = isinstance(refusal, Unavailable | EndpointDown) or (
             isinstance(refusal, WritesRefused) and refusal.retryable
         )
@@ -169,8 +168,7 @@ def answer_to_error(error: RekeyError, table: str, *, batch: bool = False) -> An
     if isinstance(error, Ambiguous):
         raise OutcomeOpen(str(error))
     if isinstance(error, EndpointDown):
-        unsent = ServiceRequestError(f"{NOTHING_WRITTEN}: {error}")
-        raise _with_outcome(unsent, NOT_CONNECTED)
+        raise _with_outcome(ServiceRequestError(f"{NOTHING_WRITTEN}: {error}"), NOT_CONNECTED)
     if isinstance(error, CredentialRefused) and not error.status:
         raise _with_outcome(ClientAuthenticationError(str(error)), code_of(error))
     if (

@@ -124,11 +124,10 @@ class Plan:
         self.prepared, self.declared = prepared, prepared.declared
         self.view, self.table, self.is_index = view_of(self.declared.migration, table, view)
         prepared.wrapping, prepared.mapper  # noqa: B018 - a secret that is absent or too short is told now
-        fingerprints = prepared.fingerprints
         self.facts = ClientFacts(
             self.declared.script_id,
             self.declared.digest,
-            fingerprints,
+            prepared.fingerprints,
             str(self.view),
             name,
             prepared.elsewhere,
@@ -256,8 +255,7 @@ def account_of(endpoint: str, credential: AnyCredential | None, which: str = "re
     Raises:
         CredentialMissing: there is no credential.
     """
-    address = endpoint if endpoint.lower().startswith("http") else f"https://{endpoint}"
-    parts = urlsplit(address)
+    parts = urlsplit(endpoint if endpoint.lower().startswith("http") else f"https://{endpoint}")
     bare = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
     if credential is None and "sig=" in parts.query:
         return Endpoint(bare, AzureSasCredential(parts.query))

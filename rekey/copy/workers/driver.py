@@ -107,8 +107,7 @@ class Pool:
     @property
     def tasks(self) -> int:
         """How many tasks the executor is given at a time."""
-        said = self._tasks or getattr(self._executor, "tasks", None) or os.cpu_count()
-        return max(1, int(said or 1))
+        return max(1, int(self._tasks or getattr(self._executor, "tasks", None) or os.cpu_count() or 1))
 
     @property
     def runs_once(self) -> bool:
@@ -348,8 +347,7 @@ class Driver(Generic[S]):
         if result.rows or result.ended is Ended.DONE:
             self._broken = piece.failed = 0
         else:
-            given_s = self._term_s(piece.failed)
-            self._count(piece, f"nothing was done in its {given_s:.0f} s ({result.ended})")
+            self._count(piece, f"nothing was done in its {self._term_s(piece.failed):.0f} s ({result.ended})")
         if left is not None:
             self._waiting.append(_Piece(left, piece.failed))
 

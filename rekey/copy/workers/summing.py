@@ -108,8 +108,7 @@ async def _read_pages(opened: Opened, task: Task, take: Callable[[list[Row]], bo
 
 
 def _not_compared(opened: Opened, task: Task) -> list[frozenset[str]]:
-    copies = opened.mapper.timestamp_copies
-    return [one if task.authority_is_target else frozenset[str]() for one in copies]
+    return [one if task.authority_is_target else frozenset[str]() for one in opened.mapper.timestamp_copies]
 
 
 def packed_buckets(differing: Sequence[frozenset[int]]) -> tuple[bytes, ...]:

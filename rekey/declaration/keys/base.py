@@ -247,9 +247,7 @@ def need_one_of(field: str, value: object, allowed: Mapping[str, Any]) -> str:
 
 def operand(field: str, value: Expression | str) -> Expression:
     """Return an operand: an expression as it is, a string as the property of that name."""
-    if isinstance(value, str):
-        return Prop(need_text(field, value))
-    return need_expression(field, value)
+    return Prop(need_text(field, value)) if isinstance(value, str) else need_expression(field, value)
 
 
 # --- where text comes from ---------------------------------------------------------------------------------

@@ -56,7 +56,15 @@ class Custom(Expression, op="custom"):
         wrong = isinstance(version, bool) or not isinstance(version, int | str) or version == ""
         problem = "the version is neither a number nor text"
         refuse_if(wrong, "keys.custom(version)", problem, cure="write version=1")
-        object.__setattr__(self, "source_sha256", self._source_digest())
+        try:
+            source = inspect.getsource(self.function)
+        except (OSError, TypeError) as error:
+            problem = f"the source of {self.reference} cannot be read, so the digest could not cover it"
+            cure = "name a function written in Python, in a file"
+            raise InvalidDeclaration(_FIELD, problem, cure=cure) from error
+        lines = textwrap.dedent(source).splitlines()
+        digest = hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
+        object.__setattr__(self, "source_sha256", digest)
 
     @cached_property
     def function(self) -> Callable[..., Any]:
@@ -75,24 +83,12 @@ class Custom(Expression, op="custom"):
         refuse_if(not callable(found), _FIELD, problem, cure="name a function")
         return found
 
-    def _source_digest(self) -> str:
-        try:
-            source = inspect.getsource(self.function)
-        except (OSError, TypeError) as error:
-            problem = f"the source of {self.reference} cannot be read, so the digest could not cover it"
-            cure = "name a function written in Python, in a file"
-            raise InvalidDeclaration(_FIELD, problem, cure=cure) from error
-        lines = textwrap.dedent(source).splitlines()
-        return hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
-
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.reference, self.version, self.parts, self.source_sha256)
 
     def inputs(self) -> frozenset[str]:
         """Return the properties that its operands read; `WHOLE_ROW` when there are no operands."""
-        if not self.parts:
-            return frozenset({WHOLE_ROW})
-        return super().inputs()
+        return super().inputs() if self.parts else frozenset({WHOLE_ROW})
 
     def compile(self, scope: Scope) -> Evaluator:
         """Return the closure that calls the function and checks what it returns."""

@@ -127,8 +127,7 @@ class Opaque(Expression, op="opaque"):
 
     def _mac(self, scope: Scope) -> Callable[..., bytes]:
         """Return the function that returns the MAC of the parts' texts."""
-        message = PREFIX + self.domain.encode("utf-8") + b"\0"
-        mac = hmac_sha256(scope.secret(self.secret), message)
+        mac = hmac_sha256(scope.secret(self.secret), PREFIX + self.domain.encode("utf-8") + b"\0")
         if len(self.parts) == 1:
             return lambda text: mac(text.encode("utf-8", "surrogatepass"))
 

@@ -95,9 +95,7 @@ async def conditions(on: Scene) -> Seen:
     """A condition holds for the row's present ETag alone."""
     stale = await on.table.insert(on.row(N=1))
     fresh = await on.table.replace(on.row(N=2), etag=stale)
-    seen = {
-        str(verb): await told(on.table.write(Operation(verb, on.row(N=3), stale))) for verb in _CONDITIONAL
-    }
+    seen = {str(one): await told(on.table.write(Operation(one, on.row(N=3), stale))) for one in _CONDITIONAL}
     seen["kept"] = await on.number()
     return {**seen, "current": await told(on.table.delete(key_of(on.row()), etag=fresh))}
 
@@ -310,8 +308,7 @@ async def values(on: Scene) -> Seen:
 async def value_limits(on: Scene) -> Seen:
     """Strings and binary values of up to 64 KiB less one unit are taken, larger ones are refused."""
     tried: dict[str, Row] = {f"string_{n}": {"V": "x" * n} for n in (2**15 - 1, 2**15)}
-    kind = {"V" + TYPE_SUFFIX: BINARY}
-    tried |= {f"binary_{3 * n}": {"V": "AAAA" * n, **kind} for n in (21844, 21846)}
+    tried |= {f"binary_{3 * n}": {"V": "AAAA" * n, "V" + TYPE_SUFFIX: BINARY} for n in (21844, 21846)}
     return {name: await told(on.table.insert(on.row(name, **row))) for name, row in tried.items()}
 
 
@@ -449,8 +446,7 @@ async def lost_answers(on: Scene) -> Seen:
         batch = [Operation(Verb.INSERT, on.row("b")), Operation(Verb.MERGE, on.row(N=3), "*")]
         await losing("batch", Kind.BATCH, table.transact(batch))
         etag = str((await on.get()).get(ETAG))
-        shared = service.shared(on.table.name)
-        await losing("shared", Kind.WRITE, shared.merge(on.row(N=4), etag=etag))
+        await losing("shared", Kind.WRITE, service.shared(on.table.name).merge(on.row(N=4), etag=etag))
         await losing("delete", Kind.DELETE, table.delete(key))
     return seen
 

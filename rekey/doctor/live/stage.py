@@ -35,7 +35,7 @@ PREFIX = "rekeylive"
 STALE_S = 3600
 GONE = "gone"
 _NAME = re.compile(rf"{PREFIX}(\d{{10}})[0-9a-f]{{6}}[A-Za-z0-9]*")
-_READ_S, _LIST_S = 20.0, 60.0
+_TIMEOUTS, _LIST_S = Timeouts(read=20.0), 60.0
 _RETRY = RetryPolicy(attempts=4, connect_attempts=2, max_wait=2.0)
 
 
@@ -52,18 +52,14 @@ def is_stale(name: str, now: str) -> bool:
 
 def opened(account: Account) -> AzureTableService:
     """Open an account's tables, with few and short repetitions."""
-    return AzureTableService.open(
-        account.endpoint, credential(account), retry=_RETRY, timeouts=Timeouts(read=_READ_S)
-    )
+    return AzureTableService.open(account.endpoint, credential(account), retry=_RETRY, timeouts=_TIMEOUTS)
 
 
 @asynccontextmanager
 async def sending(account: Account) -> AsyncIterator[Transport]:
     """Open what sends requests to an account as they are, once."""
-    timeouts = Timeouts(read=_READ_S)
-    transport = Transport(
-        account.endpoint, credential(account), timeouts=timeouts, connections=2, agent="rekey"
-    )
+    own = credential(account)
+    transport = Transport(account.endpoint, own, timeouts=_TIMEOUTS, connections=2, agent="rekey")
     try:
         yield transport
     finally:

@@ -86,8 +86,7 @@ def not_served(facts: Facts) -> Iterator[Advice]:
         if query.kind == "point":
             continue
         # The part of the RowKey that decides the order of the rows asked for.
-        parts = _after_known(table.keys[1], table, frozenset(query.known))
-        part = parts[0] if parts else None
+        part = next(iter(_after_known(table.keys[1], table, frozenset(query.known))), None)
         if isinstance(part, SCRAMBLED):
             code = "random-order"
         elif query.kind == "latest" and isinstance(part, RISING) and sorts_as(part, query.by):
@@ -177,9 +176,7 @@ def one_partition(facts: Facts) -> Iterator[Advice]:
 
 def partition_load(facts: Facts) -> Iterator[Advice]:
     """Yield advice on a partition over (or over half of) the target at the declared load."""
-    writes = facts.load.get("writes_per_second")
-    if writes is None:
-        return
+    writes = facts.load.get("writes_per_second", 0.0)
     for table in facts.tables:
         fanned = table.rows / facts.today.rows if facts.today.rows and not table.today else 1.0
         hottest = writes * fanned * table.hottest_share
@@ -213,10 +210,9 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
             continue
         alone = f"{counted(table.rows, 'row')} in {counted(table.partitions, 'partition')}"
         if batch > 1:
-            declared = f"batches of {batch:,.0f}"
             reason = "a transaction writes rows of one partition only: there are none to write together"
             cure = "give rows that are written together one PartitionKey"
-            said = {"alone": alone, "declared": declared, "reason": reason, "cure": cure}
+            said = {"alone": alone, "declared": f"batches of {batch:,.0f}", "reason": reason, "cure": cure}
             yield table.advice("partition-per-row", Severity.ERROR, **said)
         elif ranged and not together:
             yield table.advice("partition-per-row", alone=alone, declared=ranged[0].describe())

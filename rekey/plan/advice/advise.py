@@ -25,12 +25,11 @@ def advise(facts: Facts) -> tuple[Advice, ...]:
     """Return all advice: on planned keys first, errors first."""
     found = [one for rule in RULES for one in rule(facts)]
     if facts.migration is not None:
-        waive = facts.migration.waive
         left = {one.code for one in found if not one.today}
         found = [
             replace(one, severity=Severity.NOTE, answered=one.code not in left)
             if one.today
-            else replace(one, waived=waive.get(one.code))
+            else replace(one, waived=facts.migration.waive.get(one.code))
             for one in found
         ]
     return tuple(sorted(found, key=lambda one: (one.today and bool(facts.planned), one.severity.place)))

@@ -93,8 +93,7 @@ def escaped_characters(facts: Facts) -> Iterator[Advice]:
             continue
         listed = [f"{mark} in {number:,}" for mark, number in found.items()]
         listed += [f"spaces at an end in {edges:,}"] if edges else []
-        trapped = edges or any(mark in TRAPS for mark in found)
-        severity = Severity.WARNING if trapped else Severity.NOTE
+        severity = Severity.WARNING if edges or any(mark in TRAPS for mark in found) else Severity.NOTE
         said = {"listed": ", ".join(listed), "keys": counted(column.keys, "key")}
         yield table.advice("escaped-characters", severity, key=key, **said)
 
@@ -105,9 +104,8 @@ def non_ascii(facts: Facts) -> Iterator[Advice]:
         found, loose = column.marked("non-ascii"), column.marked("not-composed")
         if found:
             more = f"; {loose:,} not in composed form (NFC)" if loose else ""
-            severity = Severity.WARNING if loose else Severity.NOTE
             said = {"found": counted(found, "key"), "column": column, "more": more}
-            yield table.advice("non-ascii", severity, key=key, **said)
+            yield table.advice("non-ascii", Severity.WARNING if loose else Severity.NOTE, key=key, **said)
 
 
 def long_keys(facts: Facts) -> Iterator[Advice]:
@@ -120,10 +118,8 @@ def long_keys(facts: Facts) -> Iterator[Advice]:
         mostly_keys = units >= LONG_UNITS and share >= MUCH and not isinstance(table.declared, Index)
         if units >= VERY_LONG_UNITS or mostly_keys:
             size = round(2 * units * table.rows)
-            monthly = facts.prices.stored(size)
-            cost = ""
-            if monthly is not None:
-                cost = f": {amount_text(monthly, facts.prices.currency or '')} a month to store"
+            monthly, currency = facts.prices.stored(size), facts.prices.currency or ""
+            cost = "" if monthly is None else f": {amount_text(monthly, currency)} a month to store"
             said = {"mebibytes": size / 1024**2, "share": percent(min(1.0, share)), "cost": cost}
             yield table.advice("long-keys", units=units, rows=counted(table.rows, "row"), **said)
 
@@ -147,10 +143,7 @@ def property_count(facts: Facts) -> Iterator[Advice]:
 
 def pointer_dropped(facts: Facts) -> Iterator[Advice]:
     """Yield advice on a source with pointers (an index table) whose pointers are not carried."""
-    if not facts.planned or not facts.today.pointer_rows:
-        return
-    main = facts.planned[0]
-    if main.pointer_rows < facts.today.pointer_rows:
+    if facts.planned and (main := facts.planned[0]).pointer_rows < facts.today.pointer_rows:
         rows = counted(facts.today.pointer_rows, "row")
         yield main.advice("pointer-dropped", rows=rows, after=main.pointer_rows)
 

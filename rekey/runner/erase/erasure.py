@@ -282,8 +282,7 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int) -> Don
                 done.targets_changed.append(row_id)
                 return
         rows = run.mapping.rows
-        targets = await listed_targets(run, source)
-        mains = {target.key for target in targets if target.table == 0}
+        mains = {target.key for target in await listed_targets(run, source) if target.table == 0}
         for kept, copy in copies:
             key = pointer_of(copy.row) if copy.table else key_of(copy.row)
             if copy.source == source or key in mains:

@@ -88,21 +88,18 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
     async def work() -> Expired:
         control = await require_complete(run)
         now, seen = await _seen(run, control)
-        done = await shred(control, now, seen)
+        due, why = [one.name for one in seen if one.is_due(now)], OVER
+        if cohort is not None:
+            found = next((one for one in seen if one.name == cohort), None)
+            if found is None:
+                there = ", ".join(one.name for one in seen) or "none"
+                raise refusal("no-such-cohort", script=script_id, cohort=cohort, cohorts=there)
+            if not reason and now < found.over_at and not found.erased_on:
+                over_at = format_ticks(found.over_at)
+                raise refusal("cohort-not-over", cohort=cohort, script=script_id, over_at=over_at)
+            due, why = [] if found.erased_on else [cohort], reason or OVER
+        done = await _erase(session, run, control, due, why)
         return replace(done, removed_rows=await expire_removed(run, done.cohorts))
-
-    async def shred(control: ControlRow, now: int, seen: Sequence[Cohort]) -> Expired:
-        if cohort is None:
-            return await _erase(session, run, control, [one.name for one in seen if one.is_due(now)], OVER)
-        found = next((one for one in seen if one.name == cohort), None)
-        if found is None:
-            there = ", ".join(one.name for one in seen) or "none"
-            raise refusal("no-such-cohort", script=script_id, cohort=cohort, cohorts=there)
-        if not reason and now < found.over_at and not found.erased_on:
-            over_at = format_ticks(found.over_at)
-            raise refusal("cohort-not-over", cohort=cohort, script=script_id, over_at=over_at)
-        due = [] if found.erased_on else [cohort]
-        return await _erase(session, run, control, due, reason or OVER)
 
     return session.do(work())
 
@@ -121,15 +118,13 @@ async def _seen(run: Run, control: ControlRow) -> tuple[int, tuple[Cohort, ...]]
     now = ticks_of(await run.restricted.server_time())
     ended_at, sealed = control.ended_at, run.declared.migration.is_sealed
     keep_s = run.config.gates.mapping_retention_s
-    seen = await cohorts_kept(run.restricted, run.script_id, ended_at, sealed=sealed, keep_s=keep_s)
-    return now, seen
+    return now, await cohorts_kept(run.restricted, run.script_id, ended_at, sealed=sealed, keep_s=keep_s)
 
 
 async def _erase(session: Session, run: Run, control: ControlRow, due: list[str], reason: str) -> Expired:
     """Erase the cohorts `due`, and those of erasures that were begun before and cut off; record begin and end
     of each erasure in the audit log."""
-    sealed = run.declared.migration.is_sealed
-    kind = COHORTS if sealed else MAPPING
+    kind = COHORTS if run.declared.migration.is_sealed else MAPPING
     before = [e for e in erasures(run.state.audit_events(run.script_id)).open if e.details["kind"] == kind]
     begun = {event.seq: list(event.details["cohorts"]) for event in before}
     named = {name for names in begun.values() for name in names}

@@ -131,12 +131,8 @@ async def copy_rows(run: Run) -> Counters:
     if not whole:
         run.stop.check()
     rows, inserted, propagated = (figures.pop(name) for name in ("rows", "inserted", "propagated"))
-    return {
-        "source_rows": done + rows,
-        "target_rows_inserted": inserted,
-        "rows_propagated": propagated,
-        **figures,
-    }
+    named = {"source_rows": done + rows, "target_rows_inserted": inserted, "rows_propagated": propagated}
+    return named | figures
 
 
 def largest_partitions(plan: str | None) -> dict[str, int]:

@@ -50,7 +50,6 @@ async def run(run: Run) -> Counters:
     """
     now = await run.control.read()
     await clients.until_quiet(run)
-    follows = _follows(run)
     if now is not None and now.phase is ControlPhase.CUTOVER:
         for one in run.together:
             with of_member(one):
@@ -58,7 +57,7 @@ async def run(run: Run) -> Counters:
         await clients.move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
     counters: Counters = {}
     if not run.is_delta:
-        counters["intents_settled"] = await _drain(run) if follows else 0
+        counters["intents_settled"] = await _drain(run) if run.declared.migration.reverse else 0
         # The intents that are left are settled and kept, or (without `reverse`) the source does not follow.
         await run.journal.clear()
         await clients.forget_ended(run)
@@ -67,15 +66,11 @@ async def run(run: Run) -> Counters:
     return counters
 
 
-def _follows(run: Run) -> bool:
-    return not run.is_delta and run.declared.migration.reverse
-
-
 async def _settle_before(run: Run) -> None:
     """Settle what is left before the move: after it an intent that fails can only be given up."""
     await clients.until_quiet(run)
     await clients.wait_for_present(run)
-    if not _follows(run):
+    if run.is_delta or not run.declared.migration.reverse:
         return
     reasons = await closed_by_difference(run)
     settled = await clients.settle_stale(run, TARGET)
@@ -99,8 +94,7 @@ async def _drain(run: Run) -> int:
         said = f"{run.script_id}: given up, the source keeps an older row: {error.what}"
         run.progress.note(said, "intent-given-up")
 
-    deadline = Deadline(run.clock, run.config.gates.clients_timeout_s)
-    return await clients.drain(run, TARGET, deadline, give_up)
+    return await clients.drain(run, TARGET, Deadline(run.clock, run.config.gates.clients_timeout_s), give_up)
 
 
 async def undo(_run: Run) -> None:
