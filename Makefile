@@ -4,7 +4,7 @@
 #   make test       what CI runs: checks, then all tests
 #   make check      formatting, lint, types
 #   make coverage   all tests, and how much of the code they run
-#   make soak       random simulation for as long as SOAK_SECONDS says
+#   make soak       what takes too long for `make test`, and searches for SOAK_SECONDS each; of one TIER=tests/unit
 #   make bench      ratios, measured side by side in one run
 #   make fmt        format the code
 #   make pictures   draw the pictures of the documents; `make recording` records the demo again
@@ -18,6 +18,8 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 SOAK_SECONDS ?= 600
+# The tests of the soak: all, or those of one tier.
+TIER ?= tests
 # The versions that are installed for development; `make LOCK=` takes the newest that pyproject.toml allows.
 LOCK ?= requirements-dev.txt
 # Two more than the two cores of a usual machine: much of a test's time is spent waiting, for leases, windows
@@ -72,7 +74,7 @@ coverage: $(VENV)/.azurite
 		--cov --cov-report=term:skip-covered --cov-report=xml
 
 soak: $(VENV)/.azurite
-	SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -m soak -s --timeout 0
+	SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -m soak -s --timeout 0 $(TIER)
 
 bench: $(VENV)/.azurite
 	$(BIN)/python -m benchmarks

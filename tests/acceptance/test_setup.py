@@ -106,6 +106,16 @@ def test_hosted_ci_runs_every_python_that_the_package_names() -> None:
     assert re.findall(r'"([\d.]+)"', tests) == re.findall(r'"([\d.]+)"', wheel) == named
 
 
+def test_hosted_ci_runs_the_soak_of_every_tier() -> None:
+    [tiers] = re.findall(r"tier: \[(.*)\]", (ROOT / ".github/workflows/soak.yml").read_text())
+    soaks = {
+        path.parent.name
+        for path in (ROOT / "tests").glob("*/test_*.py")
+        if re.search(r"\bmark\.soak\b|\bothers_in_soak\(", path.read_text("utf-8"))
+    }
+    assert set(tiers.split(", ")) == soaks
+
+
 def test_every_make_target_that_is_named_exists() -> None:
     """In hosted CI, in its own list, and in what contributors read."""
     makefile = (ROOT / "Makefile").read_text()
