@@ -41,12 +41,12 @@ FORMAT = 2
 _HASHED = ("seq", "at", "actor", "event", "script_id", "details", "prev")
 _LARGEST_INTEGER = 2**53 - 1
 
-EVIDENCE_EXPORTED = "evidence-exported"
 # Events that the gate before `retire` looks for.
+EVIDENCE_EXPORTED = "evidence-exported"
 EVIDENCE_VERIFIED = "evidence-verified"
 
-ERASURE_BEGUN = "erasure-begun"
 # Events before and after each erasure from a mapping (`Erasures`).
+ERASURE_BEGUN = "erasure-begun"
 ERASURE_ENDED = "erasure-ended"
 # Kinds of erasures: subjects by their rows, cohorts by their data keys, a mapping in the clear entirely.
 SUBJECTS, COHORTS, MAPPING = "subjects", "cohorts", "mapping"

@@ -14,9 +14,9 @@ Rules kept here:
 * A range becomes up to three queries, each contiguous in the service's index. One query with `or` would turn
   into a scan of the whole partition. One of whole partitions (`LAST_ROW`) is a single query.
 * A filter is part of an address, whose length is limited: three keys of 512 CJK characters take 13.5 KiB
-  (longer ones are refused, `rekey.core.limits`). The
-  lower bound is always exact. An upper bound that is too long is replaced by a shorter one that sorts no
-  lower, so the last query of a range may go on beyond its end, and the reader has to stop there.
+  (longer ones are refused, `rekey.core.limits`). The lower bound is always exact. An upper bound that is too
+  long is replaced by a shorter one that sorts no lower, so the last query of a range may go on beyond its
+  end, and the reader has to stop there.
 * Sources: "Performing entity group transactions" and "Payload format for Table service operations" in the
   Azure documentation.
 """
