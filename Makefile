@@ -4,7 +4,7 @@
 #   make test       what CI runs: checks, then all tests
 #   make check      formatting, lint, types
 #   make coverage   all tests, and how much of the code they run
-#   make soak       what takes too long for `make test`, and searches for SOAK_SECONDS each; of one TIER=tests/unit
+#   make soak       what takes too long for `make test`; each search goes on for SOAK_SECONDS
 #   make bench      ratios, measured side by side in one run
 #   make fmt        format the code
 #   make pictures   draw the pictures of the documents; `make recording` records the demo again
@@ -18,7 +18,7 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 SOAK_SECONDS ?= 600
-# The tests of the soak: all, or those of one tier.
+# Whose tests `make soak` runs: all, or those of one tier, as in TIER=tests/unit.
 TIER ?= tests
 # The versions that are installed for development; `make LOCK=` takes the newest that pyproject.toml allows.
 LOCK ?= requirements-dev.txt

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,4 +17,14 @@ def others_in_soak(values: Iterable[Any], kept: Collection[Any]) -> list[Any]:
         if one in kept
         else pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.soak)
         for one in values
+    ]
+
+
+def files_of_the_soak() -> list[Path]:
+    """Return the files of tests of which the soak runs some, in order."""
+    marks = re.compile(r"\bmark\.soak\b|\bothers_in_soak\(")
+    return [
+        one
+        for one in sorted(Path(__file__).parent.rglob("test_*.py"))
+        if marks.search(one.read_text("utf-8"))
     ]

@@ -33,6 +33,7 @@ from rekey.rehearse.data import open_data
 from rekey.verify.report import Kind
 from tests.documents import ROOT, blocks, documents
 from tests.every import every
+from tests.soaking import files_of_the_soak
 
 README = (ROOT / "README.md").read_text("utf-8")
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
@@ -432,11 +433,7 @@ def test_what_is_left_to_the_soak_is_named_with_its_reason() -> None:
     rows = re.findall(
         r"^\| `(tests/[^`]+)`[^|]*\| ([^|]+) \|$", listed.partition("\n\n")[0], flags=re.MULTILINE
     )
-    marked = [
-        path.relative_to(ROOT).as_posix()
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        if re.search(r"\bmark\.soak\b|\bothers_in_soak\(", path.read_text("utf-8"))
-    ]
+    marked = [path.relative_to(ROOT).as_posix() for path in files_of_the_soak()]
     assert [file for file, _ in rows] == marked
     assert every(reason for _, reason in rows)
 

@@ -23,10 +23,11 @@ from rekey.declaration.mapper import Mapper
 from rekey.errors import Findings, TableBeingDeleted, TableMissing
 from rekey.evidence import contents
 from rekey.model import Row
-from rekey.tables.base import MAX_PAGE_ROWS, Table, TableService
+from rekey.tables.base import Table, TableService
 from rekey.tables.kinds import by_number
 from rekey.verify.digest import Digester
 from rekey.verify.report import label_of
+from rekey.verify.summing import add_mapped
 from rekey.verify.sums import BucketSums
 
 BEGIN = "row_keys_begin"
@@ -97,9 +98,7 @@ async def recompute(
     def map_again(rows: Sequence[Row]) -> None:
         """Add the target rows of source rows; a refused row has none, as in the verification."""
         if mapper is not None:
-            for made in mapper.map_tables(rows, lambda *_: None, MAX_PAGE_ROWS):
-                for add, one in zip(adders, made, strict=True):
-                    add(one.rows)
+            add_mapped(mapper, rows, lambda *_: None, adders)
 
     name = recorded["source"]
     source = BucketSums()

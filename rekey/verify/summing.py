@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from rekey.core.concurrency import together
 from rekey.declaration.mapper import Mapper
-from rekey.errors import Interrupted
+from rekey.errors import Interrupted, RowRefused
 from rekey.model import KeyRange, Row, key_of
 from rekey.tables.base import MAX_PAGE_ROWS, Page
 from rekey.tables.split import find_middle
@@ -225,9 +225,7 @@ class Adding:
         """Add rows of a target or, for `SOURCE`, source rows and the rows that they map to."""
         if table == SOURCE:
             self._add_source(rows)
-            for made in self._mapper.map_tables(rows, self._refuse, MAX_PAGE_ROWS):
-                for add, one in zip(self._add_expected, made, strict=True):
-                    add(one.rows)
+            add_mapped(self._mapper, rows, self._refuse, self._add_expected)
             self._work.source_rows += len(rows)
         elif table == 0 and self._mapper.together:
             kinds: defaultdict[int, list[Row]] = defaultdict(list)
@@ -242,3 +240,16 @@ class Adding:
         self._work.refused += 1
         if self._trace is not None:
             self._trace.note_refused()
+
+
+def add_mapped(
+    mapper: Mapper,
+    rows: Sequence[Row],
+    refused: Callable[[Row, RowRefused], object],
+    adders: Sequence[Callable[[Sequence[Row]], None]],
+) -> None:
+    """Add the rows that source rows map to by the adder of their table's number: about a page of them at a
+    time, because a source row may map to many. `refused` is called for each row that the mapping refuses."""
+    for made in mapper.map_tables(rows, refused, MAX_PAGE_ROWS):
+        for add, one in zip(adders, made, strict=True):
+            add(one.rows)

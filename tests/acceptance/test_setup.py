@@ -15,6 +15,7 @@ import pytest
 from rekey.cli import node as command
 from rekey.rehearse import azurite
 from tests.every import every
+from tests.soaking import files_of_the_soak
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "rekey"
@@ -108,12 +109,7 @@ def test_hosted_ci_runs_every_python_that_the_package_names() -> None:
 
 def test_hosted_ci_runs_the_soak_of_every_tier() -> None:
     [tiers] = re.findall(r"tier: \[(.*)\]", (ROOT / ".github/workflows/soak.yml").read_text())
-    soaks = {
-        path.parent.name
-        for path in (ROOT / "tests").glob("*/test_*.py")
-        if re.search(r"\bmark\.soak\b|\bothers_in_soak\(", path.read_text("utf-8"))
-    }
-    assert set(tiers.split(", ")) == soaks
+    assert set(tiers.split(", ")) == {path.parent.name for path in files_of_the_soak()}
 
 
 def test_every_make_target_that_is_named_exists() -> None:
