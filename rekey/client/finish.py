@@ -257,14 +257,15 @@ class Finisher:
                 (lingering if work.lingers else done).extend(work.intents)
             else:
                 self._keep(flow, work.intents, still_open=work.open, decided=True)
-        await self._end(flow, done)
-        for intent in lingering:
-            # Marked as settled, and removed when no unfinished write can look for it any more.
+        for intent in lingering:  # first of all: what follows may fail or be cut off
             left = Leftover(
                 intent, flow.permit, flow.authority.side,
                 decided=False, travels_s=self.client.longest_operation_s, lingers=True,
             )  # fmt: skip
             self._add(left)
+        await self._end(flow, done)
+        for intent in lingering:
+            # Marked as settled, and removed when no unfinished write can look for it any more.
             with suppress(RekeyError):  # without the mark it is settled once more before it is removed
                 await self.client.journal.keep(intent.id, "*")
 

@@ -272,6 +272,25 @@ async def test_an_intent_that_cannot_be_marked_as_settled_is_kept_and_the_others
     await world.assert_quiet()
 
 
+async def test_an_intent_that_is_to_stay_is_kept_although_the_others_of_its_call_cannot_be_removed(
+    memory: MemoryTableService,
+) -> None:
+    """Both intents are this client's to look at again, whatever became of the requests behind the answer."""
+    world = await memory_world(USERS, memory).prepare()
+    ann, bob = user("ann@example.com"), user("bob@example.com")
+    await world.source.insert(ann)
+    writer = world.writer(sleep=_never)
+    memory.faults = PlannedFaults(Planned(Fault(FaultKind.BUSY), action="delete", table=JOURNAL_TABLE))
+    await writer.write([delete(key_of(ann)), insert(bob)])
+    await writer.finisher.wait()
+    assert (world.intents, writer.left) == (2, 2)
+    memory.faults = PlannedFaults()
+    await writer.settle()
+    assert (world.intents, writer.left) == (1, 1), "that of the row that met another write stays for a while"
+    await world.sweep()
+    await world.assert_quiet()
+
+
 async def _never(_seconds: float) -> None:
     await asyncio.Event().wait()
 
