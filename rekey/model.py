@@ -98,6 +98,11 @@ class KeyRange:
     after: EntityKey | None = None
     upto: EntityKey | None = None
 
+    @classmethod
+    def of_rows(cls, partition: str) -> KeyRange:
+        """Return the range of a partition's keys, but for that with an empty RowKey."""
+        return cls(EntityKey(partition, ""), EntityKey(partition, LAST_ROW))
+
     def behind(self, cursor: EntityKey) -> KeyRange:
         """Return the rest of this range once everything up to and including `cursor` is done."""
         return replace(self, after=cursor)

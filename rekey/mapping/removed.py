@@ -25,9 +25,19 @@ from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.safe_ids import SHORT_CHARACTERS
 from rekey.errors import ConditionFailed, RowMissing
 from rekey.mapping.rows import MAPPING_TABLE
-from rekey.mapping.sealing import DATA_KEY, binary, cohort_in, unreadable, within
+from rekey.mapping.sealing import DATA_KEY, binary, cohort_in, unreadable
 from rekey.mapping.store import MappingStore
-from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, content_of, etag_of, key_of
+from rekey.model import (
+    PARTITION_KEY,
+    ROW_KEY,
+    TIMESTAMP,
+    EntityKey,
+    KeyRange,
+    Row,
+    content_of,
+    etag_of,
+    key_of,
+)
 
 # The purpose that removed rows are sealed for.
 REMOVED = "removed"
@@ -165,7 +175,7 @@ class RemovedRows:
                 await self.mapping.table.delete(key_of(row))
 
     async def _rows(self) -> list[Row]:
-        pages = self.mapping.table.scan(within(self.partition), select=[_PARTS, DATA_KEY])
+        pages = self.mapping.table.scan(KeyRange.of_rows(self.partition), select=[_PARTS, DATA_KEY])
         return [row async for page in pages for row in page.rows]
 
     def _closed(self, at: EntityKey, part: bytes) -> Row:

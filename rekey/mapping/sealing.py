@@ -39,7 +39,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from rekey.core import crockford, edm
 from rekey.core.safe_ids import SHORT_CHARACTERS
 from rekey.errors import Erased, Moved, SealedUnreadable, SecretMissing, StateUnusable
-from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, KeyRange, Row
+from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, EntityKey, Row
 from rekey.state.models import SEALED as SEALED_TEXT
 from rekey.state.models import KeyTexts
 
@@ -218,11 +218,6 @@ def new_data_key(cohort: str) -> DataKey:
 def key_partition(script_id: str) -> str:
     """Return the partition of the mapping table that holds a migration's wrapped data keys."""
     return f"{script_id}.k"
-
-
-def within(partition: str) -> KeyRange:
-    """Return the range of all keys of a partition of the mapping table."""
-    return KeyRange(EntityKey(partition, ""), EntityKey(partition, "\uffff"))
 
 
 def data_key_row(script_id: str, made: DataKey, wrapped: Wrapped) -> Row:

@@ -56,7 +56,6 @@ from rekey.mapping.sealing import (
     new_data_key,
     read_data_key,
     unreadable,
-    within,
 )
 from rekey.model import EntityKey, KeyRange, Row, etag_of, key_of
 from rekey.state.audit import utc_now
@@ -70,7 +69,7 @@ StillOwns = Callable[[EntityKey, TargetKey], Awaitable[bool]]
 
 async def data_key_rows(table: Table, script_id: str) -> list[Row]:
     """Return the rows in the partition of a migration's data keys; none is opened."""
-    return [row async for page in table.scan(within(key_partition(script_id))) for row in page.rows]
+    return [row async for page in table.scan(KeyRange.of_rows(key_partition(script_id))) for row in page.rows]
 
 
 async def cohorts_kept(
@@ -438,7 +437,7 @@ class MappingStore:
     async def scan(self, direction: str) -> AsyncIterator[Page]:
         """Iterate over all mapping rows of a direction: `f` (forward) or `r` (reverse)."""
         for partition in self.rows.partitions(direction):
-            async for page in self.table.scan(within(partition)):
+            async for page in self.table.scan(KeyRange.of_rows(partition)):
                 await self.learn(page.rows)
                 yield page
 

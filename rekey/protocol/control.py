@@ -200,10 +200,9 @@ class ControlStore:
         if not self.group:
             own = await self.read()
             return [] if own is None else [own]
-        partition = self._key.partition
         found: list[ControlRow] = []
         try:
-            async for page in self._table.scan(KeyRange(EntityKey(partition, ""), EntityKey(partition, "~"))):
+            async for page in self._table.scan(KeyRange.of_rows(self._key.partition)):
                 found += [from_row(row) for row in page.rows]
         except TableMissing:
             return []

@@ -21,7 +21,7 @@ from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock, ticks_of
 from rekey.errors import Ambiguous, ServiceError
-from rekey.model import LAST_ROW, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row
 from rekey.project.config import Account, account_key
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Table, TableService
@@ -163,7 +163,7 @@ class Scene:
     @property
     def own(self) -> KeyRange:
         """The keys of the check's partition; not that with an empty RowKey."""
-        return KeyRange(EntityKey(self.partition, ""), EntityKey(self.partition, LAST_ROW))
+        return KeyRange.of_rows(self.partition)
 
     async def scan(self, **options: Any) -> list[Row]:
         """Return the rows of the partition as a scan returns them."""

@@ -37,8 +37,7 @@ from rekey.evidence.log import make_checkpoint
 from rekey.mapping.lookup import Lookup, Query
 from rekey.mapping.removed import Kept, Removed, RemovedRows
 from rekey.mapping.rows import day_of, pointer_of
-from rekey.mapping.sealing import within
-from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, etag_of, key_of
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, etag_of, key_of
 from rekey.next_steps import apply_to
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlRow
@@ -333,7 +332,7 @@ async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[En
     mapping = run.mapping
 
     async def look(partition: str) -> None:
-        async for page in mapping.table.scan(within(partition)):
+        async for page in mapping.table.scan(KeyRange.of_rows(partition)):
             run.check()
             await mapping.learn(page.rows)
             for row in page.rows:

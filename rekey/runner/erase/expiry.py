@@ -27,9 +27,9 @@ from rekey.core.concurrency import for_each
 from rekey.evidence.log import make_checkpoint
 from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import DONE, ERASED_ON, WHOLE, Cohort, day_of, is_tombstone
-from rekey.mapping.sealing import key_partition, within
+from rekey.mapping.sealing import key_partition
 from rekey.mapping.store import cohorts_kept
-from rekey.model import TIMESTAMP, EntityKey, Row, etag_of, key_of
+from rekey.model import TIMESTAMP, EntityKey, KeyRange, Row, etag_of, key_of
 from rekey.protocol.control import ControlRow
 from rekey.runner.erase.erasure import require_complete
 from rekey.runner.erase.targets import MAX_ROUNDS
@@ -180,7 +180,7 @@ async def _empty(run: Run, control: ControlRow, on: str) -> dict[str, int]:
 
     with run.progress.task("empty the mapping") as advance:
         for partition in (*mapping.rows.partitions("r"), *mapping.rows.partitions("f")):
-            async for page in mapping.table.scan(within(partition), select=[ERASED_ON]):
+            async for page in mapping.table.scan(KeyRange.of_rows(partition), select=[ERASED_ON]):
                 run.check()
                 await for_each(page.rows, remove, limit=run.config.limits.concurrency)
                 advance(len(page.rows))
