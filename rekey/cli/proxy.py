@@ -4,7 +4,8 @@ Rules kept here:
 
 * Several processes are children of this one: one that ends by itself is started again, and all of them end in
   order when this one is told to, or is gone.
-* A child that cannot work as it is configured ends everything, with its exit code.
+* A child that cannot work as it is configured ends everything, with its exit code. One that took the place of
+  another is started again: its port may be taken for a moment, and the others serve meanwhile.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def proxy(
 def _supervised(shell: Shell, processes: int) -> ExitCode:
     """Keep children at work until a signal; return how the first that could not work ended, if one did."""
     children: dict[int, subprocess.Popen[bytes]] = {}
+    replaced: set[int] = set()
     again: dict[int, float] = dict.fromkeys(range(processes), 0.0)
     code = ExitCode.DONE
     with suppress(KeyboardInterrupt):  # SIGINT, SIGTERM
@@ -96,9 +98,10 @@ def _supervised(shell: Shell, processes: int) -> ExitCode:
                 if child.poll() is None:
                     continue
                 del children[number]
-                if child.returncode == ExitCode.USAGE:
+                if child.returncode == ExitCode.USAGE and number not in replaced:
                     code = ExitCode.USAGE
                     break
+                replaced.add(number)
                 shell.note(f"process {number} ended ({child.returncode}) and is started again", "warning")
                 again[number] = time.monotonic() + _AGAIN_S
     _end(list(children.values()))

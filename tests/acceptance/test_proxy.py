@@ -10,7 +10,7 @@ import random
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -36,15 +36,13 @@ env = "ACCEPTANCE_TABLES_KEY"
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, nor on the one after it."""
+    """Return a port that nobody listens on, nor on the one after it. Connections of other tests do not take
+    it while its proxy is away: theirs are higher (`net.ipv4.ip_local_port_range`)."""
     while True:
-        with socket.socket() as one, socket.socket() as next_one:
-            one.bind(("127.0.0.1", 0))
-            port = int(one.getsockname()[1])
-            try:
-                next_one.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as one, socket.socket() as next_one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            next_one.bind(("127.0.0.1", port + 1))
             return port
 
 
@@ -172,7 +170,8 @@ def test_unmodified_clients_lose_nothing_through_a_migration(
 
 
 def test_processes_share_a_port_and_one_that_ends_is_started_again(tmp_path: Path, azurite: Azurite) -> None:
-    """The installed command: all of its processes end with it, in order, and also when it is killed."""
+    """The installed command: also where its port is taken for a moment. All of its processes end with it, in
+    order, and also when it is killed."""
     project = Project(tmp_path / "project", azurite, from_nothing=True)
     project.script(SCRIPT)
     with proxies_of(project, Proxy(project, ("--processes", "2"))) as (proxy,):
@@ -180,8 +179,15 @@ def test_processes_share_a_port_and_one_that_ends_is_started_again(tmp_path: Pat
         parent = psutil.Process(proxy.running.process.pid)
         waited_for("the second process", lambda: proxy.ask("/health/readiness", proxy.admin + 1) == 200)
         first, second = parent.children()
-        os.kill(second.pid, signal.SIGKILL)
-        waited_for("another one", lambda: {first.pid} < {one.pid for one in parent.children()})
+        with socket.socket() as taking:
+            os.kill(second.pid, signal.SIGKILL)
+            waited_for("its end", lambda: parent.children() == [first])
+            taking.bind(("127.0.0.1", proxy.admin + 1))
+            taking.listen()
+            for _ in range(2):
+                waited_for("another one", lambda: len(parent.children()) == 2)
+                waited_for("its end", lambda: parent.children() == [first])
+            assert proxy.ask("/health/readiness") == 200
         waited_for("its health", lambda: proxy.ask("/health/readiness", proxy.admin + 1) == 200)
         children = parent.children()
         assert proxy.end(signal.SIGTERM) == 0
