@@ -105,7 +105,7 @@ class Follower:
         run, over = self._run, asyncio.Event()
         # A cutover that failed may have left its freeze behind, and writes would wait all the time.
         await unfrozen(run)
-        ours = replace(run, stop=StopFlag(), factory=None, share=run.config.follow.share)
+        ours = replace(run, stop=StopFlag(), pool=None, share=run.config.follow.share)
         # A pass next to a comparison is not shown: what is shown is one thing at a time.
         quiet = replace(ours, progress=Progress(run.clock))
         with while_allowed(run.still_alone):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rekey.copy.scan import WindowSize, window_of
-from rekey.copy.workers.driver import Factory
+from rekey.copy.workers.driver import Pool
 from rekey.copy.write import Copier
 from rekey.core.clock import Clock, SystemClock, format_ticks
 from rekey.core.progress import Progress
@@ -122,8 +122,8 @@ class Run:
     # Called before work goes on; raises Locked when the runner lease was lost.
     still_alone: Callable[[], None] = lambda: None
     lease_id: str = ""
-    # Makes the executor whose workers copy and compare; None: the runner does it itself.
-    factory: Factory | None = None
+    # The workers that copy and compare, begun when there is work for them; None: the runner does it itself.
+    pool: Pool | None = None
     # Stores how many requests were sent so far: the count stays if the run is killed.
     keep_count: Callable[[], None] = keep_no_count
     # Requests that workers sent for this run, by kind; results of tasks are added to it.

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import orjson
 
 from rekey.copy.throttle import Throttle, listen, restricted_throttle
-from rekey.copy.workers.driver import load_factory
+from rekey.copy.workers.driver import Pool, load_factory
 from rekey.copy.write import Copier
 from rekey.core.clock import Clock, ServiceClock, SystemClock, format_ticks
 from rekey.core.concurrency import first_of
@@ -332,7 +332,7 @@ class Session:
             clock=ServiceClock(await holding(tables, asked.source).server_time(), self.clock),
             still_alone=lease.check,
             lease_id=lease.lease_id,
-            factory=self.factory,
+            pool=Pool(self.factory, self.config.executor.tasks) if self.factory else None,
             by_workers=self.accounts.by_workers,
             tell=partial(self.tell, script_id),
         )

@@ -157,14 +157,14 @@ async def verify_full(
     since = await _begun(run, anew=work is None) if writers_run else None
     label, done = "compare" if brings else "verify", 0 if work is None else _rows_read(work)
     # A table that can only be read from its beginning to its end is no work for slices.
-    in_slices = run.factory is not None and all(one.guarantees.ordered for one in run.targets)
+    pool = run.pool if all(one.guarantees.ordered for one in run.targets) else None
     with run.progress.task(label, total=rows_to_read(run), done=done) as advance:
         comparing = full(
             context(run, control, advance, brings=brings, since=since, keys=keys),
             partial=work,
             checkpoint=lambda sums: keep(run, basis, sums),
             repair=repair,
-            reader=await Workers.of(run, writes=False) if in_slices else None,
+            reader=None if pool is None else await Workers.of(run, pool, writes=False),
         )
         try:
             report = await while_sweeping(run, authority(control) or SOURCE, comparing)

@@ -69,16 +69,18 @@ class Workers:
 
     Attributes:
         run: the migration.
+        pool: takes the tasks.
         basis: what tasks are made under: versions, migration, run, epoch and lease.
         keys: seals keys in tasks and opens those in results.
     """
 
     run: Run
+    pool: Pool
     basis: Basis
     keys: SealedKeys
 
     @classmethod
-    async def of(cls, run: Run, *, writes: bool) -> Workers:
+    async def of(cls, run: Run, pool: Pool, *, writes: bool) -> Workers:
         """Return the workers of a run. `writes`: their tasks write, and do so only under the runner's lease.
 
         Raises:
@@ -98,15 +100,9 @@ class Workers:
             lease_id=run.lease_id if writes else "",
             group=run.declared.migration.group,
         )
-        return cls(run, basis, SealedKeys(run.script_id, travel_key(run.mapping, row)))
+        return cls(run, pool, basis, SealedKeys(run.script_id, travel_key(run.mapping, row)))
 
-    def pool(self) -> Pool:
-        """Return the pool of the executor, which is not begun yet."""
-        if self.run.factory is None:
-            raise AssertionError("there is no executor")
-        return Pool(self.run.factory, self.run.config.executor.tasks)
-
-    def driver(self, job: Job[S], pool: Pool, term: Term | None) -> Driver[S]:
+    def driver(self, job: Job[S], term: Term | None) -> Driver[S]:
         """Return the driver that sends the tasks of a job. `term`: None for tasks that only read."""
         run, throttle = self.run, self.run.copier.throttle
 
@@ -118,7 +114,7 @@ class Workers:
 
         return Driver(
             job=job,
-            pool=pool,
+            pool=self.pool,
             tables=run.tables,
             term=term,
             clock=run.clock,
@@ -177,15 +173,15 @@ class Workers:
             ctx.stop()
 
     async def _compare(self, job: _Reading, parts: list[Part]) -> bool:
-        async with self.pool() as pool:
-            return await self.driver(job, pool, None).carry_out(parts)
+        async with self.pool:
+            return await self.driver(job, None).carry_out(parts)
 
 
 # --- copying -----------------------------------------------------------------------------------------------
 
 
 async def copy_with_workers(
-    run: Run, segments: list[Segment], advance: Advance
+    run: Run, pool: Pool, segments: list[Segment], advance: Advance
 ) -> tuple[dict[str, int], bool]:
     """Let workers copy segments.
 
@@ -195,11 +191,11 @@ async def copy_with_workers(
     Raises:
         WorkersFailed, RekeyError: see `Driver.carry_out`.
     """
-    workers = await Workers.of(run, writes=True)
+    workers = await Workers.of(run, pool, writes=True)
     job = _Copying(workers, advance)
     term = Term(run.restricted, run.script_id)
-    async with workers.pool() as pool:
-        driver = workers.driver(job, pool, term)
+    async with pool:
+        driver = workers.driver(job, term)
         run.state.audit("spread", run.script_id, {"work": "backfill", "tasks_at_a_time": pool.tasks})
         whole = await driver.carry_out(one for one in segments if not one.done)
         runs_once = pool.runs_once

@@ -208,7 +208,7 @@ class FreezeWorld(LateWorld):
 
     def _run(self) -> Run:
         found = cast(Any, self.run("lease"))
-        found.factory, found.state, found.targets = None, self.file, found.propagator.targets
+        found.pool, found.state, found.targets = None, self.file, found.propagator.targets
         found.mapper, found.ids, found.reverse = self.mapper, self.mapping.rows.ids, None
         found.config.limits = SimpleNamespace(concurrency=1, scans=1)
         found.config.gates.verification_max_age_s = ALL_S

@@ -110,8 +110,8 @@ async def copy_rows(run: Run) -> Counters:
         ]
 
     with run.progress.task("backfill", total=estimated_rows(run), done=done, lanes=lanes) as advance:
-        if run.factory is not None:
-            figures, whole = await copy_with_workers(run, segments, advance)
+        if run.pool is not None:
+            figures, whole = await copy_with_workers(run, run.pool, segments, advance)
         else:
             async with run.copier.writer(advance) as writer:
                 copied, whole = await copy_segments(

@@ -196,7 +196,7 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
 async def _compare_under_freeze(run: Run) -> tuple[Counters, FullReport]:
     """Bring the targets up to date for the last time, and prove it."""
     counters: Counters | None = None
-    if run.factory is None:
+    if run.pool is None:
         with suppress(TooMany):
             report = await verify_full(run, brings=True)
             counters = {"rows_brought": report.found.brought}

@@ -84,7 +84,7 @@ async def compare(run: Run) -> tuple[Counters, FullReport]:
     With workers, and where more differs than is worth bringing row by row, passes and a sweep bring it in
     bulk first, and a comparison follows that brings nothing.
     """
-    if run.factory is not None:
+    if run.pool is not None:
         return await catch_up(run), await verify_full(run)
     try:
         report = await verify_full(run, brings=True)
