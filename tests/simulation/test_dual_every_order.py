@@ -64,6 +64,9 @@ LARGE = (
     ("lowered, dual_write: old batch of delete and insert", "an open outcome"),
     ("folded, cutover: old batch of delete and insert", "a busy service"),
     ("folded, cutover: old batch of delete and insert", "an open outcome"),
+    ("lowered, cutover: old batch of delete and insert", "an open outcome"),
+    ("lowered, dual_write: old batch of delete and insert", "a busy service"),
+    ("races, cutover: new move", "an open outcome"),
 )
 """A source row, a main row and index rows, one request after the other: as long as all others together."""
 ALONE = list(itertools.product(ONE_CLIENT, FAULTS))
@@ -84,6 +87,7 @@ TWO_CLIENTS = [
     ("users, dual_write, absent: old insert | old delete", "no faults", 1),
     ("users, dual_write, absent: old insert | old delete", "an open outcome", 0),
     ("users, dual_write: old upsert | old replace-if", "an open outcome", 0),
+    ("users, dual_write: old delete-if | old delete-if", "an open outcome", 0),
     ("users, dual_write: old delete-if | old delete-if", "an open outcome", 1),
     ("users, cutover, absent: new insert | new delete", "no faults", 1),
     ("users, dual_write: old replace-if | old replace-if", "no faults", 1),
@@ -123,7 +127,11 @@ LARGE_TWO = [
     ("users, dual_write, absent: old insert | old delete", "an open outcome", 0),
     ("users, dual_write: old upsert | old replace-if", "an open outcome", 0),
     ("users, dual_write: old delete | old delete-if", "an open outcome", 1),
+    ("users, dual_write: old delete-if | old delete-if", "an open outcome", 1),
     ("users, cutover, absent: new insert | new delete", "no faults", 1),
+    ("users, dual_write: new delete | old upsert-merge", "no faults", 1),
+    ("lowered, cutover: old batch of delete and insert | new delete", "no faults", 1),
+    ("races, dual_write: old move | old rename", "no faults", 0),
 ]
 
 

@@ -19,6 +19,7 @@ from tests.simulation.dual_cases import dual, moving
 from tests.simulation.dual_small import DualParts
 from tests.simulation.explore import Budget, Searched
 
+pytestmark = pytest.mark.soak
 OLDER = "UsersV2 holds an older row"
 EXTRA = "UsersV2 holds 1 rows that no source row gives"
 UNACCOUNTED = "a target row has no mapping row"
@@ -64,8 +65,7 @@ def test_what_the_last_look_makes_up_for(rule: Any, name: str, what: str) -> Non
             lost(dual(name, CALM), what)
 
 
-@pytest.mark.soak  # nothing is found early: the whole space, ten times as large as with one preemption
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(0)  # nothing is found early: the whole space, ten times as large as with one preemption
 @MADE_UP_FOR
 def test_with_four_preemptions_the_last_look_makes_up_for_it_too(rule: Any, name: str, what: str) -> None:
     with rule():
@@ -108,10 +108,7 @@ def test_a_main_key_is_reserved_before_a_row_is_made_under_it() -> None:
 @pytest.mark.parametrize(
     ("name", "budget"),
     [
-        pytest.param(
-            *("folded, dual_write: old delete | old insert the other", replace(OPEN, preemptions=1)),
-            marks=pytest.mark.soak,
-        ),
+        ("folded, dual_write: old delete | old insert the other", replace(OPEN, preemptions=1)),
         ("folded, cutover: new delete | old upsert the other", Budget(preemptions=1)),
     ],
 )

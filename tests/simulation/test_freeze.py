@@ -116,18 +116,21 @@ def test_the_comparison_of_reconcile_and_a_killed_runner_lose_nothing(name: str)
 # --- each rule, switched off ----------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_nothing_is_under_way_when_the_comparison_begins() -> None:
     """A copy of a killed runner lands in a place that was read already, and brings a deleted row back."""
     with freeze_broken.not_quiet_before():
         lost(freeze("delete", CRASH), EXTRA)
 
 
+@pytest.mark.soak
 def test_nothing_that_the_comparison_sent_is_under_way_when_the_authority_moves() -> None:
     """Its first attempt to insert a row lands when the application has deleted the row from the target."""
     with freeze_broken.open_writes_forgotten():
         lost(freeze("insert", LOST_ANSWER, deleted=[ANN]), EXTRA)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("name", "what"), [("insert", MISSING), ("replace", OLDER)])
 def test_what_was_written_since_the_freeze_is_looked_for_when_all_is_compared(name: str, what: str) -> None:
     """The page that it belongs to was read before."""
@@ -135,12 +138,14 @@ def test_what_was_written_since_the_freeze_is_looked_for_when_all_is_compared(na
         lost(freeze(name, Budget(), stray=True), what)
 
 
+@pytest.mark.soak
 def test_what_differed_is_compared_again_when_all_is_brought() -> None:
     """A row of which no source key is known cannot be brought."""
     with freeze_broken.not_compared_again():
         lost(freeze("move", Budget(), foreign=[FOREIGN]), "PostsByTag holds 1 rows that no source row gives")
 
 
+@pytest.mark.soak
 def test_rows_of_both_sides_are_read_again_which_the_sums_would_make_up_for() -> None:
     """Where only source rows are read again, a row stays whose source row is gone. The sums tell: then all is
     compared once more, and the row keeps the gate closed. With both rules off it stays behind the cutover."""

@@ -49,7 +49,9 @@ def harmless(world: str, budget: Budget) -> None:
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
     ("world", "preemptions"),
-    others_in_soak([("cutover", 1), *((world, None) for world in WORLDS)], kept=[("cutover", 1)]),
+    others_in_soak(
+        [("cutover", 0), ("cutover", 1), *((world, None) for world in WORLDS)], kept=[("cutover", 0)]
+    ),
 )
 def test_a_killed_runner_leaves_no_mixed_group_and_moves_nothing_behind_a_write(
     world: str, preemptions: int | None
@@ -62,6 +64,7 @@ def test_a_lost_answer_leaves_no_mixed_group_and_moves_nothing_behind_a_write(wo
     harmless(world, LOST_ANSWER)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("back", [False, True])
 def test_rows_that_are_moved_one_by_one_leave_a_mixed_group(back: bool) -> None:
     with group_small.one_by_one():
@@ -70,6 +73,7 @@ def test_rows_that_are_moved_one_by_one_leave_a_mixed_group(back: bool) -> None:
     assert found.schedule
 
 
+@pytest.mark.soak
 def test_a_move_that_is_not_conditional_comes_behind_a_write() -> None:
     """Its answer was lost, the group was taken back, the application writes: and then it lands."""
     with group_small.unconditional():

@@ -69,6 +69,7 @@ def test_two_containers_of_one_host_do_not_take_each_others_lease(tmp_path: Path
     told(tmp_path, kind, two_at_once)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", [DELTA, DUAL])
 def test_where_host_path_and_process_id_are_enough_deleted_rows_come_back(tmp_path: Path, kind: str) -> None:
     """What was sent before is waited for after each such take-over, too; that is switched off as well."""
@@ -96,6 +97,7 @@ def test_what_a_runner_was_about_to_send_is_not_sent_once_its_lease_is_lost(tmp_
     told(tmp_path, DELTA, stood_at_the_socket)
 
 
+@pytest.mark.soak
 def test_where_nobody_asks_again_it_brings_a_deleted_row_back(tmp_path: Path) -> None:
     """Its successor waits until the service refuses what it had signed; that is switched off as well."""
     with late_rules_broken.not_asked_again(), late_rules_broken.no_quiet(), pytest.raises(FOUND):
@@ -161,6 +163,7 @@ def test_what_the_runner_writes_where_others_write_is_sent_once(tmp_path: Path, 
     told(tmp_path, DUAL, story)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("story", REPEATED)
 def test_where_it_is_repeated_a_deleted_row_comes_back(tmp_path: Path, story: Story) -> None:
     """The intent of a client that was killed is kept, and settled again; that is switched off as well."""
@@ -188,6 +191,7 @@ def test_a_connection_that_breaks_leaves_the_outcome_open(tmp_path: Path) -> Non
     told(tmp_path, DUAL, dropped_connection)
 
 
+@pytest.mark.soak
 def test_where_connections_repeat_unseen_an_acknowledged_write_is_lost(tmp_path: Path) -> None:
     with late_rules_broken.repeated_by_connections(), pytest.raises(FOUND):
         told(tmp_path, DUAL, dropped_connection)
@@ -231,6 +235,7 @@ def test_what_a_client_sends_until_the_service_refuses_it_is_settled(
     told(tmp_path, DUAL, partial(held_up, verb=verb, seconds=seconds))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("verb", [DELETE, REPLACE])
 def test_where_it_is_forgotten_the_sides_differ_for_good(tmp_path: Path, verb: Verb) -> None:
     with late_rules_broken.given_up_is_over(), pytest.raises(FOUND):
@@ -280,6 +285,7 @@ def test_the_authority_moves_when_nothing_is_under_way_any_more(tmp_path: Path, 
     told(tmp_path, DELTA, story)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("story", MOVED)
 def test_where_it_does_not_wait_a_deleted_row_comes_back(tmp_path: Path, story: Story) -> None:
     with late_rules_broken.no_quiet(), pytest.raises(FOUND):
@@ -328,6 +334,7 @@ def test_what_was_dropped_leaves_nothing_behind(tmp_path: Path, kind: str, story
     told(tmp_path, kind, story)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("kind", "story"), DROPPED)
 def test_where_dropping_does_not_wait_something_is_left(tmp_path: Path, kind: str, story: Story) -> None:
     with late_rules_broken.no_quiet(), pytest.raises(FOUND):
@@ -366,6 +373,7 @@ def test_what_came_first_is_told_without_the_machines_clock(tmp_path: Path, stor
     told(tmp_path, DUAL, story)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("story", [clock_behind, clock_ahead])
 def test_by_the_machines_clock_the_gate_is_open_or_closed_wrongly(tmp_path: Path, story: Story) -> None:
     with late_rules_broken.by_the_machines_clock(), pytest.raises(FOUND):

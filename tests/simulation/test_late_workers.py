@@ -103,32 +103,38 @@ def test_late_tasks_bring_nothing_back_in_any_order(name: str, follows: bool) ->
 # --- each rule, switched off ----------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_the_sweep_waits_for_the_term() -> None:
     with late_broken.no_wait_for_the_term():
         lost(late("delete"))
 
 
+@pytest.mark.soak
 def test_the_sweep_waits_for_the_margin_behind_the_term() -> None:
     with late_broken.no_margin():
         lost(late("delete"))
 
 
+@pytest.mark.soak
 def test_the_term_stands_in_the_restricted_store_for_the_next_runner() -> None:
     with late_broken.no_term_in_the_store():
         lost(late("delete", follows=False, losses=0, kills=1))
 
 
+@pytest.mark.soak
 def test_a_worker_writes_behind_the_fence_alone() -> None:
     with late_broken.no_fence():
         lost(late("delete"))
 
 
+@pytest.mark.soak
 def test_a_worker_asks_for_the_time_before_it_writes() -> None:
     """The control row and the runner lease are what they were; only the term is over."""
     with late_broken.no_clock():
         lost(late("delete"))
 
 
+@pytest.mark.soak
 def test_a_worker_asks_the_service_for_the_time() -> None:
     """Its own clock is enough as long as it goes on."""
     with late_broken.no_time_of_the_service():

@@ -24,6 +24,7 @@ from tests.simulation.test_every_order import (
     following,
 )
 
+pytestmark = pytest.mark.soak
 OLDER = "UsersV2 holds an older row"
 EXTRA = "UsersV2 holds 1 rows that no source row gives"
 MISSING = "UsersV2 lacks 1 rows"
@@ -72,7 +73,6 @@ def test_writes_are_conditional_on_what_was_read() -> None:
         lost(following("replace | replace"), OLDER)
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_writes_are_conditional_also_for_a_killed_runners_late_request() -> None:
     """In "delta": its replace lands after the next runner has written a newer row, which no later pass looks

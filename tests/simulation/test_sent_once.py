@@ -59,10 +59,12 @@ def test_the_next_sweep_leaves_alone_what_the_last_one_left_open() -> None:
     visited("two sweeps", swept(0, sweeps=2), at_least=300)
 
 
+@pytest.mark.soak
 def test_a_sweep_that_repeats_what_was_not_answered_brings_a_deleted_row_back() -> None:
     lost(swept(0, repeats=True))
 
 
+@pytest.mark.soak
 def test_where_the_next_sweep_takes_it_again_a_deleted_row_comes_back() -> None:
     lost(swept(0, parts=UNANNOUNCED, sweeps=2))
 
