@@ -293,7 +293,7 @@ class LateWorld(DeltaWorld):
             path=Path("rekey.toml"), endpoints="here",
             gates=SimpleNamespace(margin_s=LONGEST_S),
             limits=LIMITS, rates=LIMITS,
-            executor=SimpleNamespace(tasks=1, slice_s=SLICE_S),
+            executor=SimpleNamespace(slice_s=SLICE_S),
         )  # fmt: skip
         run = SimpleNamespace(
             script_id=SCRIPT, is_delta=not self.follows,
@@ -301,7 +301,7 @@ class LateWorld(DeltaWorld):
             tables=self.sources, restricted=self.others, control=self.store, mapper=propagator.mapper,
             mapping=self.mapping, source=self.source, propagator=propagator, copier=Copier(propagator, 1),
             state=self.file, config=config, clock=Waits(self.scheduler), progress=Progress(),
-            factory=go_on, stop=StopFlag(), lease_id=lease_id,
+            pool=Executor(self), stop=StopFlag(), lease_id=lease_id,
             still_alone=go_on, check=go_on, keep_count=go_on,
             checkpointed=lambda **_: None, by_workers=Counter(),
             options=Options(), tell=tell_nobody, share=1.0, source_time=self.sources.server_time,
@@ -354,9 +354,6 @@ def at_work() -> Iterator[None]:
     def token_hex(_bytes: int) -> str:
         return f"task {len(_current[0].flights)}"
 
-    def pool(*_: object) -> Executor:
-        return Executor(_current[0])
-
     def monotonic() -> float:
         return _current[0].monotonic()
 
@@ -369,7 +366,6 @@ def at_work() -> Iterator[None]:
         stack.callback(logging.disable, before)
         for replaced in (
             patch(sweep, "DigestParts", DigestsInMemory),
-            patch(workers, "Pool", pool),
             patch(workers, "Driver", drives),
             patch(driver, "_LOOK_S", LOOK_S),
             patch(term, "_LOOK_S", ALL_S),
