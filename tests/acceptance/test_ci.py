@@ -263,6 +263,12 @@ def running() -> Iterator[UsualAzurite]:
         yield running
 
 
+# What both hosts run is the same (`test_the_template_runs_what_the_action_runs`).
+ONE_HOST = pytest.mark.parametrize(
+    "host", [GitHub, pytest.param(AzurePipelines, marks=pytest.mark.soak)], indirect=True
+)
+
+
 @pytest.fixture(params=[GitHub, AzurePipelines])
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
     """A host, and a project made by `rekey init` in a folder of the repository."""
@@ -321,6 +327,7 @@ def test_the_plan_is_a_comment_that_is_kept_up_to_date(host: Host, running: Usua
     assert "ERROR   random-order" in comment
 
 
+@ONE_HOST
 def test_offline_needs_neither_account_nor_secret(host: Host) -> None:
     """A parameter that is true is spelled in more than one way."""
     spelled = "true" if isinstance(host, GitHub) else "True"
@@ -330,6 +337,7 @@ def test_offline_needs_neither_account_nor_secret(host: Host) -> None:
     assert "**rekey plan**: no plan could be made." in host.comments[1]
 
 
+@ONE_HOST
 def test_a_long_plan_is_cut_in_the_comment_and_whole_among_the_files(host: Host) -> None:
     """A host takes no comment of more than 64 KiB."""
     for number in range(2, 103):
@@ -342,6 +350,7 @@ def test_a_long_plan_is_cut_in_the_comment_and_whole_among_the_files(host: Host)
     assert "0102_more" not in comment and len(comment) < 2**16
 
 
+@ONE_HOST
 def test_what_is_given_is_never_run(host: Host) -> None:
     given = "$(touch bad) `touch bad`; touch bad"
     assert host.run(project="tables", scripts=given, offline="true", rehearse="true") == 2
@@ -359,6 +368,7 @@ def test_a_comment_that_is_refused_does_not_hide_the_plan(
     assert host.comments == ["of somebody else"]
 
 
+@ONE_HOST
 def test_a_rehearsal_that_cannot_take_place_ends_the_job(host: Host) -> None:
     """Each script is tried; the plan's comment says so."""
     broken = SCRIPT.replace("from rekey", "from nowhere import it\nfrom rekey")
@@ -404,6 +414,7 @@ def test_the_template_runs_what_the_action_runs() -> None:
     assert {name for name in steps if steps[name] not in alike} == {"Install rekey", "Comment"}
 
 
+@ONE_HOST
 def test_the_hook_for_pre_commit_looks_at_what_is_about_to_be_committed(host: Host) -> None:
     [hook] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
     assert (hook["language"], hook["pass_filenames"]) == ("python", False)

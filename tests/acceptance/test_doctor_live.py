@@ -71,7 +71,7 @@ def test_it_passes_on_azurite_leaves_nothing_and_is_evidence(project: Project) -
     project.run("evidence", "verify", str(folder)).ended(0, "doctor --live")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_interrupted_it_leaves_no_table_and_no_process(project: Project, number: signal.Signals) -> None:
     """SIGINT while the small migrations are under way, SIGTERM during the checks."""
     before = project.wire.names(), project.restricted.names()

@@ -56,6 +56,7 @@ def freeze_seconds(stage: Stage, *words: str) -> tuple[Ran, float]:
     return ran, frozen[-1] - frozen[0] if frozen else 0.0
 
 
+@pytest.mark.soak
 def test_a_freeze_waits_for_ten_live_clients_at_default_settings_and_no_write_fails(
     tmp_path: Path, azurite: Azurite
 ) -> None:

@@ -13,7 +13,7 @@ from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Project, Ran, users
 from tests.declared import USERS
 
-pytestmark = pytest.mark.azurite
+pytestmark = [pytest.mark.azurite, pytest.mark.soak]
 
 ROWS = 300
 WHY = ("--reason", "request 17")
@@ -21,7 +21,7 @@ SEALED = USERS
 PLAIN = USERS.replace('capture="delta",', 'capture="delta", mapping="plain",')
 
 
-@pytest.fixture(params=[SEALED, pytest.param(PLAIN, marks=pytest.mark.soak)], ids=["sealed", "plain"])
+@pytest.fixture(params=[SEALED, PLAIN], ids=["sealed", "plain"])
 def project(request: pytest.FixtureRequest, tmp_path: Path, azurite: Azurite) -> Project:
     """A completed migration, with a key that signs its evidence."""
     made = Project(tmp_path, azurite)

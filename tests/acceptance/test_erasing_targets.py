@@ -17,7 +17,13 @@ ROWS = 200
 WHY = ("--reason", "request 18")
 
 
-@pytest.mark.parametrize("script", [POSTS, under_writes(POSTS)], ids=["delta", "dual-write"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(POSTS, id="delta", marks=pytest.mark.soak),
+        pytest.param(under_writes(POSTS), id="dual-write"),
+    ],
+)
 def test_persons_go_from_all_tables_and_all_others_stay(
     tmp_path: Path, azurite: Azurite, script: str
 ) -> None:

@@ -297,6 +297,7 @@ migration = Migration(
 """
 
 
+@pytest.mark.soak
 @pytest.mark.azurite
 def test_a_container_runs_a_migration_and_writes_to_its_volume_alone(
     built: Path, tmp_path: Path, azurite: Azurite

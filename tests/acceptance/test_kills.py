@@ -191,6 +191,7 @@ def test_a_second_signal_ends_at_once_with_130_and_costs_nothing_that_is_checkpo
     assert not pair.difference()
 
 
+@pytest.mark.soak
 def test_killed_on_the_way_to_cutover_it_cuts_over_in_the_end_and_the_way_back_survives_kills_too(
     tmp_path: Path, azurite: Azurite, seed: int
 ) -> None:

@@ -31,7 +31,13 @@ def stray(number: int) -> Row:
     }
 
 
-@pytest.mark.parametrize("script", [USERS, under_writes(USERS)], ids=["delta", "dual-write"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(USERS, id="delta", marks=pytest.mark.soak),
+        pytest.param(under_writes(USERS), id="dual-write"),
+    ],
+)
 def test_from_an_extra_row_to_its_return(tmp_path: Path, azurite: Azurite, script: str) -> None:
     project = Project(tmp_path, azurite)
     project.configure(more='[evidence]\nkey_file = "evidence.pem"')

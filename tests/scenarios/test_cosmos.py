@@ -29,6 +29,7 @@ from tests.projects import (
     Project,
 )
 from tests.scenarios.test_verify_resumed import small_pages
+from tests.soaking import others_in_soak
 from tests.spreading import NAME, inline
 from tests.worlds import Killed, contents, mapped, post, user
 
@@ -44,6 +45,11 @@ SCRIPTS = {
     "index": INDEX_THERE,
     "both": ALL_THERE,
 }
+
+
+def scripts(*kept: str) -> pytest.MarkDecorator:
+    """Return what lets a test have the projects of some scripts; in the soak those of all."""
+    return pytest.mark.parametrize("project", others_in_soak(SCRIPTS, kept=kept), indirect=True)
 
 
 @pytest.fixture(params=SCRIPTS)
@@ -120,6 +126,7 @@ def killed(project: Project, at: int) -> None:
 # --- whole lives -------------------------------------------------------------------------------------------
 
 
+@scripts("moved", "index")
 def test_a_life_with_kills_on_every_side_of_it(project: Project) -> None:
     """Copied, killed, resumed, compared, cut over, written to, and taken back: nothing is lost."""
     for at in (9, 40, 75, 110):
@@ -194,6 +201,7 @@ def test_what_is_refused_for_being_too_much_is_done_in_the_end(tmp_path: Path, s
 # --- comparing ---------------------------------------------------------------------------------------------
 
 
+@scripts("moved", "both")
 def test_planted_differences_are_found_and_mended(project: Project) -> None:
     apply(project)
     for number, name in enumerate(project.scripts[SCRIPT].migration.tables):
@@ -212,6 +220,7 @@ def test_planted_differences_are_found_and_mended(project: Project) -> None:
     assert in_step(project)
 
 
+@scripts("index", "both")
 @pytest.mark.parametrize("mode", [Mode.COUNT, Mode.SAMPLE])
 def test_counts_and_samples_rely_on_no_order(project: Project, mode: Mode) -> None:
     apply(project)

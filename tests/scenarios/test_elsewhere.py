@@ -125,6 +125,14 @@ def test_clients_of_both_views_write_while_a_table_moves_to_another_account_and_
     ours.assert_in_step()
 
 
+@pytest.mark.parametrize(
+    "ours",
+    [
+        pytest.param(USERS_ELSEWHERE_SCRIPT, id="users", marks=pytest.mark.soak),
+        pytest.param(POSTS_ELSEWHERE_SCRIPT, id="posts"),
+    ],
+    indirect=True,
+)
 def test_a_runner_that_is_killed_while_a_table_moves_goes_on(ours: Company) -> None:
     change = old_user if ours.mapper.migration.source == "Users" else old_post
     ours.writes(traffic(ours.client(), own_keys("w", "p0"), change, Ledger(), seed=1))

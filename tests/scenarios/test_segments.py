@@ -28,6 +28,7 @@ from tests.every import every
 from tests.fakeclock import FakeClock
 from tests.faults import Call
 from tests.memory import MemoryTable, MemoryTableService
+from tests.soaking import others_in_soak
 from tests.worlds import USERS, Killed, World, never, nothing, user
 
 SCRIPT, PURPOSE = "0001_users", "backfill"
@@ -350,7 +351,7 @@ def test_a_split_behind_the_cursor_or_of_a_segment_that_is_done_is_refused(state
         assert len(state.segments(SCRIPT, PURPOSE)) == 1
 
 
-@pytest.mark.parametrize("at", range(1, 160, 13))
+@pytest.mark.parametrize("at", others_in_soak(range(1, 160, 13), kept=range(1, 160, 39)))
 async def test_cut_off_anywhere_the_rest_is_read_and_little_is_repeated(
     state: State, memory: MemoryTableService, at: int
 ) -> None:

@@ -377,9 +377,9 @@ def _far_ahead(plain: Plain) -> Plain:
 @pytest.mark.parametrize(
     "failure",
     [
-        pytest.param(_raises(ValueError("user0001@example.com")), id="raises"),
+        pytest.param(_raises(ValueError("user0001@example.com")), id="raises", marks=pytest.mark.soak),
         pytest.param(_raises(BrokenExecutor()), id="breaks"),
-        pytest.param(_of_another, id="answers another task"),
+        pytest.param(_of_another, id="answers another task", marks=pytest.mark.soak),
         pytest.param(_far_ahead, id="answers with another cursor"),
         pytest.param(lambda _plain: {"form": 99}, id="answers in another form"),
     ],
