@@ -123,7 +123,7 @@ def test_unmodified_clients_lose_nothing_through_a_migration(
         )
         stage.where = replace(stage.where, proxies=(one.endpoint, other.endpoint))
         fleet = stack.enter_context(Fleet(tmp_path / "clients", stage.where, "posts"))
-        pause = 0.02 if whole else 0.3
+        pause = 0.02 if whole else 0.6
         life = Life(stage, fleet, random.SystemRandom().randrange(2**32), kills=0, pause=pause)
         life.join("old-a", "old")
         life.join("old-b", "old", sync=True)
