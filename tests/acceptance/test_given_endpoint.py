@@ -16,7 +16,7 @@ import pytest
 from rekey.rehearse.azurite import Azurite
 from tests.acceptance.support import Wire
 
-pytestmark = pytest.mark.azurite
+pytestmark = [pytest.mark.azurite, pytest.mark.soak]
 ROOT = Path(__file__).parents[2]
 TESTS = [
     "tests/contract/test_tables.py::test_a_transaction_applies_every_verb_and_returns_etags_in_order",
