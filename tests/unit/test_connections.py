@@ -494,16 +494,23 @@ async def test_a_request_that_is_cancelled_frees_its_place_and_its_connection_is
 
 
 async def test_a_request_that_is_cancelled_while_it_connects_or_waits_frees_its_place() -> None:
-    async with serving(Silent()) as served:  # it does not answer TLS
+    heard = asyncio.Semaphore(0)
+
+    async def talk(_: Served, reader: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1)  # TLS begins: the client knows that it is connected
+        heard.release()
+        await reader.read()
+
+    async with serving(talk) as served:
         async with Client(f"https://127.0.0.1:{served.port}", most=1) as client:
             connecting, waiting = (asyncio.create_task(client.ask()) for _ in range(2))
-            await until(lambda: served.made == 1)
+            await heard.acquire()
             waiting.cancel()
             connecting.cancel()
             ended = await asyncio.gather(connecting, waiting, return_exceptions=True)
             assert every(isinstance(one, asyncio.CancelledError) for one in ended)
             last = asyncio.create_task(client.ask())
-            await until(lambda: served.made == 2)
+            await heard.acquire()
             last.cancel()
             await asyncio.gather(last, return_exceptions=True)
         assert client.used is None
