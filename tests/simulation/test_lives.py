@@ -59,6 +59,11 @@ def test_what_lands_late_brings_nothing_back(tmp_path: Path, kind: str, seed: in
     Life(tmp_path, kind, seed, moves=False).live()
 
 
+def test_what_lands_late_takes_no_root_key_of_a_migration_that_began_anew(tmp_path: Path) -> None:
+    """Found in this life: the way back deleted the root key twice; the first delete landed in the next run."""
+    Life(tmp_path, "keys from keys", 1003).live()
+
+
 def test_over_the_quick_seeds_everything_happens() -> None:
     """A simulation in which nothing goes wrong would prove nothing."""
     lives = [lived(Life, kind, seed) for kind in KINDS for seed in QUICK_SEEDS]

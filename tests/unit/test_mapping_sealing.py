@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekey.core.safe_ids import SafeIds
-from rekey.errors import Moved, RowRefused, SealedUnreadable, SecretMissing, StateUnusable
+from rekey.errors import ConditionFailed, Moved, RowRefused, SealedUnreadable, SecretMissing, StateUnusable
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows, Reservation, TargetKey
 from rekey.mapping.sealing import (
     DATA_KEY,
@@ -34,8 +34,8 @@ from rekey.mapping.sealing import (
     unpadded,
 )
 from rekey.mapping.store import Keyring
-from rekey.model import ETAG, EntityKey, Row
-from rekey.tables.base import Table
+from rekey.model import ETAG, EntityKey, Row, content_of
+from rekey.tables.base import Operation, Table
 from tests.memory import MemoryTableService
 
 OLD = EntityKey("eu", "ann@example.com")
@@ -329,6 +329,48 @@ async def test_a_migration_without_its_root_key_is_not_given_another(memory: Mem
     table = await mapping_table(memory)
     with pytest.raises(SealedUnreadable, match="root key of the migration is gone"):
         await Keyring(table, "0001", WRAPPING).open()
+    assert memory.dump(MAPPING_TABLE) == []
+
+
+async def test_a_delete_of_data_keys_that_lands_late_leaves_those_of_a_migration_that_began_anew(
+    memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root key stands in the same place."""
+    table = await mapping_table(memory)
+    await Keyring(table, "0001", WRAPPING).begin()
+    write, sent = table.write, []
+
+    async def sending(operation: Operation) -> str | None:
+        sent.append(operation)
+        return await write(operation)
+
+    monkeypatch.setattr(table, "write", sending)
+    await Keyring(table, "0001", WRAPPING).forget()
+    [deleted] = sent
+    await Keyring(table, "0001", WRAPPING).begin()
+    with pytest.raises(ConditionFailed):
+        await write(deleted)
+    await Keyring(table, "0001", WRAPPING).open()
+
+
+async def test_a_data_key_that_is_wrapped_anew_while_it_is_deleted_goes_too(
+    memory: MemoryTableService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = await mapping_table(memory)
+    keyring = Keyring(table, "0001", WRAPPING)
+    await keyring.begin()
+    write, first = table.write, True
+
+    async def meanwhile(operation: Operation) -> str | None:
+        nonlocal first
+        if first:
+            first = False
+            [row] = memory.dump(MAPPING_TABLE)
+            await table.replace(content_of(row), etag="*")
+        return await write(operation)
+
+    monkeypatch.setattr(table, "write", meanwhile)
+    await keyring.forget()
     assert memory.dump(MAPPING_TABLE) == []
 
 
