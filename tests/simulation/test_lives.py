@@ -60,7 +60,7 @@ def test_what_lands_late_brings_nothing_back(tmp_path: Path, kind: str, seed: in
 
 
 def test_what_lands_late_takes_no_root_key_of_a_migration_that_began_anew(tmp_path: Path) -> None:
-    """Found in this life: the way back deleted the root key twice; the first delete landed in the next run."""
+    """Found here: the way back deleted the root key twice; the first delete landed in the next run."""
     Life(tmp_path, "keys from keys", 1003).live()
 
 
