@@ -506,6 +506,7 @@ def _take_back(
         if Phase.PREPARE not in undone:
             # An earlier rollback kept the targets; this one drops them.
             session.do(PHASES[Phase.PREPARE].undo(run))
+            session.do(until_quiet(run))  # a table that is dropped late is perhaps one that was made anew
         control = session.do(run.control.read())
         if control is not None:
             session.do(run.control.delete(control))

@@ -315,6 +315,23 @@ def test_kept_targets_can_be_dropped_later(project: Project) -> None:
     assert project.restricted.dump("rekeymap") == []
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_way_back_waits_for_what_it_dropped_without_an_answer(project: Project, kept: bool) -> None:
+    """The migration may be begun anew right after it, and makes tables of the same names."""
+    apply(project)
+    if kept:
+        rollback(project, drop=False)
+
+    async def left_open(call: Call) -> None:
+        if call.action == "delete_table":
+            project.tables.last_open = project.clock.rising()  # an attempt, which was repeated
+
+    project.tables.gate = left_open
+    before = project.clock.rising()
+    rollback(project, drop=True)
+    assert project.clock.rising() - before >= 60, "the margin of requests that take effect late"
+
+
 @pytest.mark.parametrize("missing", [MAPPING_TABLE, JOURNAL_TABLE])
 @pytest.mark.parametrize("script", [PLAIN_USERS, under_writes(PLAIN_USERS)], ids=["delta", "dual-write"])
 def test_killed_before_prepare_has_made_its_tables_it_is_taken_back_whole(
