@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -224,16 +225,12 @@ class Keyring:
 
     async def forget(self) -> None:
         """Delete all data keys: nothing that they sealed can ever be opened again."""
-        changed = True
-        while changed:
-            changed = False
-            for row in await data_key_rows(self.table, self.script_id):
-                try:
-                    # By its version: nobody waits for a delete that takes effect late, and the migration may
-                    # have begun anew then, with a root key in the same place.
+        while rows := await data_key_rows(self.table, self.script_id):
+            for row in rows:
+                # By its version: nobody waits for a delete that takes effect late, and the migration may have
+                # begun anew then, with a root key in the same place.
+                with suppress(errors.ConditionFailed):  # wrapped anew meanwhile
                     await self.table.delete(key_of(row), etag=etag_of(row))
-                except errors.ConditionFailed:  # wrapped anew meanwhile
-                    changed = True
 
     async def _row(self, cohort: str) -> Row | None:
         try:

@@ -253,37 +253,24 @@ async def test_the_intent_of_a_write_that_met_an_unfinished_one_stays_for_a_whil
     await world.assert_quiet()
 
 
-async def test_an_intent_that_cannot_be_marked_as_settled_is_kept_and_the_others_of_its_call_are_removed(
-    memory: MemoryTableService,
+@pytest.mark.parametrize(
+    ("fails", "left"),
+    [("merge", 1), ("delete", 2)],
+    ids=["it cannot be marked as settled", "the others cannot be removed"],
+)
+async def test_an_intent_that_is_to_stay_is_kept_and_the_others_of_its_call_are_removed(
+    memory: MemoryTableService, fails: str, left: int
 ) -> None:
     """Only the deleted row, which had no replica yet, has met an unfinished write."""
     world = await memory_world(USERS, memory).prepare()
     ann, bob = user("ann@example.com"), user("bob@example.com")
     await world.source.insert(ann)
     writer = world.writer(sleep=_never)
-    memory.faults = PlannedFaults(Planned(Fault(FaultKind.BUSY), action="merge", table=JOURNAL_TABLE))
+    memory.faults = PlannedFaults(Planned(Fault(FaultKind.BUSY), action=fails, table=JOURNAL_TABLE))
     await writer.write([delete(key_of(ann)), insert(bob)])
     await writer.finisher.wait()
-    [intent] = memory.dump(JOURNAL_TABLE)
-    assert "Settled" not in intent
-    assert writer.left == 1
-    memory.faults = PlannedFaults()
-    await world.sweep()
-    await world.assert_quiet()
-
-
-async def test_an_intent_that_is_to_stay_is_kept_although_the_others_of_its_call_cannot_be_removed(
-    memory: MemoryTableService,
-) -> None:
-    """Both intents are this client's to look at again, whatever became of the requests behind the answer."""
-    world = await memory_world(USERS, memory).prepare()
-    ann, bob = user("ann@example.com"), user("bob@example.com")
-    await world.source.insert(ann)
-    writer = world.writer(sleep=_never)
-    memory.faults = PlannedFaults(Planned(Fault(FaultKind.BUSY), action="delete", table=JOURNAL_TABLE))
-    await writer.write([delete(key_of(ann)), insert(bob)])
-    await writer.finisher.wait()
-    assert (world.intents, writer.left) == (2, 2)
+    assert ["Settled" in intent for intent in memory.dump(JOURNAL_TABLE)] == [False] * left
+    assert writer.left == left
     memory.faults = PlannedFaults()
     await writer.settle()
     assert (world.intents, writer.left) == (1, 1), "that of the row that met another write stays for a while"
