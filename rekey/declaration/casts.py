@@ -51,9 +51,14 @@ class Lossy(ValueError):
     """The value cannot be converted to the other type without loss. The error does not hold the value."""
 
 
+def is_text_of(kind: str, text: str) -> bool:
+    """Tell whether a value of an EDM type has this text."""
+    return _IS[kind](text)
+
+
 def wire_value(kind: str, text: str) -> Any:
     """Return the wire JSON value of an EDM type from its text. Raises Lossy when no value has that text."""
-    if not _IS[kind](text):
+    if not is_text_of(kind, text):
         raise Lossy
     return _FROM_TEXT.get(kind, str)(text)
 

@@ -15,7 +15,7 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rekey.core.edm import BOOLEAN, DATETIME, DOUBLE, INT32, INT64, INT_RANGES, STRING, TYPES
-from rekey.declaration.casts import ANNOTATED, Lossy, wire_value
+from rekey.declaration.casts import ANNOTATED, Lossy, is_text_of, wire_value
 from rekey.errors import ConfigurationError, RequestRejected
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
 from rekey.present.text import counted
@@ -72,7 +72,16 @@ class Note(StrEnum):
     )
     PLAIN_TEXT = "other text was taken for Edm.String; the Azure CLI prints Guid and Binary as plain text too"
     INT64_BY_SIZE = "a whole number without a type that does not fit Int32 was taken for Int64"
-    NO_TYPE_IN_HEADER = "a CSV column without a type was taken for Edm.String"
+    TEXT_IN_LINES = "text without a type was taken for Edm.String, as the service means it"
+    NO_TYPE_IN_HEADER = "the values of a CSV column without a type were taken for Edm.String"
+    TYPE_OF_COLUMN = (
+        "a CSV value with an empty type was taken for the one type that its column had until then"
+    )
+    NO_TYPE_IN_ROW = (
+        "a CSV value with an empty type was taken for Edm.String: its column had no type until then, several,"
+        " or one that does not fit"
+    )
+    EMPTY_TEXT = "an empty CSV cell with the type Edm.String was taken for empty text"
     EMPTY_CELL = "an empty CSV cell was taken for a property that the row lacks"
     NULL = "null was taken for a property that the row lacks"
     SERVER_OWNED = "Timestamp and etag are the server's own and were left out"
@@ -105,6 +114,7 @@ class DataFile:
     path: Path
     format: Format
     _noted: Counter[Note] = field(default_factory=Counter)
+    _columns_noted: dict[Note, dict[str, str]] = field(default_factory=dict)
     _where: str = ""
 
     def rows(self) -> Iterator[Row]:
@@ -115,6 +125,7 @@ class DataFile:
                 row, or there is no row at all.
         """
         self._noted.clear()
+        self._columns_noted.clear()
         kept = None
         read = {Format.AZURE_CLI: self._azure_cli, Format.JSON_LINES: self._json_lines, Format.CSV: self._csv}
         try:
@@ -134,7 +145,11 @@ class DataFile:
     @property
     def assumptions(self) -> list[str]:
         """The assumptions made about the rows read so far, one sentence each."""
-        return [f"{note} ({counted(count, 'value')})" for note in Note if (count := self._noted[note])]
+        return [
+            f"{note} ({', '.join([counted(count, 'value'), *self._columns_noted.get(note, {}).values()])})"
+            for note in Note
+            if (count := self._noted[note])
+        ]
 
     # --- JSON ---------------------------------------------------------------------------------------------
 
@@ -195,6 +210,7 @@ class DataFile:
             self._noted[Note.DATETIME_BY_FORM if is_moment else Note.PLAIN_TEXT] += 1
             return (DATETIME if is_moment else STRING), value
         if (plain := _PLAIN.get(type(value))) is not None:
+            self._noted[Note.TEXT_IN_LINES] += plain == STRING
             return plain, value
         if isinstance(value, int):
             fits = value in INT_RANGES[INT32]
@@ -210,12 +226,13 @@ class DataFile:
         """Yield the rows of a CSV file.
 
         `Name:Edm.Type` says the type of a column. `Name@type` (or `Name@odata.type`) holds the type of `Name`
-        row by row, as exports of storage tools have it. A column with neither is Edm.String. CSV knows no
-        absent value: an empty cell means that the row lacks the property. Keys may be empty.
+        row by row, as exports of storage tools have it; where such a cell is empty, see `_type_not_stated`.
+        A column with neither is Edm.String. CSV knows no absent value: an empty cell means that the row lacks
+        the property, unless its type is stated in the row as Edm.String. Keys may be empty.
         """
         reader = csv.reader(file, strict=True)
         header: list[str] = []
-        columns: dict[str, tuple[str, str]] = {}
+        columns: list[_Column] = []
         try:
             for cells in reader:
                 self._where = f"line {reader.line_num}"
@@ -227,18 +244,18 @@ class DataFile:
                         "quote cells that hold commas, quotes or line breaks",
                     )
                 elif cells:
-                    yield self._csv_row(columns, dict(zip(header, cells, strict=True)))
+                    yield self._csv_row(columns, cells)
         except csv.Error:
             place = f"line {reader.line_num}"
             raise BadRow("this is not CSV: a quote is out of place", where=place) from None
 
-    def _columns(self, header: Sequence[str]) -> dict[str, tuple[str, str]]:
-        """Return head and type of the columns that hold values, by property; "" is a type not stated.
+    def _columns(self, header: Sequence[str]) -> list[_Column]:
+        """Return the columns that hold values.
 
         Raises:
             BadRow: a column has no name of its own, a type is unknown, or a key has no column.
         """
-        columns: dict[str, tuple[str, str]] = {}
+        columns: dict[str, _Column] = {}
         for at, head in enumerate(header):
             if head.endswith(_TYPE_COLUMNS):
                 continue
@@ -251,31 +268,71 @@ class DataFile:
                     f"column {at + 1} has no name, or one that another column has",
                     f"give every column a name of its own: {_HEADER}",
                 )
-            columns[name] = (head, type_named(said) if said else "")
-            if name in _KEYS and columns[name][1] not in ("", STRING):
+            types = [header.index(name + end) for end in _TYPE_COLUMNS if name + end in header]
+            columns[name] = _Column(name, at, type_named(said) if said else "", types)
+            if name in _KEYS and columns[name].edm not in ("", STRING):
                 raise BadRow(f"{name} is not Edm.String", "keys are text")
-            typed = said or name in _KEYS or any(name + suffix in header for suffix in _TYPE_COLUMNS)
-            self._noted[Note.NO_TYPE_IN_HEADER] += not typed
         for key in _KEYS:
             if key not in columns:
                 raise BadRow(
                     f"there is no column {key}",
                     f"the first line names the columns, both keys among them: {_HEADER}",
                 )
-        return columns
+        return list(columns.values())
 
-    def _csv_row(self, columns: Mapping[str, tuple[str, str]], cells: Mapping[str, str]) -> Row:
-        """Return one line, whose cells have the heads of their columns, as a wire row. Raises BadRow."""
+    def _csv_row(self, columns: Sequence[_Column], cells: Sequence[str]) -> Row:
+        """Return one line as a wire row. Raises BadRow."""
         row: Row = {}
-        for name, (head, edm) in columns.items():
-            if name in _KEYS:
-                row[name] = cells[head]
-            elif cells[head]:
-                said = next((cells[name + end] for end in _TYPE_COLUMNS if cells.get(name + end)), STRING)
-                _put(row, name, edm or type_named(said), cells[head])
-            else:
-                self._noted[Note.EMPTY_CELL] += 1
+        for column in columns:
+            value = cells[column.at]
+            if column.name in _KEYS:
+                row[column.name] = value
+                continue
+            stated = column.edm or next(
+                (type_named(cells[at]) for at in column.types if cells[at].strip()), ""
+            )
+            if not value and not (stated == STRING and column.types):
+                self._note(Note.EMPTY_CELL, column)
+                continue
+            if not value:
+                self._note(Note.EMPTY_TEXT, column)
+            elif stated:
+                column.stated.add(stated)
+            _put(row, column.name, stated or self._type_not_stated(column, value), value)
         return row
+
+    def _type_not_stated(self, column: _Column, value: str) -> str:
+        """Return the type to assume for a CSV value: some exports state types in their first row only, others
+        leave out Edm.String."""
+        if not column.types:
+            self._note(Note.NO_TYPE_IN_HEADER, column)
+            return STRING
+        if len(column.stated) == 1 and is_text_of(known := next(iter(column.stated)), value):
+            self._note(Note.TYPE_OF_COLUMN, column, f"{column.name}: {known}")
+            return known
+        self._note(Note.NO_TYPE_IN_ROW, column)
+        return STRING
+
+    def _note(self, note: Note, column: _Column, text: str = "") -> None:
+        self._noted[note] += 1
+        self._columns_noted.setdefault(note, {})[column.name] = text or column.name
+
+
+@dataclass(eq=False)
+class _Column:
+    """A column of a CSV file that holds values.
+
+    Attributes:
+        edm: the type that the header states; "" for none.
+        types: positions of the columns that state its type row by row.
+        stated: the types stated there until now.
+    """
+
+    name: str
+    at: int
+    edm: str
+    types: Sequence[int]
+    stated: set[str] = field(default_factory=set)
 
 
 def open_data(path: Path) -> DataFile:

@@ -11,6 +11,8 @@ from rekey.errors import ConfigurationError, ExitCode
 from rekey.model import Row
 from rekey.rehearse.data import Format, JsonStream, open_data
 
+NOT_KNOWN = "its column had no type until then, several, or one that does not fit"
+
 
 def load(path: Path, text: str | bytes) -> tuple[list[Row], list[str]]:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -134,6 +136,61 @@ def test_csv_takes_types_from_the_header_or_from_a_column_beside(tmp_path: Path)
     assert second == {"PartitionKey": "p", "RowKey": "", "Age": 7, "Any": "x"}
     told = " ".join(assumptions)
     assert "empty CSV cell" in told and "without a type" in told and "left out" in told
+
+
+def test_types_in_the_first_row_of_a_csv_file_count_for_later_rows_and_are_reported(tmp_path: Path) -> None:
+    text = "PartitionKey,RowKey,Total,Total@type,Ok,Ok@odata.type\np,1,41,Int64,true,Edm.Boolean\n"
+    rows, assumptions = load(
+        tmp_path / "rows.csv", text + "".join(f"p,{n},{n},,false,\n" for n in range(2, 361))
+    )
+    assert [(row["Total"], row["Total@odata.type"], row["Ok"]) for row in rows[1:]] == [
+        (str(n), "Edm.Int64", False) for n in range(2, 361)
+    ]
+    taken = "a CSV value with an empty type was taken for the one type that its column had until then"
+    assert assumptions == [f"{taken} (718 values, Total: Edm.Int64, Ok: Edm.Boolean)"]
+
+
+def test_a_csv_value_whose_type_cannot_be_known_is_text_and_is_reported(tmp_path: Path) -> None:
+    """Before any type, after several, and where the one type does not fit."""
+    text = (
+        "PartitionKey,RowKey,Before,Before@type,Several,Several@type,Misfit,Misfit@type\n"
+        "p,1,1,,1,Int32,1,Int32\n"
+        "p,2,2,Int32,2,Int64,none,\n"
+        "p,3,3,Int32,3,,3,\n"
+    )
+    rows, assumptions = load(tmp_path / "rows.csv", text)
+    assert [row["Before"] for row in rows] == ["1", 2, 3]
+    assert [row["Several"] for row in rows] == [1, "2", "3"] and "Several@odata.type" not in rows[2]
+    assert [row["Misfit"] for row in rows] == [1, "none", 3]
+    assert [one.partition(" was taken for ")[2] for one in assumptions] == [
+        "the one type that its column had until then (1 value, Misfit: Edm.Int32)",
+        f"Edm.String: {NOT_KNOWN} (3 values, Before, Misfit, Several)",
+    ]
+
+
+def test_an_empty_csv_cell_is_empty_text_where_its_type_says_so(tmp_path: Path) -> None:
+    text = "PartitionKey,RowKey,Name,Name@type,Age,Age@type\np,1,,Edm.String,,Edm.Int32\np,2,,,7,Edm.Int32\n"
+    rows, assumptions = load(tmp_path / "rows.csv", text)
+    assert rows == [
+        {"PartitionKey": "p", "RowKey": "1", "Name": ""},
+        {"PartitionKey": "p", "RowKey": "2", "Age": 7},
+    ]
+    assert assumptions == [
+        "an empty CSV cell with the type Edm.String was taken for empty text (1 value, Name)",
+        "an empty CSV cell was taken for a property that the row lacks (2 values, Age, Name)",
+    ]
+
+
+def test_a_csv_column_without_a_type_is_reported_with_its_name_and_values(tmp_path: Path) -> None:
+    _, assumptions = load(tmp_path / "rows.csv", "PartitionKey,RowKey,Total\np,1,41\np,2,42\n")
+    assert assumptions == [
+        "the values of a CSV column without a type were taken for Edm.String (2 values, Total)"
+    ]
+
+
+def test_json_lines_report_text_without_a_type(tmp_path: Path) -> None:
+    _, assumptions = load(tmp_path / "rows.jsonl", '{"PartitionKey":"p","RowKey":"1","Total":"41"}\n')
+    assert assumptions == ["text without a type was taken for Edm.String, as the service means it (1 value)"]
 
 
 @pytest.mark.parametrize(
