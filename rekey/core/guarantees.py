@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, Row
 
+_SECONDARY = "-secondary"
 _COSMOS_HOSTS = (".table.cosmos.azure.com", ".table.cosmosdb.azure.com")
 # Lower case. `Etag` is recorded to be lost without a word.
 _RESERVED = frozenset({"id", "rid", "etag", "resourceid"})
@@ -101,3 +102,17 @@ COSMOS = Guarantees(
 def guarantees_of(endpoint: str) -> Guarantees:
     """Return what the service of an account guarantees, by the account's endpoint."""
     return COSMOS if (urlsplit(endpoint).hostname or "").endswith(_COSMOS_HOSTS) else STORAGE
+
+
+def is_secondary(endpoint: str) -> bool:
+    """Tell whether an endpoint is the read-only one of an account's secondary region.
+
+    It has `ACCOUNT-secondary` in place of the account's name: in the host or, on an emulator, in the path. No
+    account of Azure Storage has a hyphen in its name ("Storage account overview", Azure documentation);
+    accounts of Cosmos DB may.
+    """
+    parts = urlsplit(endpoint.lower())
+    name, _, domain = (parts.hostname or "").partition(".")
+    in_path = parts.path.strip("/").partition("/")[0].endswith(_SECONDARY)
+    in_host = name.endswith(_SECONDARY) and "table." in domain
+    return in_path or (in_host and guarantees_of(endpoint) is STORAGE)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from rekey.core.guarantees import COSMOS, Guarantees, guarantees_of
+from rekey.core.guarantees import COSMOS, Guarantees, guarantees_of, is_secondary
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, is_elsewhere, table_name_problem
 from rekey.errors import ConfigurationError, reason_of
 from rekey.project.keyvault import split_url
@@ -509,9 +509,8 @@ def _place(endpoint: str) -> tuple[str, str]:
     parts = urlsplit(endpoint.lower())
     host = parts.netloc.removesuffix({"https": ":443", "http": ":80"}.get(parts.scheme, ""))
     name, dot, domain = host.partition(".")
-    if "table." in domain:
-        # a private link, and the endpoint that reads the other region, are of the same account
-        host = name.removesuffix("-secondary") + dot + domain.removeprefix("privatelink.")
+    if "table." in domain:  # a private link is of the same account
+        host = name + dot + domain.removeprefix("privatelink.")
     return host, parts.path.strip("/")
 
 
@@ -541,6 +540,10 @@ def _endpoint(section: Section, text: str) -> str:
     service = host.partition(".")[2].partition(".")[0]
     if service in _OTHER_SERVICES and host.endswith(f".{service}.core.windows.net"):
         section.fail("endpoint", f"is of the {service} service; rekey works on Table Storage", cure)
+    if is_secondary(text):
+        # It cannot be written, and its rows may be minutes old: a copy of them would miss the latest writes.
+        problem = "is the read-only endpoint of the account's secondary region, which lags behind the account"
+        section.fail("endpoint", problem, "leave out `-secondary`: name the account's primary endpoint")
     if parts.scheme == "http" and host not in _LOOPBACK:
         problem = "http is allowed on 127.0.0.1 and [::1] only"
         section.fail("endpoint", problem, "write https://, which encrypts")

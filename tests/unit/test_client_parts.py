@@ -334,6 +334,31 @@ def test_an_endpoint_and_its_credential_are_understood_as_by_the_sdk() -> None:
         account_of(BASE, None)
 
 
+@pytest.mark.parametrize("which", ["endpoint", "restricted_endpoint", "targets_endpoint"])
+@pytest.mark.parametrize(
+    "address",
+    ["https://account-secondary.table.core.windows.net", "http://127.0.0.1:10002/account-secondary"],
+)
+def test_the_endpoint_of_a_secondary_region_is_refused_when_the_client_is_made(
+    which: str, address: str
+) -> None:
+    named = AzureNamedKeyCredential("account", "a2V5")
+    endpoints = dict.fromkeys(("endpoint", "restricted_endpoint", "targets_endpoint"), BASE) | {
+        which: address
+    }
+    with pytest.raises(ConfigurationError, match=r"secondary region[\s\S]*primary endpoint"):
+        DualWriteTableClient(
+            table_name="Users",
+            credential=named,
+            restricted_credential=named,
+            targets_credential=named,
+            migration=declared_as("0001_users", USERS),
+            secrets=SECRETS,
+            wrapping_key=WRAPPING_KEY,
+            **endpoints,
+        )
+
+
 def test_a_wrong_address_or_credential_of_the_tables_account_is_refused_as_by_the_sdk() -> None:
     """In its words, too: its own tests compare them."""
     named = AzureNamedKeyCredential("account", "a2V5")

@@ -337,7 +337,6 @@ def test_one_account_is_told_however_its_endpoint_is_written() -> None:
         "https://a.table.core.windows.net",
         "https://A.table.core.windows.net:443/",
         "https://a.privatelink.table.core.windows.net",
-        "https://a-secondary.table.core.windows.net",
     ],
 )
 def test_targets_in_the_account_of_the_tables_are_refused_however_it_is_spelled(
@@ -358,3 +357,34 @@ endpoint = "ENDPOINT"
     assert other.warnings() == []
     same = load_config(write(file, text.replace("ENDPOINT", "https://r.table.core.windows.net")))
     assert "the same account as [targets]" in "".join(same.warnings())
+
+
+@pytest.mark.parametrize("section", ["tables", "restricted", "targets"])
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "https://shop-secondary.table.core.windows.net",
+        "https://SHOP-Secondary.table.core.chinacloudapi.cn:443/",
+        "https://shop-secondary.privatelink.table.core.windows.net",
+        "https://shop-secondary.z12.table.storage.azure.net",
+        "http://127.0.0.1:10002/devstoreaccount1-secondary",
+    ],
+)
+def test_the_endpoint_of_a_secondary_region_is_refused_in_every_section(
+    file: Path, section: str, endpoint: str
+) -> None:
+    """It is read-only and lags: rows copied from it would miss the latest writes."""
+    sections = {
+        name: f"https://{name}.table.core.windows.net" for name in ("tables", "restricted", "targets")
+    }
+    sections[section] = endpoint
+    text = "".join(f'[{name}]\nendpoint = "{at}"\n' for name, at in sections.items())
+    with pytest.raises(ConfigurationError, match="read-only endpoint of the account's secondary") as error:
+        load_config(write(file, text))
+    assert f"[{section}] endpoint" in error.value.what
+    assert "primary endpoint" in error.value.hint
+
+
+def test_an_account_of_cosmos_db_may_have_a_name_that_ends_like_a_secondary_region(file: Path) -> None:
+    text = MINIMAL + '[targets]\nendpoint = "https://shop-secondary.table.cosmos.azure.com"\n'
+    assert load_config(write(file, text)).accounts["targets"].name == "shop-secondary"

@@ -30,6 +30,7 @@ from rekey.client.sdk.plan import (
     connect,
     options_of,
     prepared_with,
+    require_primary,
 )
 from rekey.client.work import Acknowledge
 from rekey.core.limits import is_elsewhere, own_name
@@ -108,6 +109,7 @@ class DualWriting(ABC, Generic[CredentialT]):
             shadow_seed=shadow_seed,
             acknowledge=acknowledge,
         )
+        tables_endpoint = endpoint
         tables = partial(account_of, endpoint, credential, "tables")
         restricted = account_of(restricted_endpoint, restricted_credential)
         options = options_of(kwargs)
@@ -125,6 +127,7 @@ class DualWriting(ABC, Generic[CredentialT]):
         table_client: Any = super()
         own = own_name(table_name)
         table_client.__init__(endpoint, own, credential=credential, per_call_policies=first, **kwargs)
+        require_primary(tables_endpoint, "tables")
 
     @classmethod
     def from_config(

@@ -25,13 +25,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential, TokenCredential
 from azure.core.credentials_async import AsyncTokenCredential
 
 from rekey.client.reading import ON_THE_WAY_S, ClientFacts, LeaseSettings
 from rekey.client.work import Acknowledge
+from rekey.core.guarantees import is_secondary
 from rekey.core.limits import own_name
 from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.scripts import load_script
@@ -244,6 +245,20 @@ class _Borrowed:
         pass
 
 
+def _parts_of(endpoint: str) -> SplitResult:
+    return urlsplit(endpoint if endpoint.lower().startswith("http") else f"https://{endpoint}")
+
+
+def require_primary(endpoint: str, which: str) -> None:
+    """Raise ConfigurationError for the endpoint of a secondary region; `which` names the account."""
+    if is_secondary(_parts_of(endpoint).geturl()):
+        raise ConfigurationError(
+            f"the endpoint of the {which} account is the read-only one of its secondary region, which lags"
+            " behind the account",
+            hint="leave out `-secondary`: give the account's primary endpoint",
+        )
+
+
 def account_of(endpoint: str, credential: AnyCredential | None, which: str = "restricted") -> Endpoint:
     """Return an account's endpoint without its query, and the credential for it.
 
@@ -253,9 +268,11 @@ def account_of(endpoint: str, credential: AnyCredential | None, which: str = "re
         which: the account, for the error.
 
     Raises:
+        ConfigurationError: it is the endpoint of a secondary region.
         CredentialMissing: there is no credential.
     """
-    parts = urlsplit(endpoint if endpoint.lower().startswith("http") else f"https://{endpoint}")
+    require_primary(endpoint, which)
+    parts = _parts_of(endpoint)
     bare = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
     if credential is None and "sig=" in parts.query:
         return Endpoint(bare, AzureSasCredential(parts.query))
