@@ -13,10 +13,11 @@ from pathlib import Path
 
 import click
 
-from rekey.cli.shell import Shell, command
+from rekey.cli.shell import DEFAULT_CONFIG_PATH, Shell, command
 from rekey.errors import ExitCode, reason_of
 from rekey.project.config import default_config
 from rekey.project.privatefiles import write_private
+from rekey.rehearse.azurite import USUAL_PORT, endpoint_at, running_in_background
 from rekey.runner.refusals import refusal
 
 # What a project keeps to itself: state, wrapping keys, secrets of ids, the key that signs evidence.
@@ -31,16 +32,23 @@ def init(shell: Shell, folder: Path) -> ExitCode:
 
     Writes to FOLDER (the current one by default): the configuration with its defaults explained, a folder for
     migration scripts, the key that seals old keys, and .gitignore entries for the state file, keys (*.key,
-    evidence.pem) and secrets (*.secret). Overwrites nothing.
+    evidence.pem) and secrets (*.secret). Overwrites nothing. Where `rekey azurite --port` runs, the
+    configuration names that port.
     """
-    config = folder / shell.config_path
+    config = folder / (DEFAULT_CONFIG_PATH if shell.config_is_above else shell.config_path)
+    text, ports = default_config(), running_in_background()
+    if len(ports) == 1:
+        text = text.replace(endpoint_at(USUAL_PORT), endpoint_at(ports[0]))
+    elif ports and USUAL_PORT not in ports:
+        listed = ", ".join(map(str, ports))
+        shell.note(f"warning: Azurite runs on ports {listed}: name one in {config}, in place of {USUAL_PORT}")
     migrations = config.parent / "migrations"
     keep = migrations / ".gitkeep"
     key = config.parent / WRAPPING_KEY
     ignore = config.parent / ".gitignore"
     try:
         migrations.mkdir(parents=True, exist_ok=True)
-        made = {config: _write_new(config, default_config())}
+        made = {config: _write_new(config, text)}
         if made[config]:
             made[key] = _write_new(key, f"{secrets.token_hex(32)}\n", private=True)
         made[keep] = not any(migrations.iterdir()) and _write_new(keep, "")

@@ -78,12 +78,27 @@ _COMMANDS = {
 }
 
 
+# The options of every command, and whether each takes a value.
+COMMON_OPTIONS = {
+    **dict.fromkeys(("--config", "--log-format"), True),
+    **dict.fromkeys(("--json", "--verbose", "-v", "-vv", "--progress", "--no-progress", "--debug"), False),
+}
 # The modules of commands that have none of their own name.
 _MODULES = {"pause": "steer", "resume": "steer", "throttle": "steer", "proceed": "steer", "show": "history"}
 
 
 class _Commands(click.Group):
     """Group that imports a command when it is needed: `rekey --help` imports none, a command only itself."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is named. Raises click.UsageError, which names similar commands."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand:
+            # click compares with the commands that are imported
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=_COMMANDS, ctx=ctx) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of a migration."""
@@ -160,7 +175,7 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
                 from rekey.cli.completion import complete
 
                 return complete(shell, rekey, asked)
-            with rekey.make_context("rekey", words, obj=shell) as context:
+            with rekey.make_context("rekey", options_last(words), obj=shell) as context:
                 return int(rekey.invoke(context) or 0)
         except click.exceptions.Exit as end:
             return end.exit_code
@@ -170,6 +185,19 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
             return _failed(shell, error, words)
 
 
+def options_last(words: Sequence[str]) -> list[str]:
+    """Return the words with the options of every command that stand before the command, behind its name."""
+    moved: list[str] = []
+    rest = list(words)
+    while rest and (name := rest[0].partition("=")[0]) in COMMON_OPTIONS:
+        count = 2 if COMMON_OPTIONS[name] and name == rest[0] else 1
+        moved, rest = [*moved, *rest[:count]], rest[count:]
+    if not rest or rest[0].startswith("-"):
+        return rest
+    named = 2 if rest[0] == "evidence" else 1  # the only group of commands
+    return [*rest[:named], *moved, *rest[named:]]
+
+
 def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> int:
     """Report an error of the command line; return the exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and "--json" not in words:
@@ -177,7 +205,10 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
         return ExitCode.USAGE
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = f"`{context.command_path if context else 'rekey'} --help` shows how"
-    told = ConfigurationError(error.format_message(), kept="everything; nothing was begun", hint=hint)
+    what = " ".join(error.format_message().split())  # click lists choices on lines of their own
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        what = "a command is missing"
+    told = ConfigurationError(what, kept="everything; nothing was begun", hint=hint)
     if "--json" not in words:
         shell.note(f"rekey: {told}", "error", **told.as_json())
         return ExitCode.USAGE

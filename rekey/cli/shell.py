@@ -37,6 +37,7 @@ from rekey.cli import signals
 from rekey.core import logs
 from rekey.errors import ExitCode, visible
 from rekey.present.text import WIDTH
+from rekey.project.refusals import refusal
 
 if TYPE_CHECKING:
     from rekey.core.clock import Clock
@@ -93,6 +94,7 @@ class Shell:
         stdout, stderr: the streams as they were when the call began; only their edges write to them.
         out, err: the edges of these streams; all printing goes here.
         config_path: `--config`.
+        config_is_above: it was found in a folder above the current one.
         config_said: the path was given on the command line: commands named in messages must give it, too.
         json: `--json`.
         bars: draw progress bars when standard error is a terminal.
@@ -109,6 +111,7 @@ class Shell:
     stdout: TextIO = field(default_factory=lambda: sys.stdout)
     stderr: TextIO = field(default_factory=lambda: sys.stderr)
     config_path: Path = Path(DEFAULT_CONFIG_PATH)
+    config_is_above: bool = False
     config_said: bool = False
     json: bool = False
     bars: bool = True
@@ -327,6 +330,34 @@ def _set_config(context: click.Context, parameter: click.Parameter, value: str) 
     shell.config_path = Path(value)
     source = context.get_parameter_source(parameter.name or "")
     shell.config_said = source is click.core.ParameterSource.COMMANDLINE
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise refusal("no-current-folder") from None
+    if source is click.core.ParameterSource.DEFAULT and not shell.config_path.exists():
+        above = _config_above(here)
+        shell.config_path, shell.config_is_above = above or shell.config_path, above is not None
+
+
+def _config_above(folder: Path) -> Path | None:
+    """Return the configuration of the project that a folder lies in, None where it lies in none.
+
+    Scripts and hooks of a project are executed: a file that another user owns is not taken unasked, as in git
+    (CVE-2022-24765).
+
+    Raises:
+        ConfigurationError: the nearest one is another user's.
+    """
+    for above in folder.parents:
+        path = above / DEFAULT_CONFIG_PATH
+        try:
+            owner = path.stat().st_uid
+        except OSError:
+            continue
+        if os.name == "posix" and owner != os.geteuid():
+            raise refusal("config-of-another", path=path)
+        return path
+    return None
 
 
 def _set(context: click.Context, parameter: click.Parameter, value: bool) -> None:

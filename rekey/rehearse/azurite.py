@@ -25,6 +25,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -372,6 +373,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 # --- an Azurite that outlives the command -----------------------------------------------------------------
 
+_LOCK_OF_PORT = re.compile(rf"{re.escape(_HOST)}-(\d+)\.lock")
 # The port of the table service that every Azurite has by itself.
 USUAL_PORT = 10002
 
@@ -407,6 +409,20 @@ def start_in_background(port: int) -> bool:
             hint="if that is an Azurite, use it; or say another port with --port, and in rekey.toml",
         )
     raise _not_started(said)
+
+
+def running_in_background() -> list[int]:
+    """Return the ports of what `start_in_background` has started, and what runs still."""
+    ports = [
+        int(found[1])
+        for path in _own_folder().glob("*.lock")
+        if (found := _LOCK_OF_PORT.fullmatch(path.name))
+    ]
+    running = []
+    for port in sorted(ports):
+        with suppress(OSError), _lock_of(port) as (_, is_free):
+            running += [] if is_free else [port]
+    return running
 
 
 def stop_in_background(port: int) -> bool:

@@ -65,6 +65,7 @@ def test_it_answers_when_the_command_ends_and_is_gone_when_it_was_stopped(port: 
     started = rekey("--port", port)
     assert started.returncode == 0, started.stderr
     assert answers(port)
+    assert port in launcher.running_in_background()
     assert (
         f"Azurite {launcher.pinned_version()} runs at http://127.0.0.1:{port}/devstoreaccount1"
         in started.stdout
@@ -76,7 +77,7 @@ def test_it_answers_when_the_command_ends_and_is_gone_when_it_was_stopped(port: 
 
     stopped = rekey("--stop", "--port", port)
     assert (stopped.returncode, stopped.stdout.endswith(": stopped; its tables are gone\n")) == (0, True)
-    assert not answers(port)
+    assert not answers(port) and port not in launcher.running_in_background()
     assert json.loads(rekey("--stop", "--port", port, "--json").stdout)["stopped"] is False
     assert not list(launcher._own_folder().glob(f"*-{port}.*")), "nothing is left behind"
 

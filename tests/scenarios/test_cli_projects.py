@@ -77,6 +77,43 @@ def test_init_makes_the_folder_it_is_given(folder: Path) -> None:
     assert (folder / "deep" / "down" / "rekey.toml").is_file()
 
 
+@pytest.mark.parametrize(
+    ("ports", "named", "said"),
+    [
+        ([], 10002, ""),
+        ([10002], 10002, ""),
+        ([10742], 10742, ""),
+        ([10002, 10742], 10002, ""),
+        ([10742, 10743], 10002, "runs on ports 10742, 10743: name one in rekey.toml"),
+    ],
+)
+def test_init_names_the_azurite_that_runs(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ports: list[int],
+    named: int,
+    said: str,
+) -> None:
+    monkeypatch.setattr("rekey.cli.init.running_in_background", lambda: ports)
+    assert run(["init"]) == 0
+    config = load_config(folder / "rekey.toml")
+    assert (
+        config.tables.endpoint == f"http://127.0.0.1:{named}/devstoreaccount1" == config.restricted.endpoint
+    )
+    assert said in capsys.readouterr().err
+
+
+def test_init_in_a_folder_of_a_project_makes_a_project_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["init"]) == 0
+    (folder / "below").mkdir()
+    monkeypatch.chdir(folder / "below")
+    assert run(["init"]) == 0
+    assert (folder / "below" / "rekey.toml").exists()
+
+
 def test_init_where_nothing_can_be_written_exits_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "file").write_text("", "utf-8")
     assert run(["init", "file/below"]) == 2

@@ -56,6 +56,8 @@ class Mistake:
         about: which mistake it is, where the command does not tell.
         write: files that are there while the command runs, by path; "" for one that is not.
         change: texts of files that are there, by path: old and new.
+        encoding: of the files that are written or changed.
+        folder: where the command is run, below the project's; one called "deleted" is not there anymore.
         env: environment variables.
         shows: what must be printed besides.
         real: connect as a user does, not to the tables in memory.
@@ -69,6 +71,8 @@ class Mistake:
     about: str = ""
     write: Mapping[str, str] = field(default_factory=dict)
     change: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    encoding: str = "utf-8"
+    folder: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     shows: str = ""
     real: bool = False
@@ -134,13 +138,20 @@ def made(project: Project, mistake: Mistake, patch: pytest.MonkeyPatch) -> Itera
     before = {path: path.read_bytes() if path.exists() else None for path in paths}
     for path, text in paths.items():
         path.parent.mkdir(exist_ok=True)
-        path.write_text(text, "utf-8")
+        path.write_text(text, mistake.encoding)
         path.chmod(0o600)
         if not text:
             path.unlink()
+    folder = project.folder / mistake.folder
+    (folder / "x").mkdir(parents=True, exist_ok=True)
+    (folder / "x").rmdir()
+    patch.chdir(folder)
+    if mistake.folder == "deleted":
+        folder.rmdir()
     try:
         yield
     finally:
+        patch.chdir(project.folder)
         for path, content in before.items():
             path.unlink(missing_ok=True)
             if content is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from rekey.cli.main import rekey, run
+from rekey.cli.main import COMMON_OPTIONS, options_last, rekey, run
 from rekey.cli.progress import Bars, Lines
 from rekey.cli.shell import Shell, command
 from rekey.errors import ExitCode
@@ -44,6 +44,61 @@ def test_every_command_has_help_with_an_example_and_the_common_options(
     for option in ("--config", "--json", "--verbose", "--no-progress", "--debug"):
         assert option in said
     assert max(len(line) for line in said.splitlines()) <= WIDTH
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_of_every_command_may_stand_before_it(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--config", "no such file", "--json", "-vv", "--log-format=text", "--no-progress", "--debug"]
+    assert options_last([*options, *name.split(), "x"]) == [*name.split(), *options, "x"]
+    assert run([*options, *name.split(), "--help"]) == 0
+    assert f"Usage: rekey {name} " in capsys.readouterr().out
+
+
+def test_the_options_that_may_stand_before_a_command_are_those_of_every_command() -> None:
+    status = rekey.get_command(click.Context(rekey), "status")
+    assert status is not None
+    found = {
+        name: not (one.is_flag or one.count)
+        for one in status.params
+        if isinstance(one, click.Option) and not one.expose_value and "--help" not in one.opts
+        for name in (*one.opts, *one.secondary_opts)
+    }
+    assert {**found, "-vv": False} == COMMON_OPTIONS
+
+
+@pytest.mark.parametrize(
+    "words", [["--json"], ["--config", "x"], ["--json", "--version"], ["--nonsense", "plan"]]
+)
+def test_options_without_a_command_stay_what_they_are(words: list[str]) -> None:
+    assert options_last(words) == [one for one in words if one in ("--version", "--nonsense", "plan")]
+
+
+def test_a_similar_command_is_named_though_no_command_is_imported() -> None:
+    """In a process of its own: others have imported commands."""
+    program = "import sys; from rekey.cli.main import run; sys.exit(run(['aply']))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.splitlines()[0]) == (
+        2,
+        "rekey: No such command 'aply'. Did you mean 'apply'?",
+    )
+
+
+def test_a_configuration_above_that_another_user_owns_is_not_taken_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REKEY_CONFIG", raising=False)
+    (tmp_path / "migrations").mkdir()
+    (tmp_path / "rekey.toml").write_text("not TOML", "utf-8")
+    monkeypatch.chdir(tmp_path / "migrations")
+    assert run(["status"]) == ExitCode.USAGE
+    assert "is not valid TOML" in capsys.readouterr().err, "it is found and read"
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert run(["status"]) == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert "belongs to another user" in said and f"--config {tmp_path}/rekey.toml" in said
 
 
 def test_help_of_all_and_the_version(capsys: pytest.CaptureFixture[str]) -> None:
