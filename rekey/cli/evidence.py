@@ -25,7 +25,7 @@ from rekey.cli.shell import FILE, FOLDER, SCRIPT, Shell, command, file_option, f
 from rekey.core.plain import plain
 from rekey.declaration.mapper import Mapper
 from rekey.errors import ConfigurationError, ExitCode, Locked, MachineFailed, StateUnusable, one_line
-from rekey.evidence.bag import payload, require_folder, statement_sha256
+from rekey.evidence.bag import is_unsigned, payload, require_bundle, statement_sha256
 from rekey.evidence.export import export as write
 from rekey.evidence.export import exports_of, record_verified
 from rekey.evidence.keys import PublicKey
@@ -282,10 +282,10 @@ def _keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicK
         ConfigurationError: no key is given, and there is no project, or it did not export the bundle or has
             no key; or there is no such folder.
     """
-    require_folder(folder)
+    require_bundle(folder)
     if files:
         return [read_public(path) for path in files]
-    what = "it is not said whose signature is to be checked"
+    what = "give the public key of whoever signed the bundle: --key FILE"
     if shell.has_project:
         try:
             config = _exporter(shell, folder)
@@ -299,6 +299,8 @@ def _keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicK
         elif (signer := open_signer(config)) is not None:
             origin = f"the project {config.path}, whose audit log says that it exported this"
             return [replace(signer.public, origin=origin)]
+    if is_unsigned(folder):
+        raise refusal("bundle-not-signed", folder=folder)
     raise ConfigurationError(what, hint=_GIVE_KEY)
 
 

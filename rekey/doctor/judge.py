@@ -381,6 +381,8 @@ def _state(observed: Observed) -> Iterator[Told]:
         yield Fact(about, f"{seen.path}: there is none yet; the first `apply` makes it")
     elif seen.trouble is None:
         yield Fact(about, f"{seen.path}: schema {seen.schema}, {seen.file.described}")
+    if seen.not_writable:
+        yield found("state-not-writable", about, path=seen.not_writable)
     yield from _state_access(seen)
     if seen.free_bytes is not None:
         system = seen.file_system or "unknown"

@@ -228,6 +228,9 @@ def see_state(path: Path) -> StateSeen:
         folder=see_file(path.parent),
         free_bytes=free,
         file_system=file_system_of(existing),
+        not_writable=next(
+            (str(one) for one in (existing, path) if one.exists() and not _is_writable(one)), ""
+        ),
         held_by=_held_by(path.with_name(path.name + ".lock")),
         newest_schema=schema_version(one.stem for one in SCHEMA_FOLDER.glob("*.sql")),
     )
@@ -236,6 +239,10 @@ def see_state(path: Path) -> StateSeen:
             return replace(seen, schema=state.schema_version, broken_at=state.check_chain())
     except RekeyError as error:
         return replace(seen, trouble=error)
+
+
+def _is_writable(path: Path) -> bool:
+    return os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0))
 
 
 def file_system_of(path: Path, mounts: str | None = None) -> str:

@@ -288,6 +288,7 @@ class StateSeen:
         folder: its folder, None while there is none.
         free_bytes: on its disk, None when unknown.
         file_system: its type, "" when unknown.
+        not_writable: the file or folder that this user cannot write to; "" for none.
         held_by: the process that holds the lock, "" when it is free or this is unknown.
         trouble: why it cannot be opened.
         schema, newest_schema: schema version of the file, 0 while there is none; and of this program.
@@ -300,6 +301,7 @@ class StateSeen:
     folder: FileSeen | None = None
     free_bytes: int | None = None
     file_system: str = ""
+    not_writable: str = ""
     held_by: str = ""
     trouble: RekeyError | None = None
     schema: int = 0

@@ -17,6 +17,7 @@ import logging
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ import bagit
 from rekey.errors import ConfigurationError, MachineFailed, Refused, reason_of
 from rekey.evidence import contents, timestamp
 from rekey.evidence.keys import Signer
-from rekey.evidence.statement import Envelope, Statement, signed
+from rekey.evidence.statement import Envelope, Statement, parsed, signed
 
 _PAYLOAD = "data/"
 STATEMENT = "statement.dsse.json"
@@ -127,6 +128,23 @@ def require_folder(folder: Path) -> None:
     """Raise ConfigurationError when there is no such folder."""
     if not folder.is_dir():
         raise ConfigurationError(f"there is no folder {folder}", hint="name the folder of a bundle")
+
+
+def require_bundle(folder: Path) -> None:
+    """Raise ConfigurationError when there is no such folder, or it has nothing of a bundle."""
+    require_folder(folder)
+    if not any((folder / name).exists() for name in (STATEMENT, "bagit.txt", _PAYLOAD)):
+        raise ConfigurationError(
+            f"{folder} is not an evidence bundle: it has neither {STATEMENT} nor bagit.txt",
+            hint="name the folder that `rekey evidence export` wrote",
+        )
+
+
+def is_unsigned(folder: Path) -> bool:
+    """Tell whether a bundle has a statement that nobody signed."""
+    with suppress(OSError, ValueError):
+        return not parsed((folder / STATEMENT).read_bytes()).is_signed
+    return False
 
 
 def statement_sha256(folder: Path) -> str:

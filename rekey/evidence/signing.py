@@ -76,8 +76,12 @@ def read_public(path: Path) -> PublicKey:
         ConfigurationError: the file is absent or unreadable, or the key is of another kind.
     """
     cure = "give the file that was handed over as the public key, `-----BEGIN PUBLIC KEY-----`"
+    content = _read(path, "public", cure)
+    if b"PRIVATE KEY-----" in content:
+        cure = f"give its public half, {public_path(path)} if it was made by `rekey evidence keygen`"
+        raise ConfigurationError(f"{path} is a private key", hint=cure)
     try:
-        found = serialization.load_pem_public_key(_read(path, "public", cure))
+        found = serialization.load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm):
         raise ConfigurationError(f"{path} is not a public key in PEM form", hint=cure) from None
     match found:

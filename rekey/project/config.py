@@ -45,7 +45,11 @@ AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 _OTHER_SERVICES = frozenset({"blob", "queue", "file", "dfs", "web"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Names that stand for a user's own: those of the template and of the documents, or in angle brackets.
+_PLACEHOLDER = re.compile(r"https://(ACCOUNT|OTHER|RESTRICTED|NAME|VAULT|<[^>]*>)(?![A-Za-z0-9-])")
 _PASTED_CHARACTERS = 24
+# Seconds within which the service carries out a request that it has got, or never (docs/assumptions.md).
+_SERVICE_S = 30
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _CURRENCY_CHARACTERS = 12
 _LEAST_SLICE_S = 1.0
@@ -376,7 +380,7 @@ def load_config(path: Path) -> Config:
     path = Path(path).absolute()
     document = read_toml(path, absent="`rekey init` writes one; or name another with --config")
     document.allow(*(one.name for one in fields(Config) if one.name != "path"))
-    return Config(
+    config = Config(
         path=path,
         tables=(tables := _account(document.section("tables", required=True))),
         targets=_targets(document.section("targets"), tables),
@@ -396,6 +400,10 @@ def load_config(path: Path) -> Config:
         hooks=_hooks(document.section("hooks")),
         proxy=_proxy(document.section("proxy")),
     )
+    if config.gates.margin_s < _SERVICE_S and any(one.is_https for one in config.accounts.values()):
+        problem = f"is shorter than the {_SERVICE_S} s within which a request may still take effect"
+        document.section("gates").fail("margin", problem, f'write at least margin = "{_SERVICE_S}s"')
+    return config
 
 
 def reading(
@@ -521,6 +529,10 @@ def _endpoint(section: Section, text: str) -> str:
     marks = ("accountkey=", "endpointsprotocol=", "sharedaccesssignature=", ";")
     if any(mark in text.lower() for mark in marks):
         section.fail("endpoint", "looks like a connection string, which holds a secret", cure + renew)
+    if (placeholder := _PLACEHOLDER.match(text)) is not None:
+        section.fail(
+            "endpoint", f"{placeholder[1]} stands for a name", "write the name of your storage account there"
+        )
     try:
         parts = urlsplit(text)
         host, _port = parts.hostname, parts.port
@@ -652,6 +664,10 @@ def _where(section: Section, *, vault_holds: str) -> SecretSource:
     if kind is SecretKind.FILE:
         where = str(_absolute(section, where))
     if kind is SecretKind.KEY_VAULT:
+        if (named := _PLACEHOLDER.match(where)) is not None:
+            section.fail(
+                "key_vault", f"{named[1]} stands for a name", "write the name of your key vault there"
+            )
         try:
             split_url(where, f"{vault_holds}s")
         except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -247,6 +248,21 @@ def test_a_state_file_as_rekey_makes_it_is_closed_and_current(state: Path) -> No
     assert seen.schema == seen.newest_schema > 0
     assert (seen.trouble, seen.broken_at, seen.held_by) == (None, None, "")
     assert seen.free_bytes
+
+
+@pytest.mark.parametrize("there", ["project", "project/.rekey", "project/.rekey/state.sqlite"])
+def test_a_state_that_cannot_be_written_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
+) -> None:
+    """Also before the first `apply`, which would have to make the file. (Root may write anything.)"""
+    path, closed = tmp_path / "project/.rekey/state.sqlite", tmp_path / there
+    path.parent.parent.mkdir()
+    if closed != path.parent.parent:
+        State.open(path).close()
+    assert see_state(path).not_writable == ""
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda one, mode: Path(one) != closed and may(one, mode))
+    assert see_state(path).not_writable == str(closed)
 
 
 def test_who_holds_the_lock_is_seen_while_he_does(state: Path) -> None:

@@ -25,6 +25,7 @@ from rekey.project.window import Window
 
 HTTPS = 'endpoint = "https://acme.table.core.windows.net"'
 MINIMAL = f"[tables]\n{HTTPS}\n[restricted]\nendpoint = 'https://vault.table.core.windows.net/'\n"
+ELSEWHERE_ON_HTTPS = '\n[targets]\nendpoint = "https://other.table.core.windows.net"'
 PASTED = "c2VjcmV0c2VjcmV0c2VjcmV0"
 
 
@@ -69,9 +70,11 @@ def test_everything_in_the_templates_comments_is_accepted_too(file: Path) -> Non
         endpoints = 0 if line.startswith("[") else endpoints + line.startswith("endpoint")
         # of two endpoints in one section only the second, the commented one, is kept
         lines.append("#" if line.startswith('endpoint = "http:') else line)
-    config = load_config(write(file, "\n".join(lines)))
-    assert config.tables == Account("https://ACCOUNT.table.core.windows.net", "TABLES_KEY")
-    assert config.targets == Account("https://OTHER.table.core.windows.net", "TARGETS_KEY")
+    config = load_config(
+        write(file, re.sub("ACCOUNT|OTHER|RESTRICTED(?=[.])", lambda name: name[0].lower(), "\n".join(lines)))
+    )
+    assert config.tables == Account("https://account.table.core.windows.net", "TABLES_KEY")
+    assert config.targets == Account("https://other.table.core.windows.net", "TARGETS_KEY")
     assert config.secrets["users"] == SecretSource(SecretKind.FILE, "/run/secrets/users")
     assert config.limits.entities_per_second == 5000
     assert config.sealing.key == SecretSource(SecretKind.FILE, str(file.parent / "sealing.key"))
@@ -194,6 +197,9 @@ def test_https_anywhere_and_http_on_loopback_are_accepted(file: Path, endpoint: 
 @pytest.mark.parametrize(
     ("endpoint", "cure"),
     [
+        ("https://ACCOUNT.table.core.windows.net", "write the name of your storage account there"),
+        ("https://RESTRICTED.table.core.windows.net", "write the name of your storage account there"),
+        ("https://<your account>.table.core.windows.net", "write the name of your storage account there"),
         ("http://localhost:10002/devstoreaccount1", "write 127.0.0.1 instead of localhost"),
         ("https://localhost:8081", "write 127.0.0.1"),
         ("http://acme.table.core.windows.net", "https://"),
@@ -235,6 +241,19 @@ def test_a_secret_that_was_pasted_in_is_refused_and_not_echoed(file: Path, line:
     while shown is not None:
         assert PASTED not in f"{shown} {shown!r}"
         shown = shown.__cause__
+
+
+@pytest.mark.parametrize(("section", "margin"), [("", "29s"), ("", "0s"), (ELSEWHERE_ON_HTTPS, "1s")])
+def test_a_margin_below_the_time_of_the_service_is_refused_on_https(
+    file: Path, section: str, margin: str
+) -> None:
+    local = MINIMAL.replace(HTTPS, 'endpoint = "http://127.0.0.1:10002/devstoreaccount1"')
+    local = local.replace("https://vault.table.core.windows.net", "http://127.0.0.1:10002/devstoreaccount1")
+    gates = f'\n[gates]\nmargin = "{margin}"\n'
+    assert load_config(write(file, local + gates)).gates.margin_s < 30, "on a local Azurite nothing is late"
+    error = refused(file, (local if section else MINIMAL) + section + gates)
+    assert "[gates] margin: is shorter than the 30 s" in error.what
+    assert error.hint == 'write at least margin = "30s"'
 
 
 def test_an_unreadable_file_is_refused_with_the_cure(file: Path) -> None:

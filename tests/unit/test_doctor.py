@@ -186,6 +186,7 @@ CASES: dict[str, Case] = {
     ),
     # state
     "state-unusable": Case(ERROR, changed("state", trouble=NO)),
+    "state-not-writable": Case(ERROR, changed("state", not_writable="/srv/project")),
     "state-open": Case(
         WARNING, changed("state", file=file("state.sqlite", 0o604)), changed("state", file=None)
     ),
