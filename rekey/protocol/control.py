@@ -81,6 +81,9 @@ class ControlRow:
         updated_at: the service's time of the last move, or of the insert.
         move_id: random, of the last move; the same in all rows of a group that were moved at once.
         group: the migration's group, "" where it has none.
+        change_id: random, of the last change of rows that no verification made before it covers: a write
+            outside propagate (a restored row, a repair, a copy made again), a rollback. A verification counts
+            for cutover only if it began under the same id. "" before the first.
         etag: as read; "" for a row that was not read.
     """
 
@@ -104,6 +107,7 @@ class ControlRow:
     move_id: str = field(default="", metadata=column("MoveId"))
     elsewhere: str = field(default="", metadata=column("TargetsEndpoint", may_be_absent=True))
     group: str = field(default="", metadata=column("Group", may_be_absent=True))
+    change_id: str = field(default="", metadata=column("ChangeId", may_be_absent=True))
     etag: str = ""
 
     @property
@@ -126,7 +130,7 @@ def moved(row: ControlRow, then: ControlPhase, *, at: str, move_id: str) -> Cont
     after = replace(row, phase=then, epoch=row.epoch + 1, updated_at=at, move_id=move_id, came_from=None)
     match then:
         case ControlPhase.SOURCE:
-            return replace(after, copied=False)
+            return replace(after, copied=False, change_id=move_id)
         case ControlPhase.FREEZE:
             return replace(after, came_from=now, frozen_at=at)
         case ControlPhase.CUTOVER if row.came_from is not ControlPhase.CUTOVER:
@@ -318,6 +322,19 @@ class ControlStore:
             )
         return await self._replace([row], [replace(row, copied=True)])
 
+    async def mark_changed(self) -> ControlRow:
+        """Set a new `change_id`, before rows are written that no earlier verification covers. Phase and epoch
+        stay. Return the row as it is then.
+
+        Raises:
+            Moved: it is gone, or changed meanwhile.
+            Ambiguous, Unavailable: it is not known to have been set.
+        """
+        row = await self.read()
+        if row is None:
+            raise self._gone()
+        return await self._replace([row], [replace(row, change_id=secrets.token_hex(16))])
+
     async def delete(self, control: ControlRow) -> None:
         """Delete the control row, for a migration that is taken back whole. A row that is gone is no error.
 
@@ -356,6 +373,7 @@ class ControlStore:
             and there.etag != rows[0].etag
             and there.move_id == after.move_id
             and there.copied >= after.copied
+            and there.change_id == after.change_id
         ):
             return there
         raise problem

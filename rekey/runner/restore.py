@@ -7,6 +7,8 @@ Rules kept here:
   looking: the same row there is the one that was inserted, by this command or by one that was cut off.
 * Not in `cutover`, where the targets are the authority and what is written past the clients would be missing
   on the other side; and not while another migration follows the table.
+* Before cutover no verification made so far counts any more: a row that no source row gives must be reported
+  by one, and must not go live unseen.
 * It is recorded before the copy that is kept is deleted.
 """
 
@@ -26,6 +28,7 @@ from rekey.runner.erase.targets import MAX_ROUNDS, usable
 from rekey.runner.refusals import refusal
 from rekey.runner.run import Run
 from rekey.runner.session import Session
+from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Operation, Verb
 
 ROW_RESTORED = "row-restored"
@@ -35,11 +38,13 @@ _LISTED = 20
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A restored row: the id it was kept under, its table, and when it was removed."""
+    """A restored row: the id it was kept under, its table, when it was removed, and whether cutover asks for
+    a new full verification."""
 
     row_id: str
     table: str
     removed_at: str
+    verify_again: bool
 
 
 def restore(session: Session, script_id: str, given: str, reason: str = "") -> Restored:
@@ -69,11 +74,13 @@ def restore(session: Session, script_id: str, given: str, reason: str = "") -> R
         label = run.mapper.labels[one.table]
         if one.table not in await usable(session, run, to_write=True):
             raise refusal("restore-no-table", table=label, until=_until(run, kept))
-        await _insert(run, kept, one.table, one.row)
+        verify_again = phase is ControlPhase.DUAL_WRITE
+        with while_allowed(run.still_alone):
+            await _insert(run, kept, one.table, one.row, marked=verify_again)
         details = {"row": kept.name, "table": label, "removed_at": kept.at, "reason": reason}
         run.state.audit(ROW_RESTORED, script_id, details)
         await removed.delete(kept)
-        return Restored(kept.name, label, kept.at)
+        return Restored(kept.name, label, kept.at, verify_again)
 
     done = session.do(work())
     make_checkpoint(session.state, session.signer, f"{script_id}: row restored", session.progress)
@@ -105,8 +112,9 @@ async def _find(run: Run, removed: RemovedRows, given: str) -> Kept:
     return kept
 
 
-async def _insert(run: Run, kept: Kept, number: int, row: dict[str, object]) -> None:
-    """Insert a row if there is none. Raises Refused when another one is there."""
+async def _insert(run: Run, kept: Kept, number: int, row: dict[str, object], *, marked: bool) -> None:
+    """Insert a row if there is none; `marked`: first mark that earlier verifications do not cover it. Raises
+    Refused when another one is there."""
     table, write = run.targets[number], Operation(Verb.INSERT, row)
     for _ in range(MAX_ROUNDS):
         there = await table.get(key_of(row))
@@ -114,6 +122,9 @@ async def _insert(run: Run, kept: Kept, number: int, row: dict[str, object]) -> 
             return
         if there is not None:
             raise refusal("restore-taken", row=kept.name, until=_until(run, kept))
+        if marked:
+            await run.control.mark_changed()
+            marked = False
         outcome, _ = await apply_for_etags(table, [write])
         if outcome is Outcome.DONE:
             return

@@ -12,6 +12,9 @@ Rules kept here:
   the journal is swept meanwhile, so that a client that died does not keep a row in flight for ever.
 * A verification that was made while no client was registered says nothing about later writes: it opens no
   gate for clients that registered later.
+* A verification counts for cutover only if no row was changed outside propagate since it began: the control
+  row has the id of the last such change (`ControlRow.change_id`), which is set before the first write, on
+  whatever machine.
 * A verification that was cut off goes on from its stored sums, but only where new sums would mean the same:
   those of the same run, declaration and epoch (so never across a move, and never from before a freeze), with
   the same side as the authority, with clients registered or not as then, and only while the first row in them
@@ -24,9 +27,11 @@ Rules kept here:
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
 from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import replace
 from pathlib import Path
 
 from rekey.copy.delta import fresh_second
@@ -35,16 +40,26 @@ from rekey.core.limits import ACCOUNT_TARGET
 from rekey.core.progress import Advance
 from rekey.errors import StateUnusable
 from rekey.mapping.removed import RemovedRows
-from rekey.model import TIMESTAMP, EntityKey
+from rekey.model import TIMESTAMP, EntityKey, Row
 from rekey.next_steps import after_findings
 from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlRow
 from rekey.protocol.rules import SOURCE, TARGET, authority
-from rekey.runner.clients import InFlight, heard_of_until, look, while_sweeping
+from rekey.runner.clients import InFlight, heard_of_until, look, until_quiet, while_sweeping
 from rekey.runner.hooks import HookEvent
 from rekey.runner.run import Run
 from rekey.runner.workers import Workers
 from rekey.state.models import PLAN_FACT, WATERMARK, StoredSums, Verification
-from rekey.status.facts import ESTIMATED_ROWS, RETURNED_AT, UNFOLLOWED, is_unfollowed, verification_problem
+from rekey.status.facts import (
+    ESTIMATED_ROWS,
+    RETURNED_AT,
+    UNFOLLOWED,
+    VERIFIED_UNDER,
+    change_covered,
+    is_unfollowed,
+    verification_problem,
+)
+from rekey.tables.allowance import while_allowed
 from rekey.verify.context import Keys, ReconcileContext, never
 from rekey.verify.full import TooMany, full
 from rekey.verify.report import FullReport
@@ -147,10 +162,17 @@ async def verify_full(
     control = ControlPhase.SOURCE if row is None else row.phase
     if row is not None and control is ControlPhase.FREEZE and not run.is_delta:
         control = row.came_from or ControlPhase.DUAL_WRITE  # a freeze does not change the authority
+    change_id = "" if row is None else row.change_id
+    if change_id != change_covered(
+        run.state.latest_verification(run.script_id), run.state.facts(run.script_id)
+    ):
+        # Whoever changed the rows may have been killed with a request in flight, which lands after this read.
+        await until_quiet(run)
     followed = run.is_delta or bool((await look(run)).live)
     run_id, epoch = ("", 0) if row is None else (row.run_id, row.epoch)
     made_under = {"run_id": run_id, "epoch": epoch, "digest": run.declared.digest, "control": control}
     made_under |= {"followed": followed, **({"brings": True} if brings else {})}
+    made_under |= {"change": change_id} if change_id else {}
     basis = json.dumps(made_under, sort_keys=True)
     work = _resumed(run, basis)
     writers_run = brings and control is ControlPhase.DUAL_WRITE
@@ -159,19 +181,24 @@ async def verify_full(
     # A table that can only be read from its beginning to its end is no work for slices.
     pool = run.pool if all(one.guarantees.ordered for one in run.targets) else None
     with run.progress.task(label, total=rows_to_read(run), done=done) as advance:
+        ctx = context(run, control, advance, brings=brings, since=since, keys=keys)
         comparing = full(
-            context(run, control, advance, brings=brings, since=since, keys=keys),
+            _marked(run, ctx) if repair else ctx,
             partial=work,
             checkpoint=lambda sums: keep(run, basis, sums),
             repair=repair,
             reader=None if pool is None else await Workers.of(run, pool, writes=False),
         )
         try:
-            report = await while_sweeping(run, authority(control) or SOURCE, comparing)
+            with while_allowed(run.still_alone):
+                report = await while_sweeping(run, authority(control) or SOURCE, comparing)
         except TooMany:
             run.state.keep_sums(run.script_id, None)
             raise
     record(run, report)
+    # Which `change_id` of the control row this verification covers.
+    covered = f"{last_number(run)} {change_id}" if change_id else None
+    run.state.set_fact(run.script_id, VERIFIED_UNDER, covered)
     if since is not None:
         # A pass that was made meanwhile has brought what changed before it, too.
         passed = run.state.get_fact(run.script_id, WATERMARK)
@@ -185,6 +212,29 @@ async def verify_full(
     if wrong(report) and (row is None or row.phase is not ControlPhase.FREEZE):
         await run.tell(HookEvent.DIVERGENCE, rows=wrong(report))  # else it is told when the freeze is left
     return report
+
+
+def _marked(run: Run, ctx: ReconcileContext) -> ReconcileContext:
+    """Return a context whose first write marks the control row: a repair that is cut off must not leave an
+    earlier verification in force."""
+    lock, marked = asyncio.Lock(), False
+
+    async def mark() -> None:
+        nonlocal marked
+        async with lock:
+            if not marked:
+                await run.control.mark_changed()
+                marked = True
+
+    async def propagate(source_key: EntityKey) -> object:
+        await mark()
+        return await ctx.propagate(source_key)
+
+    async def keep_removed(table: int, row: Row, source_key: EntityKey | None) -> None:
+        await mark()
+        await ctx.keep_removed(table, row, source_key)
+
+    return replace(ctx, propagate=propagate, keep_removed=keep_removed)
 
 
 def rows_to_read(run: Run) -> int | None:
@@ -300,12 +350,14 @@ async def closed_by_difference(run: Run) -> list[str]:
     return [said] if found else []
 
 
-def closed_by_verification(run: Run) -> list[str]:
+def closed_by_verification(run: Run, control: ControlRow) -> list[str]:
     """Return why the last full verification keeps the gate before cutover closed; empty when it opens it."""
     last, facts = run.state.latest_verification(run.script_id), run.state.facts(run.script_id)
     age_s, stopped = run.config.gates.verification_max_age_s, run.options.writers_stopped
     now = run.clock.ticks()
-    problem = verification_problem(last, facts, now=now, max_age_s=age_s, writers_stopped=stopped)
+    problem = verification_problem(
+        last, facts, now=now, max_age_s=age_s, control=control, writers_stopped=stopped
+    )
     return [f"{problem}; run {_again(run, last)}"] if problem else []
 
 

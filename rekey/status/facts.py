@@ -50,6 +50,9 @@ RETURNED_AT = "returned_at"
 ESTIMATED_ROWS = "estimated_rows"
 # Fact: the number of the last full verification that was made while no client was registered.
 UNFOLLOWED = "unfollowed"
+# Fact: the number of the last full verification and the `change_id` of the control row that it began under;
+# None where that was "".
+VERIFIED_UNDER = "verified_under"
 # Fact: until when, by the service's clock, requests of clients that were given up when dual writes began may
 # still take effect. They have no intent.
 LATE_UNTIL = "late_until"
@@ -273,6 +276,7 @@ def verification_problem(
     *,
     now: int,
     max_age_s: float,
+    control: ControlRow | None,
     writers_stopped: bool = False,
 ) -> str:
     """Return why the last full verification keeps the gate before cutover closed, "" when it opens it.
@@ -282,6 +286,7 @@ def verification_problem(
         facts: small facts of the state file.
         now: ticks of the service's clock, which verifications are timed by.
         max_age_s: how old the verification may be, in seconds.
+        control: the control row; None where it is gone or not known.
         writers_stopped: the operator says that no application writes: no client needed to be registered.
     """
     if last is None:
@@ -291,6 +296,11 @@ def verification_problem(
     returned = RETURNED_AFTER in facts and last.number <= int(facts[RETURNED_AFTER])
     if returned or (RETURNED_AT in facts and RETURNED_AFTER not in facts):
         return "nothing has been verified in full since the way back from cutover"
+    if control is not None and control.change_id != change_covered(last, facts):
+        return (
+            "rows were changed since the last full verification began that it does not cover: a row was"
+            " restored, rows were repaired or copied again, or authority has moved"
+        )
     late_until = facts.get(LATE_UNTIL)
     if late_until is not None and ticks_of(last.started_at) < ticks_of(late_until):
         return (
@@ -302,6 +312,12 @@ def verification_problem(
     if now - ticks_of(last.finished_at) > max_age_s * TICKS_PER_SECOND:
         return f"the last full verification is of {last.finished_at}, which is too old"
     return ""
+
+
+def change_covered(last: Verification | None, facts: Mapping[str, str]) -> str:
+    """Return the control row's `change_id` that the last full verification began under."""
+    number, _, change_id = facts.get(VERIFIED_UNDER, "").partition(" ")
+    return change_id if last is not None and number == str(last.number) else ""
 
 
 def is_unfollowed(last: Verification, facts: Mapping[str, str]) -> bool:

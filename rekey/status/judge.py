@@ -234,7 +234,9 @@ def judge(facts: Facts) -> Status:
     """Return the status of a migration: its stage and figures, whether it is safe, and what to do next."""
     last, retention = facts.verification, facts.retention_ends_at
     max_age_s = facts.gates.verification_max_age_s
-    closed = verification_problem(last, facts.facts, now=facts.now, max_age_s=max_age_s)
+    closed = verification_problem(
+        last, facts.facts, now=facts.now, max_age_s=max_age_s, control=facts.control
+    )
     counted = Counter[str](facts.ended)
     for row in facts.clients:
         counted.update(row.counters)

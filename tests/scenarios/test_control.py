@@ -77,6 +77,7 @@ def test_a_row_survives_the_wire() -> None:
         completed_at="2024-01-01T00:00:02.0000000Z",
         updated_at="2024-01-01T00:00:03.0000000Z",
         move_id="m",
+        change_id="c",
         etag="e",
     )
     assert from_row({**to_row(full), "odata.etag": "e"}) == full
@@ -275,3 +276,26 @@ async def test_with_its_answer_lost_what_was_said_is_read_back(store: ControlSto
     faults.kind = FaultKind.LOST_REQUEST
     with pytest.raises(Ambiguous):
         await store.mark_copied()
+
+
+@pytest.mark.parametrize("kind", [None, FaultKind.LOST_ANSWER, FaultKind.BUSY])
+async def test_a_change_is_marked_without_a_move_or_known_not_to_be(
+    store: ControlStore, faults: OnWrite, kind: FaultKind | None
+) -> None:
+    before = await move_along(store, DUAL_WRITE)
+    faults.kind = kind
+    if kind is FaultKind.BUSY:
+        with pytest.raises(Unavailable):
+            await store.mark_changed()
+        assert (await store.read()) == before
+        return
+    marked = await store.mark_changed()
+    assert marked == await store.read() != before
+    assert replace(marked, change_id="", etag="") == replace(before, etag="")
+    assert (await store.mark_changed()).change_id != marked.change_id
+    assert (await store.move(DUAL_WRITE, FREEZE)).change_id, "a move keeps it"
+
+
+async def test_a_return_to_source_is_a_change_that_no_verification_covers(store: ControlStore) -> None:
+    assert (await move_along(store, DUAL_WRITE)).change_id == ""
+    assert (await store.move(DUAL_WRITE, SOURCE)).change_id

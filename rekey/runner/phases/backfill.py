@@ -45,6 +45,11 @@ BUSIEST = "busiest"
 
 async def run(run: Run) -> Counters:
     """Copy every segment that is not done and sweep; in capture "dual-write" mark the control row."""
+    now = None if run.is_delta else await run.control.read()
+    if now is not None and now.copied:
+        # It was done before, perhaps with another state file, which holds a verification. If this run is cut
+        # off, rows stay that were deleted while they were copied, and that verification must not count.
+        await run.control.mark_changed()
     counters = await while_sweeping(run, SOURCE, _copy_and_sweep(run))
     if not run.is_delta:
         await run.control.mark_copied()

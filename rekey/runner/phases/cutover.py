@@ -107,7 +107,7 @@ async def gate(run: Run) -> list[str]:
         return ["the control row is gone from the restricted store"]
     if now.phase is ControlPhase.CUTOVER:
         return []
-    reasons = closed_by_verification(run)
+    reasons = closed_by_verification(run, now)
     if run.is_delta:
         reasons += [] if run.options.writers_stopped else [_NOT_STOPPED]
         reasons += await _closed_by_a_long_stop(run)
@@ -347,6 +347,7 @@ async def undo(run: Run) -> Counters | None:
     for one in run.together:
         # Set before the control row moves: verifications up to now do not open the gate of a later cutover.
         one.state.set_fact(one.script_id, RETURNED_AFTER, str(last_number(one)))
+        await one.control.mark_changed()  # nor those in the state file of another machine
     await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
     for one in run.together:
         one.crossed = {}
