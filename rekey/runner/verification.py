@@ -163,7 +163,7 @@ async def verify_full(
     if row is not None and control is ControlPhase.FREEZE and not run.is_delta:
         control = row.came_from or ControlPhase.DUAL_WRITE  # a freeze does not change the authority
     change_id = "" if row is None else row.change_id
-    if change_id != change_covered(
+    if change_id and change_id != change_covered(
         run.state.latest_verification(run.script_id), run.state.facts(run.script_id)
     ):
         # Whoever changed the rows may have been killed with a request in flight, which lands after this read.
