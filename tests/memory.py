@@ -65,13 +65,12 @@ from rekey.tables.rules import (
     check_batch,
     check_key_part,
     check_table_name,
-    merged,
-    stored_form,
     too_large,
 )
 from rekey.tables.sent import OPERATIONS, Kind, Sent
 from rekey.tables.wire import Encoder
 from tests.faults import Call, Fault, FaultKind, Faults, NoFaults
+from tests.refusing import stored_form, stored_merge
 
 Gate = Callable[[Call], Awaitable[None]]
 
@@ -561,5 +560,5 @@ def _apply_one(rows: StoredRows, verb: Verb, place: Order, content: Row, now: in
         return None
     before = rows.rows.get(place)
     if before is not None and verb in (Verb.MERGE, Verb.INSERT_OR_MERGE):
-        content = merged(before.content, content)
+        content = stored_merge(before.content, content)
     return rows.put(place, dict(content), now).etag

@@ -73,7 +73,18 @@ def works_of(operations: Sequence[Operation], journal: Journal, *, copied: bool)
     works = []
     for index, one in enumerate(operations):
         try:
-            works.append(Work(index, as_stored(one), one.key, journal.word(), reads_before=not copied))
+            given, is_foreseen = as_stored(one)
+            works.append(
+                Work(
+                    index,
+                    given,
+                    one.key,
+                    journal.word(),
+                    reads_before=not copied,
+                    foreseen=is_foreseen,
+                    slow=not is_foreseen,
+                )
+            )
         except RequestRejected as refused:
             refused.index = index if len(operations) > 1 else None
             raise

@@ -223,6 +223,8 @@ class Work:
         index: its position in the call.
         given: the operation as the caller gave it, with its row as the service will store it.
         key: the key it addresses, in the view.
+        foreseen: whether it is known how the service stores its values; if not, propagate writes the replicas
+            of what it has stored.
         reads_before: whether the authority's row is read before the write although no step needs it: before
             the backfill is done nothing else tells how it was.
         leaving: sides and keys of the rows that other operations of the same call delete.
@@ -261,6 +263,7 @@ class Work:
     given: Operation
     key: EntityKey
     word: str
+    foreseen: bool = True
     source_key: EntityKey | None = None
     sent: Sequence[Operation] = ()
     along: Writes = field(default_factory=list)
@@ -293,7 +296,8 @@ class Work:
         self.sent, self.before, self.forward, self.expected = (), None, None, None
         self.along = []
         self.early, self.late, self.previous, self.ours = {}, {}, {}, set()
-        self.owner, self.authority_key, self.slow, self.look_again = None, None, False, False
+        self.owner, self.authority_key, self.look_again = None, None, False
+        self.slow = not self.foreseen
         self.outdated, self.others = False, None
 
     @property

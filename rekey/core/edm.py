@@ -6,13 +6,15 @@ Rules kept here:
   `True == 1` and `NaN != NaN`, and a datetime loses the 100 ns digit.
 * An annotation decides the type; without one the JSON form does (OData 3 JSON light, "Payload Format for
   Table Service Operations" in the Azure documentation).
-* DateTime keeps all 7 fractional digits; the canonical form always writes them.
+* DateTime keeps all 7 fractional digits; the canonical form always writes them, in UTC: a service may store
+  any of the forms that it takes as it was sent ("Formatting DateTime values"; Azurite does).
 """
 
 from __future__ import annotations
 
 import math
 import re
+from datetime import datetime, time, timedelta
 
 from rekey.model import TYPE_SUFFIX, Row, property_names
 
@@ -28,8 +30,34 @@ TYPES = frozenset({STRING, INT32, INT64, DOUBLE, BOOLEAN, DATETIME, GUID, BINARY
 
 INT_RANGES = {INT32: range(-(2**31), 2**31), INT64: range(-(2**63), 2**63)}
 GUID_TEXT = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_DATETIME = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:T(\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,7}))?)?)?(?:Z|([+-])(\d\d):(\d\d))?", re.ASCII
+)
 # Doubles that JSON has no number for: they travel as annotated text.
 NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
+
+
+def utc_text(text: str) -> str | None:
+    """Return a DateTime as the service returns it, `2020-11-16T09:25:03.5Z`; None for a form that is not
+    documented.
+
+    Source: "Formatting DateTime values" in the Azure documentation: a date, optionally with hours and
+    minutes, seconds, up to 7 fractional digits, and `Z` or an offset of less than a day. Without `Z` and
+    offset the service takes it as UTC (Azurite's EdmDateTime says so, and "Insert Entity" shows it).
+    """
+    found = _DATETIME.fullmatch(text)
+    if found is None:
+        return None
+    date, minutes, seconds, fraction, sign, hours_off, minutes_off = found.groups()
+    try:
+        moment = datetime.fromisoformat(f"{date}T{minutes or '00:00'}:{seconds or '00'}")
+        if sign is not None:
+            offset = time.fromisoformat(f"{hours_off}:{minutes_off}")
+            difference = timedelta(hours=offset.hour, minutes=offset.minute)
+            moment = moment - difference if sign == "+" else moment + difference
+    except (ValueError, OverflowError):
+        return None
+    return f"{moment.isoformat()}{'.' + fraction if fraction else ''}Z"
 
 
 def edm_type(row: Row, name: str) -> str:
@@ -48,14 +76,17 @@ def edm_type(row: Row, name: str) -> str:
 
 
 def canonical_text(edm: str, value: object) -> str:
-    """Return the canonical text of a wire value of the given type.
+    """Return the canonical text of a wire value of the given type, its own text where it is not of that type.
 
     Args:
         edm: the EDM type, e.g. `Edm.Double`.
         value: the JSON value as it stands on the wire.
     """
     if edm == DOUBLE:
-        number = float(value) if isinstance(value, str | int | float) else math.nan
+        try:
+            number = float(value) if isinstance(value, str | int | float) else math.nan
+        except (ValueError, OverflowError):
+            return str(value)
         if math.isnan(number):
             return "NaN"
         if math.isinf(number):
@@ -66,11 +97,18 @@ def canonical_text(edm: str, value: object) -> str:
             return value.lower()
         return "true" if value else "false"
     if edm in (INT32, INT64):
-        return str(int(value)) if isinstance(value, str | int) else str(value)
+        try:
+            return str(int(value)) if isinstance(value, str | int) else str(value)
+        except ValueError:
+            return str(value)
     text = str(value)
-    if edm == DATETIME and text.endswith("Z"):
-        head, _, fraction = text[:-1].partition(".")
-        return f"{head}.{fraction.ljust(7, '0')}Z"
+    if edm == DATETIME:
+        # The form in which the service returns it needs no reading: this runs for every value compared.
+        is_returned = text[-1:] == "Z" and text[19:20] in (".", "Z")
+        utc = text if is_returned else utc_text(text)
+        if utc is not None:
+            head, _, fraction = utc[:-1].partition(".")
+            return f"{head}.{fraction.ljust(7, '0')}Z"
     return text
 
 

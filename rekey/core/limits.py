@@ -7,9 +7,13 @@ Rules kept here (Azure documentation, "Understanding the Table service data mode
   none of `/ \\ # ?`, U+0000-1F, U+007F-9F, nor half a surrogate pair.
 * Both keys of a row together take at most `MAX_KEYS_ADDRESS` bytes of an address: beyond that no query can
   name them (`rekey.tables.wire`), and the row cannot be carried.
-* At most 252 custom properties; a name is a C# identifier of at most 255 characters.
-* An entity is at most 1 MiB by the documented formula, a string or binary property at most 64 KiB. The
-  service refuses exactly 65,536 bytes, which the emulator lets pass.
+* At most 252 custom properties; a name that a script makes is an identifier of at most 255 characters.
+* An entity is at most 1 MiB by the documented formula, a string or binary property at most 64 KiB: exactly
+  65,536 bytes or 32,768 UTF-16 units are allowed ("the maximum number of characters should be 32K or less",
+  says the service's own refusal; Orleans writes chunks of 64 KiB). Azurite#2510 reports that the service
+  refused that many: its answer decides, not a check before it.
+* What is written for an application is checked by the service alone (`rekey.tables.rules`): these limits are
+  for rows that a mapping makes.
 * A table name is a letter and 2 to 62 letters or digits, in any case; `tables` is the service's own.
 * A name that ends with `@targets` means a table of the account of `[targets]`. No table's name has an `@`:
   the qualified name stands wherever a name does, and is resolved where a request is made (ADR 0042).
@@ -32,7 +36,7 @@ SURELY_ADDRESSED = MAX_KEYS_ADDRESS // 12
 MAX_PROPERTIES = 252
 MAX_NAME_CHARACTERS = 255
 MAX_ENTITY_BYTES = 1024 * 1024
-MAX_VALUE_BYTES = 64 * 1024 - 1
+MAX_VALUE_BYTES = 64 * 1024
 ACCOUNT_TARGET = 20_000
 # Entities of 1 KiB a second that the service is built for, in an account and in one partition ("Scalability
 # and performance targets for Table storage"). It refuses more with 503, when and where it is too much.

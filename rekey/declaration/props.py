@@ -202,7 +202,7 @@ def set(name: str, value: object, type: str | None = None) -> Operation:  # noqa
         cure = "write a value of that type" + (', or type="int64"' if edm == INT32 else "")
         raise InvalidDeclaration(field, f"the value is not of type {edm}", cure=cure) from None
     large = value_bytes(edm, made) > MAX_VALUE_BYTES
-    refuse_if(large, field, "the value is 64 KiB or larger", cure="write a smaller one")
+    refuse_if(large, field, "the value is larger than 64 KiB", cure="write a smaller one")
     return Set(name, edm, made)
 
 

@@ -31,7 +31,7 @@ from rekey.errors import (
 from rekey.model import Row, etag_of
 from rekey.tables.answers import error_of
 from rekey.tables.base import Operation, Verb
-from rekey.tables.rules import check_key_part, merged, stored_form
+from rekey.tables.rules import check_key_part, merged, written_form
 
 # Verbs that carry the whole row.
 FULL = frozenset({Verb.INSERT, Verb.REPLACE, Verb.INSERT_OR_REPLACE})
@@ -55,17 +55,18 @@ NOT_APPLIED = (
 )
 
 
-def as_stored(operation: Operation) -> Operation:
-    """Return an operation with its row as the service will store it.
+def as_stored(operation: Operation) -> tuple[Operation, bool]:
+    """Return an operation with its row as it is sent, and whether the service stores it in that form.
 
     Raises:
-        RequestRejected: the service would refuse the row or its key.
+        RequestRejected: the service would refuse the row's key.
     """
     if operation.verb is Verb.DELETE:
         check_key_part(operation.row.get("PartitionKey"))
         check_key_part(operation.row.get("RowKey"))
-        return operation
-    return replace(operation, row=stored_form(operation.row))
+        return operation, True
+    row, is_foreseen = written_form(operation.row)
+    return replace(operation, row=row), is_foreseen
 
 
 def is_conditional(operation: Operation) -> bool:

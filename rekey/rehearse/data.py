@@ -27,7 +27,7 @@ from rekey.declaration.casts import ANNOTATED, Lossy, is_text_of, wire_value
 from rekey.errors import ConfigurationError, RequestRejected
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, Row
 from rekey.present.text import counted
-from rekey.tables.rules import stored_form
+from rekey.tables.rules import written_form
 
 _KEYS = (PARTITION_KEY, ROW_KEY)
 # Types of JSON values, as Python reads them, that say which EDM type they are of.
@@ -132,9 +132,11 @@ class DataFile:
             with _opened(self.path) as file:
                 for row in read[self.format](file):
                     try:
-                        kept = stored_form(row)
+                        kept, is_foreseen = written_form(row)
                     except RequestRejected as refused:
                         raise BadRow(f"the service would refuse this row ({refused.code})") from None
+                    if not is_foreseen:
+                        raise BadRow("a value is not written in a form of its EDM type")
                     yield kept
         except BadRow as bad:
             place = ", ".join(filter(None, (self.path.name, bad.where or self._where)))

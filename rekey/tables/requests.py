@@ -50,7 +50,7 @@ from rekey.model import Row, etag_of, property_names
 from rekey.tables import allowance
 from rekey.tables.answers import Answer, may_be_applied, moment_of
 from rekey.tables.base import Operation, Verb
-from rekey.tables.rules import stored_form
+from rekey.tables.rules import written_form
 from rekey.tables.sent import OnTop, on_top
 from rekey.tables.transport import NoAnswer, NotSent, Request, Transport
 
@@ -376,7 +376,7 @@ def landed(operation: Operation, now: Row | None, *, by_content: bool = True) ->
         return Landed.NO
     if operation.verb is Verb.DELETE:
         return Landed.OPEN
-    written = stored_form(operation.row)
+    written = written_form(operation.row).row
     if operation.verb not in _MERGES:
         holds = canonical_content(written) == canonical_content(now)
     else:  # at least what it wrote

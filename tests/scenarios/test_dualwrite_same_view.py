@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rekey import Migration, Target, keys, props
 from rekey.errors import (
     Collision,
     ConditionFailed,
@@ -63,6 +64,96 @@ async def test_keys_of_more_than_512_characters_are_followed(memory: MemoryTable
     with pytest.raises(RowRefused) as refused:
         await writer.write([insert(user("\u6f22" * 1024))])
     assert (refused.value.code, refused.value.field) == ("key-too-long", "source")
+    await world.assert_quiet()
+
+
+DOCUMENTED = {
+    "2020-11-16T04:25:03-05:00": "2020-11-16T09:25:03Z",
+    "2020-11-16T04:25Z": "2020-11-16T04:25:00Z",
+    "2020-11-16": "2020-11-16T00:00:00Z",
+}
+
+
+@pytest.mark.parametrize(("sent", "kept"), DOCUMENTED.items())
+async def test_every_documented_form_of_a_datetime_is_kept_in_utc_on_both_sides(
+    memory: MemoryTableService, sent: str, kept: str
+) -> None:
+    """ "Formatting DateTime values" in the Azure documentation."""
+    world = await memory_world(USERS, memory).prepare()
+    typed = {"At": sent, "At@odata.type": "Edm.DateTime"}
+    await world.writer().write([insert(user(ANN.row, **typed))])
+    await world.writer().write([merge({**_key(ANN), **typed})])
+    assert [memory.dump(table)[0]["At"] for table in ("Users", "UsersV2")] == [kept] * 2
+    assert world.counters.propagated == 0
+    await world.assert_quiet()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"A": "x" * 32_768},
+        {"A": "AAAA" * 21_845 + "AA==", "A@odata.type": "Edm.Binary"},
+    ],
+    ids=["32,768 characters", "65,536 bytes"],
+)
+async def test_values_of_exactly_64_kib_are_judged_by_the_service(
+    memory: MemoryTableService, values: Row
+) -> None:
+    """Orleans writes chunks of 64 KiB. A value that is longer gets the service's own refusal."""
+    world = await memory_world(USERS, memory).prepare()
+    await world.writer().write([insert(user(ANN.row, **values))])
+    await world.assert_quiet()
+    assert memory.dump("UsersV2")[0]["A"] == values["A"]
+    longer = {**values, "A": "AAAA" + values["A"]}
+    with pytest.raises(RequestRejected, match="PropertyValueTooLarge"):
+        await world.writer().write([insert(user("bob@example.com", **longer))])
+    assert len(memory.dump("Users")) == len(memory.dump("UsersV2")) == 1
+    await world.assert_quiet()
+
+
+@pytest.mark.parametrize("view", View)
+@pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
+@pytest.mark.parametrize("migration", [USERS, POSTS], ids=["key-derived", "content-derived"])
+async def test_replicas_hold_what_the_service_made_of_a_value_in_no_documented_form(
+    memory: MemoryTableService, migration: Migration, phase: ControlPhase, view: View
+) -> None:
+    """Here a whole number beyond Int32 without a type, which becomes a Double: whatever the service makes of
+    a value, all tables hold the same."""
+    row = user(ANN.row) if migration is USERS else post("hello", "2024-01", "a")
+    world = await memory_world(migration, memory).prepare([row])
+    world.permits.move(phase)
+    table = migration.source if view is View.OLD else migration.target.table
+    [there] = [content_of(one) for one in memory.dump(table)]
+    writer = world.writer(view)
+    await writer.write([replace({**there, "A": 3_000_000_000})])
+    found = [memory.dump(one)[0]["A"] for one in (migration.source, migration.target.table)]
+    assert [(type(one), one) for one in found] == [(float, 3e9)] * 2
+    await writer.write([merge({**_key(key_of(there)), "A": 4_000_000_000})])
+    await world.assert_quiet()
+    assert [memory.dump(one)[0]["A"] for one in (migration.source, migration.target.table)] == [4e9] * 2
+    with pytest.raises(RequestRejected, match="InvalidInput"):
+        await writer.write([merge({**_key(key_of(there)), "A": "x", "A@odata.type": "Edm.Int64"})])
+    await world.assert_quiet()
+
+
+async def test_a_replica_is_mapped_from_what_the_service_made_of_a_value(memory: MemoryTableService) -> None:
+    """As text the Double that is stored differs from the whole number that was sent."""
+    described = Migration(
+        "Users",
+        Target(
+            "UsersV2",
+            partition_key=keys.keep(),
+            row_key=keys.literal("u-") + keys.prop("RowKey"),
+            properties=[props.copy("RowKey", to="Old"), props.cast("A", "String")],
+        ),
+        capture="dual-write",
+        reverse=False,
+    )
+    world = await memory_world(described, memory).prepare()
+    await world.writer().write([insert({**_key(ANN), "A": 3_000_000_000})])
+    assert memory.dump("UsersV2")[0]["A"] == "3000000000.0"
+    await world.writer().write([replace({**_key(ANN), "A": 4_000_000_000})])
+    assert memory.dump("UsersV2")[0]["A"] == "4000000000.0"
     await world.assert_quiet()
 
 

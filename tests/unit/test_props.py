@@ -59,7 +59,7 @@ def test_set_makes_a_typed_constant(value: object, kind: str | None, edm: str, w
         ([], None, "use str"),
         (datetime(2024, 1, 2), None, "aware"),  # noqa: DTZ001 - naive is the point
         (datetime(1600, 1, 2, tzinfo=UTC), None, "value"),
-        ("x" * 32_768, None, "smaller"),
+        ("x" * 32_769, None, "smaller"),
         ("\ud800", None, "whole"),
     ],
 )

@@ -68,6 +68,8 @@ def test_a_resource_is_told_by_the_last_segment(method: str, target: str, kind: 
         ("PartitionKey='o''b',RowKey=''", EntityKey("o'b", "")),
         ("PartitionKey=%27o%27%27b%27,RowKey=%27%25%27", EntityKey("o'b", "%")),
         ("PartitionKey='eu',%20RowKey='a%20b+c'", EntityKey("eu", "a b+c")),
+        ("RowKey='a',PartitionKey='eu'", EntityKey("eu", "a")),
+        ("RowKey='',%20PartitionKey='o''b'", EntityKey("o'b", "")),
         ("PartitionKey='',RowKey=''',RowKey='''", EntityKey("", "',RowKey='")),
     ],
 )

@@ -30,9 +30,11 @@ from rekey.tables.wire import loads
 if TYPE_CHECKING:
     from azure.core.rest import HttpRequest
 
-_LITERAL = "'(?P<{}>(?:[^']|'')*)'"
+_LITERAL = "'((?:[^']|'')*)'"
+# The two keys may come in either order (OData 3.0, "Key Predicate": pairs of names and values).
 _ENTITY = re.compile(
-    rf"(?P<table>[^('?]+)\(PartitionKey={_LITERAL.format('partition')}, ?RowKey={_LITERAL.format('row')}\)"
+    rf"(?P<table>[^('?]+)"
+    rf"\((?:PartitionKey={_LITERAL}, ?RowKey={_LITERAL}|RowKey={_LITERAL}, ?PartitionKey={_LITERAL})\)"
 )
 _ETAG = re.compile(r'\*|[wW]/"[^"]*"')
 _TABLE = re.compile(r"Tables\('[^']*'\)")
@@ -209,7 +211,9 @@ def _resource(request: Message) -> str:
 
 
 def _key(found: re.Match[str]) -> EntityKey:
-    return EntityKey(*(found[name].replace("''", "'") for name in ("partition", "row")))
+    _, *parts = found.groups()
+    partition, row = parts[:2] if parts[0] is not None else (parts[3], parts[2])
+    return EntityKey(partition.replace("''", "'"), row.replace("''", "'"))
 
 
 def _check_table(asked: str, table: str) -> None:
