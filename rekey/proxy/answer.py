@@ -10,19 +10,21 @@ Rules kept here:
   SDKs look for. What it was is in the message.
 * Under an alias the application reads its own name for the table: in metadata, links and headers, never in
   keys and values.
+* Addresses in metadata, links and headers begin as those that the application sends its requests to: one that
+  follows an address of the account itself would pass the replicas by.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 from xml.etree.ElementTree import Element, SubElement, tostring
 
@@ -31,12 +33,11 @@ import orjson
 from rekey.client.sdk.answers import Answer, done_answer
 from rekey.client.sdk.calls import Write
 from rekey.core.edm import DATETIME
-from rekey.errors import RequestRejected
-from rekey.model import ETAG, TIMESTAMP, TYPE_SUFFIX, Row, content_of
+from rekey.model import ETAG, TIMESTAMP, TYPE_SUFFIX, Row
 from rekey.proxy.batch import Batch, write_answers
 from rekey.proxy.parse import Incoming
 from rekey.tables.base import Operation, Verb
-from rekey.tables.rules import stored_form
+from rekey.tables.rules import written_form
 from rekey.tables.wire import API_VERSION, entity_path, loads
 
 _NO_CONTENT = "return-no-content"
@@ -158,10 +159,7 @@ def _told(asked: Incoming, operation: Operation, answer: Answer, base: str, acco
 
 def _row(row: Row, etag: str, level: str, base: str, account: str, table: str, path: str) -> dict[str, Any]:
     """Return a row as the service tells it right after the insert."""
-    try:
-        kept = stored_form(row)
-    except RequestRejected:  # the service has taken it, whatever it looks like from here
-        kept = content_of(row)
+    kept = written_form(row).row
     if level == _NONE:
         kept = {name: value for name, value in kept.items() if not name.endswith(TYPE_SUFFIX)}
     if found := _TIME.fullmatch(etag):
@@ -173,6 +171,46 @@ def _row(row: Row, etag: str, level: str, base: str, account: str, table: str, p
     if level == _FULL:
         told |= {"odata.type": f"{account}.{table}", "odata.id": f"{base}/{path}", "odata.editLink": path}
     return {**told, **kept}
+
+
+# --- addresses -----------------------------------------------------------------------------------------
+
+
+_PLACES = ("location", "dataserviceid", "content-location")
+_ORIGIN = r"https?:\\?/\\?/[^/\\\"<>\s]+"
+_METADATA = r"\"odata\.(?:metadata|id|nextLink|editLink|readLink)\"\s*:\s*\""
+_IN_HEADERS = r"^(?:Location|DataServiceId|Content-Location):[ \t]*"
+_IN_XML = r"<[^<>]*\sxml:base=\"|<id>|<link\s[^<>]*href=\""
+
+
+class Readdressing:
+    """Tells the addresses of an answer as the application writes them.
+
+    No value of a row is touched: in JSON a quotation mark and an end of a line inside of one are escaped; in
+    Atom a "<" is, and a property is an element of another name.
+    """
+
+    def __init__(self, endpoint: str, base: str) -> None:
+        """Take the account's endpoint, and the address below which the application names tables."""
+        origin = f"{_ORIGIN}(?:{re.escape(urlsplit(endpoint).path.rstrip('/'))})?"
+        self._address = re.compile(f"^{origin}(?=[/?#]|$)")
+        self._json = re.compile(f"({_METADATA}){origin}".encode())
+        self._parts = re.compile(f"(?im)({_IN_HEADERS}|{_METADATA}|{_IN_XML}){origin}".encode())
+        self._xml = re.compile(f"({_IN_XML}){origin}".encode())
+        self._base = base
+
+    def headers(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return headers of an answer."""
+        return [
+            (name, self._address.sub(lambda _: self._base, value) if name.lower() in _PLACES else value)
+            for name, value in headers
+        ]
+
+    def body(self, body: bytes, content_type: str) -> bytes:
+        """Return the body of an answer."""
+        form = content_type.lower()
+        places = self._parts if form.startswith("multipart/") else self._json if "json" in form else self._xml
+        return places.sub(lambda found: found[1] + self._base.encode(), body)
 
 
 # --- aliases -------------------------------------------------------------------------------------------
@@ -194,8 +232,7 @@ class Renaming:
 
     def headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return headers of an answer."""
-        places = ("location", "dataserviceid", "content-location")
-        return {name: self.text(one) if name.lower() in places else one for name, one in headers.items()}
+        return {name: self.text(one) if name.lower() in _PLACES else one for name, one in headers.items()}
 
     def body(self, body: bytes, content_type: str) -> bytes:
         """Return the body of an answer."""

@@ -6,7 +6,7 @@ Rules kept here:
   What cannot be judged is refused.
 * Of a table that a migration works with, reads go on under a permit of its client and are read whole before
   it is given back, so that no slow reader holds a freeze up. Writes are the client's. Nothing else passes.
-* Everything else passes, streaming.
+* Everything else passes; what holds no addresses is streamed.
 * A write whose outcome is open is answered as the service answers one, 500 `OperationTimedOut`; what was not
   done and may be repeated, 503 `ServerBusy` (ADR 0040).
 * No exception reaches an answer: of one that is not foreseen the type is logged, and nothing is told.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -37,7 +38,7 @@ from rekey.errors import RekeyError, Unavailable
 from rekey.model import EntityKey, key_of
 from rekey.project.config import ProxyLimits
 from rekey.proxy.access import Access, Asked, Granted, PolicyUnread, judge, needs
-from rekey.proxy.answer import Renaming, Reply, is_atom, reply_of, reply_to_write
+from rekey.proxy.answer import Readdressing, Renaming, Reply, is_atom, reply_of, reply_to_write
 from rekey.proxy.batch import Batch, read_batch, write_batch
 from rekey.proxy.forward import Upstream, passed_back, passed_on
 from rekey.proxy.meter import Meter
@@ -49,6 +50,7 @@ from rekey.tables.wire import API_VERSION, entity_path, loads
 
 _LOG = logging.getLogger("rekey.proxy")
 _JUDGED = (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
+_HOLDS_ADDRESSES = re.compile(r"json|xml|multipart/", re.IGNORECASE)
 # A body up to this size is read before it is sent on.
 _BUFFERED_BYTES = 64 * 1024
 # For how long stored access policies are taken as they were read, and of how many tables.
@@ -256,18 +258,18 @@ class Handler:
                 data = await self._body(request)
         if body is None and data is None and not asked.is_read:
             headers["Content-Length"] = "0"
-        if route.alias:
-            headers.pop("accept-encoding", None)
+        headers.pop("accept-encoding", None)  # addresses in the answer are rewritten
         async with self._upstream_of(route).send(
             asked.sent_method, self._path(asked, route), headers, data, reads=asked.is_read, token=one.token
         ) as response:
-            if route.alias:
-                return response_of(await _whole(response, route))
+            if route.alias or _HOLDS_ADDRESSES.search(response.headers.get("Content-Type", "")):
+                return response_of(await self._whole(one, response, route))
             begun = await response.content.readany()
             if response.content.at_eof():  # it goes out in one piece
-                return response_of(Reply(response.status, _ours(response), begun))
+                return response_of(Reply(response.status, self._ours(one, response, route), begun))
             one.streaming = streaming = web.StreamResponse(status=response.status, reason=response.reason)
-            streaming.headers.extend(passed_back(response.headers.items()))
+            headers_back = passed_back(response.headers.items())
+            streaming.headers.extend(self._readdressing(one, route).headers(headers_back))
             await streaming.prepare(request)
             await streaming.write(begun)
             async for chunk in response.content.iter_any():
@@ -284,11 +286,37 @@ class Handler:
         resource, query, own = asked.resource, unsigned(asked.query), own_name(route.table)
         if route.alias and asked.kind is Kind.TABLE:
             resource = f"Tables('{own}')"
-        elif route.alias and asked.key is not None:
+        elif asked.key is not None and (route.alias or route.core):
+            # Azurite reads keys by their places, whatever names they have.
             resource = entity_path(own, asked.key)
         elif route.alias and asked.kind is Kind.ROWS:
             resource = own + ("()" if unquote(resource).endswith("()") else "")
         return f"{resource}?{query}" if query else resource
+
+    def _base(self, one: _One) -> str:
+        """Return the address below which the client names tables."""
+        path = "" if one.asked is None else one.asked.path
+        prefix = f"/{self.account}" if path.startswith(f"/{self.account}/") else ""
+        return f"{one.request.scheme}://{one.request.host}{prefix}"
+
+    def _readdressing(self, one: _One, route: Route) -> Readdressing:
+        return Readdressing(self._upstream_of(route).endpoint, self._base(one))
+
+    def _ours(self, one: _One, response: Any, route: Route) -> list[tuple[str, str]]:
+        """Return the headers of an answer that was read whole."""
+        kept = [each for each in passed_back(response.headers.items()) if each[0].lower() != "content-length"]
+        return self._readdressing(one, route).headers(kept)
+
+    async def _whole(self, one: _One, response: Any, route: Route) -> Reply:
+        """Return an answer of the account, read to its end, with the client's own addresses; under an alias
+        it names the application's table."""
+        body, headers = await response.read(), self._ours(one, response, route)
+        content_type = response.headers.get("Content-Type", "")
+        if route.alias:
+            renaming = Renaming(own_name(route.table), route.alias)
+            headers = list(renaming.headers(dict(headers)).items())
+            body = renaming.body(body, content_type)
+        return Reply(response.status, headers, self._readdressing(one, route).body(body, content_type))
 
     async def _create(self, one: _One, asked: Incoming) -> web.StreamResponse:
         """Create a table: it passes, under its own name."""
@@ -326,7 +354,7 @@ class Handler:
             asyncio.timeout(core.plan.settings.longest_operation_s),  # a freeze waits for it
             upstream.send(asked.sent_method, path, headers, body, reads=True, token=one.token) as response,
         ):
-            reply = await _whole(response, route)
+            reply = await self._whole(one, response, route)
         if isinstance(call, Read) and not one.token and reply.status in _JUDGED and core.shadows():
             core.shadow(call, reply.status, reply.body)
         return reply
@@ -338,7 +366,7 @@ class Handler:
             return None
         path, headers = f"{route.table}()?$top=1", passed_on(asked.headers)
         async with self.upstream.send("GET", path, headers, None, reads=True, token=one.token) as response:
-            return None if response.status == HTTPStatus.OK else await _whole(response, route)
+            return None if response.status == HTTPStatus.OK else await self._whole(one, response, route)
 
     async def _write(self, one: _One, asked: Incoming, core: ClientCore, batch: Batch | None) -> Reply:
         requests = (asked,) if batch is None else batch.parts
@@ -358,10 +386,7 @@ class Handler:
         if not isinstance(call, Write):
             raise rejected("NotImplemented", "the operation is not implemented", status=501)
         etags = await core.write(call.operations)
-        # Below this address the client names tables.
-        prefix = f"/{self.account}" if asked.path.startswith(f"/{self.account}/") else ""
-        base = f"{one.request.scheme}://{asked.headers.get('host', '')}{prefix}"
-        return reply_to_write(asked, call, etags, base, self.account, batch)
+        return reply_to_write(asked, call, etags, self._base(one), self.account, batch)
 
     async def _batch(self, one: _One, asked: Incoming) -> web.StreamResponse:
         one.asked = asked = replace(asked, content=await self._body(one.request))
@@ -448,21 +473,6 @@ def _under(answer: Answer, table: bytes, alias: bytes) -> Answer:
     """Return the answer to a request that failed, with the application's name for the table."""
     parts = tuple(_under(part, table, alias) for part in answer.parts)
     return replace(answer, body=answer.body.replace(table, alias), parts=parts)
-
-
-async def _whole(response: Any, route: Route) -> Reply:
-    """Return an answer of the account, read to its end; under an alias it names the application's table."""
-    body, headers = await response.read(), _ours(response)
-    if route.alias:
-        renaming = Renaming(own_name(route.table), route.alias)
-        headers = list(renaming.headers(dict(headers)).items())
-        body = renaming.body(body, response.headers.get("Content-Type", ""))
-    return Reply(response.status, headers, body)
-
-
-def _ours(response: Any) -> list[tuple[str, str]]:
-    """Return the headers of an answer that was read whole."""
-    return [one for one in passed_back(response.headers.items()) if one[0].lower() != "content-length"]
 
 
 def response_of(reply: Reply, *, close: bool = False) -> web.Response:
