@@ -44,12 +44,12 @@ def test_anything_else_is_one(seen: dict[str, str], word: str) -> None:
 
 
 def test_what_azurite_is_known_for_is_excused_on_azurite_alone() -> None:
-    refused = "400 PropertyValueTooLarge"
-    seen = {"string_32767": "done", "string_32768": "done", "binary_65532": "done", "binary_65538": refused}
-    assert [one["known"] for one in deviations("value-limits", seen, azurite=True)] == [True]
-    assert [one["known"] for one in deviations("value-limits", seen, azurite=False)] == [False]
-    other = {**seen, "string_32768": "500 InternalError"}
-    assert [one["known"] for one in deviations("value-limits", other, azurite=True)] == [False]
+    words = ("units_1024", "units_1025", "slash", "backslash", "hash", "question", "control")
+    seen = {"units_512": "done", **dict.fromkeys(words, "400 KeyValueTooLarge")}
+    assert [one["known"] for one in deviations("key-limits", seen, azurite=True)] == [True]
+    assert [one["known"] for one in deviations("key-limits", seen, azurite=False)] == [False]
+    other = {**seen, "units_1024": "500 InternalError"}
+    assert [one["known"] for one in deviations("key-limits", other, azurite=True)] == [False]
 
 
 def test_every_check_stands_in_the_catalogue_and_on_the_page_of_assumptions() -> None:

