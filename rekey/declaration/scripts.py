@@ -20,18 +20,23 @@ Rules kept here:
 from __future__ import annotations
 
 import ast
+import codecs
 import importlib
+import inspect
 import re
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import ModuleType
 
+import rekey
+from rekey.declaration import keys, props
 from rekey.declaration.keys.base import InvalidDeclaration, refuse_if
 from rekey.declaration.migration import MANY, Declared, Migration
 from rekey.errors import ConfigurationError, DeclarationError, reason_of
@@ -41,6 +46,38 @@ MAX_ID_CHARACTERS = 120
 MAX_MEMBERS = 100
 _ID = re.compile(r"[0-9A-Za-z_-]{1,120}")
 _MISSING = re.compile(r"([\w.]+)\(\) missing \d+ required [\w -]*arguments?: ([\w', ]+)")
+_CODING = re.compile(rb"coding[:=]")  # PEP 263, in the first two lines
+_FEW_BYTES = 100
+# Messages of the compiler that hold at most names, brackets and keywords of the script, no text of it.
+_SAFE_MESSAGES = (
+    "'(' ",
+    "'[' ",
+    "'{' ",
+    "closing parenthesis ",
+    "expected ",
+    "expression cannot contain assignment",
+    "f-string: ",
+    "invalid character ",
+    "invalid non-printable character ",
+    "invalid syntax",
+    "keyword argument repeated",
+    "positional argument follows keyword argument",
+    "unexpected EOF",
+    "unexpected character after line continuation",
+    "unexpected indent",
+    "unindent ",
+    "unmatched ",
+    "unterminated ",
+)
+# Words of other tools for expressions and operations.
+_MEANT = {
+    **dict.fromkeys(("remove", "delete", "exclude"), "drop"),
+    **dict.fromkeys(("concat", "combine"), "join"),
+    **dict.fromkeys(("const", "constant", "text"), "literal"),
+    **dict.fromkeys(("column", "field", "property"), "prop"),
+    **dict.fromkeys(("only", "include", "select"), "keep"),
+}
+_POSITIONAL = re.compile(r"([\w.]+)\(\) takes .* positional arguments? but .* given")
 _UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument ('\w+')")
 
 
@@ -121,6 +158,8 @@ def _load(path: Path, kept: bytes | None = None, wanted: str = "") -> list[Decla
             return [declared(script_id, _the_migration(migration))]
         problem, cure = "there is `migration` as well", "a script makes one or the other"
         refuse_if(migration is not None, MANY, problem, cure=cure)
+        problem, cure = "it is one Migration", "write `migration = Migration(…)`, without s"
+        refuse_if(isinstance(several, Migration), MANY, problem, cure=cure)
         made = isinstance(several, dict) and all(isinstance(one, Migration) for one in several.values())
         cure = "write migrations = for_each_table([…], lambda name: Migration(…))"
         refuse_if(not made, MANY, "it is not what for_each_table returns", cure=cure)
@@ -157,9 +196,14 @@ def _execute(script_id: str, path: Path, content: bytes) -> ModuleType:
         # from bytes, so that a coding line is obeyed; tracebacks name the script's own file
         code = compile(content, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
+        if not_utf8 := _not_utf8(content):
+            cure = "save it as UTF-8, or name its encoding in line 1: # -*- coding: latin-1 -*-"
+            raise InvalidDeclaration("", not_utf8, cure=cure) from None
         line = getattr(error, "lineno", None)
         where = f" in line {line}" if line else ""
-        cure = f"mend it; `python -m py_compile {path.name}` shows it"
+        if isinstance(error, SyntaxError) and error.msg.startswith(_SAFE_MESSAGES):
+            where += f": {error.msg}"
+        cure = f"fix it; `python -m py_compile {path.name}` shows it"
         fault = error.msg if isinstance(error, SyntaxError) else str(error)
         raise InvalidDeclaration("", f"syntax error{where}", cure=cure, fault=fault) from None
     module = ModuleType(f"_rekey_script_{script_id}")
@@ -179,6 +223,18 @@ def _execute(script_id: str, path: Path, content: bytes) -> ModuleType:
             # a script can raise anything, and the error's text may hold anything: only type and line go on
             raise _failed(error, path) from None
     return module
+
+
+def _not_utf8(content: bytes) -> str:
+    """Return what is wrong with the encoding of a script; "" when it can be read, or names one itself."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:_FEW_BYTES]:
+        return "the file is in UTF-16, or is no text"
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        return "" if _CODING.search(b"\n".join(content.split(b"\n", 2)[:2])) else f"line {line} is not UTF-8"
+    return ""
 
 
 @contextmanager
@@ -235,17 +291,49 @@ def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
         call, names = found[1].removesuffix(".__init__"), found[2].replace("'", "").strip()
         problem, cure = f"{call} needs {names}{where}", f"add {names} to {call}(…)"
         if found is unexpected:
-            problem = f"{call} has no argument {names}{where}"
-            cure = "leave it out, or see the examples in migrations/"
+            problem, cure = f"{call} has no argument {names}{where}", _instead_of(names, call)
         return InvalidDeclaration(names, problem, cure=cure)
+    if (found := _POSITIONAL.match(text)) and (function := _function_of(call := found[1])):
+        said = str(inspect.signature(function)).partition(" ->")[0]
+        takes = re.sub(r": [^,=)]+", "", said)
+        cure = f"it is {call}{takes}" + (": what stands after * is given by name" if "*" in takes else "")
+        return InvalidDeclaration("", f"{call} has too many values without a name{where}", cure=cure)
     if isinstance(error, AttributeError | NameError) and error.name:
         owner = getattr(error, "obj", None)
         of = f" in {owner.__name__}" if isinstance(owner, ModuleType) else ""
-        cure = "mend the name; docs/expressions.md lists all expressions and operations"
+        cure = "correct the name; docs/expressions.md lists all expressions and operations"
+        if isinstance(error, NameError) and error.name in rekey.__all__:
+            cure = f"import it: `from rekey import {error.name}`"
+        elif near := _similar(error.name, rekey.__all__ if owner is None else dir(owner)):
+            cure = f"write {near}; docs/expressions.md lists all expressions and operations"
         return InvalidDeclaration("", f"there is no `{error.name}`{of}{where}", cure=cure, fault=text)
     problem = f"it raised {type(error).__name__}{where}"
-    cure = "mend it: a script only declares; --debug shows the text of the exception"
+    cure = "fix it: a script only declares; --debug shows the text of the exception"
     return InvalidDeclaration("", problem, cure=cure, fault=str(error))
+
+
+def _function_of(call: str) -> Callable[..., object] | None:
+    """Return the function or class of rekey that has a name, None when none has."""
+    return next((getattr(one, call) for one in (keys, props, rekey) if hasattr(one, call)), None)
+
+
+def _instead_of(name: str, call: str) -> str:
+    """Return what to write in place of an argument that a function or class of rekey does not have."""
+    function = _function_of(call)
+    if function is None:
+        return "leave it out, or see the examples in migrations/"
+    names = [one for one in inspect.signature(function).parameters if not one.startswith("_")]
+    near = _similar(name, names)
+    return f"write {near}=" if near else f"leave it out; {call} takes {', '.join(names)}"
+
+
+def _similar(name: str, names: Iterable[str]) -> str:
+    """Return the name that somebody meant who wrote another one; "" when none is similar."""
+    plain = {one.replace("_", "").lower(): one for one in names}
+    written = name.replace("_", "").lower()
+    if _MEANT.get(written) in plain:
+        return _MEANT[written]
+    return next((plain[one] for one in get_close_matches(written, plain, 1, 0.6)), "")
 
 
 def _depends(script_id: str, module: ModuleType) -> frozenset[str]:

@@ -29,6 +29,7 @@ from rekey.core.severity import Severity
 from rekey.errors import TableMissing
 from rekey.inspect.inventory import Inventory, read_sample, read_whole
 from rekey.model import Row
+from rekey.plan.absent import spelling_of
 from rekey.plan.advice.access import rated
 from rekey.plan.advice.advise import advise
 from rekey.plan.advice.gather import facts_of_declaration
@@ -226,7 +227,10 @@ def _with_rows(plan: MigrationPlan, survey: Survey, inventory: Inventory) -> Mig
         mapping_bytes=survey.mapping_bytes(weights),
         rows_elsewhere=sum(fill.rows for fill in compress(fills, elsewhere)),
     )
-    problems = row_problems(inventory, survey.refused, collisions, fills, subject.ids_hold)
+    absent = {name: (where, spelling_of(name, survey.there)) for name, where in survey.absent.items()}
+    problems = row_problems(
+        inventory, survey.refused, collisions, fills, subject.ids_hold, absent, survey.looked_at
+    )
     plan = replace(
         plan,
         problems=ordered([*plan.problems, *problems]),

@@ -137,14 +137,31 @@ def row_problems(
     collisions: Collisions,
     fills: Sequence[TableFill],
     ids_hold: bool,
+    absent: Mapping[str, tuple[str, str]],
+    sampled: int,
 ) -> Iterator[Problem]:
-    """Yield the problems that mapping the rows has shown."""
+    """Yield the problems that mapping the rows has shown.
+
+    Args:
+        inventory: the source.
+        refused: rows that cannot be mapped.
+        collisions: rows that share a key.
+        fills: what each table is filled with.
+        ids_hold: whether the ids of rows stay the same.
+        absent: properties that the declaration names and no row of `sampled` has: where, and what to do.
+        sampled: how many rows were asked for their properties.
+    """
     read = inventory.rows.at_least
     looked_at = "" if inventory.exact else f" of {read:,} looked at"
     for one in refused:
         said = {"field": one.field, "problem": one.problem, "code": one.code, "cure": one.cure}
         about = f"{counted(one.rows, 'row')}{looked_at}"
         yield _problem("row-refused", one.rows, one.row_ids, about=about, **said)
+    told = {one.problem.rpartition(" ")[2] for one in refused if one.problem.startswith("no row has ")}
+    for name, (where, cure) in absent.items():
+        if name not in told:
+            of = counted(sampled, "row") + ("" if sampled == read else " looked at")
+            yield _problem("property-not-found", where=where, name=name, of=of, cure=cure)
     if collisions.keys:
         first = [row_id for group in collisions.first for row_id in group.row_ids]
         which = "source" if collisions.exact else "sampled"

@@ -31,6 +31,7 @@ from rekey.inspect.inventory import ELSEWHERE, PARTS, Inventory, Weights
 from rekey.mapping.rows import MappingRows, TargetKey, target_key
 from rekey.mapping.sealing import Sealer, new_data_key
 from rekey.model import PARTITION_KEY, EntityKey, Row, key_of
+from rekey.plan.absent import explained, named_properties
 from rekey.plan.advice.gather import Gatherer
 from rekey.plan.collisions import CollisionSearch
 from rekey.plan.packing import Filled, Packing
@@ -100,6 +101,7 @@ class Survey:
         rows: source rows taken.
         mapped: rows that the mapping does not refuse, for each part of the reading (`PARTS`).
         looked_at: rows of the sample.
+        there: names of the properties that rows of the sample have.
         target_rows: for each part of the reading, the rows for each target table.
         examples: up to five rows of the sample.
         collisions: of all rows taken; none until the survey is finished.
@@ -141,6 +143,8 @@ class Survey:
         self._refused: dict[tuple[str, str], tuple[RowRefused, int, list[EntityKey]]] = {}
         self.collisions = Collisions(0, 0, exact=False)
         self._search = CollisionSearch()
+        self.there: set[str] = set()
+        self._named = named_properties(migration)
 
     def __enter__(self) -> Self:
         return self
@@ -206,6 +210,7 @@ class Survey:
         mappable: list[Mapped] = []
         for rows in sample:
             self.looked_at += len(rows)
+            self.there.update(*rows)
             sizes: list[list[int]] = [[] for _ in self.labels]
             found: list[Mapped] = []
             for row, mapped in self._mapper.map_all(rows, lambda *_: None):
@@ -253,8 +258,15 @@ class Survey:
         found = []
         for one, count, first in sorted(self._refused.values(), key=lambda one: -one[1]):
             ids, keys = tuple(map(self._name, first)), tuple(first) if self.options.show_keys else None
-            found.append(RefusedRows(one.code, one.field, one.problem, one.cure, count, ids, keys))
+            rows = RefusedRows(one.code, one.field, one.problem, one.cure, count, ids, keys)
+            found.append(explained(rows, self.rows, self.absent, self.there))
         return tuple(found)
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """Return the properties that the declaration names, and no row of the sample has; and where."""
+        named = self._named if self.looked_at else {}
+        return {name: where for name, where in named.items() if name not in self.there}
 
 
 def _some(mapped: Sequence[Mapped], most: int) -> Sequence[Mapped]:

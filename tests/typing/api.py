@@ -87,7 +87,6 @@ tables: tuple[str, ...] = migration.tables
 Migration("Old", migration.target)  # type: ignore[call-arg]
 Migration("Old", migration.target, capture="snapshot")  # type: ignore[arg-type]
 Target("New", keys.prop("A"), keys.prop("B"))  # type: ignore[call-arg]
-keys.join("_", "A")  # type: ignore[arg-type]
 keys.prop("A") + "B"  # type: ignore[operator]
 keys.opaque("A", domain="d")  # type: ignore[call-arg]
 keys.custom("m:f")  # type: ignore[call-arg]

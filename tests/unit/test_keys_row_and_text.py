@@ -160,7 +160,17 @@ def test_impossible_expressions_are_refused_when_they_are_made(make: object) -> 
 
 def test_a_string_where_an_expression_must_stand_names_both_cures() -> None:
     with pytest.raises(InvalidDeclaration, match=r"keys\.literal.*keys\.prop"):
-        keys.join("_", keys.prop("A"), "x")  # type: ignore[arg-type]
+        keys.prop("A") + "x"  # type: ignore[operator]
+
+
+def test_a_string_that_is_joined_is_the_name_of_a_property() -> None:
+    assert keys.join("_", "A", keys.literal("x")) == keys.join("_", keys.prop("A"), keys.literal("x"))
+
+
+@pytest.mark.parametrize("parts", [("A", "B"), ("PartitionKey", "RowKey", "A"), ("RowKey", "_", "A")])
+def test_a_join_whose_separator_was_forgotten_is_refused(parts: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidDeclaration, match="is taken for the separator; write the separator first"):
+        keys.join(*parts)
 
 
 def test_expressions_describe_themselves() -> None:

@@ -10,6 +10,7 @@ from rekey.core.severity import Severity
 from rekey.errors import SecretMissing
 from rekey.inspect.inventory import Inventory
 from rekey.inspect.sampling import RowEstimate
+from rekey.plan.absent import explained, named_properties, spelling_of
 from rekey.plan.problems import (
     Started,
     declaration_problems,
@@ -104,7 +105,7 @@ def test_a_target_with_foreign_rows_is_an_error_and_an_empty_one_is_not() -> Non
 def test_refusals_and_collisions_are_errors_with_counts_and_safe_ids() -> None:
     refused = RefusedRows("empty-key", "target.row_key", "the key is empty", "mend", 30, ("a1", "b2"))
     collided = Collisions(1, 3, True, (CollisionGroup("UsersV2", 3, ("c3", "d4", "e5")),))
-    problems = list(row_problems(inventory(1_000), [refused], collided, [], ids_hold=False))
+    problems = list(row_problems(inventory(1_000), [refused], collided, [], False, {}, 1_000))
     assert found(problems) == {
         "row-refused": Severity.ERROR,
         "collision": Severity.ERROR,
@@ -115,8 +116,49 @@ def test_refusals_and_collisions_are_errors_with_counts_and_safe_ids() -> None:
 
 
 def test_an_empty_source_and_a_sample_are_told() -> None:
-    problems = list(row_problems(inventory(0, exact=False), [], NO_COLLISIONS, [], ids_hold=True))
+    problems = list(row_problems(inventory(0, exact=False), [], NO_COLLISIONS, [], True, {}, 0))
     assert found(problems) == {"source-empty": Severity.WARNING, "sampled": Severity.NOTE}
+
+
+def test_a_property_that_no_row_has_is_told_once_with_the_name_that_was_meant() -> None:
+    there = {"PartitionKey", "RowKey", "Email", "Logins", "Logins@odata.type", "odata.etag"}
+    absent = {"Emial": "target.row_key", "Logn": "props.drop", "_": "target.row_key"}
+    every = RefusedRows(
+        "missing-property", "target.row_key", "the row has no property Emial", "x", 30, ("a",)
+    )
+    typo = explained(every, 30, absent, there)
+    assert (typo.problem, typo.cure) == (
+        "no row has a property Emial",
+        "write Email, or check the spelling; rows have: Email, Logins, PartitionKey, RowKey",
+    )
+    assert explained(every, 31, absent, there) is every, "the data, where some rows have it"
+    cures = {name: (where, spelling_of(name, there)) for name, where in absent.items()}
+    problems = list(row_problems(inventory(30), [typo], NO_COLLISIONS, [], True, cures, 30))
+    assert [(one.code, one.message) for one in problems[1:]] == [
+        ("property-not-found", "props.drop names the property Logn, and none of 30 rows has it"),
+        ("property-not-found", "target.row_key names the property _, and none of 30 rows has it"),
+    ]
+    assert problems[1].cure.startswith("write Logins, ")
+    assert problems[2].cure.startswith('constant text is keys.literal("_"); ')
+
+
+def test_every_property_that_a_declaration_reads_is_among_those_that_are_looked_for() -> None:
+    posts = named_properties(declared(POSTS).migration)
+    assert posts["Tags"] == "index[PostsByTag].each"
+    assert "PartitionKey" not in posts
+    target = replace(
+        declared(USERS).migration.target,
+        properties=(
+            props.keep("A", "D"),
+            props.rename("B", "C"),
+            props.cast("C", "int64", was="string"),
+            props.cast("D", "int64", was="string"),
+            props.copy("RowKey", to="ContactEmail"),
+            props.copy("E", to="F"),
+        ),
+    )
+    users = named_properties(replace(declared(USERS).migration, target=target))
+    assert users == {"A": "props.keep", "D": "props.keep", "B": "props.rename", "E": "props.copy"}
 
 
 def test_a_partition_per_row_is_told_with_what_it_costs() -> None:
@@ -125,7 +167,7 @@ def test_a_partition_per_row_is_told_with_what_it_costs() -> None:
     full = replace(alone, table="Full", batches=500)
     few = replace(alone, table="Few", rows=20, batches=20)
     problems = list(
-        row_problems(inventory(50_000), [], NO_COLLISIONS, [alone, thin, full, few], ids_hold=True)
+        row_problems(inventory(50_000), [], NO_COLLISIONS, [alone, thin, full, few], True, {}, 5_000)
     )
     assert found(problems) == {"batches-of-one": Severity.WARNING, "thin-batches": Severity.WARNING}
     assert "50,000 requests instead of 500" in problems[0].message

@@ -136,12 +136,65 @@ def test_a_syntax_error_names_the_line_and_not_the_text(write: Write) -> None:
     assert error.__cause__ is None
 
 
-def test_bytes_that_are_no_python_are_a_syntax_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"x = '\xff\xfe'\n", "line 1 is not UTF-8"),
+        ("x = 1\ny = 'Gr\u00f6\u00dfe'\n".encode("latin-1"), "line 2 is not UTF-8"),
+        (b"x = 1\0\n", "the file is in UTF-16, or is no text"),
+        ("x = 1\n".encode("utf-16"), "the file is in UTF-16, or is no text"),
+        ("x = 1\n".encode("utf-16-le"), "the file is in UTF-16, or is no text"),
+        ("x = 1\n".encode("utf-16-be"), "the file is in UTF-16, or is no text"),
+        (b"# -*- coding: nonsense -*-\nx = '\xff'\n", "syntax error"),
+    ],
+)
+def test_bytes_that_are_no_python_are_told_from_a_syntax_error(
+    tmp_path: Path, content: bytes, problem: str
+) -> None:
     path = tmp_path / "0001.py"
-    path.write_bytes(b"x = '\xff\xfe'\n")
-    assert "syntax error" in wrong(path).problem
-    path.write_bytes(b"x = 1\0\n")
-    assert "syntax error" in wrong(path).problem
+    path.write_bytes(content)
+    assert wrong(path).problem == problem
+    assert "UTF-8" in wrong(path).hint or problem.startswith("syntax error")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = [1 2]", "invalid syntax. Perhaps you forgot a comma?"),
+        ("x = (1, 2", "'(' was never closed"),
+        ("x = 'secret-text", "unterminated string literal (detected at line 1)"),
+        ("if x = 1: pass", "invalid syntax. Maybe you meant '==' or ':=' instead of '='?"),
+    ],
+)
+def test_a_syntax_error_says_what_the_compiler_says(write: Write, text: str, said: str) -> None:
+    assert wrong(write("0001", text)).problem == f"syntax error in line 1: {said}"
+
+
+def test_names_that_a_script_gets_wrong_are_answered_with_those_that_are_meant(write: Write) -> None:
+    """Names not imported or misspelled; arguments misspelled, unknown or without a name."""
+
+    def cure(text: str) -> str:
+        return wrong(write("0001", f"from rekey import Migration, Target, props\n{text}\n")).hint
+
+    assert cure("keys.prop('A')") == "import it: `from rekey import keys`"
+    assert cure("props.remane('A', 'B')").startswith("write rename; ")
+    assert cure("props.remove('A')").startswith("write drop; ")
+    assert cure("Target('A', partitionkey=1)") == "write partition_key="
+    assert cure("Target('A', colour=1)") == (
+        "leave it out; Target takes table, partition_key, row_key, properties, allow_empty"
+    )
+    assert cure("props.copy('A', 'B')") == "it is copy(source, *, to): what stands after * is given by name"
+    assert cure("migrations = Migration").startswith("write migrations = for_each_table(")
+
+
+def test_one_migration_under_the_name_of_several_is_said_to_be_one(write: Write) -> None:
+    path = write(
+        "0001",
+        SCRIPT.format(doc="x", depends="set()", source="Old", target="New").replace(
+            "migration =", "migrations ="
+        ),
+    )
+    assert wrong(path).hint == "write `migration = Migration(…)`, without s"
 
 
 def test_an_import_error_names_the_module(write: Write) -> None:

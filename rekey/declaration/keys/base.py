@@ -428,9 +428,18 @@ def _joined(separator: str, of: tuple[Expression, ...], scope: Scope) -> Evaluat
     return lambda row, item: separator.join([part(row, item) for part in parts])
 
 
-def join(separator: str, *parts: Expression) -> Expression:
-    """Return the parts with `separator` between them."""
-    return Join(separator, tuple(parts))
+def join(separator: str, *parts: Expression | str) -> Expression:
+    """Return the parts with `separator` between them.
+
+    Args:
+        separator: constant text; may be empty.
+        parts: property names or expressions.
+    """
+    names = any(isinstance(part, str) for part in parts)
+    forgotten = names and (len(parts) == 1 or separator in (PARTITION_KEY, ROW_KEY, TIMESTAMP))
+    cure = 'write the separator first, keys.join("_", "PartitionKey", "RowKey")'
+    refuse_if(forgotten, "keys.join", f"{separator!r} is taken for the separator", cure=cure)
+    return Join(separator, tuple(operand("keys.join", part) for part in parts))
 
 
 def constant_prefix(expression: Expression) -> str:

@@ -1,0 +1,78 @@
+"""Properties that a declaration names and that no row has: a misspelled name, most of the time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+
+from rekey.declaration.keys.base import WHOLE_ROW
+from rekey.declaration.migration import Migration
+from rekey.declaration.props import Cast, Copy, Drop, Keep, Operation, Rename
+from rekey.model import ETAG, TYPE_SUFFIX
+from rekey.plan.result import RefusedRows
+
+_OWN = ("PartitionKey", "RowKey", "Timestamp", WHOLE_ROW)
+_LISTED = 12
+
+
+def named_properties(migration: Migration) -> dict[str, str]:
+    """Return the properties of the source that a declaration names, and where."""
+    named: dict[str, str] = {}
+    for field, expression in migration.key_expressions():
+        for name in sorted(expression.inputs()):
+            named.setdefault(name, field)
+    for filled in migration.filled:
+        made = {operation.makes for operation in filled.properties}
+        for operation in filled.properties:
+            for name in _names(operation):
+                if not (isinstance(operation, Cast) and name in made):  # it casts what another one makes
+                    named.setdefault(name, f"props.{operation.op}")
+    return {name: where for name, where in named.items() if name not in _OWN}
+
+
+def _names(operation: Operation) -> tuple[str, ...]:
+    match operation:
+        case Keep() | Drop():
+            return operation.names
+        case Rename():
+            return (operation.old,)
+        case Copy():
+            return (operation.source,)
+        case Cast():
+            return (operation.name,)
+    return ()
+
+
+def spelling_of(name: str, there: Collection[str]) -> str:
+    """Return what to do about a name that no row has.
+
+    Args:
+        name: as it is in the script.
+        there: names of the properties that rows have, with annotations.
+    """
+    names = sorted(one for one in there if one != ETAG and not one.endswith(TYPE_SUFFIX))
+    more = ", …" if len(names) > _LISTED else ""
+    listed = f"rows have: {', '.join(names[:_LISTED])}{more}"
+    if not name.isidentifier() or not any(map(str.isalpha, name)):
+        return f'constant text is keys.literal("{name}"); {listed}'
+    plain = {one.lower(): one for one in names}
+    near = [plain[one] for one in get_close_matches(name.lower(), plain, 1, 0.6)]
+    return f"write {near[0]}, or check the spelling; {listed}" if near else f"check the spelling; {listed}"
+
+
+def explained(
+    refused: RefusedRows, rows: int, absent: Mapping[str, str], there: Collection[str]
+) -> RefusedRows:
+    """Return a refusal as it is; where all rows were refused for a property that no row has, with its cause.
+
+    Args:
+        refused: the rows.
+        rows: how many rows were tried.
+        absent: properties that no row has, and where they are named.
+        there: names of the properties that rows have.
+    """
+    names = [name for name, where in absent.items() if refused.problem.endswith(f" {name}")]
+    if refused.code != "missing-property" or refused.rows != rows or not names:
+        return refused
+    return replace(refused, problem=f"no row has a property {names[0]}", cure=spelling_of(names[0], there))
