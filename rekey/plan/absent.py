@@ -1,4 +1,10 @@
-"""Properties that a declaration names and that no row has: a misspelled name, most of the time. Pure."""
+"""Properties that a declaration names and that no row has: a misspelled name, most of the time. Pure.
+
+Rules kept here:
+
+* A name is called absent only of the rows that were looked at, and their number is told.
+* Names of properties are shown, never values or keys.
+"""
 
 from __future__ import annotations
 
