@@ -18,11 +18,12 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TypeAlias
+from urllib.parse import unquote
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
 from rekey.core.edm import DATETIME
@@ -86,11 +87,19 @@ class Mood(Enum):
         no order and pages go on by a token, keys are not empty and shorter, some names of properties are
         refused, DateTimes have 7 digits, 2 MiB are the most of a transaction, a missing table is a missing
         row, and names of tables differ by case. Answers say what they charge.
+    DECODES_TWICE: like AZURITE, and the address of a row is decoded twice, as Microsoft documented for the
+        Table service and gateways do: `a%25b` is read and written as `a%b`. Queries and transactions are not
+        affected.
     """
 
     AZURITE = "azurite"
     STORAGE = "storage"
     COSMOS = "cosmos"
+    DECODES_TWICE = "decodes-twice"
+
+    def addressed(self, key: EntityKey) -> EntityKey:
+        """Return the key that is read and written at the address of a key."""
+        return EntityKey(unquote(key.partition), unquote(key.row)) if self is Mood.DECODES_TWICE else key
 
 
 def unpadded(moment: str) -> str:
@@ -156,7 +165,7 @@ class StoredRows:
         ticks = max(now, self.last_ticks.get(place, 0) + 1)
         self.last_ticks[place] = ticks
         for name in [name for name, kind in content.items() if kind == DATETIME]:
-            if name.endswith(TYPE_SUFFIX) and self.mood is not Mood.AZURITE:
+            if name.endswith(TYPE_SUFFIX) and self.mood in (Mood.STORAGE, Mood.COSMOS):
                 moment = format_ticks(ticks_of(content[name.removesuffix(TYPE_SUFFIX)]))
                 content[name.removesuffix(TYPE_SUFFIX)] = (
                     unpadded(moment) if self.mood is Mood.STORAGE else moment
@@ -369,8 +378,15 @@ class MemoryTable(Table):
         """The table's name as given."""
         return self._name
 
-    async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
-        """Return a copy of the row, or None."""
+    async def at_address(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+        """Return a copy of the row that is read at the address of a key, or None."""
+        return await self._read(self._service.mood.addressed(key), select)
+
+    async def by_query(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+        """Return a copy of the row that a query for a key returns, or None."""
+        return await self._read(key, select)
+
+    async def _read(self, key: EntityKey, select: Sequence[str] | None) -> Row | None:
         check_key_part(key.partition)
         check_key_part(key.row)
         self._service.leave(await self._service.enter("get", self._name, read=key.partition))
@@ -382,8 +398,11 @@ class MemoryTable(Table):
             stored = None
         return None if stored is None else stored.as_read(select)
 
-    async def write(self, operation: Operation) -> str:
-        """Carry out one operation; return the row's new ETag, "" after a delete."""
+    async def write_at_address(self, operation: Operation) -> str:
+        """Send one operation to the address of its row."""
+        if self._service.mood is Mood.DECODES_TWICE and operation.verb is not Verb.INSERT:
+            partition, row = self._service.mood.addressed(operation.key)
+            operation = replace(operation, row={**operation.row, PARTITION_KEY: partition, ROW_KEY: row})
         [etag] = await self._run(operation.verb, (operation,))
         return etag or ""
 

@@ -103,6 +103,7 @@ PURE = {
     "stress.report",
     "stress.requests",
     "stress.spread",
+    "tables.addresses",
     "tables.answers",
     "tables.rules",
     "tables.sent",

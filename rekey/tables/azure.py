@@ -258,8 +258,8 @@ class AzureTable(Table):
         """The table's name as declared."""
         return self._name
 
-    async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
-        """Return the row with its ETag and Timestamp, or None when there is none."""
+    async def at_address(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+        """Return the row that the service reads at the address of a key."""
         selected = select is not None and self.guarantees.narrows
         parameters = [("$select", _selection(select or ()))] if selected else []
         path = wire.entity_path(self._own, key) + wire.query_string(parameters)
@@ -269,6 +269,31 @@ class AzureTable(Table):
         except errors.RowMissing:
             return None
         return row if select is None else wire.projected(row, select)
+
+    async def by_query(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+        """Return the row that a query for a key returns."""
+        selected = select is not None and self.guarantees.narrows
+        parameters = [("$select", _selection(select or ()))] if selected else []
+        parameters.append(("$filter", wire.key_filter(key)))
+        pages = read_range(
+            self._requester,
+            self._name,
+            EVERYTHING,
+            lambda _: [parameters],
+            size=PageSize(0),
+            headers=self._service.headers,
+            ahead=False,
+            ordered=False,  # only the service's continuation says where the query goes on
+        )
+        try:
+            async with aclosing(pages):
+                async for fetched, _ in pages:
+                    for row in fetched.rows:
+                        return row if select is None else wire.projected(row, select)
+        except errors.TableMissing:
+            if self.guarantees.ordered:
+                raise  # Cosmos DB answers a read of a missing table like one of a missing row
+        return None
 
     def encoded_size(self, operation: Operation) -> int:
         """Return how many bytes an operation takes of a transaction's; its encoding is kept for sending."""
@@ -343,8 +368,8 @@ class AzureTable(Table):
                     yield Page(rows, cursor, fetched.bytes, fetched.full)
                 del fetched, rows
 
-    async def write(self, operation: Operation) -> str:
-        """Carry out one operation; return the row's new ETag, "" after a delete."""
+    async def write_at_address(self, operation: Operation) -> str:
+        """Send one operation to the address of its row."""
         verb, path, doing = operation.verb, self._own, f"insert into {self._name}"
         if verb is not Verb.INSERT:
             path = wire.entity_path(self._own, operation.key)

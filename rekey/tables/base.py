@@ -9,6 +9,8 @@ Rules kept here:
   leave it open. Before they raise these, implementations retry and settle ambiguous outcomes by reading back.
 * `transact` is all or nothing: at most 100 operations of one partition, each row once, and as many bytes as
   the service guarantees (`Table.guarantees`), as `encoded_size` counts them.
+* A row is read by its address only where no server on the way can take one key for another
+  (`rekey.tables.addresses`), else by a query; what comes back is compared with the key that was asked for.
 * Results of `scan` come in service order (`EntityKey.order`), where the service guarantees one, and are not a
   snapshot.
 """
@@ -23,8 +25,9 @@ from typing import Any, Protocol
 
 from rekey.core.guarantees import STORAGE, Guarantees
 from rekey.core.limits import is_elsewhere
-from rekey.errors import RequestRejected
+from rekey.errors import RequestRejected, ServiceError
 from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row, key_of
+from rekey.tables.addresses import is_addressable
 from rekey.tables.sent import Sent
 
 MAX_BATCH_OPERATIONS = 100
@@ -37,6 +40,7 @@ SHARED_SERVICE_S = 10
 # The service refuses a request whose signed date is older than 15 minutes ("Authorize with Shared Key",
 # Azure documentation): a process may be suspended for so long between signing a request and sending it.
 SIGNED_S = 900.0
+_MISREAD = "a gateway or proxy on the way changes requests: run `rekey doctor --live`, and connect without it"
 
 
 def rejected(
@@ -111,7 +115,8 @@ class Page:
 
 
 class Table(Protocol):
-    """One table of one account. `insert`, `replace`, `merge`, `upsert` and `delete` call `write`."""
+    """One table of one account. `insert`, `replace`, `merge`, `upsert` and `delete` call `write`; `get`,
+    `find` and `write` call what a backend implements: `at_address`, `by_query` and `write_at_address`."""
 
     @property
     def name(self) -> str:
@@ -123,10 +128,48 @@ class Table(Protocol):
         return STORAGE
 
     async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
-        """Return the row with its ETag and Timestamp, or None when there is none."""
+        """Return the row with its ETag and Timestamp, or None when there is none.
+
+        Raises:
+            RequestRejected: another row was returned in its place (`AnotherRow`).
+        """
+        if is_addressable(key):
+            row = await self.at_address(key, select=select)
+            if row is None or key_of(row) == key:
+                return row
+        return await self.find(key, select=select)
+
+    async def find(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+        """Return what `get` does, always by a query: absence is proved by what a scan would see."""
+        row = await self.by_query(key, select=select)
+        if row is not None and key_of(row) != key:
+            raise rejected(
+                "AnotherRow", f"a query of {self.name} for one row returned another", hint=_MISREAD
+            )
+        return row
+
+    async def at_address(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+        """Return the row that the service reads at the address of a key, whatever its key is."""
+
+    async def by_query(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+        """Return the row that a query for a key returns, whatever its key is."""
 
     async def write(self, operation: Operation) -> str:
-        """Carry out one operation; return the row's new ETag, "" after a delete."""
+        """Carry out one operation; return the row's new ETag, "" after a delete.
+
+        Where the address could be misread, the operation is sent as a transaction, whose body holds the key.
+        """
+        if operation.verb is Verb.INSERT or is_addressable(operation.key):
+            return await self.write_at_address(operation)
+        try:
+            [etag] = await self.transact([operation])
+        except ServiceError as error:
+            error.index = None
+            raise
+        return etag or ""
+
+    async def write_at_address(self, operation: Operation) -> str:
+        """Send one operation to the address of its row (an insert: of the table)."""
 
     async def insert(self, row: Row) -> str:
         """Insert if absent and return the new ETag. Raises RowExists."""
@@ -196,9 +239,13 @@ class TableWrapper(Table):
         """What the service guarantees that it is in."""
         return self.whole.guarantees
 
-    async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
-        """Return the row, or None when there is none."""
-        return await self.whole.get(key, select=select)
+    async def at_address(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+        """Return the row that the service reads at the address of a key."""
+        return await self.whole.at_address(key, select=select)
+
+    async def by_query(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+        """Return the row that a query for a key returns."""
+        return await self.whole.by_query(key, select=select)
 
     def encoded_size(self, operation: Operation) -> int:
         """Return how many bytes an operation takes in the body of a transaction."""
@@ -208,9 +255,9 @@ class TableWrapper(Table):
         """Iterate over the rows of a key range; `options` as of `Table.scan`."""
         return self.whole.scan(within, **options)
 
-    async def write(self, operation: Operation) -> str:
-        """Carry out one operation."""
-        return await self.whole.write(operation)
+    async def write_at_address(self, operation: Operation) -> str:
+        """Send one operation to the address of its row."""
+        return await self.whole.write_at_address(operation)
 
     async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
         """Apply all operations or none."""

@@ -166,6 +166,16 @@ def partition_filters(within: KeyRange) -> list[str]:
     return [f"PartitionKey eq {quoted(after.partition)}" if after.partition == upto.partition else ""]
 
 
+def key_filter(key: EntityKey) -> str:
+    """Return the filter for one row. Raises RequestRejected for a key that cannot be encoded."""
+    try:
+        filtered = f"PartitionKey eq {quoted(key.partition)} and RowKey eq {quoted(key.row)}"
+        filtered.encode()
+    except (UnicodeEncodeError, AttributeError, TypeError):
+        raise _unaddressable() from None
+    return filtered
+
+
 def modified_filter(modified_from: str) -> str:
     """Return the filter for rows whose Timestamp is at or after a UTC time."""
     return f"Timestamp ge datetime{quoted(modified_from)}"

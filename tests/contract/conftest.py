@@ -1,5 +1,6 @@
 """The same tests on both implementations of the table interface: in memory in each mood; on Azurite, also
-spoken to as to Cosmos DB for Table, which sends what that service takes and asks for no more than it does."""
+spoken to as to Cosmos DB for Table, which sends what that service takes and asks for no more than it does,
+and through a gateway that decodes the addresses of rows twice."""
 
 from __future__ import annotations
 
@@ -10,18 +11,29 @@ import pytest
 from rekey.core.guarantees import COSMOS, STORAGE
 from rekey.tables.base import Table, TableService
 from tests.fakeclock import FakeClock
+from tests.gateway import DecodingGateway
 from tests.given import open_account
 from tests.memory import MemoryTableService, Mood
 
 
 @pytest.fixture(
-    params=[*Mood, *(pytest.param(one, marks=pytest.mark.azurite) for one in (STORAGE, COSMOS))],
-    ids=[*(f"memory-{mood.value}" for mood in Mood), "azurite", "azurite-as-cosmos"],
+    params=[
+        *Mood,
+        *(pytest.param(one, marks=pytest.mark.azurite) for one in (STORAGE, COSMOS, DecodingGateway)),
+    ],
+    ids=[*(f"memory-{mood.value}" for mood in Mood), "azurite", "azurite-as-cosmos", "azurite-decodes-twice"],
 )
 async def service(request: pytest.FixtureRequest) -> AsyncIterator[TableService]:
     """The tables of one account."""
     if isinstance(request.param, Mood):
         yield MemoryTableService(clock=FakeClock(), mood=request.param)
+        return
+    if request.param is DecodingGateway:
+        async with (
+            DecodingGateway(request.getfixturevalue("azurite").tables) as gateway,
+            open_account(gateway.account) as found,
+        ):
+            yield found
         return
     async with open_account(request.getfixturevalue("azurite").tables, guarantees=request.param) as found:
         yield found

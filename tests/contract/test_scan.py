@@ -171,5 +171,5 @@ async def test_writing_while_scanning_never_repeats_a_row(table: Table) -> None:
     async for page in table.scan(page_rows=4):
         seen += map(key_of, page.rows)
         for key in seen[-4:]:
-            await table.merge({"PartitionKey": key.partition, "RowKey": key.row, "A": 1})
+            await table.replace({"PartitionKey": key.partition, "RowKey": key.row, "A": 1})
     assert in_order(table, seen) == ordered(table)

@@ -9,7 +9,7 @@ import pytest
 
 from rekey.core.edm import canonical, canonical_content
 from rekey.core.guarantees import COSMOS
-from rekey.errors import RequestRejected
+from rekey.errors import ConditionFailed, RequestRejected, RowMissing
 from rekey.model import EntityKey, KeyRange, Row, content_of, key_of
 from rekey.tables.base import Operation, Table, Verb
 from tests.guaranteed import takes
@@ -56,6 +56,7 @@ KEYS = {
     "empty": "",
     "quote": "it's ''quoted''",
     "percent": "100%25 %20 %",
+    "percent twice": "a%2525b%252F",
     "plus": "a+b",
     "spaces": " a  b ",
     "trailing dot": "a.",
@@ -137,7 +138,10 @@ async def test_a_key_survives_in_addresses_filters_and_bodies(table: Table, name
     found = await table.get(key)
     assert found is not None
     assert key_of(found) == key
-    etag = await table.merge({"PartitionKey": key.partition, "RowKey": key.row, "A": 2})
+    # Azurite, spoken to as to Cosmos DB, knows no MERGE by POST in a transaction.
+    merges = isinstance(table, MemoryTable) or not table.guarantees.merges_by_post
+    change = table.merge if merges else table.replace
+    etag = await change({"PartitionKey": key.partition, "RowKey": key.row, "A": 2})
     assert await table.transact(
         [
             Operation(Verb.REPLACE, {"PartitionKey": key.partition, "RowKey": key.row, "A": 3}, etag),
@@ -160,6 +164,45 @@ async def test_keys_that_look_alike_are_different_rows(table: Table) -> None:
         found = await table.get(EntityKey(text, text))
         assert found is not None
         assert found["Number"] == number
+
+
+# A key, and one that is made of it by decoding its address once more.
+LOOK_ALIKE = {"percent": ("a%25b", "a%b"), "space": ("two%20words", "two words"), "quote": ("it%27s", "it's")}
+
+
+@pytest.mark.parametrize("part", ["PartitionKey", "RowKey"])
+@pytest.mark.parametrize("name", LOOK_ALIKE)
+async def test_a_row_is_read_and_written_under_its_own_key_whatever_addresses_are_decoded_to(
+    table: Table, name: str, part: str
+) -> None:
+    """Rows that one transaction wrote can have one ETag: a condition does not tell them apart."""
+
+    def named(text: str, number: int) -> Row:
+        return {"PartitionKey": "p", "RowKey": "r", part: text, "Number": number}
+
+    async def numbers() -> list[int | None]:
+        rows = [await table.get(key_of(named(text, 0))) for text in LOOK_ALIKE[name]]
+        found = [await table.find(key_of(named(text, 0))) for text in LOOK_ALIKE[name]]
+        assert rows == found
+        return [None if row is None else row["Number"] for row in rows]
+
+    key, other = LOOK_ALIKE[name]
+    assert await numbers() == [None, None]
+    await table.insert(named(other, 1))
+    assert await numbers() == [None, 1]
+    with pytest.raises(RowMissing) as missing:
+        await table.delete(key_of(named(key, 0)))
+    assert missing.value.index is None
+    assert await table.upsert(named(key, 2))
+    assert await numbers() == [2, 1]
+    etag = await table.replace(named(key, 3))
+    with pytest.raises(ConditionFailed):
+        await table.replace(named(other, 4), etag=etag)
+    assert await numbers() == [3, 1]
+    await table.delete(key_of(named(key, 0)), etag=etag)
+    assert await numbers() == [None, 1]
+    await table.delete(key_of(named(other, 0)))
+    assert await numbers() == [None, None]
 
 
 @pytest.mark.parametrize("character", ["/", "\\", "#", "?", "\x00", "\x1f", "\x7f", "\x9f"])

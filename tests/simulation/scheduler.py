@@ -175,11 +175,11 @@ class HeldTable(MemoryTable):
 
     _service: HeldService
 
-    async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+    async def _read(self, key: EntityKey, select: Sequence[str] | None) -> Row | None:
         scheduler = self._service.scheduler
         actor = scheduler.acting()
         if actor is None:
-            return await super().get(key, select=select)
+            return await super()._read(key, select)
         check_key_part(key.partition)
         check_key_part(key.row)
 

@@ -528,10 +528,10 @@ class StormTable(MemoryTable):
         super().__init__(service, name)
         self._repeating, self._service_s = repeating, service_s
 
-    async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
+    async def _read(self, key: EntityKey, select: Sequence[str] | None) -> Row | None:
         process: Process | None = OWNER.get()
         if process is None:
-            return await super().get(key, select=select)
+            return await super()._read(key, select)
         check_key_part(key.partition)
         check_key_part(key.row)
 

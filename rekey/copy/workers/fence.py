@@ -121,10 +121,10 @@ class FencedTable(TableWrapper):
         super().__init__(table)
         self._fence = fence
 
-    async def write(self, operation: Operation) -> str:
-        """Carry out one operation."""
+    async def write_at_address(self, operation: Operation) -> str:
+        """Send one operation to the address of its row."""
         await self._fence.passed()
-        return await super().write(operation)
+        return await super().write_at_address(operation)
 
     async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
         """Apply all operations or none."""

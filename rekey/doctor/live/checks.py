@@ -28,12 +28,14 @@ from rekey.core.clock import TICKS_PER_SECOND, SystemClock, ticks_of
 from rekey.core.edm import BINARY, INT64, canonical_content
 from rekey.core.limits import MAX_KEY_UNITS, MAX_NAME_CHARACTERS, MAX_PROPERTIES
 from rekey.doctor.live.stage import GONE, Scene, opened, sending, told
+from rekey.errors import ServiceError
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, TYPE_SUFFIX, EntityKey, KeyRange, Row, key_of
 from rekey.project.config import account_key
 from rekey.protocol.registry import SAFETY_S
 from rekey.tables.answers import Answer, read_batch
 from rekey.tables.base import MAX_BATCH_OPERATIONS, SIGNED_S, Operation, Verb
 from rekey.tables.credentials import SharedKey
+from rekey.tables.odd_keys import probe_odd_keys
 from rekey.tables.probe import ask
 from rekey.tables.sent import Kind
 from rekey.tables.transport import NoAnswer, NotSent, Request
@@ -183,15 +185,28 @@ async def order(on: Scene) -> Seen:
 
 
 async def odd_keys(on: Scene) -> Seen:
-    """Keys stay as they are, and apart, in writes, addresses and filters."""
+    """Keys stay as they are, and apart, in writes, queries and filters."""
+
+    async def number(name: str) -> str:
+        try:
+            return await on.number(name)
+        except ServiceError as error:
+            return error.code
+
     await on.table.transact(_inserts(on.row(name, N=number) for number, name in enumerate(_ODD)))
-    read = await asyncio.gather(*map(on.number, _ODD))
+    read = await asyncio.gather(*map(number, _ODD))
     wrong = 0
     for low, high in (("A", "b"), ("a", "a."), ("b", "\ufffd")):
         within = KeyRange(EntityKey(on.partition, low), EntityKey(on.partition, high))
         found = [row[ROW_KEY] async for page in on.table.scan(within) for row in page.rows]
         wrong += sorted(found) != sorted(name for name in _ODD if EntityKey(on.partition, name) in within)
     return {"read": read == [str(number) for number in range(len(_ODD))], "filtered": not wrong}
+
+
+async def addresses(on: Scene) -> Seen:
+    """Odd keys arrive as they are where they stand in the address of a row."""
+    misread = await probe_odd_keys(on.table, on.partition)
+    return {"misread": ", ".join(misread.at_addresses) or "nothing"}
 
 
 async def pages(on: Scene) -> Seen:
@@ -478,7 +493,19 @@ def _named(*checks: Check) -> dict[str, Check]:
 # Checks by id, of everything that is a table.
 ALIKE = _named(
     *(insert_once, update_needs_row, conditions, one_winner, replace_and_merge, etags, read_after_write),
-    *(not_repeated, order, odd_keys, pages, moving_scan, ranges, selection, timestamps, changed_since, clock),
+    *(
+        not_repeated,
+        order,
+        odd_keys,
+        addresses,
+        pages,
+        moving_scan,
+        ranges,
+        selection,
+        timestamps,
+        changed_since,
+        clock,
+    ),
     *(service_time, values, value_limits, key_limits, row_limits, transaction, transaction_whole, tables),
 )
 # Checks that need an account behind HTTP.
