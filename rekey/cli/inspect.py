@@ -23,6 +23,7 @@ from rekey.plan.advice.gather import facts_of_profile
 from rekey.plan.render import advice_lines
 from rekey.project.config import load_config
 from rekey.runner.refusals import refusal
+from rekey.tables.similar import similar_tables
 
 
 @command("inspect", example="rekey inspect Users\nrekey inspect Users --exact --json")
@@ -58,5 +59,7 @@ async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tu
                 accounts.tables.table(table), exact=exact, show_keys=show_keys, progress=shell.progress()
             )
         except TableMissing:
-            raise refusal("no-such-table", table=own_name(table), account=account, section=section) from None
+            similar = await similar_tables(accounts.tables, table)
+            said = {"table": own_name(table), "account": account, "section": section, "similar": similar}
+            raise refusal("no-such-table", **said) from None
     return found, facts_of_profile(profile, found.inventory)

@@ -38,6 +38,7 @@ from rekey.stress.run import Bounds, Notes, StressTest
 from rekey.stress.shares import spread_of_rows
 from rekey.stress.spread import Spread
 from rekey.tables.base import TableService
+from rekey.tables.similar import similar_tables
 
 _DEFAULT = Bounds()
 _BATCH, _MOST_BATCH = 10, 100
@@ -194,7 +195,8 @@ async def _spreads(
         spreads, refused = await spread_of_rows(table, migration, exact=exact, progress=progress)
     except TableMissing:
         section, account = config.holding(source)
-        raise refusal("no-such-table", table=own_name(source), account=account, section=section) from None
+        said = {"table": own_name(source), "account": account, "section": section}
+        raise refusal("no-such-table", **said, similar=await similar_tables(tables, source)) from None
     spreads = tuple(spread for spread in spreads if spread.rows)
     if not spreads:
         raise refusal("no-distribution", table=source)

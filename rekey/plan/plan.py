@@ -39,6 +39,7 @@ from rekey.plan.result import Advice, Basis, MigrationPlan, Plan, Problem, Table
 from rekey.plan.subject import PlanOptions, Subject
 from rekey.plan.survey import RowSample, Survey
 from rekey.tables.base import Table, TableService
+from rekey.tables.similar import similar_tables
 
 
 async def make_plan(
@@ -133,7 +134,8 @@ async def _plan(
         plans = []
         for subject, states, survey in zip(subjects, targets, surveys, strict=True):
             maker = makers.get(source.name.lower())
-            found = table_problems(subject.declared, inventory is not None, maker, states)
+            similar = "" if inventory or maker else await similar_tables(tables, source.name)
+            found = table_problems(subject.declared, inventory is not None, maker, states, similar)
             plan = _without_rows(subject, options, inventory, states, found)
             if survey is not None and inventory is not None:
                 survey.finish(sample.parts(inventory), exact=inventory.exact)

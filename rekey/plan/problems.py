@@ -111,7 +111,11 @@ def changes_nothing(migration: Migration) -> bool:
 
 
 def table_problems(
-    declared: Declared, source_exists: bool, made_by: str | None, targets: Sequence[TableState]
+    declared: Declared,
+    source_exists: bool,
+    made_by: str | None,
+    targets: Sequence[TableState],
+    similar: str = "",
 ) -> Iterator[Problem]:
     """Yield the problems of tables that are missing or already hold rows.
 
@@ -120,12 +124,13 @@ def table_problems(
         source_exists: whether the source table is there.
         made_by: the script planned before this one that makes the source table, if one does.
         targets: the target tables; `holds_rows`: with rows that are not this migration's.
+        similar: of a missing source, which tables there are (`similar_tables`).
     """
     source, file = declared.migration.source, declared.path.name
     if not source_exists and made_by is not None:
         yield _problem("source-not-yet", source=source, maker=made_by)
     elif not source_exists:
-        yield _problem("source-missing", source=source, file=file)
+        yield _problem("source-missing", source=source, file=file, similar=similar)
     for target in targets:
         if target.holds_rows:
             yield _problem("target-holds-rows", table=target.table, file=file)

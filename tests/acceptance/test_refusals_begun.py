@@ -56,9 +56,7 @@ def test_a_script_edited_after_its_first_phase_is_refused(begun: Project, name: 
     begun.script(USERS.replace('props.drop("Ssn")', 'props.keep("Ssn")'))
     try:
         with _unchanged(begun):
-            begun.run(*COMMANDS[name]).ended(
-                3, "was edited after its first phase", "Kept:", "put the script back"
-            )
+            begun.run(*COMMANDS[name]).ended(3, "was edited after its first phase", "Kept:", "put that back")
     finally:
         begun.script(USERS)
 

@@ -227,7 +227,7 @@ CASES = [
         facts(D, Phase.RECONCILE, declared=replace(DECLARED, digest="other")),
         True,
         "the script was edited",
-        "status 0001_users",
+        "show 0001_users --script",
         id="edited",
     ),
 ]

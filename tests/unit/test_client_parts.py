@@ -279,6 +279,17 @@ def test_a_table_that_cannot_be_is_refused_when_the_client_is_made(
         view_of(POSTS, table, view)
 
 
+def test_a_view_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    for make in (
+        lambda: view_of(POSTS, "Posts", "newest"),
+        lambda: DualWriteTableClient.from_config("rekey.toml", "0001_users", view="newest"),
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            make()
+        assert refused.value.what == "there is no view 'newest'"
+        assert refused.value.hint.startswith('say view="old"')
+
+
 def plan(**more: Any) -> Plan:
     """Return a plan of a client of USERS."""
     given = {"secrets": SECRETS, "wrapping_key": WRAPPING_KEY, **more}

@@ -31,6 +31,7 @@ from rekey.client.sdk.plan import (
     options_of,
     prepared_with,
     require_primary,
+    view_named,
 )
 from rekey.client.work import Acknowledge
 from rekey.core.limits import is_elsewhere, own_name
@@ -156,11 +157,12 @@ class DualWriting(ABC, Generic[CredentialT]):
             raise ConfigurationError(
                 "neither a view nor a table is given", hint='say view="old" or view="new"'
             )
+        view = None if view is None else view_named(view)
         config = load_config(Path(path))
         prepared = Prepared.of(config, load_script(config.migrations / f"{script_id}.py"))
         migration = prepared.declared.migration
         if table is None:
-            table = migration.source if View(str(view)) is View.OLD else migration.target.table
+            table = migration.source if view is View.OLD else migration.target.table
         own: list[Any] = []
 
         def credential(account: Account) -> Any:

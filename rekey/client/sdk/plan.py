@@ -156,13 +156,22 @@ def view_of(migration: Migration, table: str, view: View | str | None) -> tuple[
             " use the SDK's own TableClient for other tables",
         )
     belongs = View.OLD if name == migration.source else View.NEW
-    if view is not None and View(view) is not belongs:
+    if view is not None and view_named(view) is not belongs:
         raise ConfigurationError(
             f"{name} belongs to the {belongs} view, and view={str(view)!r} was asked for",
             hint=f"the old view addresses {migration.source}, the new one {migration.target.table};"
             " leave `view` away and the table's name decides",
         )
     return belongs, name, name not in (migration.source, migration.target.table)
+
+
+def view_named(view: View | str) -> View:
+    """Return a view by its name. Raises ConfigurationError for another text."""
+    try:
+        return View(str(view))
+    except ValueError:
+        hint = 'say view="old" for the keys before the migration, view="new" for those after it'
+        raise ConfigurationError(f"there is no view {str(view)!r}", hint=hint) from None
 
 
 def prepared_with(

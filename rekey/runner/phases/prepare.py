@@ -21,6 +21,7 @@ from rekey.runner.refusals import refusal
 from rekey.runner.run import Counters, Run, nothing_left
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb
 from rekey.tables.kinds import whole
+from rekey.tables.similar import similar_tables
 
 
 async def gate(run: Run) -> list[str]:
@@ -32,7 +33,8 @@ async def gate(run: Run) -> list[str]:
     if not await run.tables.table_exists(run.source.name):
         section, account = run.config.holding(run.source.name)
         file = run.declared.path.name
-        raise refusal("source-missing", table=run.source, account=account, section=section, file=file)
+        said = {"table": run.source, "account": account, "section": section, "file": file}
+        raise refusal("source-missing", **said, similar=await similar_tables(run.tables, run.source.name))
     reasons = []
     for table in run.mapper.read_once:
         target = whole(run.targets[table])

@@ -1,0 +1,30 @@
+"""The table that somebody meant who named another one."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from difflib import get_close_matches
+
+from rekey.core.limits import is_elsewhere
+from rekey.errors import ServiceError
+from rekey.tables.base import TableService
+
+_LISTED = 10
+
+
+async def similar_tables(service: TableService, name: str) -> str:
+    """Return the beginning of a cure for a table that does not exist: which ones do.
+
+    `write Users, which exists; else `, or a list of all tables where none has a similar name; "" where the
+    account has no table, or does not let them be listed.
+    """
+    if is_elsewhere(name):
+        return ""
+    with suppress(ServiceError):
+        plain = {one.lower(): one for one in sorted(await service.table_names())}
+        if near := get_close_matches(name.lower(), plain, 1, 0.6):
+            return f"write {plain[near[0]]}, which exists; else "
+        if plain:
+            more = ", …" if len(plain) > _LISTED else ""
+            return f"the account has {', '.join([*plain.values()][:_LISTED])}{more}; "
+    return ""
