@@ -39,9 +39,6 @@ def init(shell: Shell, folder: Path) -> ExitCode:
     text, ports = default_config(), running_in_background()
     if len(ports) == 1:
         text = text.replace(endpoint_at(USUAL_PORT), endpoint_at(ports[0]))
-    elif ports and USUAL_PORT not in ports:
-        listed = ", ".join(map(str, ports))
-        shell.note(f"warning: Azurite runs on ports {listed}: name one in {config}, in place of {USUAL_PORT}")
     migrations = config.parent / "migrations"
     keep = migrations / ".gitkeep"
     key = config.parent / WRAPPING_KEY
