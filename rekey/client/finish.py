@@ -13,8 +13,6 @@ Rules kept here (ADR 0017):
   intent stays; where that request is one to the authority, the key is not tried before that time is over.
 * Replicas of a key that this client is writing are left alone (`ClientParts.is_writing`), and a write waits
   while those of its keys are being settled (`let_settle`).
-* What a client has left that is gone is settled by one of those that live, as its own leftovers are: so the
-  other view catches up although no command runs.
 * A leftover never outlives its epoch: `settle` tries each once more before the next epoch is acknowledged, as
   soon as no request for it can take effect any more, and then leaves those of older epochs to the sweeper. In
   another epoch the authority may be another side. So a freeze waits for an open outcome as long as a request
@@ -40,7 +38,6 @@ from rekey.protocol.effects import in_turns
 from rekey.protocol.operations import may_travel
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side, authority
-from rekey.protocol.sweeper import Company
 from rekey.tables.allowance import while_allowed
 
 # Most leftovers that a client keeps; further ones are left to the sweeper.
@@ -61,8 +58,6 @@ class Leftover:
         travels_s: for how many seconds more a request for it may take effect; until then its intent stays.
         attempts: how often it was tried.
         task: tries it repeatedly.
-        others: whether a client that is gone has left it: then its intent is marked, and not removed. That
-            process may only be suspended; the runner knows when nothing can come of it any more.
         lingers: whether it is settled, and only its intent is to stay for `travels_s`.
         trying: whether an attempt is running.
         ends: set by `settle`: the task ends after the running attempt, without another pause.
@@ -73,7 +68,6 @@ class Leftover:
     authority: Side
     decided: bool
     travels_s: float
-    others: bool = False
     lingers: bool = False
     attempts: int = 0
     task: asyncio.Task[None] = field(init=False)
@@ -162,26 +156,9 @@ class Finisher:
         self.client.counters.left += 1
         self._add(Leftover(intent, permit, decides, decided, self.client.late_s if still_open else 0.0))
 
-    async def take_over(self, company: Company) -> None:
-        """Keep, as leftovers, what clients that are gone have left in the journal and nobody has settled.
-
-        Args:
-            company: the clients of the migration, as read before this call.
-
-        Raises:
-            RekeyError: the journal could not be read.
-        """
-        now = self.client.current()
-        decides = None if now is None or now.phase is None else authority(now.phase)
-        if now is None or decides is None:
-            return
-        known = {left.intent.id for left in self._kept}
-        async for intents in self.client.journal.scan():
-            for one in intents:
-                gone = company.is_gone(one.client_id)
-                if gone and not one.settled and not company.is_young(one) and one.id not in known:
-                    ref = IntentRef(one.id, one.side, one.key)
-                    self._add(Leftover(ref, now, decides, decided=True, travels_s=0.0, others=True))
+    def is_kept(self, intent: EntityKey) -> bool:
+        """Tell whether an intent is of a leftover that this client tries by itself. `intent`: its id."""
+        return any(left.intent.id == intent for left in self._kept)
 
     def _forget(self, left: Leftover) -> None:
         self._kept.pop(left, None)
@@ -351,16 +328,13 @@ class Finisher:
             ):
                 async with asyncio.timeout(self.client.longest_operation_s):
                     intent = left.intent
-                    etag = await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
+                    await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
                     done = await self.reverse.settle(left.authority, intent.side, intent.key)
                     self.client.counters.propagated += 1
                     if done.open:
                         left.travels_s = self.client.late_s
                     if not left.travels_s:
-                        if left.others:
-                            await self.client.journal.keep(intent.id, etag)
-                        else:
-                            await self.client.journal.end([intent.id])
+                        await self.client.journal.end([intent.id])
                         self._forget(left)
         except (RekeyError, TimeoutError) as error:
             self.client.counters.replica_failures += 1

@@ -36,6 +36,7 @@ from packaging.requirements import Requirement
 from rekey.core.clock import ticks_of
 from rekey.core.distribution import DISTRIBUTION
 from rekey.core.limits import is_elsewhere
+from rekey.core.processes import is_running
 from rekey.declaration.migration import required_secrets
 from rekey.declaration.scripts import load_scripts
 from rekey.doctor.observed import (
@@ -63,7 +64,6 @@ from rekey.project.config import Account, Config, Gates, account_key, resolve_se
 from rekey.project.secrets_source import SecretKind, SecretSource, read_wrapping
 from rekey.protocol.control import ControlStore
 from rekey.protocol.journal import intents_of
-from rekey.protocol.lease import process_exists
 from rekey.protocol.opening import open_wrapping
 from rekey.protocol.registry import Registry, Standing, standing
 from rekey.state.applied import SCHEMA_FOLDER, schema_version
@@ -280,10 +280,11 @@ def _held_by(lock: Path) -> str:
     try:
         holder = json.loads(lock.read_text("utf-8"))
         pid, host, since = int(holder["pid"]), str(holder["host"]), str(holder["since"])
-    except (OSError, ValueError, KeyError, TypeError):
+        started = str(holder.get("started", ""))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
     # A lock that another machine holds is not visible here, or cannot be tested from here.
-    if sys.platform == "win32" or host != socket.gethostname() or not process_exists(pid):
+    if sys.platform == "win32" or host != socket.gethostname() or not is_running(pid, started):
         return ""
     import fcntl  # not there on Windows
 

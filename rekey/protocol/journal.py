@@ -10,7 +10,7 @@ Rules kept here:
 * The age of an intent is told by the service's Timestamp, never by this machine's clock, and the intent says
   for how long the write that it announces may be in flight. Before a key is worked on again its intent is
   `touch`ed: so a sweeper that takes only intents whose time is over meets no write in flight.
-* With a keyring the key in an intent is sealed, bound to the intent's own key: `times` needs no data key to
+* With a keyring the key in an intent is sealed, bound to the intent's own key: `ages` needs no data key to
   open it, everything that settles does.
 * Removing is idempotent. A sweeper removes on the condition of the ETag it read: an intent touched meanwhile
   stays.
@@ -64,6 +64,7 @@ class Intent:
         open_s: for how many seconds after that the announced write may be in flight; None if it does not say.
         settled: its key was settled since, and it is kept because its process may still send requests.
         etag: as read.
+        claimed_by: other clients that have worked on its key since, first one first.
     """
 
     id: EntityKey
@@ -75,6 +76,27 @@ class Intent:
     open_s: float | None
     settled: bool
     etag: str
+    claimed_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IntentAge:
+    """What is known of an intent without its key.
+
+    Attributes:
+        client_id: the client that made it.
+        at: when it was made, last touched or marked as settled, in ticks by the service's clock.
+        since: since when its replicas may be behind, in ticks, for people: when it was made by the clock of
+            its client, or `at` if that is earlier.
+        open_s: see `Intent`.
+        settled: see `Intent`.
+    """
+
+    client_id: str
+    at: int
+    since: int
+    open_s: float | None
+    settled: bool
 
 
 @dataclass(eq=False, repr=False)
@@ -130,6 +152,28 @@ class Journal:
         client_id = intent_id.partition.removeprefix(_partition(self.script_id, ""))
         return await self.table.upsert(self._intent_row(intent_id, client_id, epoch, side, key))
 
+    async def claim(self, intent: Intent, client_id: str, epoch: int, open_s: float) -> str | None:
+        """Write an intent anew for a client that is about to settle it for another one, unless it changed
+        since it was read. Of several clients that claim it one succeeds.
+
+        Args:
+            intent: as read.
+            client_id: the client that is about to settle it; the intent names it from now on.
+            epoch: the epoch of that client's permit.
+            open_s: for how many seconds that client's requests may be in flight.
+
+        Returns:
+            The intent's new ETag; None when it is gone or has changed.
+        """
+        await self._fresh()
+        row = self._intent_row(intent.id, intent.client_id, epoch, intent.side, intent.key)
+        others = [one for one in intent.claimed_by if one != client_id]
+        row |= {"OpenMs": math.ceil(open_s * 1000), "ClaimedBy": ",".join([*others, client_id])}
+        try:
+            return await self.table.replace(row, etag=intent.etag)
+        except (RowMissing, ConditionFailed):
+            return None
+
     async def end(self, ids: Sequence[EntityKey]) -> None:
         """Remove intents; those that are gone already are no error."""
         for start in range(0, len(ids), MAX_BATCH_OPERATIONS):
@@ -174,11 +218,10 @@ class Journal:
         with suppress(RowMissing, ConditionFailed):
             await self.table.merge(change, etag=etag)
 
-    async def times(self) -> AsyncIterator[list[tuple[int, bool]]]:
-        """Iterate over the intents without opening their keys: when each was made, last touched or marked as
-        settled, in ticks, and whether it is settled and only kept."""
+    async def ages(self) -> AsyncIterator[list[IntentAge]]:
+        """Iterate over the intents without opening their keys."""
         async for page in self.table.scan(intents_of(self.script_id)):
-            yield [(ticks_of(row[TIMESTAMP]), "Settled" in row) for row in page.rows]
+            yield [_age(row) for row in page.rows]
 
     async def clear(self) -> None:
         """Remove all intents of the migration, settled or not; used when the targets are dropped."""
@@ -228,10 +271,22 @@ class Journal:
             client_id=row["Client"],
             epoch=int(row["Epoch"]),
             at=ticks_of(row[TIMESTAMP]),
-            open_s=row["OpenMs"] / 1000 if "OpenMs" in row else None,
+            open_s=_open_s(row),
             settled="Settled" in row,
             etag=etag_of(row),
+            claimed_by=tuple(filter(None, row.get("ClaimedBy", "").split(","))),
         )
+
+
+def _age(row: Row) -> IntentAge:
+    at = ticks_of(row[TIMESTAMP])
+    made = row[ROW_KEY].partition("-")[0]
+    since = min(at, int(made)) if made.isdecimal() else at
+    return IntentAge(row["Client"], at, since, _open_s(row), "Settled" in row)
+
+
+def _open_s(row: Row) -> float | None:
+    return row["OpenMs"] / 1000 if "OpenMs" in row else None
 
 
 def intents_of(script_id: str) -> KeyRange:

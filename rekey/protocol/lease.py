@@ -10,8 +10,8 @@ Rules kept here:
   ever compared.
 * On the same machine a killed runner's lease is taken over at once: the file lock that we hold shows that it
   is dead. That needs the very same locked file (device and inode), the same boot and the same process
-  namespace, and a process id that is gone, or is ours now. Names prove nothing: two containers of one host
-  can have the same hostname, path of the state file and process id.
+  namespace, and a process that has ended: its id is gone, or another process has it, ours included. Names
+  prove nothing: two containers of one host can have the same hostname, path of the state file and process id.
 * Requests of a runner that did not give its lease back may still be in flight. `late_until` says until when
   it may have sent some. A dead one: until a second after it was found dead. One that may only be suspended:
   for as long as the service accepts what it signed before its lease ended. How long a request can take is
@@ -30,10 +30,10 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks, rising_seconds, ticks_of
 from rekey.core.concurrency import cancel
+from rekey.core.processes import boot_id, is_running, process_namespace, started_at
 from rekey.errors import Ambiguous, ConditionFailed, Locked, RowExists, RowMissing, ServiceError, Unavailable
 from rekey.mapping.rows import CONTROL_TABLE, LEASE_ROW_KEY
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, etag_of
@@ -73,6 +73,7 @@ class Holder:
         process: random, of the process.
         lock: device and inode of the file that it has locked; "" for a holder of a version that did not say.
         namespace: the namespace of its process id, "" where there are none.
+        started: when its process started (`started_at`); "" where that is not known.
     """
 
     host: str
@@ -81,11 +82,14 @@ class Holder:
     process: str
     lock: str
     namespace: str
+    started: str = ""
 
     @classmethod
     def current(cls, lock: str) -> Holder:
         """Return this process as a holder; `lock` is the `FileLock.identity` of the file it has locked."""
-        return cls(socket.gethostname(), _boot_id(), os.getpid(), _PROCESS, lock, _namespace())
+        pid = os.getpid()
+        here = boot_id(), pid, _PROCESS, lock, process_namespace()
+        return cls(socket.gethostname(), *here, started_at(pid))
 
 
 def to_row(script_id: str, lease_id: str, holder: Holder) -> Row:
@@ -101,6 +105,7 @@ def to_row(script_id: str, lease_id: str, holder: Holder) -> Row:
         "Process": holder.process,
         "Lock": holder.lock,
         "Namespace": holder.namespace,
+        "Started": holder.started,
         "Renewals": 0,
     }
 
@@ -112,7 +117,7 @@ def lease_key(script_id: str) -> EntityKey:
 
 def holder_of(row: Row) -> Holder:
     """Return the holder that the row of a lease names."""
-    more = row.get("Lock", ""), row.get("Namespace", "")
+    more = row.get("Lock", ""), row.get("Namespace", ""), row.get("Started", "")
     return Holder(row["Host"], row["Boot"], row["Pid"], row["Process"], *more)
 
 
@@ -126,7 +131,7 @@ def is_over(row: Row, server_time: str) -> bool:
     return ticks_of(server_time) >= ends_at(row) + SAFETY_S * TICKS_PER_SECOND
 
 
-def is_dead(holder: Holder, ours: Holder, is_alive: Callable[[int], bool]) -> bool:
+def is_dead(holder: Holder, ours: Holder, runs: Callable[[int, str], bool]) -> bool:
     """Tell whether the holder is a dead process of this machine.
 
     Call only while holding the file lock of our state file: a live holder with the same lock would hold it.
@@ -136,18 +141,7 @@ def is_dead(holder: Holder, ours: Holder, is_alive: Callable[[int], bool]) -> bo
         return False  # from here it cannot be told whether the process lives
     if holder.process == ours.process:
         return False
-    return holder.pid == ours.pid or not is_alive(holder.pid)
-
-
-def process_exists(pid: int) -> bool:
-    """Tell whether a process with this id exists. Only called where there is a boot id: never on Windows."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return holder.pid == ours.pid or not runs(holder.pid, holder.started)
 
 
 @dataclass(eq=False, repr=False)
@@ -158,7 +152,7 @@ class RunnerLease:
         restricted: tables of the restricted account; nothing is asked of them before the lease is entered.
         script_id: the migration.
         lock: the held file lock on the state file.
-        holder, is_alive, monotonic, sleep: this process, the process table and the clock; replaced in tests.
+        holder, runs, monotonic, sleep: this process, the process table and the clock; replaced in tests.
     """
 
     restricted: TableService
@@ -166,7 +160,7 @@ class RunnerLease:
     lock: FileLock
     _: KW_ONLY
     holder: Holder | None = None
-    is_alive: Callable[[int], bool] = process_exists
+    runs: Callable[[int, str], bool] = is_running
     monotonic: Callable[[], float] = rising_seconds
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
@@ -281,7 +275,7 @@ class RunnerLease:
     async def _require_free(self, row: Row) -> None:
         holder = holder_of(row)
         now = await self.restricted.server_time()
-        if is_dead(holder, self._holder, self.is_alive):
+        if is_dead(holder, self._holder, self.runs):
             self.late_until = ticks_of(now) + TICKS_PER_SECOND
             return
         if is_over(row, now):
@@ -327,17 +321,3 @@ class RunnerLease:
         change: Row = {PARTITION_KEY: self._key.partition, ROW_KEY: self._key.row, "Renewals": self._renewals}
         self._etag = await self._table.merge(change, etag=self._etag)
         self._trusted_until = began + DURATION_S
-
-
-def _namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""  # not Linux: such a lease is waited for
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""  # not Linux: such a lease is waited for

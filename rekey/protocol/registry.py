@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -140,6 +140,13 @@ def standing(row: ClientRow, now: int) -> Standing:
 def is_current(row: ClientRow, run_id: str, epoch: int) -> bool:
     """Tell whether the client has acknowledged an epoch of a run: no operation of an older one runs in it."""
     return row.run_id == run_id and row.epoch >= epoch
+
+
+def settlers(rows: Iterable[ClientRow], now: int) -> list[ClientRow]:
+    """Return the clients that settle what dead clients left, in the order in which they begin: those that are
+    live and refuse nothing."""
+    able = [row for row in rows if not row.refuses and standing(row, now) is Standing.LIVE]
+    return sorted(able, key=lambda row: row.client_id)
 
 
 def _ticks(seconds: float) -> int:

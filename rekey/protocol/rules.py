@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from rekey.errors import WritesRefused
-from rekey.phases import ControlPhase
+from rekey.phases import FOLLOWED, ControlPhase
 
 # One of the two tables that a view can address, and that can be the authority.
 Side: TypeAlias = Literal["source", "target"]
@@ -73,6 +73,11 @@ def authority(phase: ControlPhase | None) -> Side | None:
         case ControlPhase.CUTOVER | ControlPhase.COMPLETE | ControlPhase.RETIRED:
             return TARGET
     return SOURCE
+
+
+def is_settled_by_clients(phase: ControlPhase | None) -> bool:
+    """Tell whether live clients settle in a phase what dead ones left; in a freeze the runner does."""
+    return phase in FOLLOWED - {ControlPhase.FREEZE} or phase is ControlPhase.COMPLETE
 
 
 def route(phase: ControlPhase | None, view: View, *, copied: bool, reverse: bool) -> Route:

@@ -24,7 +24,7 @@ from rekey.core.clock import TICKS_PER_SECOND, rising_seconds
 from rekey.core.concurrency import for_each
 from rekey.errors import Findings, ServiceError
 from rekey.model import EntityKey
-from rekey.protocol.journal import Intent, Journal
+from rekey.protocol.journal import Intent, IntentAge, Journal
 from rekey.protocol.registry import SAFETY_S, ClientRow, is_over, refused_at
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side
@@ -101,20 +101,26 @@ class Company:
         """Tell whether the write of an intent may be in flight, if its process was not suspended."""
         return not intent.settled and self.now < self.over_at(intent)
 
-    def over_at(self, intent: Intent) -> int:
+    def over_at(self, intent: Intent | IntentAge) -> int:
         """Return when the write of an intent cannot be in flight any more, if its process was not suspended,
         in ticks of the service's clock."""
         open_s = self.usual_s if intent.open_s is None else intent.open_s
         return intent.at + round(open_s * TICKS_PER_SECOND)
 
     def keeps(self, intent: Intent) -> bool:
-        """Tell whether requests of the process that made an intent may still arrive, although its time is
-        over."""
-        row = self.clients.get(intent.client_id)
+        """Tell whether requests of a process that worked on an intent may still arrive, although its time is
+        over: of the client that made it, or of one that claimed it."""
+        over = self.over_at(intent)
+        return self.unquiet or any(
+            self._may_be_suspended(one, over) for one in (intent.client_id, *intent.claimed_by)
+        )
+
+    def _may_be_suspended(self, client_id: str, over: int) -> bool:
+        row = self.clients.get(client_id)
         if row is None:
-            return self.unquiet  # the client ended in order, or long ago
-        went_on = row.beat_at >= self.over_at(intent) + round(row.longest_s * TICKS_PER_SECOND)
-        return self.unquiet or not (went_on or self.now >= refused_at(row))
+            return False  # the client ended in order, or long ago
+        went_on = row.beat_at >= over + round(row.longest_s * TICKS_PER_SECOND)
+        return not (went_on or self.now >= refused_at(row))
 
 
 class Sweeper:

@@ -479,8 +479,8 @@ async def settle_stale(run: Run, side: Side) -> Swept:
 
 async def any_intent(run: Run) -> bool:
     """Tell whether the journal holds an intent, settled or not; no sealed key is opened."""
-    async for times in run.journal.times():
-        if times:
+    async for ages in run.journal.ages():
+        if ages:
             return True
     return False
 

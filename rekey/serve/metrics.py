@@ -104,6 +104,8 @@ def _gauges(one: dict[str, Any], as_of: str) -> Iterator[tuple[str, str, dict[st
     yield "divergent_rows", "Rows that differed in the last full verification.", {}, one["divergences"]
     journal = one["journal"] or {}
     yield "journal_intents", "Intents that are not settled.", {}, journal.get("depth")
+    abandoned = (journal.get("abandoned") or {"intents": 0})["intents"] if journal else None
+    yield "journal_abandoned_intents", "Unsettled intents of clients that are gone.", {}, abandoned
     if oldest := journal.get("oldest_at"):
         since = datetime.fromisoformat(as_of) - datetime.fromisoformat(oldest)
         yield "journal_oldest_age_seconds", "Age of the oldest intent.", {}, since.total_seconds()

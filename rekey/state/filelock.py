@@ -20,6 +20,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from rekey.core.processes import boot_id, is_running, process_namespace, started_at
 from rekey.errors import Locked
 from rekey.state import files
 from rekey.state.audit import utc_now, utc_text
@@ -47,13 +48,29 @@ else:
         return True
 
 
+def has_ended(state_path: Path) -> bool:
+    """Tell whether the process that last held the lock of a state file is known to have ended. Takes no lock;
+    False where that cannot be told from here."""
+    try:
+        holder = json.loads(_lock_of(state_path).read_text("utf-8"))
+        pid, here = int(holder["pid"]), (str(holder["boot"]), str(holder["namespace"]))
+        started = str(holder["started"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return all(here) and here == (boot_id(), process_namespace()) and not is_running(pid, started)
+
+
+def _lock_of(state_path: Path) -> Path:
+    return state_path.with_name(state_path.name + ".lock")
+
+
 class FileLock:
     """The lock `<state file>.lock`. Not re-entrant: a second one in the same process is refused too."""
 
     def __init__(self, state_path: Path) -> None:
         """Create the lock of a state file; nothing is opened yet."""
         self.state_path = Path(state_path).absolute()
-        self.path = self.state_path.with_name(self.state_path.name + ".lock")
+        self.path = _lock_of(self.state_path)
         self._descriptor: int | None = None
 
     @property
@@ -85,9 +102,17 @@ class FileLock:
         try:
             if not _try_lock(descriptor):
                 raise self._locked(descriptor)
-            # For the error message of another process. A failure is ignored: the lock is the kernel's, so a
-            # full disk must not stop it.
-            holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": utc_text(utc_now())}
+            # For `has_ended`, and for the error message of another process. A failure is ignored: the lock is
+            # the kernel's, so a full disk must not stop it.
+            pid = os.getpid()
+            holder = {
+                "pid": pid,
+                "host": socket.gethostname(),
+                "since": utc_text(utc_now()),
+                "boot": boot_id(),
+                "namespace": process_namespace(),
+                "started": started_at(pid),
+            }
             with suppress(OSError):
                 os.ftruncate(descriptor, 0)
                 os.lseek(descriptor, 0, os.SEEK_SET)

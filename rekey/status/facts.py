@@ -16,11 +16,12 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 from rekey.core.plain import UNTOLD, told
+from rekey.core.processes import is_running
 from rekey.declaration.migration import Declared
 from rekey.errors import RekeyError, ServiceError, TableMissing
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, Cohort
@@ -29,12 +30,24 @@ from rekey.phases import ControlPhase, Phase
 from rekey.present.text import differing
 from rekey.project.config import Config, Gates
 from rekey.protocol.control import ControlRow, ControlStore
-from rekey.protocol.journal import Journal
-from rekey.protocol.lease import Holder, ends_at, holder_of, lease_key, process_exists
+from rekey.protocol.journal import IntentAge, Journal
+from rekey.protocol.lease import Holder, ends_at, holder_of, lease_key
 from rekey.protocol.lease import is_over as lease_is_over
-from rekey.protocol.registry import ClientRow, Registry, is_current, is_over
+from rekey.protocol.registry import (
+    ClientRow,
+    Registry,
+    Standing,
+    is_current,
+    is_over,
+    over_at,
+    settlers,
+    standing,
+)
+from rekey.protocol.rules import is_settled_by_clients
+from rekey.protocol.sweeper import Company
 from rekey.state.applied import aligned, applied_phases, handover
 from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent, erasures
+from rekey.state.filelock import has_ended
 from rekey.state.models import BACKFILL, MigrationRecord, PhaseRun, Segment, Verification
 from rekey.state.store import State
 from rekey.status.pulse import Pulse
@@ -59,6 +72,9 @@ LATE_UNTIL = "late_until"
 # Fact: since when `apply --follow` follows, and why its last cutover was refused, as JSON.
 FOLLOWING = "following"
 
+# Of an intent that does not say how long its write may be in flight, where no client has a row.
+_LONGEST_OPERATION_S = 30.0
+
 EVIDENCE_MISSING = (
     "no signed evidence was exported since `complete` and verified"
     " (`rekey evidence export`, then `rekey evidence verify`)"
@@ -72,28 +88,50 @@ class Lease:
     Attributes:
         host, pid: the process that holds it.
         ends_at: when it ends unless it is renewed, by the service's clock.
-        live: it has not ended, and its process is not known to be gone.
+        live: it has not ended, and its process is not known to have ended.
+        killed: its process is known to have ended, without giving it back.
     """
 
     host: str
     pid: int
     ends_at: str = field(metadata=told("lease_ends_at"))
     live: bool
+    killed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """Unsettled intents whose client does not beat any more: one of the live clients settles them.
+
+    Attributes:
+        intents: how many.
+        clients: of how many clients.
+        since: when the oldest one was made; ticks.
+        due_at: when all of them may be settled, because nothing of their clients can take effect any more;
+            ticks of the service's clock.
+    """
+
+    intents: int
+    clients: int
+    since: int = field(metadata=told(form=format_ticks))
+    due_at: int = field(metadata=told(form=format_ticks))
 
 
 @dataclass(frozen=True, slots=True)
 class Intents:
-    """The intents in the journal: of writes under way, and of keys whose replicas may not be current.
+    """The intents in the journal: of writes in flight, and of keys whose replicas may not be current.
 
     Attributes:
         depth: how many intents are not settled.
-        oldest_at: when the oldest of these was made, ticks of the service's clock; None without any.
+        oldest_at: when the oldest of these was made, ticks; None without any.
         kept: how many more are settled, and kept while requests of their client may still take effect.
+        abandoned: those of `depth` whose clients do not beat any more; None without any.
     """
 
     depth: int
     oldest_at: int | None = field(metadata=told(form=format_ticks))
     kept: int = 0
+    abandoned: Abandoned | None = field(default=None, metadata=told(if_any=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +228,14 @@ class Facts:
     def clients_behind(self) -> tuple[ClientRow, ...]:
         """Live clients that have not acknowledged the control row's epoch."""
         return tuple(row for row in self.live_clients if not self.is_current(row))
+
+    @property
+    def settlers(self) -> tuple[ClientRow, ...]:
+        """The clients that settle what others abandoned, in the order in which they begin; none in a phase in
+        which clients do not."""
+        control = self.control
+        settles = control is not None and is_settled_by_clients(control.phase)
+        return tuple(settlers(self.clients, self.now)) if settles else ()
 
     @property
     def clients_refusing(self) -> tuple[ClientRow, ...]:
@@ -387,7 +433,7 @@ async def look_at(
         if declared.migration.capture == "dual-write":
             registry = Registry(restricted, script_id)
             clients, ended = await registry.list(), await registry.ended()
-            intents = await _intents(restricted, script_id)
+            intents = await _intents(restricted, script_id, clients, now)
         sealed = declared.migration.is_sealed
         ended_at = None if control is None else control.ended_at
         keep_s = config.gates.mapping_retention_s
@@ -397,7 +443,7 @@ async def look_at(
     except ServiceError as error:
         unreachable = f"the restricted store could not be asked: {error.what}"
     ids = state.ledger_ids()
-    pulse = None if at_end else read_pulse(config.state, clock.ticks())
+    pulse = None if at_end or has_ended(config.state) else read_pulse(config.state, clock.ticks())
     window = config.follow.window
     is_ours = pulse is not None and pulse.script_id == script_id and (lease is None or lease.live)
     return Facts(
@@ -426,16 +472,35 @@ async def look_at(
     )
 
 
-async def _intents(restricted: TableService, script_id: str) -> Intents:
-    """Return the number of intents and the time of the oldest, without their keys."""
-    made: list[tuple[int, bool]] = []
+async def _intents(
+    restricted: TableService, script_id: str, clients: Sequence[ClientRow], now: int
+) -> Intents:
+    """Return what the journal holds, without keys. `now`: ticks of the service's clock."""
+    made: list[IntentAge] = []
     try:
-        async for times in Journal(restricted.table(JOURNAL_TABLE), script_id).times():
-            made += times
+        async for ages in Journal(restricted.table(JOURNAL_TABLE), script_id).ages():
+            made += ages
     except TableMissing:
         return Intents(0, None)
-    unsettled = [at for at, settled in made if not settled]
-    return Intents(len(unsettled), min(unsettled, default=None), len(made) - len(unsettled))
+    unsettled = [one for one in made if not one.settled]
+    oldest_at = min((one.since for one in unsettled), default=None)
+    return Intents(len(unsettled), oldest_at, len(made) - len(unsettled), _abandoned(unsettled, clients, now))
+
+
+def _abandoned(unsettled: Sequence[IntentAge], clients: Sequence[ClientRow], now: int) -> Abandoned | None:
+    """Return which intents are of clients that do not beat any more; None: no one."""
+    company = Company.of(clients, now, usual_s=_LONGEST_OPERATION_S)
+    left: list[tuple[IntentAge, int]] = []
+    for one in unsettled:
+        row, over = company.clients.get(one.client_id), company.over_at(one)
+        if row is None and now >= over:
+            left.append((one, one.since + over - one.at))  # `at` is later where somebody tried to settle it
+        elif row is not None and standing(row, now) is not Standing.LIVE:
+            left.append((one, over_at(row)))
+    if not left:
+        return None
+    gone = {one.client_id for one, _ in left}
+    return Abandoned(len(left), len(gone), min(one.since for one, _ in left), max(due for _, due in left))
 
 
 async def _lease(
@@ -452,9 +517,11 @@ async def _lease(
     if not_ours and holder.process == ours.process:
         return None
     here = bool(ours.boot) and (holder.boot, holder.namespace) == (ours.boot, ours.namespace)
+    killed = here and not is_running(holder.pid, holder.started)
     return Lease(
         host=holder.host,
         pid=holder.pid,
         ends_at=format_ticks(ends_at(row)),
-        live=not lease_is_over(row, server_time) and not (here and not process_exists(holder.pid)),
+        live=not lease_is_over(row, server_time) and not killed,
+        killed=killed,
     )

@@ -34,15 +34,19 @@ from rekey.errors import Collision, RowRefused, WriterAtWork, in_words
 from rekey.next_steps import TEXTS as STEPS
 from rekey.next_steps import NextStep, after_findings, apply_to, next_step, with_names
 from rekey.phases import FOLLOWED, ORDER, ControlPhase, Phase
-from rekey.present.text import moment
+from rekey.present.text import counted, moment
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
+from rekey.protocol.rules import is_settled_by_clients
 from rekey.state.audit import SUBJECTS
 from rekey.state.models import BACKFILL, ON_TOP, PLAN_FACT, WATERMARK, PhaseRun
 from rekey.status.facts import ESTIMATED_ROWS, Facts, verification_problem
 from rekey.status.progress import Following, Progress, following, progress_of
 from rekey.tables.sent import OPERATIONS, OnTop, apart, charged, requests_in
 
+# From so many seconds on after their time, unsettled intents of dead clients need attention: by then the last
+# of many live clients has begun to settle them.
+OVERDUE_S = 90.0
 # The entries `sentence`, `command` and `remark` of all verdicts.
 TEXTS = catalogue(Path(__file__).with_name("verdicts.toml"))
 
@@ -453,8 +457,32 @@ def _with_clients(facts: Facts, phase: ControlPhase, found: Verdict) -> Verdict:
         return _told("client-refuses", facts, safe=safe, found=found.sentence, code=code, **said)
     if phase is not ControlPhase.SOURCE and not facts.live_clients:
         sentence = f"{found.sentence} No client of the application is registered: no write is followed."
-        return replace(found, sentence=sentence)
-    return found
+        found = replace(found, sentence=sentence)
+    return _with_abandoned(facts, found) if is_settled_by_clients(phase) else found
+
+
+def _with_abandoned(facts: Facts, found: Verdict) -> Verdict:
+    """Return a verdict changed by writes that dead clients left unfinished, where nobody finishes them: the
+    runner does while it works, and live clients do otherwise."""
+    abandoned = None if facts.intents is None else facts.intents.abandoned
+    if abandoned is None or facts.at_work:
+        return found
+    settlers, due = facts.settlers, moment(format_ticks(abandoned.due_at))
+    said: dict[str, Any] = {
+        "found": found.sentence,
+        "writes": counted(abandoned.intents, "write"),
+        "since": moment(format_ticks(abandoned.since)),
+    }
+    if not settlers:
+        verdict = _told("abandoned", facts, safe=False, **said)
+        if found.command.startswith("verify"):  # which settles them as well
+            return replace(verdict, command=found.command, remark=found.remark)
+        if facts.now >= abandoned.due_at:
+            return verdict
+        return replace(verdict, remark=f"not before {due}: until then requests of those clients may arrive")
+    if facts.now < abandoned.due_at + round(OVERDUE_S * TICKS_PER_SECOND):
+        return found
+    return _told("abandoned-overdue", facts, safe=False, client=_named(settlers), due=due, **said)
 
 
 _RESTART = "see what that client logs, and restart it"

@@ -22,6 +22,7 @@ from rekey.mapping.rows import WHOLE
 from rekey.phases import ControlPhase
 from rekey.present.text import LABEL, counted, differing, duration, labelled, moment, wrapped
 from rekey.protocol.registry import Standing
+from rekey.status.facts import Abandoned, Facts
 from rekey.status.judge import Client, Status
 from rekey.status.progress import how_far
 from rekey.tables.sent import OnTop
@@ -124,11 +125,30 @@ def _followed(status: Status, verbose: bool) -> _Fields:
         if intents.kept:
             said += f"; {intents.kept:,} settled and kept: a client that was given up may still write"
         yield "journal", said
+        if intents.abandoned is not None:
+            yield "abandoned", _abandoned(facts, intents.abandoned)
     if counters:
         writes = counted(counters.get("writes", 0), "write")
         failures = counted(counters.get("replica_failures", 0), "replica failure")
         reads = (f"{counters.get(name, 0):,} {name}" for name in ("matched", "mismatched", "ignored"))
         yield "counted", f"{writes}, {failures}; shadow reads: {', '.join(reads)}"
+
+
+def _abandoned(facts: Facts, left: Abandoned) -> str:
+    """Return what clients that are gone left unfinished, since when, and who finishes it when."""
+    whose = counted(left.clients, "client")
+    said = (
+        f"{counted(left.intents, 'write')} of {whose} gone, the first of {moment(format_ticks(left.since))}"
+    )
+    if facts.at_work:
+        return f"{said}; the runner that is at work finishes them"
+    when = "now" if facts.now >= left.due_at else f"from {moment(format_ticks(left.due_at))} on"
+    if not facts.settlers:
+        return f"{said}; no live client finishes them; the next command can {when}"
+    first = facts.settlers[0]
+    others = len(facts.settlers) - 1
+    more = f", or one of {others:,} more if it cannot" if others else ""
+    return f"{said}; {first.name} (process {first.pid} on {first.host}) finishes them {when}{more}"
 
 
 def _clients(clients: Sequence[Client], verbose: bool) -> _Fields:
@@ -205,6 +225,8 @@ def _kept(status: Status) -> _Fields:
         yield "mapping", f"erased; last on {max(erased)}"
     if lease is not None:
         state = f"until {moment(lease.ends_at)} unless renewed" if lease.live else "gone; its lease is free"
+        if lease.killed:
+            state = "was killed; its lease is free, the next command need not wait"
         yield "runner", f"process {lease.pid} on {lease.host}, {state}"
 
 

@@ -1,21 +1,16 @@
-"""A client lets go of an epoch while its application goes on writing at full speed; what dead clients left is
-settled by a live one."""
+"""A client lets go of an epoch while its application goes on writing at full speed."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace as changed
 
 import pytest
 
 from rekey.client.work import LATE_S
-from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import RowExists, Unavailable
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import key_of
 from rekey.phases import ControlPhase
-from rekey.protocol.registry import ClientRow
-from rekey.protocol.sweeper import Company
 from tests.dualwriting import delete, insert, memory_world, replace
 from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.memory import MemoryTableService
@@ -173,40 +168,6 @@ async def test_a_refused_write_whose_intent_is_still_there_tells_nothing_of_the_
 
 async def _pass_by(_seconds: float) -> None:
     await asyncio.sleep(0)
-
-
-def client_row(name: str, beat_at: int) -> ClientRow:
-    """Return the row of a client."""
-    return ClientRow(name, name, "old", "host", 1, "0", 1, 15.0, 30.0, beat_at=beat_at)
-
-
-async def test_a_live_client_settles_what_a_dead_one_has_left_and_leaves_the_intent_to_the_runner(
-    memory: MemoryTableService,
-) -> None:
-    """The other view catches up although no command runs; the dead process may only be suspended."""
-    world = await memory_world(USERS, memory).prepare([user("ann@example.com", Age=1)])
-    dead, living = world.writer(client="dead", sleep=_never), world.writer(client="living")
-    memory.faults = PlannedFaults(Planned(Fault(FaultKind.NOT_SENT), table="UsersV2", times=1_000))
-    await dead.write([replace(user("ann@example.com", Age=2))])
-    await dead.finisher.wait()
-    memory.faults = PlannedFaults()
-    now = memory.clock.ticks()
-    later = now + 60 * TICKS_PER_SECOND
-    young = Company(now, {"dead": client_row("dead", 0)}, usual_s=35.0)
-    alive = Company(later, {"dead": client_row("dead", later)}, 35.0)
-    for company in (young, alive):
-        await living.finisher.take_over(company)
-        assert living.left == 0, "its write may be under way, or it tries by itself"
-    await living.finisher.take_over(changed(young, now=later))
-    assert living.left == 1
-    await living.settle()
-    assert memory.dump("UsersV2")[0]["Age"] == 2
-    [intent] = memory.dump(JOURNAL_TABLE)
-    assert intent["Settled"] is True
-    await living.finisher.take_over(changed(young, now=2 * later))
-    assert living.left == 0, "settled once"
-    await world.sweep()
-    await world.assert_quiet()
 
 
 async def test_a_freeze_waits_for_an_open_outcome_only_as_long_as_a_request_can_be_late(

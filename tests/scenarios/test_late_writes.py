@@ -18,6 +18,7 @@ from rekey.client.sdk.core import ClientCore
 from rekey.client.work import ClientParts
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.concurrency import cancel
+from rekey.core.processes import boot_id
 from rekey.errors import Ambiguous, GateClosed, Interrupted, Moved, ServiceError
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
@@ -154,7 +155,7 @@ def test_what_could_not_be_written_while_it_was_announced_is_not_sent_and_is_sai
 
 def killed_elsewhere(ours: Company) -> None:
     """Let a runner of another machine be killed in the middle of its work, and its lease end."""
-    with mock.patch.object(lease, "_boot_id", lambda: "another"), ours.killing_the_runner(8):
+    with mock.patch.object(lease, "boot_id", lambda: "another"), ours.killing_the_runner(8):
         ours.apply()
     ours.live(lease.DURATION_S + lease.SAFETY_S + 1)
 
@@ -549,8 +550,8 @@ def test_what_a_killed_copy_had_sent_lands_before_the_last_pass_of_a_cutover(
     """Of a process of another machine nobody knows that it is dead: when its lease is over it may still send
     what it has signed."""
     delta = Delta(tmp_path)
-    boot = lease._boot_id() if machine == "this" else machine
-    with mock.patch.object(lease, "_boot_id", lambda: boot):
+    boot = boot_id() if machine == "this" else machine
+    with mock.patch.object(lease, "boot_id", lambda: boot):
         sent = delta.killed_at_first_batch_to("UsersV2")
     delta.project.clock.advance(over_s)
     delta.lands_after(lands_s, "tables", sent)

@@ -124,7 +124,7 @@ class Runners:
             SCRIPT,
             self.lock,
             holder=holder,
-            is_alive=self.alive.__contains__,
+            runs=lambda pid, _started: pid in self.alive,
             monotonic=self.hand.monotonic,
             sleep=self.hand.sleep,
         )
@@ -222,19 +222,21 @@ async def test_a_dead_process_id_proves_nothing_elsewhere(
 
 def test_only_a_process_that_is_gone_is_dead() -> None:
     ours = replace(HERE, pid=101, process="process-3")
-    assert is_dead(HERE, ours, lambda pid: False)
-    assert not is_dead(HERE, ours, lambda pid: True)
-    assert is_dead(replace(HERE, pid=101), ours, lambda pid: True), "our own id, from an earlier process"
-    assert not is_dead(replace(HERE, process="process-3"), ours, lambda pid: False), "another lease of ours"
+    assert is_dead(HERE, ours, lambda _pid, _started: False)
+    assert not is_dead(HERE, ours, lambda _pid, _started: True)
+    assert is_dead(replace(HERE, pid=101), ours, lambda _pid, _started: True), "an earlier process had our id"
+    assert not is_dead(replace(HERE, process="process-3"), ours, lambda _pid, _started: False), (
+        "our own other lease"
+    )
     for unknown in ({"boot": ""}, {"lock": ""}, {"namespace": ""}):
         theirs, here = replace(HERE, **unknown), replace(ours, **unknown)  # type: ignore[arg-type]
-        assert not is_dead(theirs, here, lambda pid: False), f"unknown: {unknown}"
+        assert not is_dead(theirs, here, lambda _pid, _started: False), f"unknown: {unknown}"
 
 
 def test_a_lease_of_a_version_that_did_not_say_where_it_runs_is_waited_for(lock: FileLock) -> None:
     ours = Holder.current(lock.identity)
     row = {"Host": ours.host, "Boot": ours.boot, "Pid": ours.pid, "Process": "p", "State": "0" * 64}
-    assert not is_dead(holder_of(row), ours, lambda pid: False)
+    assert not is_dead(holder_of(row), ours, lambda _pid, _started: False)
 
 
 def test_the_holder_is_told_by_the_file_that_is_locked_not_by_its_path(tmp_path: Path) -> None:
@@ -246,7 +248,7 @@ def test_the_holder_is_told_by_the_file_that_is_locked_not_by_its_path(tmp_path:
         with FileLock(path) as second:
             other = Holder.current(second.identity)
     assert one.lock != other.lock
-    assert not is_dead(one, replace(other, process="another"), lambda pid: False)
+    assert not is_dead(one, replace(other, process="another"), lambda _pid, _started: False)
 
 
 async def test_a_lease_taken_over_says_what_may_be_under_way(runners: Runners, hand: HandClock) -> None:

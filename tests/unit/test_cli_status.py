@@ -22,7 +22,18 @@ from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent
 from rekey.state.models import WATERMARK, PhaseRun, Segment, Verification
 from rekey.state.store import State
 from rekey.status import tell
-from rekey.status.facts import RETURNED_AFTER, UNFOLLOWED, Facts, Intents, Lease, Wait, look_at, waits
+from rekey.status.facts import (
+    RETURNED_AFTER,
+    UNFOLLOWED,
+    Abandoned,
+    Facts,
+    Intents,
+    Lease,
+    Wait,
+    _intents,
+    look_at,
+    waits,
+)
 from rekey.status.judge import judge
 from tests.fakeclock import FakeClock
 from tests.memory import MemoryTableService
@@ -455,6 +466,95 @@ def test_the_journal_tells_how_far_replicas_are_behind() -> None:
         "kept": 0,
     }
     assert judge(dual(ControlPhase.COMPLETE, Phase.COMPLETE, WEB)).lag_s is None
+
+
+ABANDONED = Abandoned(3, 1, since=ticks_of(NOW) - 200 * SECOND, due_at=ticks_of(NOW) - 10 * SECOND)
+"""Of a client that is gone; due since ten seconds."""
+
+
+def left(abandoned: Abandoned, *clients: ClientRow, **more: Any) -> Facts:
+    intents = Intents(abandoned.intents, abandoned.since, abandoned=abandoned)
+    return dual(C, Phase.CUTOVER, *clients, intents=intents, **more)
+
+
+def test_writes_that_dead_clients_left_are_told_with_who_finishes_them_and_when() -> None:
+    known = left(ABANDONED, replace(WEB, client_id="b", name="reader"), WEB, aged(300, name="dead"))
+    assert judge(known).verdict.safe, "somebody is about to finish them"
+    text = " ".join(told(known).split())
+    assert "3 writes of 1 client gone, the first of 2024-01-01 23:56:40Z" in text
+    assert "reader (process 12 on host-b) finishes them now, or one of 1 more if it cannot" in text
+    early = replace(ABANDONED, due_at=ticks_of(NOW) + 20 * SECOND)
+    assert "finishes them from 2024-01-02 00:00:20Z on" in " ".join(told(left(early, WEB)).split())
+    assert judge(known).as_json()["journal"]["abandoned"] == {
+        "intents": 3,
+        "clients": 1,
+        "since": "2024-01-01T23:56:40.0000000Z",
+        "due_at": "2024-01-01T23:59:50.0000000Z",
+    }
+
+
+def test_writes_that_nobody_finishes_need_attention_and_a_command() -> None:
+    alone = judge(left(ABANDONED, aged(300, name="dead")))
+    assert (alone.verdict.safe, alone.verdict.command) == (False, f"verify {SCRIPT} --mode sample")
+    assert "3 writes of clients that are gone, the first of 2024-01-01 23:56:40Z" in alone.verdict.sentence
+    assert "no live client is registered that would finish them" in alone.verdict.sentence
+    early = judge(left(replace(ABANDONED, due_at=ticks_of(NOW) + 20 * SECOND), aged(30, name="dead")))
+    assert early.verdict.remark.startswith("not before 2024-01-02 00:00:20Z")
+    overdue = judge(left(replace(ABANDONED, due_at=ticks_of(NOW) - 91 * SECOND), WEB))
+    assert (overdue.verdict.safe, overdue.verdict.command) == (False, f"verify {SCRIPT} --mode sample")
+    assert "web (process 12 on host-b) should have finished them" in overdue.verdict.sentence
+    unverified = Intents(3, ABANDONED.since, abandoned=ABANDONED)
+    compares = judge(dual(D, Phase.RECONCILE, intents=unverified)).verdict
+    assert (compares.safe, compares.command) == (False, f"verify {SCRIPT} --mode full"), "that settles, too"
+    refusing = judge(left(ABANDONED, replace(WEB, refuses="digest-moved")))
+    assert refusing.facts.settlers == (), "what refuses writes settles nothing"
+
+
+def test_writes_that_dead_clients_left_are_the_runners_while_it_works() -> None:
+    at_work = left(ABANDONED, lease=LIVE)
+    assert judge(at_work).verdict.safe
+    assert "the runner that is at work finishes them" in " ".join(told(at_work).split())
+
+
+async def test_intents_of_clients_that_do_not_beat_any_more_are_abandoned() -> None:
+    """Not those of live clients, and not young ones of processes without a row."""
+    clock = FakeClock()
+    memory = MemoryTableService(clock=clock)
+    await memory.create_table(JOURNAL_TABLE)
+    journal = Journal(memory.table(JOURNAL_TABLE), SCRIPT, open_s=35.0, now=memory.clock.ticks)
+    for client_id in ("live", "silent", "silent", "over", "ended"):
+        await journal.begin(client_id, 1, "source", [EntityKey("p", "r")])
+    [kept] = await journal.begin("over", 1, "source", [EntityKey("p", "r")])
+    await journal.keep(kept, "*")
+    began = memory.clock.ticks()
+
+    def row(client_id: str, at: int) -> ClientRow:
+        return replace(WEB, client_id=client_id, beat_at=at)
+
+    now = began + 20 * SECOND
+    rows = [row("live", now), row("silent", began), row("over", began - 3600 * SECOND)]
+    soon = await _intents(memory, SCRIPT, rows, now)
+    assert (soon.depth, soon.kept) == (5, 1)
+    assert soon.abandoned is not None
+    assert (soon.abandoned.intents, soon.abandoned.clients) == (3, 2)
+    assert soon.abandoned.due_at == began + 50 * SECOND
+    later = await _intents(memory, SCRIPT, rows, began + 36 * SECOND)
+    assert later.abandoned is not None
+    assert (later.abandoned.intents, later.abandoned.clients) == (5, 4)
+    [intent] = [one async for page in journal.scan() for one in page if one.client_id == "ended"]
+    clock.advance(60)
+    assert await journal.claim(intent, "live", 1, 20.0)
+    claimed = await _intents(memory, SCRIPT, rows, began + 100 * SECOND)
+    assert claimed.oldest_at == began, "trying again makes nothing younger"
+    assert claimed.abandoned is not None
+    assert claimed.abandoned.since == began
+
+
+def test_a_killed_runner_is_told_at_once() -> None:
+    killed = replace(LIVE, live=False, killed=True)
+    text = " ".join(told(dual(D, Phase.DUAL_WRITE, WEB, lease=killed)).split())
+    assert "process 4711 on host-a, was killed; its lease is free, the next command need not wait" in text
+    assert "next rekey apply 0001_users" in text
 
 
 def test_what_clients_have_counted_is_added_up_also_of_those_that_ended() -> None:

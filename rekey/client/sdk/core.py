@@ -29,6 +29,7 @@ from rekey.client.sdk.calls import Read
 from rekey.client.sdk.plan import Plan
 from rekey.client.send import send_alone
 from rekey.client.shadow import Shadow
+from rekey.client.takeover import TakeOver, pause_s
 from rekey.client.work import ClientParts, Counters, refused_by
 from rekey.core.concurrency import cancel
 from rekey.errors import (
@@ -48,33 +49,25 @@ from rekey.protocol.journal import Journal
 from rekey.protocol.opening import OpenMigration, open_migration
 from rekey.protocol.registry import SAFETY_S, Registry
 from rekey.protocol.rules import NEW_VIEW_CLOSED, View, index_write_refused, reads_refused, refusal
-from rekey.protocol.sweeper import Company
 from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Accounts, Operation, TableService
 from rekey.tables.wire import decode_row, decode_rows
 
 TABLE_IN_USE = "table-in-use"
 WRAPPING_KEY_MOVED = "wrapping-key-moved"
-# Seconds between two looks at what clients that are gone have left.
-TAKE_OVER_EVERY_S = 10.0
 # Most replica rows of one key that are read or written at the same time.
 _REPLICAS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Working:
-    """The writer and the shadow reads for one run of the migration, and the task that takes over what
-    clients that are gone have left."""
+    """The writer, the shadow reads and the taking over of what dead clients left, for one run of the
+    migration."""
 
     run_id: str
     writer: Writer
     shadow: Shadow
-    takes_over: asyncio.Task[None]
-
-    async def end(self) -> None:
-        """End what goes on beside writes."""
-        await cancel([self.takes_over])
-        await self.shadow.close()
+    takes_over: TakeOver
 
 
 class ClientCore:
@@ -90,6 +83,7 @@ class ClientCore:
         self._migration: OpenMigration | None = None
         self._lease: ClientLease | None = None
         self._working: _Working | None = None
+        self._takes_over: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
@@ -132,6 +126,7 @@ class ClientCore:
                 await accounts.close()
                 raise
             self._lease = lease
+            self._takes_over = asyncio.create_task(self._take_over(lease))
             return lease
 
     async def _look_at_tables(self, tables: TableService, control: ControlRow | None) -> None:
@@ -166,14 +161,17 @@ class ClientCore:
         self._closed = True
         async with self._opening:  # otherwise a client that is registering now would beat for ever
             working, lease, migration = self._working, self._lease, self._migration
+            takes_over = self._takes_over
         self._migration = None
+        if takes_over is not None:
+            await cancel([takes_over])
         if working is not None:
-            await working.end()
+            await working.shadow.close()
         try:
             if lease is not None:
                 await lease.close()
             if self._working is not None:
-                await self._working.end()
+                await self._working.shadow.close()
                 await self._working.writer.close()
         finally:
             if migration is not None:
@@ -304,27 +302,25 @@ class ClientCore:
             )
             shadow = Shadow(client, plan.shadow_reads, plan.shadow_seed)
             writer = Writer(client)
-            takes_over = asyncio.create_task(self._take_over(lease, writer))
+            takes_over = TakeOver(writer.finisher)
             self._working = working = _Working(control.run_id, writer, shadow, takes_over)
             if before is not None:
-                await before.end()
+                await before.shadow.close()
                 await before.writer.close()
             return working
 
-    async def _take_over(self, lease: ClientLease, writer: Writer) -> None:
-        """Settle from time to time what clients that are gone have left: of the live ones, the one whose id
-        comes first. Two of them for a moment do no harm."""
+    async def _take_over(self, lease: ClientLease) -> None:
+        """Settle from time to time what dead clients left, also where this client never writes."""
+        more = False
         while True:
-            await asyncio.sleep(TAKE_OVER_EVERY_S)
+            await asyncio.sleep(pause_s(lease.jitter()) if not more else 0)
+            more = False
+            control = lease.control
+            if control is None or lease.current() is None:
+                continue
             with suppress(RekeyError):  # the next look tries again
-                rows = await lease.registry.list()
-                own = next((row for row in rows if row.client_id == lease.client_id), None)
-                if own is None:
-                    continue
-                # The Timestamp of the own row is the service's time, as of the last beat.
-                company = Company.of(rows, own.beat_at, usual_s=own.longest_s)
-                if own.client_id == min(one for one in company.clients if not company.is_gone(one)):
-                    await writer.finisher.take_over(company)
+                working = await self._worker(lease, control)
+                more = (await working.takes_over.look(lease.registry)).more
 
     def _opened(self) -> OpenMigration:
         if self._migration is None:
