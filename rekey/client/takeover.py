@@ -11,7 +11,6 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -142,8 +141,6 @@ class TakeOver:
                 break
         groups = [some[:_MOST_OF_A_KEY] for some in due.values()]
         self._skipped = Counter({one.id: self._skipped[one.id] for some in groups for one in some})
-        # Clients that work on the same intents begin at different ones.
-        random.Random(client.client_id).shuffle(groups)  # noqa: S311 - an order
         settled = 0
         for start in range(0, len(groups), _AT_ONCE):
             some = groups[start : start + _AT_ONCE]

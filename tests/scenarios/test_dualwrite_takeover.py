@@ -95,7 +95,7 @@ async def test_of_two_clients_that_come_at_once_one_settles_each_key() -> None:
     writers = [world.writer(client=name) for name in ("one", "other")]
     came = await asyncio.gather(*(take_over(world, one, company(memory, 60)) for one in writers))
     assert sum(one.settled for one in came) == len(names)
-    assert min(one.settled for one in came) > 0, "they begin at different keys"
+    assert min(one.settled for one in came) > 0, "they share the work"
     assert {row["ClaimedBy"] for row in memory.dump(JOURNAL_TABLE)} == {"one", "other"}
     await world.sweep()
     await world.assert_quiet()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,16 +13,20 @@ from typing import Any
 import pytest
 
 from rekey.core.clock import ticks_of
+from rekey.core.processes import started_at
 from rekey.declaration.migration import Declared, Migration
-from rekey.mapping.rows import JOURNAL_TABLE
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE
 from rekey.model import EntityKey
 from rekey.phases import ORDER, ControlPhase, Phase
 from rekey.present.text import moment
 from rekey.project.config import Account, Config, Gates, Limits
+from rekey.protocol import lease
 from rekey.protocol.control import ControlRow
 from rekey.protocol.journal import Journal
+from rekey.protocol.lease import Holder
 from rekey.protocol.registry import ClientRow, Registry
 from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent
+from rekey.state.filelock import FileLock
 from rekey.state.models import WATERMARK, PhaseRun, Segment, Verification
 from rekey.state.store import State
 from rekey.status import tell
@@ -35,7 +43,9 @@ from rekey.status.facts import (
     waits,
 )
 from rekey.status.judge import judge
+from rekey.status.pulse import Pulse, write
 from tests.fakeclock import FakeClock
+from tests.faults import Fault, FaultKind, Planned, PlannedFaults
 from tests.memory import MemoryTableService
 from tests.worlds import SCRIPT, USERS
 
@@ -612,3 +622,41 @@ async def test_clients_and_journal_are_looked_at_in_capture_dual_write_only(
         assert found.now - (found.intents.oldest_at or 0) == 2 * SECOND
         delta = await look_at(DECLARED, {SCRIPT: DECLARED}, config, state, memory, clock)
         assert (delta.clients, delta.intents) == ((), None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="told by /proc")
+async def test_a_runner_of_this_machine_that_was_killed_is_not_at_work(
+    memory: MemoryTableService, clock: FakeClock, tmp_path: Path
+) -> None:
+    """Its lease has not ended, its parent has not collected it, and it left its pulse: also where the store
+    cannot be asked nobody is told to look again."""
+    config = Config(
+        tmp_path / "rekey.toml", ACCOUNT, ACCOUNT, tmp_path / "state", tmp_path, {}, Limits(), Gates()
+    )
+    await memory.create_table(CONTROL_TABLE)
+    runner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    here = Holder.current(lock="1:2")
+    holder = replace(here, pid=runner.pid, process="runner", started=started_at(runner.pid))
+    record = {"pid": runner.pid, "host": here.host, "since": NOW, "boot": here.boot}
+    record |= {"namespace": here.namespace, "started": holder.started}
+    await memory.table(CONTROL_TABLE).insert(lease.to_row(SCRIPT, "id", holder))
+
+    async def at_work() -> tuple[bool, bool]:
+        write(config.state, Pulse(clock.ticks(), SCRIPT))
+        memory.faults = PlannedFaults()
+        known = await look_at(DUAL, {SCRIPT: DUAL}, config, state, memory, clock)
+        assert known.lease is not None
+        assert known.lease.killed is not known.at_work
+        memory.faults = PlannedFaults(Planned(Fault(FaultKind.NOT_SENT), times=100))
+        away = await look_at(DUAL, {SCRIPT: DUAL}, config, state, memory, clock)
+        assert away.unreachable
+        return known.at_work, away.at_work
+
+    with State.open(config.state) as state:
+        FileLock(config.state).path.write_text(json.dumps(record))
+        assert await at_work() == (True, True)
+        runner.kill()
+        os.waitid(os.P_PID, runner.pid, os.WEXITED | os.WNOWAIT)
+        assert await at_work() == (False, False)
+        runner.communicate()
+        assert await at_work() == (False, False)
