@@ -80,7 +80,7 @@ def after_findings(
     elif kinds:
         code = "mend" if kinds - _UP_TO_PEOPLE else "collision"
     else:
-        code = "settle" if report.get("unsettled") else "mend"
+        code = "settle" if report.get("unsettled") else "compare-again" if "unexplained" in report else "mend"
     if following and code != "collision":
         code = "mend-followed" if code == "mend" else "followed"
     return next_step(code, script=script, source=source)

@@ -313,8 +313,9 @@ def record(run: Run, report: FullReport) -> None:
 
 
 def wrong(report: FullReport) -> int:
-    """Return how many rows differ, stable or unsettled: a clean verification has none."""
-    return report.found.stable + report.found.unsettled
+    """Return how many rows differ, stable or unsettled, or buckets that no row explains: a clean verification
+    has none."""
+    return report.found.stable + report.found.unsettled + report.unexplained
 
 
 # --- what the last one says to the gates -------------------------------------------------------------------

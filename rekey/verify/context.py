@@ -32,11 +32,14 @@ class RecheckPolicy:
     Attributes:
         delay_s: seconds between two observations of one difference; it counts when both are the same.
         limit_s: seconds after which a row that never stands still is reported as unsettled.
+        collision_s: seconds after which replicas that collide, and stand still, count although the journal
+            announces a write: longer than a write is in flight.
         chunk: at most this many candidates are open at a time (bounds memory).
     """
 
     delay_s: float = 1.0
     limit_s: float = 600.0
+    collision_s: float = 30.0
     chunk: int = 4096
 
 

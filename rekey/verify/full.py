@@ -14,7 +14,10 @@ Rules kept here:
   out of the sums, propagated, observed, and put back as they are then: so equal sums prove the tables equal
   after that, too. In a comparison that was cut off and goes on, all is read again, and sums stay as read.
 * The joins give candidates, not findings: tables changed while they were read. Each candidate is observed by
-  point reads until it is gone or stands still (`settle`).
+  itself until it is gone or stands still (`settle`).
+* The sums of the buckets that differed are made anew, of the rows of the second pass that match and of the
+  candidates as they were observed last (`Reread`). So counts and digests of a report agree with its findings;
+  where they do not, although nothing is pending, the comparison itself cannot be relied on and says so.
 * The sums are additive: work can stop after any page and be resumed (`Partial`), and sums of parts made
   elsewhere add up. The report says when which rows were read; rows that changed since were read again where
   that made a difference.
@@ -54,7 +57,7 @@ Side: TypeAlias = tuple[int, int, Row, EntityKey | None]
 MAX_CLAIMS = 16
 
 EXPECTED, ACTUAL, REFUSED = 0, 1, 2
-_SIDE, _TABLE, _PARTITION, _ROW, _CONTENT, _SOURCE_PARTITION, _SOURCE_ROW = range(7)
+_SIDE, _TABLE, _PARTITION, _ROW, _CONTENT, _DIGEST, _SOURCE_PARTITION, _SOURCE_ROW = range(8)
 
 
 class Reader(Protocol):
@@ -105,7 +108,7 @@ async def full(
             work.start_over(number, ctx.mapper.together if number in ctx.mapper.together else {number})
     work.sit_down(ctx.now())
     sides = list(zip(work.expected, work.actual, strict=True))
-    found, repaired = Findings(), None
+    found, repaired, changed_between = Findings(), None, False
     with ExitStack() as stack:
         trace = stack.enter_context(Trace(ctx.folder)) if traces else None
         with patient_collector():
@@ -113,33 +116,33 @@ async def full(
                 await sum_up(ctx, work, checkpoint=checkpoint, trace=trace)
             else:
                 await reader.sum_up(ctx, work, checkpoint=checkpoint)
-        differing = [expected.differing(actual) for expected, actual in sides]
+        differing = at_first = [expected.differing(actual) for expected, actual in sides]
         if work.refused or any(differing):
             stack.enter_context(on_top(OnTop.CHANGES))
             spilled = stack.enter_context(Spill[Record](ctx.folder, by_key))
             unmatched = stack.enter_context(Spill[Record](ctx.folder, by_content))
             kept = stack.enter_context(Spill[Found](ctx.folder, _by_row))
-            again = None
+            again: Again | Reread
             if trace is not None:
                 again = await spill_left_over(ctx, trace, differing, spilled)
             else:
+                again = Reread(differing)
                 read = spill_rows if reader is None else reader.spill_rows
                 await read(ctx, work.parts, differing, spilled)
             collector = Collector(ctx, kept if repair else None)
-            candidates = _candidates(spilled, unmatched)
+            candidates = _candidates(spilled, unmatched, again)
             while portion := list(islice(candidates, MOST)):
                 if ctx.brings:
                     collector.brought = await bring(ctx, portion)
                 async for settled in settle(ctx, iter(portion)):
                     collector.take(settled)
-                    if again is not None:
-                        again.put_back(settled)
+                    again.put_back(settled)
             found = collector.findings()
             if repair:
                 repaired = await repair_all(ctx, kept)
-            if again is not None:
-                again.change(work)
-                differing = [expected.differing(actual) for expected, actual in sides]
+            again.change(work)
+            differing = [expected.differing(actual) for expected, actual in sides]
+            changed_between = not again.exact
     return FullReport(
         started_at=work.begun_at,
         finished_at=ctx.now(),
@@ -154,12 +157,14 @@ async def full(
                 expected_digest=expected.content_digest(),
                 actual_digest=actual.content_digest(),
                 differing_buckets=len(differing[number]),
+                reread_buckets=len(at_first[number]),
                 not_compared=tuple(sorted(ctx.not_compared(number))),
                 row_keys_begin=ctx.mapper.migration.secondary.get(number, ""),
             )
             for number, (target, (expected, actual)) in enumerate(zip(ctx.targets, sides, strict=True))
         ),
         found=found,
+        changed_between=changed_between,
         repair=repaired,
         source_digest=told_digest(work.source),
         read=tuple(TableRead(ctx.table(one.table).name, *one[1:]) for one in work.reads.values()),
@@ -173,22 +178,13 @@ class TooMany(Exception):
     """More rows differ than are worth bringing one by one."""
 
 
-class Again:
-    """Rows that are taken out of a comparison's sums because they are compared again, and put back as they
-    were seen last.
+class Changes:
+    """Changes of a comparison's sums: rows of settled candidates, as they were observed last."""
 
-    Where a row changed between its first and its second reading, what the sums held of it is not known: then
-    they are left as they are, and say what was read first.
-    """
+    exact = True
 
     def __init__(self) -> None:
-        self.exact = True
         self._changes: list[tuple[bool, int, EntityKey, bytes, int]] = []
-
-    def take_out(self, one: Side, digest: bytes) -> None:
-        """Take out a row that was read again, by its digest."""
-        side, number, row, _ = one
-        self._changes.append((side == EXPECTED, number, key_of(row), digest, -1))
 
     def put_back(self, settled: Sequence[Looked]) -> None:
         """Put back the rows of a settled candidate."""
@@ -198,10 +194,55 @@ class Again:
                     for digest in digests:
                         self._changes.append((expected, one.point.table, one.point.key, digest, 1))
 
+    def match(self, expected: Record, actual: Record) -> None:
+        """Note two records that agree: no candidate is made of them."""
+
     def change(self, work: Partial) -> None:
         """Change the sums of a comparison accordingly."""
-        for expected, table, key, digest, by in self._changes if self.exact else ():
+        for expected, table, key, digest, by in self._changes:
             (work.expected if expected else work.actual)[table].change(key, digest, by)
+
+
+class Reread(Changes):
+    """The sums of differing buckets, made anew of the rows of the second pass."""
+
+    def __init__(self, differing: Sequence[frozenset[int]]) -> None:
+        """Take the differing buckets of each target."""
+        super().__init__()
+        self._differing = differing
+
+    def match(self, expected: Record, actual: Record) -> None:
+        """Keep two records that agree."""
+        for record in (expected, actual):
+            is_expected = record[_SIDE] == EXPECTED
+            digest = bytes.fromhex(record[_DIGEST])
+            self._changes.append((is_expected, record[_TABLE], _key(record), digest, 1))
+
+    def change(self, work: Partial) -> None:
+        """Put the sums of the second pass in the place of those of the first."""
+        for number, buckets in enumerate(self._differing):
+            for sums in (work.expected[number], work.actual[number]):
+                sums.clear(buckets)
+        super().change(work)
+
+
+class Again(Changes):
+    """Rows that are taken out of a comparison's sums because they are compared again, and put back as they
+    were seen last.
+
+    Where a row changed between its first and its second reading, what the sums held of it is not known: then
+    they are left as they are, and say what was read first.
+    """
+
+    def take_out(self, one: Side, digest: bytes) -> None:
+        """Take out a row that was read again, by its digest."""
+        side, number, row, _ = one
+        self._changes.append((side == EXPECTED, number, key_of(row), digest, -1))
+
+    def change(self, work: Partial) -> None:
+        """Change the sums of a comparison, unless what they hold of a row is not known."""
+        if self.exact:
+            super().change(work)
 
 
 async def spill_left_over(
@@ -243,7 +284,7 @@ async def spill_left_over(
                 again.take_out(one, digest)
                 missed.discard(digest)
             if not digest or digest in wanted:
-                spill.put(_record(one, not_compared))
+                spill.put(_record(one, not_compared, digest))
             elif is_page:
                 held.append((one, digest))
         # Of a row that is not there as it was read first, all that may be it now are looked at.
@@ -253,7 +294,7 @@ async def spill_left_over(
             async for one, digest in _held(held) if is_page else _read_sides(ctx, place, digesters):
                 is_put = digest in wanted and digest not in missed
                 if digest and not is_put and group_of(bucket_of(*key_of(one[2]))) in groups:
-                    spill.put(_record(one, not_compared))
+                    spill.put(_record(one, not_compared, digest))
 
     await for_each(places, read, limit=ctx.scans)
     return again
@@ -349,10 +390,13 @@ def records_of(
         not_compared: by target, the properties that are not compared.
         differing: by target, the buckets whose sums differ.
     """
+    digesters = list(map(Digester, mapper.tables, not_compared))
     for one in _sides_of(table, rows, mapper):
         side, number, row, _ = one
-        if side == REFUSED or bucket_of(*key_of(row)) in differing[number]:
-            yield _record(one, not_compared)
+        if side == REFUSED:
+            yield _record(one, not_compared, b"")
+        elif bucket_of(*key_of(row)) in differing[number]:
+            yield _record(one, not_compared, *digesters[number].digests([row]))
 
 
 def _sides_of(table: int, rows: Sequence[Row], mapper: Mapper) -> Iterator[Side]:
@@ -370,26 +414,27 @@ def _sides_of(table: int, rows: Sequence[Row], mapper: Mapper) -> Iterator[Side]
         yield REFUSED, SOURCE, row, key_of(row)
 
 
-def _record(one: Side, not_compared: Sequence[frozenset[str]]) -> Record:
+def _record(one: Side, not_compared: Sequence[frozenset[str]], digest: bytes) -> Record:
     side, number, row, source = one
     content = "" if side == REFUSED else content_digest(row, not_compared[number]).hex()
-    return [side, number, *key_of(row), content, *(source or ())]
+    return [side, number, *key_of(row), content, digest.hex(), *(source or ())]
 
 
-def _candidates(spilled: Spill[Record], unmatched: Spill[Record]) -> Iterator[Candidate]:
+def _candidates(spilled: Spill[Record], unmatched: Spill[Record], changes: Changes) -> Iterator[Candidate]:
     """Join the spilled records and yield the candidates to observe.
 
     Args:
         spilled: records placed `by_key`.
         unmatched: an empty spill placed `by_content`; takes records without one of the other side.
+        changes: is told of the records that agree.
     """
     for group in spilled.groups():
-        yield from _join_keys(group, unmatched)
+        yield from _join_keys(group, unmatched, changes)
     for group in unmatched.groups():
         yield from _join_contents(group)
 
 
-def _join_keys(group: list[Record], unmatched: Spill[Record]) -> Iterator[Candidate]:
+def _join_keys(group: list[Record], unmatched: Spill[Record], changes: Changes) -> Iterator[Candidate]:
     expected: dict[tuple[int, str, str], list[Record]] = defaultdict(list)
     actual: dict[tuple[int, str, str], Record] = {}
     for record in group:
@@ -408,6 +453,8 @@ def _join_keys(group: list[Record], unmatched: Spill[Record]) -> Iterator[Candid
             unmatched.put(records[0])
         elif present[_CONTENT] != records[0][_CONTENT]:
             yield (_point(records[0]),)
+        else:
+            changes.match(records[0], present)
     for record in actual.values():
         unmatched.put(record)
 

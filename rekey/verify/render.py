@@ -49,29 +49,60 @@ def _full(report: FullReport) -> list[str]:
             for one in report.read
         ]
         lines += ["", *table(("sitting", "table", "rows", "read from", "to"), sittings, right={0, 2})]
-    lines += ["", *_findings(report.found), ""]
+    lines += ["", *_reread(report), *_findings(report.found), ""]
+    if report.unexplained:
+        buckets = counted(report.unexplained, "bucket")
+        lines += wrapped(f"Counts or digests of {buckets} differ, and no row was found that does.")
     if report.repair is not None:
         done = ", ".join(f"{outcome} {number:,}" for outcome, number in report.repair.counts.items())
         lines.append(f"repair: {done or 'nothing to do'}")
         if report.repair.counts.keys() & {Outcome.DELETED, Outcome.MOVED}:
             lines += wrapped("Removed rows are kept for [gates] retention: `rekey restore-row ID`.")
     elif not report.findings:
-        rest = "other row and" if report.found.pending else "row and every"
-        tables = counted(len({one.table for one in report.tables}), "table")
-        lines.append(f"Every {rest} property of {tables} is as the source says.")
+        lines += _meaning(report)
     return lines
+
+
+def _reread(report: FullReport) -> list[str]:
+    """Say what was read again because it differed on the first reading, and with what result."""
+    number, found = sum(one.reread_buckets for one in report.tables), report.found
+    if not number:
+        return []
+    buckets = f"{counted(number, 'bucket')} differed and {'was' if number == 1 else 'were'} read again"
+    said = f"On the first reading {buckets}, {counted(found.rechecked, 'row')} one by one"
+    left = sum(one.differing_buckets for one in report.tables)
+    if report.changed_between:
+        said += ". Rows changed between the readings: the table shows the first."
+    else:
+        said += (
+            f": {counted(left, 'bucket') if left else 'no bucket'} {'differs' if left < 2 else 'differ'} now."
+        )
+    return wrapped(said)
+
+
+def _meaning(report: FullReport) -> list[str]:
+    """Return the sentence that a report without findings allows."""
+    tables = counted(len({one.table for one in report.tables}), "table")
+    if report.equal:
+        return wrapped(f"Every row and every property of {tables} is as the source says.")
+    if report.found.pending:
+        return wrapped(f"Every other row and property of {tables} is as the source says.")
+    return wrapped(
+        "No row was found that differs, but rows changed while they were read. Compare again when fewer"
+        " writes go on to see counts and digests agree."
+    )
 
 
 def _findings(found: Findings) -> list[str]:
     kinds = ", ".join(f"{kind} {number:,}" for kind, number in found.counts.items())
-    parts = [f"stable divergences: {found.stable:,}" + (f" ({kinds})" if kinds else "")]
-    parts.append(f"transient: {found.transient:,}")
+    parts = [f"differences: {found.stable:,}" + (f", {kinds}" if kinds else "")]
+    parts[0] += f" ({found.transient:,} resolved on recheck)"
     if found.brought:
         parts.append(f"brought up to date: {found.brought:,}")
     if found.pending:
-        parts.append(f"pending (the next pass brings them): {found.pending:,}")
+        parts.append(f"pending until the next pass: {found.pending:,}")
     if found.unsettled:
-        parts.append(f"unsettled (written all the time, verify again): {found.unsettled:,}")
+        parts.append(f"unsettled, kept changing: {found.unsettled:,}")
     lines = wrapped("; ".join(parts))
     if found.listed:
         rows = [
@@ -103,7 +134,10 @@ def _what(divergence: Divergence) -> str:
         case Kind.EXTRA:
             return "no source row is known for it"
         case Kind.COLLISION:
-            return "another source row has the same target key"
+            other = divergence.other_id
+            return (
+                f"source row {other} has the same target key" if other else "another source row has its key"
+            )
     return "not in the target"
 
 

@@ -107,7 +107,7 @@ async def _take_away(
     except ConditionFailed:
         return Outcome.CHANGED
     # A writer may have claimed the key between the last look and the delete, and left the row as its own.
-    owner = None if row is None else await owner_of(ctx, table, row)
+    owner = None if row is None else await owner_of(ctx, Point(table, key), row)
     for source_key in dict.fromkeys((*claims, *(() if owner is None else (owner,)))):
         await ctx.propagate(source_key)
     return Outcome.MOVED if found.divergence.kind is Kind.WRONG_KEY else Outcome.DELETED

@@ -69,6 +69,7 @@ class Divergence:
         source_id: safe id of the source row; "" when nothing maps to the row (a foreign row).
         properties: for `altered`, the properties that differ.
         stray_id: for `wrong-key`, the safe id of the row under the wrong key.
+        other_id: for `collision`, the safe id of the source row that holds the target key.
         code: for `refused`, the refusal's stable code.
     """
 
@@ -79,6 +80,7 @@ class Divergence:
     properties: tuple[PropertyDifference, ...] = field(default=(), metadata=told(if_any=True))
     stray_id: str = field(default="", metadata=told("stray_row", if_any=True))
     code: str = field(default="", metadata=told(if_any=True))
+    other_id: str = field(default="", metadata=told("other_source_row", if_any=True))
 
 
 class Outcome(StrEnum):
@@ -123,6 +125,7 @@ class Findings:
         counts: how many stable divergences there are of each kind.
         listed: the first `LISTED` of them.
         transient: differences that were gone on recheck.
+        rechecked: rows that were read by themselves because they differed when the tables were read.
         unsettled: rows that neither became equal nor stood still within the time allowed.
         unchecked: differences not looked at: always 0, kept because readers of the JSON ask for it.
         pending: differences that a later delta pass is due to mend; not findings.
@@ -132,6 +135,7 @@ class Findings:
     counts: Mapping[str, int] = field(default_factory=dict, metadata=told("by_kind"))
     listed: tuple[Divergence, ...] = field(default=(), metadata=UNTOLD)
     transient: int = 0
+    rechecked: int = 0
     unsettled: int = 0
     unchecked: int = 0
     pending: int = 0
@@ -175,8 +179,9 @@ class TableComparison:
         table: its name.
         expected_rows, actual_rows: how many rows the source rows map to; how many rows there are.
         expected_digest, actual_digest: content digests (`rekey.verify.sums`).
-        differing_buckets: how many buckets' sums differ; more than 0 without a stable divergence when rows
-            changed while they were being read.
+            Rows that differed when they were first read count as they were read last.
+        differing_buckets: how many buckets' sums differ.
+        reread_buckets: how many buckets' sums differed on the first reading, and were read again.
         not_compared: properties left out: copies of the source's Timestamp, from cutover on.
         row_keys_begin: of secondary rows, which are in the main target's table, the beginning of their
             RowKeys that tells them apart; "" for all other rows of a table.
@@ -190,6 +195,7 @@ class TableComparison:
     differing_buckets: int
     not_compared: tuple[str, ...]
     row_keys_begin: str = field(default="", metadata=told(if_any=True))
+    reread_buckets: int = field(default=0, metadata=told(if_any=True))
 
     @property
     def label(self) -> str:
@@ -220,6 +226,8 @@ class FullReport(ReportBase):
     Attributes:
         source_digest: content digest of the source as it is; "" when it has too few rows (`told_digest`).
         read: how many rows were read when; a verification that was cut off has more than one sitting.
+        changed_between: rows changed between two readings of a comparison that brings: counts and digests are
+            those of the first one.
     """
 
     mode: str = field(default="full", init=False)
@@ -229,12 +237,23 @@ class FullReport(ReportBase):
     tables: tuple[TableComparison, ...]
     read: tuple[TableRead, ...] = ()
     found: Findings = field(metadata=told(flat=True))
+    changed_between: bool = field(default=False, metadata=told(if_any=True))
     repair: RepairReport | None = None
 
     @property
     def findings(self) -> bool:
-        """True when a row has a stable divergence, or could not be settled."""
-        return self.found.any
+        """True when a row differs, could not be settled, or sums differ that no row explains."""
+        return self.found.any or self.unexplained > 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object without keys."""
+        return members(self) | ({"unexplained": self.unexplained} if self.unexplained else {})
+
+    @property
+    def unexplained(self) -> int:
+        """How many buckets differ although no row was found that does, or is pending or changed meanwhile."""
+        explained = self.found.any or self.found.pending or self.changed_between
+        return 0 if explained else sum(table.differing_buckets for table in self.tables)
 
     @property
     def equal(self) -> bool:

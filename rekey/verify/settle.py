@@ -10,6 +10,10 @@ Rules kept here:
 * A difference counts only when two observations, one delay apart, saw the same rows (by ETag), and the
   journal holds no intent for a source row concerned when the second begins. So a write in flight is never
   reported.
+* Two source rows that map to one target key, both seen twice with the same ETags, collide, whatever the
+  journal holds: no intent of theirs can be settled while both stand. Nor does one explain then what else
+  differs of these rows.
+* Absence is proved by a query: what two scans saw and a read at an address does not see may be misread there.
 * In capture "delta" targets follow by delta passes: a difference that the next pass is due to mend is
   pending. It is counted apart; in the final verification, when writers have stopped, nothing is pending.
 * A row that keeps changing is observed until it is equal or stands still. After `limit_s` it is reported as
@@ -33,6 +37,8 @@ from rekey.core.spill import Spill
 from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY
 from rekey.errors import RowRefused
 from rekey.model import EntityKey, Row, etag_of, key_of
+from rekey.tables.addresses import is_addressable
+from rekey.tables.base import Table
 from rekey.verify.context import ReconcileContext
 from rekey.verify.digest import Digester, content_digest
 from rekey.verify.report import LISTED, Change, Divergence, Findings, Kind, PropertyDifference
@@ -75,6 +81,7 @@ class Verdict:
         properties: for `ALTERED`, the properties that differ.
         content: digest of the missing row's content (`MISSING`) or the extra row's (`EXTRA`).
         code: the refusal's code, for `REFUSED`.
+        holder: for `COLLISION`, the source key whose row is there, or would be.
     """
 
     kind: Kind
@@ -83,6 +90,7 @@ class Verdict:
     properties: tuple[PropertyDifference, ...] = ()
     content: bytes = field(default=b"", repr=False)
     code: str = ""
+    holder: EntityKey | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +144,7 @@ async def settle(
     A point is settled when it is equal, stands still, is pending, or did not stand still for `limit_s`.
     """
     tracked: list[list[Looked]] = []
+    colliding = set[EntityKey]()  # source keys of collisions found so far
     while True:
         ctx.stop()
         now, room = ctx.seconds(), ctx.recheck.chunk - len(tracked)
@@ -145,7 +154,7 @@ async def settle(
         if not tracked:
             return
         todo = [one for points in tracked for one in points if not one.settled]
-        await for_each(todo, lambda one: _look(ctx, one), limit=ctx.concurrency)
+        await for_each(todo, lambda one: _look(ctx, one, colliding), limit=ctx.concurrency)
         ctx.advance(0)
         before, tracked = tracked, []
         for points in before:
@@ -157,22 +166,40 @@ async def settle(
             await ctx.clock.sleep(ctx.recheck.delay_s)
 
 
-async def _look(ctx: ReconcileContext, one: Looked) -> None:
+async def _look(ctx: ReconcileContext, one: Looked, colliding: set[EntityKey]) -> None:
     """Observe a point once more, and settle it if this observation decides."""
     before = one.before
-    if before is not None and await _any(ctx.in_flight, before.involved):
-        before = None
+    if before is not None and not _is_collision(ctx, before) and not colliding.intersection(before.involved):
+        before = None if await _any(ctx.in_flight, before.involved) else before
     seen = await observe(ctx, one.point)
     one.differed = one.differed or seen.verdict is not None
     if seen.verdict is None:
         one.settled = True
     elif seen.verdict.kind in _MENDED_BY_A_PASS and await _any(ctx.pending, seen.involved):
         one.settled = one.pending = True
-    elif before is not None and before.signature == seen.signature:
+    elif _is_same(before, seen) or _is_stuck(ctx, one, seen):
         one.settled, one.verdict = True, seen.verdict
+        if seen.verdict.kind is Kind.COLLISION:
+            colliding.update(seen.involved)
     elif ctx.seconds() - one.since > ctx.recheck.limit_s:
         one.settled = one.unsettled = True
     one.before = seen
+
+
+def _is_same(before: Observation | None, seen: Observation) -> bool:
+    """Tell whether two observations saw the same rows."""
+    return before is not None and before.signature == seen.signature
+
+
+def _is_stuck(ctx: ReconcileContext, one: Looked, seen: Observation) -> bool:
+    """Tell whether rows collide, and stand still for longer than a write is in flight."""
+    is_collision = seen.verdict is not None and seen.verdict.kind is Kind.COLLISION
+    return is_collision and _is_same(one.before, seen) and ctx.seconds() - one.since > ctx.recheck.collision_s
+
+
+def _is_collision(ctx: ReconcileContext, seen: Observation) -> bool:
+    """Tell whether rows of the authority collide. Of replicas one may be left over from a write in flight."""
+    return seen.verdict is not None and seen.verdict.kind is Kind.COLLISION and not ctx.authority_is_target
 
 
 async def _any(question: Callable[[EntityKey], Awaitable[bool]], source_keys: tuple[EntityKey, ...]) -> bool:
@@ -200,7 +227,7 @@ async def observe(ctx: ReconcileContext, point: Point) -> Observation:
         for key in keys:
             if key in etags:
                 continue
-            row = await ctx.source.get(key)
+            row = await _read(ctx.source, key)
             etags[key] = None if row is None else etag_of(row)
             try:
                 mapped = [] if row is None else ctx.mapper.map(row)
@@ -212,13 +239,13 @@ async def observe(ctx: ReconcileContext, point: Point) -> Observation:
 
     if ctx.authority_is_target:
         await read_sources(point.claims)
-    actual = await ctx.targets[point.table].get(point.key)
+    actual = await _read(ctx.targets[point.table], point.key)
     await read_sources(point.claims)
     without = ctx.not_compared(point.table)
     verdict = _judge(giving, actual, without)
     owner = None
-    if verdict is not None and actual is not None:
-        owner = await owner_of(ctx, point.table, actual)
+    if verdict is not None:
+        owner = await owner_of(ctx, point, actual)
         if owner is not None and owner not in etags:
             await read_sources((owner,))
             verdict = _judge(giving, actual, without)
@@ -233,11 +260,24 @@ async def observe(ctx: ReconcileContext, point: Point) -> Observation:
     return Observation(signature, verdict, tuple(etags), digests)
 
 
-async def owner_of(ctx: ReconcileContext, table: int, actual: Row) -> EntityKey | None:
-    """Return the source key that owns a target row by the mapping table, None when there is none."""
-    if table == 0:
-        return await ctx.owner(key_of(actual))
-    partition, row = actual.get(MAIN_PARTITION_KEY), actual.get(MAIN_ROW_KEY)
+async def _read(table: Table, key: EntityKey) -> Row | None:
+    """Return a row; its absence is confirmed by a query."""
+    row = await table.get(key)
+    return await table.find(key) if row is None and is_addressable(key) else row
+
+
+async def owner_of(ctx: ReconcileContext, point: Point, actual: Row | None) -> EntityKey | None:
+    """Return the source key that owns a point's target row by the mapping table, None when there is none.
+
+    Args:
+        ctx: the tables and the mapping.
+        point: the point; of a main row the key alone tells the owner.
+        actual: the row that is there, which points to its main row; None when there is none.
+    """
+    if point.table == 0:
+        return await ctx.owner(point.key)
+    pointer = {} if actual is None else actual
+    partition, row = pointer.get(MAIN_PARTITION_KEY), pointer.get(MAIN_ROW_KEY)
     if not isinstance(partition, str) or not isinstance(row, str):
         return None
     return await ctx.owner(EntityKey(partition, row))
@@ -262,7 +302,7 @@ def compare(expected: Row, actual: Row, without: Set[str] = frozenset()) -> tupl
 
 
 async def _observe_refused(ctx: ReconcileContext, source_key: EntityKey) -> Observation:
-    row = await ctx.source.get(source_key)
+    row = await _read(ctx.source, source_key)
     if row is None:
         return Observation((None,), None)
     try:
@@ -288,7 +328,7 @@ def _judge(giving: dict[EntityKey, Row], actual: Row | None, without: Set[str]) 
         ]
         holder = equal[0] if equal else next(iter(giving))
         others = tuple(key for key in giving if key != holder)
-        return Verdict(Kind.COLLISION, others, "" if actual is None else etag_of(actual))
+        return Verdict(Kind.COLLISION, others, "" if actual is None else etag_of(actual), holder=holder)
     if not giving:
         if actual is None:
             return None
@@ -365,6 +405,7 @@ class Collector:
         equal = int(suspected and not (found or unsettled or pending))
         brought = equal * any(one.point in self.brought for one in settled)
         self._others.update(transient=equal - brought, brought=brought, unsettled=unsettled, pending=pending)
+        self._others["rechecked"] += len(settled)
         return len(found)
 
     def findings(self) -> Findings:
@@ -391,7 +432,11 @@ def _divergences(ctx: ReconcileContext, settled: Sequence[Looked]) -> Iterator[F
         stray = (point.table, point.key, verdict.etag) if verdict.kind is Kind.EXTRA else None
         for source in verdict.sources or (None,):
             source_id = "" if source is None else ctx.source_id(source)
-            divergence = Divergence(verdict.kind, table, row_id, source_id, properties=verdict.properties)
+            divergence = Divergence(
+                *(verdict.kind, table, row_id, source_id),
+                properties=verdict.properties,
+                other_id="" if verdict.holder is None else ctx.source_id(verdict.holder),
+            )
             yield Found(divergence, source, stray)
 
 

@@ -71,6 +71,11 @@ class BucketSums:
         self.sums[bucket] += by * int.from_bytes(digest)
         self.counts[bucket] += by
 
+    def clear(self, buckets: Iterable[int]) -> None:
+        """Take all rows out of some buckets."""
+        for bucket in buckets:
+            self.sums[bucket] = self.counts[bucket] = 0
+
     def merge(self, other: BucketSums) -> None:
         """Add the sums of another part of the same table."""
         self.sums[:] = [mine + theirs for mine, theirs in zip(self.sums, other.sums, strict=True)]

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -23,6 +24,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.registry import ClientRow, Registry
 from rekey.runner.look import look
 from rekey.state.store import State
+from rekey.verify.full import Reread
 from tests.commands import Commands, Said
 from tests.company import Company, company
 from tests.declared import under_writes
@@ -154,6 +156,18 @@ def _a_target_row_is_written_all_the_time(rekey: Steps) -> None:
     rekey.no_gate()
     rekey.does(rekey.new_users.merge({name: row[name] for name in ("PartitionKey", "RowKey", "Name")}))
     rekey(*words)
+
+
+@situation("compare-again")
+def _sums_differ_and_no_row_is_found_that_does(rekey: Steps) -> None:
+    rekey.begin()
+    rekey.does(rekey.new_users.delete(key_of(rekey.project.rows("UsersV2")[3])))
+    with (
+        mock.patch("rekey.verify.full._join_keys", lambda *_: iter(())),
+        mock.patch.object(Reread, "change", lambda *_: None),
+    ):
+        words = rekey.told(rekey("verify", code=1), "compare-again")
+    assert "missing  UsersV2" in rekey(*words, code=1).out
 
 
 @situation("name-rows")

@@ -118,7 +118,7 @@ def test_keys_of_rows_that_differ_are_shown_on_record_and_only_when_asked(users:
     assert "legacy@mail.example" not in plain.all and events(users, "lookup") == []
     said = users("verify", "--mode", mode, "--show-keys", *WHY, code=1)
     assert "RowKey        'legacy@mail.example'" in said.out
-    assert "stable divergences: 1" in said.out and "legacy" not in said.err
+    assert "differences: 1" in said.out and "legacy" not in said.err
     document = users("verify", "--mode", mode, "--show-keys", *WHY, "--json", code=1).json
     [shown] = document["keys"]
     assert (shown["table"], shown["partition_key"], shown["row_key"]) == (
@@ -173,7 +173,7 @@ def test_after_too_many_look_ups_the_report_is_given_without_keys(sealed: Comman
         file.write("[lookup]\nper_minute = 1\n")
     sealed("verify", "--show-keys", *WHY, code=1)
     said = sealed("verify", "--show-keys", *WHY, code=3)
-    assert "stable divergences: 1" in said.out and "legacy" not in said.all
+    assert "differences: 1" in said.out and "legacy" not in said.all
     assert len(events(sealed, "lookup")) == 1
 
 

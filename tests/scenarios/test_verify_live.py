@@ -5,25 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rekey import keys
 from rekey.core import spill
+from rekey.declaration.migration import Index, Migration, Target
 from rekey.errors import Interrupted, MachineFailed
 from rekey.model import EVERYTHING, EntityKey, KeyRange, Row, content_of, key_of
-from rekey.verify.context import RecheckPolicy
-from rekey.verify.full import full
+from rekey.verify.context import RecheckPolicy, ReconcileContext
+from rekey.verify.full import Reread, full, spill_rows
 from rekey.verify.render import render
 from rekey.verify.report import Kind
-from rekey.verify.summing import sum_up
+from rekey.verify.summing import Checkpoint, sum_up
 from rekey.verify.sums import SOURCE, Part, Partial
 from tests.fakeclock import FakeClock
 from tests.faults import Call, Fault, FaultKind
 from tests.memory import MemoryTableService, Mood
 from tests.soaking import others_in_soak
-from tests.verifying import context, filled, source_id
-from tests.worlds import POSTS, USERS, World, post, user
+from tests.verifying import context, filled, rows_of, source_id
+from tests.worlds import LOWERED, POSTS, USERS, World, post, user
 
 HOT = EntityKey("eu", "u001@example.com")
 COUNT = 1100
@@ -115,6 +119,118 @@ async def test_without_a_journal_a_difference_counts_only_when_it_stood_still(
     await asyncio.gather(*writers)
     assert not report.findings
     assert report.found.transient > 0
+    assert report.equal, "counts and digests are those of the rows as they were read last"
+
+
+class Mending:
+    """A reader between whose two readings a row is brought up to date."""
+
+    def __init__(self, mend: Callable[[], Awaitable[object]]) -> None:
+        self._mend = mend
+
+    async def sum_up(self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint) -> None:
+        await sum_up(ctx, work, checkpoint=checkpoint)
+        await self._mend()
+
+    async def spill_rows(self, *given: Any) -> None:
+        await spill_rows(*given)
+
+
+async def test_figures_agree_with_the_findings_when_rows_change_between_two_readings(
+    memory: MemoryTableService, tmp_path: Path
+) -> None:
+    """A row that differs on the first reading and not on the second is no candidate; what is said of it, and
+    the sums, are of the second."""
+    world = await filled(World(memory, USERS), [user(HOT.row), user("b@example.com")])
+    await world.source.insert(user("new@example.com"))
+    reader = Mending(lambda: world.propagator.propagate(key_of(user("new@example.com"))))
+    report = await full(context(world, tmp_path), reader=reader)
+    [table] = report.tables
+    assert (report.findings, report.found.transient, report.found.rechecked) == (False, 0, 0)
+    assert (table.expected_rows, table.actual_rows, table.differing_buckets, table.reread_buckets) == (
+        3,
+        3,
+        0,
+        1,
+    )
+    text = " ".join(render(report, "0001_users").split())
+    assert "1 bucket differed and was read again, 0 rows one by one: no bucket differs now." in text
+    assert "differences: 0 (0 resolved on recheck)" in text
+    assert "Every row and every property of 1 table is as the source says." in text
+
+
+async def test_sums_that_differ_without_a_row_that_does_are_a_finding(
+    memory: MemoryTableService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the recheck says: what the tables' rows add up to is evidence, too."""
+    world = await filled(World(memory, USERS), [user(HOT.row), user("b@example.com")])
+    await world.source.merge({"PartitionKey": HOT.partition, "RowKey": HOT.row, "Nm": "new"})
+    monkeypatch.setattr("rekey.verify.full._join_keys", lambda *_: iter(()))
+    monkeypatch.setattr(Reread, "change", lambda *_: None)
+    report = await full(context(world, tmp_path))
+    assert (report.found.any, report.unexplained, report.findings) == (False, 1, True)
+    text = " ".join(render(report, "0001_users").split())
+    assert "Counts or digests of 1 bucket differ, and no row was found that does." in text
+    assert "is as the source says" not in text
+    assert "Next: `rekey verify 0001_users --mode full`" in text
+
+
+async def test_a_row_that_addresses_misread_is_no_equal_row(
+    clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every key taken for a plain one, what scans saw is still found: a query is asked for absence."""
+    memory = MemoryTableService(clock=clock, mood=Mood.DECODES_TWICE)
+    odd = user("ann%40example.com")
+    world = await filled(World(memory, USERS), [odd, user("b@example.com")])
+    [target] = rows_of(world, 0, key_of(odd))
+    await world.targets[0].delete(key_of(target))
+    monkeypatch.setattr("rekey.tables.base.is_addressable", lambda _key: True)
+    monkeypatch.setattr("rekey.verify.settle.is_addressable", lambda _key: True)
+    assert await world.source.get(key_of(odd)) is None
+    report = await full(context(world, tmp_path))
+    assert report.found.counts == {"missing": 1}
+
+
+async def _always(_source_key: EntityKey) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("target_decides", [False, True])
+async def test_a_collision_is_named_at_once_although_its_intents_stay(
+    memory: MemoryTableService, clock: FakeClock, tmp_path: Path, target_decides: bool
+) -> None:
+    """They cannot be settled while both rows stand. Of replicas one may be left over from a write that is in
+    flight: these are watched for longer than a write takes."""
+    one, other = user("KEY1@example.com"), user("key1@example.com")
+    world = await filled(World(memory, LOWERED), [one, user("b@example.com")])
+    await world.source.insert(other)
+    begun = clock.ticks()
+    report = await full(context(world, tmp_path, in_flight=_always, authority_is_target=target_decides))
+    assert (report.found.counts, report.found.unsettled) == ({"collision": 1}, 0)
+    [found] = report.found.listed
+    assert {found.source_id, found.other_id} == {source_id(world, key_of(row)) for row in (one, other)}
+    assert f"source row {found.other_id} has the same target key" in render(report, "0001_users")
+    assert (clock.ticks() - begun) / 1e7 < (35 if target_decides else 3)
+
+
+async def test_what_else_differs_of_colliding_rows_is_not_waited_for(
+    memory: MemoryTableService, clock: FakeClock, tmp_path: Path
+) -> None:
+    """Two rows have one key in an index table; the write of the second stopped there."""
+    seats = Migration(
+        source="Users",
+        target=Target("UsersV2", partition_key=keys.keep(), row_key=keys.prop("RowKey")),
+        indexes=[Index("Seats", partition_key=keys.keep(), row_key=keys.prop("Seat"))],
+        capture="dual-write",
+        reverse=False,
+    )
+    world = await filled(World(memory, seats), [user("a", Seat="1"), user("b", Seat="2")])
+    await world.source.merge({**{name: user("b")[name] for name in ("PartitionKey", "RowKey")}, "Seat": "1"})
+    begun = clock.ticks()
+    report = await full(context(world, tmp_path, in_flight=_always))
+    assert report.found.unsettled == 0
+    assert report.found.counts["collision"] == 1
+    assert (clock.ticks() - begun) / 1e7 < 5
 
 
 async def test_an_announced_write_is_waited_for(memory: MemoryTableService, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from rekey.model import EntityKey, Row
 from rekey.protocol import propagate
 from rekey.protocol.propagate import Propagator
 from rekey.protocol.replicas import Writes
+from rekey.tables import base
 from rekey.tables.base import Table
 from rekey.tables.bulk import insert_absent
 
@@ -97,6 +98,11 @@ def no_look_after_writing() -> Any:
         return True
 
     return mock.patch.object(Propagator, "_is_last", is_last)
+
+
+def addresses_trusted() -> Any:
+    """Read and write every row at its address, whatever characters its key has."""
+    return mock.patch.object(base, "is_addressable", lambda _key: True)
 
 
 _difference = propagate.difference

@@ -30,7 +30,7 @@ from rekey.tables.base import MAX_PAGE_ROWS, Operation, Page
 from rekey.tables.rules import check_key_part
 from tests.fakeclock import FakeClock
 from tests.faults import Call
-from tests.memory import MemoryTable, MemoryTableService, StoredRows, _prepare
+from tests.memory import MemoryTable, MemoryTableService, Mood, StoredRows, _prepare
 from tests.simulation.loop import OWNER, SimulatedLoop
 
 
@@ -132,8 +132,8 @@ class Held:
 class HeldService(MemoryTableService):
     """Tables in memory whose every call waits for the scheduler."""
 
-    def __init__(self, scheduler: Scheduler, clock: FakeClock) -> None:
-        super().__init__(clock=clock, gate=scheduler.hold)
+    def __init__(self, scheduler: Scheduler, clock: FakeClock, mood: Mood = Mood.AZURITE) -> None:
+        super().__init__(clock=clock, gate=scheduler.hold, mood=mood)
         self.scheduler = scheduler
         self._texts: dict[str, str] = {}
 

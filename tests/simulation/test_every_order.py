@@ -11,6 +11,7 @@ import pytest
 from rekey.copy import sweep
 from rekey.declaration.migration import Migration
 from rekey.model import Row
+from tests.memory import Mood
 from tests.simulation.explore import Budget, Searched, search
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.small import DeltaWorld, DigestsInMemory, Do, FollowingWorld, Parts
@@ -44,6 +45,16 @@ FOLLOWING: dict[str, tuple[World, bool, bool]] = {
     "replace | delete": ((USERS, [ANN], [Do("replace", ANN_2), Do("delete", ANN)]), True, False),
     "insert | delete": ((USERS, [], [Do("insert", ANN), Do("delete", ANN)]), False, False),
 }
+# A key that is another row's, or nobody's, once its address is decoded again.
+ODD, ODD_2, ODD_3 = (user("ann%40example.com", Age=age) for age in (1, 2, 3))
+MISREAD: dict[str, World] = {
+    "replace, replace": (USERS, [ODD], [Do("replace", ODD_2), Do("replace", ODD_3)]),
+    "replace, delete": (USERS, [ODD], [Do("replace", ODD_2), Do("delete", ODD)]),
+    "beside its look-alike": (USERS, [ODD, ANN], [Do("replace", ODD_2), Do("delete", ANN)]),
+}
+FOLLOWING["misread: replace | replace"] = (
+    (USERS, [ODD], [Do("replace", ODD_2), Do("replace", ODD_3)]), True, False
+)  # fmt: skip
 CRASH = Budget(crashes=1)
 BOUNDED_CRASH = replace(CRASH, preemptions=1)
 CRASH_WITH_LATE_REQUESTS = Budget(crashes=1, late_requests=True)
@@ -63,10 +74,11 @@ def delta(world: World, budget: Budget, parts: Parts | None = None, *, verifies:
 def following(name: str, parts: Parts | None = None) -> Searched:
     """Search writers that propagate, and a backfill."""
     (migration, before, operations), copied, backfill = FOLLOWING[name]
+    parts = parts or (Parts(mood=Mood.DECODES_TWICE) if name.startswith("misread") else Parts())
 
     def make(scheduler: Scheduler) -> FollowingWorld:
         return FollowingWorld(
-            scheduler, migration, before, operations, parts or Parts(), copied=copied, backfill=backfill
+            scheduler, migration, before, operations, parts, copied=copied, backfill=backfill
         )
 
     with mock.patch.object(sweep, "DigestParts", DigestsInMemory):
@@ -112,6 +124,13 @@ def test_orders_that_are_taken_for_equal_end_alike(name: str) -> None:
 def test_a_key_that_passes_to_another_row_takes_nothing_along() -> None:
     """Lower-casing: one row goes, another comes whose target key is the same. Bounded, as above."""
     visited("a key that passes", delta(KEY_PASSES, BOUNDED_CRASH), at_least=2_000)
+
+
+@pytest.mark.parametrize("name", MISREAD)
+def test_a_service_that_misreads_odd_addresses_loses_nothing(name: str) -> None:
+    """Addresses are decoded twice there. Bounded, as above."""
+    found = delta(MISREAD[name], Budget(preemptions=1), Parts(mood=Mood.DECODES_TWICE), verifies=True)
+    visited(f"misread: {name}", found, at_least=100)
 
 
 @pytest.mark.parametrize("name", KEYS_MOVE)

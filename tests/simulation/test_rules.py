@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.memory import Mood
 from tests.simulation import broken, dual_broken
 from tests.simulation.explore import Budget, Searched
 from tests.simulation.small import Parts, SmallWorld
@@ -19,6 +20,7 @@ from tests.simulation.test_every_order import (
     DELTA,
     KEY_PASSES,
     KEYS_MOVE,
+    MISREAD,
     World,
     delta,
     following,
@@ -117,6 +119,16 @@ def test_only_rows_of_the_key_itself_are_touched() -> None:
     does not look at the new owner afterwards."""
     with dual_broken.new_owners_unseen():
         lost(delta(KEY_PASSES, CRASH, Parts(propagator=broken.AnyOwner)), MISSING)
+
+
+@pytest.mark.parametrize("world", ["delta", "following"])
+def test_odd_keys_are_not_read_at_their_addresses(world: str) -> None:
+    """The row is read as absent there: its copy is deleted."""
+    with broken.addresses_trusted():
+        if world == "delta":
+            lost(delta(MISREAD["replace, replace"], Budget(), Parts(mood=Mood.DECODES_TWICE)), MISSING)
+        else:
+            lost(following("misread: replace | replace"), MISSING)
 
 
 # --- the copier ------------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ LONG_TABLE = "T" * 63
 LONG_NAME = "P" * 255
 
 
-def report(found: Findings, repair: RepairReport | None = None) -> FullReport:
-    table = TableComparison(LONG_TABLE, 10**9, 10**9, "a" * 64, "b" * 64, 16384, ())
+def report(found: Findings, repair: RepairReport | None = None, *, differing: int = 16384) -> FullReport:
+    table = TableComparison(LONG_TABLE, 10**9, 10**9, "a" * 64, "b" * 64, differing, ())
     return FullReport(
         started_at="start",
         finished_at="end",
@@ -63,16 +63,18 @@ def test_twenty_divergences_are_shown_and_the_rest_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "code"),
+    ("found", "differing", "code"),
     [
-        (Findings(), ExitCode.DONE),
-        (Findings(transient=9, pending=3), ExitCode.DONE),
-        (Findings({"extra": 1}, (divergence(Kind.EXTRA),)), ExitCode.FINDINGS),
-        (Findings(unsettled=1), ExitCode.FINDINGS),
+        (Findings(), 0, ExitCode.DONE),
+        (Findings(transient=9), 0, ExitCode.DONE),
+        (Findings(transient=9, pending=3), 3, ExitCode.DONE),
+        (Findings({"extra": 1}, (divergence(Kind.EXTRA),)), 1, ExitCode.FINDINGS),
+        (Findings(unsettled=1), 0, ExitCode.FINDINGS),
+        (Findings(transient=9), 1, ExitCode.FINDINGS),
     ],
 )
-def test_only_what_is_wrong_or_unproved_is_a_finding(found: Findings, code: ExitCode) -> None:
-    assert exit_code(report(found)) == code
+def test_only_what_is_wrong_or_unproved_is_a_finding(found: Findings, differing: int, code: ExitCode) -> None:
+    assert exit_code(report(found, differing=differing)) == code
 
 
 def test_json_is_plain_data_with_repairs() -> None:
