@@ -106,7 +106,8 @@ class TakeOver:
         """
         client = self.finisher.client
         permit = client.current()
-        if permit is None or not is_settled_by_clients(permit.phase):
+        reverse = client.propagator.mapper.reversible
+        if permit is None or not is_settled_by_clients(permit.phase, reverse=reverse):
             return Taken()
         rows = await registry.list()
         own = next((row for row in rows if row.client_id == client.client_id), None)

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from rekey.errors import WritesRefused
-from rekey.phases import FOLLOWED, ControlPhase
+from rekey.phases import ControlPhase
 
 # One of the two tables that a view can address, and that can be the authority.
 Side: TypeAlias = Literal["source", "target"]
@@ -75,9 +75,15 @@ def authority(phase: ControlPhase | None) -> Side | None:
     return SOURCE
 
 
-def is_settled_by_clients(phase: ControlPhase | None) -> bool:
-    """Tell whether live clients settle in a phase what dead ones left; in a freeze the runner does."""
-    return phase in FOLLOWED - {ControlPhase.FREEZE} or phase is ControlPhase.COMPLETE
+def is_settled_by_clients(phase: ControlPhase | None, *, reverse: bool) -> bool:
+    """Tell whether live clients settle in a phase what dead ones left: not in a freeze, where the runner
+    does, and not where nothing follows the target. `reverse`: of the migration."""
+    match phase:
+        case ControlPhase.DUAL_WRITE:
+            return True
+        case ControlPhase.CUTOVER | ControlPhase.COMPLETE:
+            return reverse
+    return False
 
 
 def route(phase: ControlPhase | None, view: View, *, copied: bool, reverse: bool) -> Route:

@@ -231,11 +231,15 @@ class Facts:
 
     @property
     def settlers(self) -> tuple[ClientRow, ...]:
-        """The clients that settle what others abandoned, in the order in which they begin; none in a phase in
-        which clients do not."""
-        control = self.control
-        settles = control is not None and is_settled_by_clients(control.phase)
-        return tuple(settlers(self.clients, self.now)) if settles else ()
+        """The clients that settle what others abandoned, in the order in which they begin; none where clients
+        do not."""
+        return tuple(settlers(self.clients, self.now)) if self.clients_settle else ()
+
+    @property
+    def clients_settle(self) -> bool:
+        """Whether live clients settle what dead ones left."""
+        phase = None if self.control is None else self.control.phase
+        return is_settled_by_clients(phase, reverse=self.declared.migration.reverse)
 
     @property
     def clients_refusing(self) -> tuple[ClientRow, ...]:

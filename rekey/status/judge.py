@@ -37,7 +37,6 @@ from rekey.phases import FOLLOWED, ORDER, ControlPhase, Phase
 from rekey.present.text import counted, moment
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
-from rekey.protocol.rules import is_settled_by_clients
 from rekey.state.audit import SUBJECTS
 from rekey.state.models import BACKFILL, ON_TOP, PLAN_FACT, WATERMARK, PhaseRun
 from rekey.status.facts import ESTIMATED_ROWS, Facts, verification_problem
@@ -458,7 +457,7 @@ def _with_clients(facts: Facts, phase: ControlPhase, found: Verdict) -> Verdict:
     if phase is not ControlPhase.SOURCE and not facts.live_clients:
         sentence = f"{found.sentence} No client of the application is registered: no write is followed."
         found = replace(found, sentence=sentence)
-    return _with_abandoned(facts, found) if is_settled_by_clients(phase) else found
+    return _with_abandoned(facts, found) if facts.clients_settle else found
 
 
 def _with_abandoned(facts: Facts, found: Verdict) -> Verdict:

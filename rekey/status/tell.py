@@ -125,7 +125,7 @@ def _followed(status: Status, verbose: bool) -> _Fields:
         if intents.kept:
             said += f"; {intents.kept:,} settled and kept: a client that was given up may still write"
         yield "journal", said
-        if intents.abandoned is not None:
+        if intents.abandoned is not None and (facts.clients_settle or facts.at_work):
             yield "abandoned", _abandoned(facts, intents.abandoned)
     if counters:
         writes = counted(counters.get("writes", 0), "write")

@@ -12,17 +12,17 @@ from rekey.client import takeover
 from rekey.client.route import Writer
 from rekey.client.takeover import ATTEMPT_S, TURN_S, Taken, TakeOver
 from rekey.core.clock import TICKS_PER_SECOND
-from rekey.mapping.rows import JOURNAL_TABLE
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE
 from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase
-from rekey.protocol.registry import SAFETY_S, ClientRow, over_at
+from rekey.protocol.registry import SAFETY_S, ClientRow, Registry, over_at
 from rekey.protocol.sweeper import Company
 from rekey.tables.base import SIGNED_S
 from tests.dualwriting import DualWorld, memory_world, replace
 from tests.fakeclock import FakeClock
 from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.memory import MemoryTableService
-from tests.worlds import USERS, go_on, user
+from tests.worlds import SCRIPT, USERS, go_on, user
 
 BUSY = Fault(FaultKind.NOT_SENT)
 
@@ -227,3 +227,37 @@ async def test_a_key_that_this_client_is_writing_is_left_alone_for_a_while() -> 
 
 def _key(row: Row) -> EntityKey:
     return EntityKey(row["PartitionKey"], row["RowKey"])
+
+
+@pytest.mark.parametrize(
+    ("phase", "reverse", "settles"),
+    [
+        (ControlPhase.SOURCE, True, False),
+        (ControlPhase.DUAL_WRITE, False, True),
+        (ControlPhase.FREEZE, True, False),
+        (ControlPhase.CUTOVER, True, True),
+        (ControlPhase.CUTOVER, False, False),
+        (ControlPhase.COMPLETE, True, True),
+        (ControlPhase.RETIRED, True, False),
+    ],
+)
+async def test_clients_settle_where_replicas_follow_and_no_freeze_is_on(
+    phase: ControlPhase, reverse: bool, settles: bool
+) -> None:
+    """After a cutover without a way back a settled key would be deleted from the source, or fail."""
+    memory = MemoryTableService(clock=FakeClock())
+    world = memory_world(changed(USERS, reverse=reverse), memory)
+    await world.prepare()
+    await memory.create_table(CONTROL_TABLE)
+    registry = Registry(memory, SCRIPT)
+    await registry.beat(client_row("living", 0))
+    world.permits.move(phase)
+    scans = []
+
+    async def gate(call: Call) -> None:
+        scans.append(call.table)
+        await asyncio.sleep(0)
+
+    memory.gate = gate
+    await TakeOver(world.writer(client="living").finisher).look(registry)
+    assert (JOURNAL_TABLE in scans) is settles

@@ -520,6 +520,16 @@ def test_writes_that_nobody_finishes_need_attention_and_a_command() -> None:
     assert refusing.facts.settlers == (), "what refuses writes settles nothing"
 
 
+def test_nobody_is_sent_after_writes_that_nothing_follows() -> None:
+    """After a cutover without a way back the source follows no more; in a freeze the runner settles."""
+    one_way = replace(DUAL, migration=replace(DUAL.migration, reverse=False))
+    known = replace(left(ABANDONED, WEB), declared=one_way)
+    assert (known.settlers, judge(known).verdict.safe) == ((), True)
+    frozen = control(ControlPhase.FREEZE, came_from=D, frozen_at=HOUR_AGO)
+    cut_off = judge(dual(ControlPhase.FREEZE, Phase.RECONCILE, WEB, control=frozen, intents=known.intents))
+    assert (cut_off.facts.settlers, cut_off.verdict.command) == ((), f"apply {SCRIPT}")
+
+
 def test_writes_that_dead_clients_left_are_the_runners_while_it_works() -> None:
     at_work = left(ABANDONED, lease=LIVE)
     assert judge(at_work).verdict.safe
