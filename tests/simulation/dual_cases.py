@@ -5,7 +5,7 @@ Rules kept here:
 * A name says it all: "users, dual_write: old replace | new delete-if". Before the colon: whether target keys
   depend on keys alone (`users`) or on content, with an index table (`posts`) or secondary rows (`races`), or
   may pass from one row to another one (`folded`, and `lowered` without an index table), and the phase;
-  `absent` where there is no row at the beginning, `tagged before` where it was copied with other tags at
+  `absent` where there is no row at the beginning, `gone` where one was copied and deleted, `tagged before` where it was copied with other tags at
   first. Then what each client does, in which view.
 * Users have no property that the mapping drops: what becomes of it is judged by the tests of the mapping.
 """
@@ -126,6 +126,7 @@ FOLDED = replace(
     LOWERED, indexes=[Index("ByMail", partition_key=keys.literal("all"), row_key=keys.lower("RowKey"))]
 )
 TAGGED_BEFORE = ", tagged before"
+GONE = ", gone"
 DELETED_AND_WRITTEN_ELSEWHERE = "posts, cutover, tagged before: new delete, then upsert elsewhere"
 """What is looked at behind the answer to the delete meets the row where it is written next."""
 
@@ -162,6 +163,8 @@ def dual(
     """Search a world in which the authority stays where it is. `more` as `DualWorld` takes it."""
     migration, before, clients, phase = parsed(name)
     earlier = [hello(0, tags="z")] if TAGGED_BEFORE in name else []
+    if GONE in name:
+        earlier, before = before, []
 
     def make(scheduler: Scheduler) -> Scenario:
         return DualWorld(

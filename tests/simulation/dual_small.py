@@ -30,7 +30,7 @@ from rekey.copy.sweep import settle_moved
 from rekey.core.clock import format_ticks
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Migration
-from rekey.mapping.rows import JOURNAL_TABLE
+from rekey.mapping.rows import JOURNAL_TABLE, TargetKey
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.journal import Journal
@@ -132,7 +132,8 @@ class DualWorld(SmallWorld):
             open_sweeps: whether requests of the sweeper may stay unanswered, too.
             repeats: whether the sweeper sends such requests again, as connections of the runner do.
             abandoned: source keys whose intents somebody left behind long ago.
-            earlier: how rows were before, when they were copied for the first time.
+            earlier: how rows were before, when they were copied for the first time. One that is not in
+                `before` was deleted since: its claims are left, and its row is gone.
         """
         self.dual = parts
         rows = [*before, *(do.row for one in clients for step in one.steps for do in step)]
@@ -165,9 +166,16 @@ class DualWorld(SmallWorld):
     async def prepare(self) -> None:
         await self.others.create_table(JOURNAL_TABLE)
         await super().prepare()
+        present = {key_of(row) for row in self.before}
         for row in self.earlier:
-            await self.source.replace(row)
+            if key_of(row) in present:
+                await self.source.replace(row)
+            else:
+                await self.source.insert(row)
             await self.propagator().propagate(key_of(row))
+            if key_of(row) not in present:
+                await self.source.delete(key_of(row))
+                await self.propagator().propagate(key_of(row))
         if self.copied:
             for row in self.before:
                 if self.earlier:
@@ -218,6 +226,10 @@ class DualWorld(SmallWorld):
             return f"{self.unswept} intents are left"
         if left := self.others.dump(JOURNAL_TABLE):
             return f"the journal holds {len(left)} intents"
+        rows = self.sources.dump(self.source.name)
+        places = [TargetKey(number, *key_of(made)) for row in rows for number, made in self.mapper.map(row)]
+        if len(set(places)) < len(places):
+            return "two rows of the source map to one target key"
         if wrong := super().wrong():
             return wrong
         history = self.witness.history(self.before, self.sources.dump(self.source.name))
