@@ -42,16 +42,17 @@ Where the main target is the authority:
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rekey.client.lease import Permit
-from rekey.client.work import ROW_TOO_BUSY, ClientParts, Work, found
+from rekey.client.work import ROW_TOO_BUSY, ClientParts, State, Work, found
 from rekey.errors import RekeyError, RowRefused, ServiceError, Unavailable
-from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of
+from rekey.mapping.rows import Forward, Owner, Reservation, TargetKey, pointer_of
+from rekey.mapping.store import StillOwns
 from rekey.model import TIMESTAMP, EntityKey, Row, etag_of, key_of
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.operations import CREATES, FULL, MERGES, as_sent, is_conditional, row_after
@@ -63,8 +64,6 @@ from rekey.tables.base import Operation, Verb, rejected
 
 V = TypeVar("V")
 
-# Seconds added to the longest operation: after that, an open outcome counts as over.
-MARGIN_S = 5.0
 # Attempts to give up a reservation; one that stays ends by time.
 _RELEASES = 3
 # Most keys in each memory of mapping rows that a client has seen.
@@ -136,14 +135,16 @@ class Authority(ABC):
 
     side: Side
 
-    def __init__(self, replicas: Propagator) -> None:
+    def __init__(self, replicas: Propagator, longest_operation_s: float) -> None:
         """Create the authority. `replicas` propagates from it to its replicas."""
+        self._longest = longest_operation_s
         self.replicas = replicas
         self.table = replicas.table(SOURCE_TABLE if self.side == SOURCE else 0)
         self.mapper = replicas.mapper
         self.mapping = replicas.mapping
-        # Owners that were seen, by main target key: saves claims that would fail. Never trusted.
-        self._owners: dict[EntityKey, EntityKey] = {}
+        # Claims that were seen, by main target key: saves claims that would fail, and reads before a row that
+        # was deleted is created again. Never trusted.
+        self._owners: dict[EntityKey, Owner] = {}
 
     # --- what differs -----------------------------------------------------------------------------------
 
@@ -177,8 +178,10 @@ class Authority(ABC):
         """Work out the replicas' rows for `row`, the authority's row after the write. Raises RowRefused,
         Unavailable."""
 
-    async def release(self, work: Work) -> None:  # noqa: B027 - the source needs no reservations
-        """Give up the write's reservation: no request to the authority can take effect any more."""
+    @abstractmethod
+    def is_new(self, work: Work, target: TargetKey) -> bool:
+        """Tell whether the row does not stand under a target key yet, as far as the row that was read tells.
+        The write is sent on the condition of that row."""
 
     async def take_along(self, work: Work) -> None:  # noqa: B027 - what follows the source is written after it
         """Work out which secondary rows are written in the authority's transaction."""
@@ -209,7 +212,8 @@ class Authority(ABC):
         if self.mapper.content_derived:
             checks.append(self.same_list(work))
         mains = self.given_up(work)
-        if main is not None and (work.given.verb in CREATES or self.mapper.content_derived):
+        passes = self.mapper.content_derived or 0 in self.mapper.shared
+        if main is not None and (work.given.verb in CREATES or passes):
             mains.add(main)
         checks += [self.replicas.is_owner(source_key, one) for one in sorted(mains)]
         return all(await side_by_side(checks))
@@ -262,16 +266,21 @@ class Authority(ABC):
     async def find_owner(self, work: Work, main: EntityKey, *, claims: bool) -> None:
         """Read which old key owns a main target key. With `claims`, try at the same time to claim it, unless
         this client has seen that it owns the key already."""
-        source_key = work.old_key
-        if not claims or self._owners.get(main) == source_key:
-            work.owner = await self.replicas.owner_of(main)
+        source_key, target = work.old_key, TargetKey(0, *main)
+        seen = self._owners.get(main)
+        is_ours = seen is not None and seen.source == source_key
+        reserves = 0 in self.mapper.shared and work.given.verb is Verb.INSERT
+        if not claims or target in work.reserved or (is_ours and not reserves):
+            owner = await self.mapping.owner(main)
         else:
             owner, claimed = await side_by_side(
-                [self.replicas.owner_of(main), self.mapping.claim_absent(source_key, main)]
+                [self.mapping.owner(main), self._claim_early(work, target, seen if is_ours else None)]
             )
-            work.owner = source_key if claimed else owner
-        if work.owner == source_key:
-            _remember(self._owners, main, source_key)
+            owner = claimed or owner
+        work.claims[target] = owner
+        work.owner = None if owner is None else owner.source
+        if owner is not None and work.owner == source_key:
+            _remember(self._owners, main, owner)
 
     async def find_forward(self, work: Work) -> None:
         """Read the forward row of a key."""
@@ -297,14 +306,135 @@ class Authority(ABC):
         main, wanted = self.main_of(work), self.listed(work)
         if not wanted <= work.known:
             self.mapping.rows.require_fits(work.old_key, work.known | wanted)
-        if main is not None:
-            await self.claim_main(work, TargetKey(0, *main))
+        new = [
+            target
+            for target in sorted(work.expected or ())
+            if target.table > 0 and target.table in self.mapper.shared and self.is_new(work, target)
+        ]
+        await side_by_side(
+            [
+                *([] if main is None else [self.claim_main(work, TargetKey(0, *main))]),
+                *(self.reserve_key(work, target, self.replicas.still_owns) for target in new),
+                self.read(work, new, early=True),
+            ]
+        )
+        if not work.early.keys() >= {*new}:
+            raise Unavailable(
+                "whether another row has one of the row's index keys could not be read; nothing was written",
+                status=503,
+                hint="repeat the operation when the service is back",
+            )
         for target in work.expected or ():
             row = work.early.get(target)
             if target.table > 0 and row is not None and pointer_of(row) not in self.own_mains(work):
                 if not await self._leaves(work, pointer_of(row)):
                     await self.replicas.yield_or_collide(work.old_key, target, row)
                 work.ours.add(target)
+
+    async def _claim_early(self, work: Work, target: TargetKey, seen: Owner | None) -> Owner | None:
+        """Try to claim a target key on the condition of its claim as last seen, None: there was none; reserve
+        it if another source key can have it. None when the claim is another one."""
+        shared = target.table in self.mapper.shared
+        before = None if seen is None else seen.reserved
+        reserved = self._reservation_of(work, before) if shared else None
+        claimed = await self.mapping.take(work.old_key, target, seen, reserved)
+        if claimed is not None and shared:
+            work.reserved[target] = claimed
+        return claimed
+
+    def reserves_early(self, work: Work, expected: Iterable[TargetKey]) -> list[Awaitable[object]]:
+        """Return the claims of index keys that are tried together with the reads: those of a row that is sure
+        to be new. `expected`: where its replicas will stand."""
+        if work.given.verb is not Verb.INSERT:
+            return []
+        new = [one for one in sorted(expected) if one.table > 0 and one.table in self.mapper.shared]
+        return [self._claim_early(work, target, None) for target in new if target not in work.reserved]
+
+    # --- reservations of target keys --------------------------------------------------------------------
+
+    async def reserve_key(self, work: Work, target: TargetKey, still_owns: StillOwns) -> None:
+        """Claim a target key for a write that creates a row under it: until the authority has answered, the
+        key passes to no other source key.
+
+        A key whose owner's row is deleted by the same call is reserved, and stays the owner's: propagate
+        passes it on when both are written.
+
+        Raises:
+            Collision: the key belongs to another row, or another write is creating one.
+        """
+        if target in work.reserved:
+            return
+        for _ in range(MAX_ROUNDS):
+            owner = await self._claim_to_take(work, target)
+            if target in work.reserved:
+                return
+            keeps_owner = owner is not None and await self._is_deleted_with(work, owner.source)
+            if not keeps_owner:
+                await self.mapping.require_free(work.old_key, target, owner, still_owns)
+            new_owner = owner.source if owner is not None and keeps_owner else work.old_key
+            claimed = await self.mapping.take(
+                new_owner, target, owner, self._reservation_of(work, owner and owner.reserved)
+            )
+            if claimed is not None:
+                work.reserved[target] = claimed
+                return
+        raise self.mapping.kept_changing()
+
+    async def _claim_to_take(self, work: Work, target: TargetKey) -> Owner | None:
+        """Return the claim of a target key that is to be reserved; one that is not read yet is tried to be
+        made at the same time. Raises Collision as `MappingStore.unreserved`."""
+        if target in work.claims:
+            owner = work.claims.pop(target)
+        else:
+            owner, _ = await side_by_side(
+                [self.mapping.owner(target.key, target.table), self._claim_early(work, target, None)]
+            )
+        reserved = None if owner is None else owner.reserved
+        if target in work.reserved or reserved is None or reserved.key == work.old_key:
+            return owner
+        return await self.mapping.unreserved(work.old_key, target)
+
+    async def release(self, work: Work) -> None:
+        """Give up the write's reservations: no request to the authority can take effect any more."""
+        await side_by_side(self._release_key(work, target) for target in sorted(work.reserved))
+
+    async def _release_key(self, work: Work, target: TargetKey) -> None:
+        owner: Owner | None = work.reserved.pop(target)
+        for _ in range(_RELEASES):
+            reserved = None if owner is None else owner.reserved
+            if owner is None or reserved is None or work.word not in reserved.writers:
+                return
+            if owner.source != reserved.key and work.state is not State.UNDECIDED:
+                return  # the row is there, and the claim has not passed on to it: it stays reserved
+            released = await self.mapping.take(owner.source, target, owner, reserved.without(work.word))
+            if released is not None:
+                if target.table == 0:
+                    _remember(self._owners, target.key, released)
+                return
+            owner = await self.mapping.owner(target.key, target.table)
+
+    def _reservation_of(self, work: Work, present: Reservation | None) -> Reservation:
+        """Return the reservation of a target key by a write. `present`: the one that its claim holds."""
+        mine = Reservation(work.old_key, frozenset({work.word}), self._longest)
+        if present is None or present.key != work.old_key:
+            return mine
+        writers = present.writers | mine.writers
+        return mine._replace(writers=writers, seconds=max(present.seconds, self._longest))
+
+    async def _is_deleted_with(self, work: Work, source_key: EntityKey) -> bool:
+        """Tell whether the same call deletes the row of another source key."""
+        deleted = source_key != work.old_key and (
+            (SOURCE, source_key) in work.leaving
+            or any(
+                [
+                    await self.replicas.is_owner(source_key, key)
+                    for side, key in work.leaving
+                    if side == TARGET and key
+                ]
+            )
+        )
+        work.moves = work.moves or deleted
+        return deleted
 
     async def _leaves(self, work: Work, main: EntityKey) -> bool:
         """Tell whether the same call deletes the row that stands under a main target key."""
@@ -379,8 +509,13 @@ class SourceAuthority(Authority):
         elif operation.verb is Verb.DELETE:
             work.expected = {}
         bare = self.bare(work.key)
-        reads = [self.find_forward(work), self.read(work, {*(work.expected or ()), *bare}, early=True)]
-        if operation.verb in MERGES or self.mapper.content_derived or work.reads_before:
+        reads: list[Awaitable[object]] = [
+            self.find_forward(work),
+            self.read(work, {*(work.expected or ()), *bare}, early=True),
+            *self.reserves_early(work, work.expected or ()),
+        ]
+        exact = bool(self.mapper.shared) and operation.verb in FULL
+        if operation.verb in MERGES or self.mapper.content_derived or work.reads_before or exact:
             # A merge is worked out on it; replica rows that are read late are compared with what it gives.
             reads.append(self.read_before(work))
         main = self.main_of(work)
@@ -400,12 +535,22 @@ class SourceAuthority(Authority):
             if main not in (None, known):
                 reads.append(self.find_owner(work, found(main), claims=True))
             await side_by_side(reads)
+        if exact:
+            # Only a row that reserved its keys may be created, or moved: so an upsert is sent as an insert or
+            # as a replace.
+            row_after(operation, work.before)
+            work.sent = [as_sent(operation, work.before)]
         work.previous = self.given_before(work)
         if operation.verb is not Verb.DELETE:
             await self.claim(work)
 
+    def is_new(self, work: Work, target: TargetKey) -> bool:
+        return target not in self.given_before(work)
+
     async def claim_main(self, work: Work, target: TargetKey) -> None:
-        if work.owner != work.old_key and not self.passes_on(work):
+        if 0 in self.mapper.shared and self.is_new(work, target):
+            await self.reserve_key(work, target, self.replicas.still_owns)
+        elif work.owner != work.old_key and not self.passes_on(work):
             await self.mapping.claim_main(work.old_key, target, self.replicas.still_owns)
         work.ours.add(target)
 
@@ -434,11 +579,8 @@ class TargetAuthority(Authority):
     side = TARGET
 
     def __init__(self, reverse: ReversePropagator, longest_operation_s: float) -> None:
-        super().__init__(reverse)
+        super().__init__(reverse, longest_operation_s)
         self.reverse = reverse
-        self._longest = longest_operation_s
-        # Reservations of other writes, and when each was first seen, in seconds of the loop's clock.
-        self._seen: dict[EntityKey, tuple[Reservation, float]] = {}
         # Forward rows, as last seen, of rows that this client deleted: it may soon insert these rows again.
         # Never trusted: a reservation on one succeeds only if the forward row is unchanged.
         self._forwards: dict[EntityKey, Forward] = {}
@@ -458,14 +600,17 @@ class TargetAuthority(Authority):
                 await self.take_along(work)
         else:
             # Who owns the key is not known yet, but it may have been seen before: then one trip is enough.
-            owner = self._owners.get(work.key) if operation.verb is Verb.MERGE else None
+            seen = self._owners.get(work.key) if operation.verb is Verb.MERGE else None
+            owner = None if seen is None else seen.source
             reads = [] if owner is None else self._reads_for(work, owner)
             await side_by_side([self.read_before(work), *reads])
             work.sent = [as_sent(operation, work.before)]
             await self._prepare_row(work, row_after(operation, work.before) or {}, owner)
 
     async def claim_main(self, work: Work, target: TargetKey) -> None:
-        if work.owner != work.old_key and not self.passes_on(work):
+        creates = any(one.verb is Verb.INSERT for one in work.sent)
+        passes = work.owner != work.old_key and self.passes_on(work)
+        if work.owner != work.old_key and not passes:
             if work.before is not None and self.reverse.named_by(work.before) == work.old_key:
                 work.slow = True  # the key is passing on to this old key at this moment
             elif work.before is not None and work.owner is not None:
@@ -476,12 +621,16 @@ class TargetAuthority(Authority):
                     cure="leave the properties that hold a row's old key as they are until `complete`",
                     row_id=self.replicas.target_id(target.key),
                 )
-            else:
+            elif not (creates and 0 in self.mapper.shared):
                 await self.mapping.claim_main(work.old_key, target, self._keeps)
-        if self.mapper.content_derived and any(one.verb is Verb.INSERT for one in work.sent):
-            await self._reserve(work, target)
-        else:
-            await self._list(work, target)
+        shared = creates and 0 in self.mapper.shared
+        listed = self._reserve if self.mapper.content_derived and creates else self._list
+        await side_by_side(
+            [*([self.reserve_key(work, target, self._keeps)] if shared else []), listed(work, target)]
+        )
+
+    def is_new(self, work: Work, target: TargetKey) -> bool:
+        return target not in self.given_before(work, work.early.get(source_place(work.old_key)))
 
     async def take_along(self, work: Work) -> None:
         if not self.mapper.together:
@@ -559,6 +708,14 @@ class TargetAuthority(Authority):
         reads = [] if read_for == source_key else self._reads_for(work, source_key)
         if work.before is None:
             reads.append(self.read_before(work))
+        if self.mapper.shared and work.given.verb is Verb.INSERT:
+            with suppress(RowRefused):  # what it needs of a source row that is there is known after the reads
+                expected = self.reverse.expected_of(source_key, row)
+                reads += self.reserves_early(work, expected)
+                new = _indexes(expected) - self.bare(source_key)
+                reads.append(
+                    self.read(work, (one for one in new if one.table in self.mapper.shared), early=True)
+                )
         await side_by_side(reads)
         self.expect(work, row)
         place = source_place(source_key)
@@ -567,7 +724,8 @@ class TargetAuthority(Authority):
         work.ours.add(place)
         if self.mapper.together:
             await self._read_secondary(work, work.key.partition)
-        if self.mapper.content_derived and work.given.verb in (Verb.INSERT, Verb.INSERT_OR_REPLACE):
+        creates = work.given.verb in (Verb.INSERT, Verb.INSERT_OR_REPLACE)
+        if (self.mapper.content_derived and creates) or (self.mapper.shared and work.given.verb in FULL):
             # Raises RowExists for an insert over a row. Only a reserved key may get a new row: so an upsert
             # is sent as an insert or as a replace.
             row_after(work.given, work.before)
@@ -584,7 +742,7 @@ class TargetAuthority(Authority):
         await self.claim(work)
         await self.take_along(work)
 
-    def _reads_for(self, work: Work, source_key: EntityKey) -> list[Awaitable[None]]:
+    def _reads_for(self, work: Work, source_key: EntityKey) -> list[Awaitable[object]]:
         """Return the reads of mapping and replica rows of a row that stands for an old key."""
         work.source_key = source_key
         bare = self.bare(source_key)
@@ -626,6 +784,9 @@ class TargetAuthority(Authority):
     # --- reservations -----------------------------------------------------------------------------------
 
     async def release(self, work: Work) -> None:
+        await side_by_side([super().release(work), self._release_forward(work)])
+
+    async def _release_forward(self, work: Work) -> None:
         for _ in range(_RELEASES):
             reserved = None if work.forward is None else work.forward.reserved
             if reserved is None or work.word not in reserved.writers:
@@ -684,14 +845,8 @@ class TargetAuthority(Authority):
     def _is_over(self, work: Work, reserved: Reservation) -> bool:
         """Tell whether no other write of a reservation can take effect any more: only this write holds it, or
         it was seen unchanged for so long that even a delayed request has been applied or never will be."""
-        if reserved.writers <= {work.word}:
-            return True
-        now = asyncio.get_running_loop().time()
-        seen, since = self._seen.get(work.old_key, (reserved, now))
-        if seen != reserved:
-            since = now
-        _remember(self._seen, work.old_key, (reserved, since))
-        return now - since > reserved.seconds + MARGIN_S
+        at = self.mapping.rows.forward_key(work.old_key)
+        return reserved.writers <= {work.word} or self.mapping.is_over(at, reserved)
 
     async def _keeps(self, source_key: EntityKey, target: TargetKey) -> bool:
         """Tell whether the owner of a main target key keeps it, because its row exists. If not, the owner is

@@ -42,7 +42,11 @@ async def _follow(flow: Flow, work: Work) -> None:
     if work.source_key is None and not await _has_owner_now(flow, work):
         return
     work.lingers = work.lingers or _met_another(work)
-    await side_by_side([_release(flow, work), _write_replicas(flow, work)])
+    if work.moves:  # a claim that passes on with the row is reserved until propagate has passed it on
+        await _write_replicas(flow, work)
+        await _release(flow, work)
+    else:
+        await side_by_side([_release(flow, work), _write_replicas(flow, work)])
 
 
 async def _has_owner_now(flow: Flow, work: Work) -> bool:

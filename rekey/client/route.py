@@ -59,7 +59,7 @@ class Writer:
         reverse = ReversePropagator(client.propagator)
         self.client = client
         self.finisher = Finisher(client, reverse)
-        self._source = SourceAuthority(client.propagator)
+        self._source = SourceAuthority(client.propagator, client.longest_operation_s)
         self._target = TargetAuthority(reverse, client.longest_operation_s)
 
     @property

@@ -21,7 +21,7 @@ from typing import TypeVar
 from rekey.client.lease import ClientLease, Permit
 from rekey.core.limits import ELSEWHERE
 from rekey.errors import CredentialRefused, ServiceError
-from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE, Forward, TargetKey
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE, Forward, Owner, TargetKey
 from rekey.model import EntityKey, Row
 from rekey.protocol.journal import Journal
 from rekey.protocol.propagate import Propagator
@@ -256,6 +256,9 @@ class Work:
             write of the row is unfinished, and looks in the journal for who changed the row since
             (`rekey.client.send`).
         others: rows under other main target keys of its old key, if read while the key was reserved.
+        claims: claims of target keys as they were read, None where there was none.
+        reserved: target keys that this write has reserved, with their claims as written; they stay reserved
+            in further attempts.
         outdated: whether the forward row changed after it was read: the write is worked out anew.
     """
 
@@ -289,6 +292,8 @@ class Work:
     leaving: frozenset[tuple[Side, EntityKey | None]] = frozenset()
     moves: bool = False
     others: Mapping[TargetKey, Row | None] | None = None
+    claims: dict[TargetKey, Owner | None] = field(default_factory=dict)
+    reserved: dict[TargetKey, Owner] = field(default_factory=dict)
     outdated: bool = False
 
     def begin_again(self) -> None:
@@ -298,7 +303,7 @@ class Work:
         self.early, self.late, self.previous, self.ours = {}, {}, {}, set()
         self.owner, self.authority_key, self.look_again = None, None, False
         self.slow = not self.foreseen
-        self.outdated, self.others = False, None
+        self.outdated, self.others, self.claims = False, None, {}
 
     @property
     def old_key(self) -> EntityKey:

@@ -83,6 +83,8 @@ class Mapper:
         labels: what they are called where people read.
         together: numbers of the tables whose rows stand in the main target's: 0 and those of secondary rows;
             empty where there are none.
+        shared: numbers of the tables in which rows of two source keys may have the same key, as far as the
+            declaration proves: keys that fold spellings together or come from content.
         timestamp_copies: for each table, the properties that hold the source's Timestamp. Once the target is
             the authority, writing back gives the source row another one: do not compare these then.
     """
@@ -105,6 +107,11 @@ class Mapper:
         self.reversible = migration.reverse
         self.content_derived = bool(migration.key_inputs - {PARTITION_KEY, ROW_KEY})
         self.together = frozenset({0, *migration.secondary} if migration.secondary else ())
+        self.shared = frozenset(
+            number
+            for number, table in enumerate(migration.filled)
+            if not {PARTITION_KEY, ROW_KEY} <= table.partition_key.determines() | table.row_key.determines()
+        )
         self._kinds = tuple(migration.secondary.items())
         self.timestamp_copies = tuple(one.property_mapping.from_timestamp for one in migration.filled)
         self.needs_timestamp = any(self.timestamp_copies) or TIMESTAMP in migration.key_inputs

@@ -91,12 +91,13 @@ def target_key(table: int, row: Row) -> TargetKey:
 
 
 class Reservation(NamedTuple):
-    """A main target key under which a row is being made.
+    """A row that is being created, as the mapping row of its key says.
 
     Attributes:
-        key: the main target key.
-        writers: the words (`Journal.word`) of the writes that are making it.
-        seconds: how long after the forward row was last written any of them may still take effect.
+        key: in a forward row, the main target key that the row is created under; in a reverse row, the source
+            key whose row is created under the target key.
+        writers: the words (`Journal.word`) of the writes that are creating it.
+        seconds: how long after the mapping row was last written any of them may still take effect.
     """
 
     key: EntityKey
@@ -119,10 +120,11 @@ class Forward(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Content of a reverse row: the source key that owns a main target key, and the row's ETag."""
+    """Content of a reverse row: the source key that owns a target key, the row's ETag, a reservation."""
 
     source: EntityKey
     etag: str
+    reserved: Reservation | None = None
 
 
 @dataclass(eq=False)
@@ -150,9 +152,13 @@ class MappingRows:
         digest = self.ids.long(self.source, source_key)
         return _make(EntityKey, (f"{self.script_id}.f.{digest[0]}", digest))
 
-    def reverse_key(self, target_key: EntityKey) -> EntityKey:
-        """Return the key of a main target key's reverse row in the mapping table."""
-        digest = self.ids.long(self.tables[0], target_key)
+    def reverse_key(self, target_key: EntityKey, table: int = 0) -> EntityKey:
+        """Return the key of a target key's reverse row in the mapping table. `table`: its table's number.
+
+        Every main target key has a reverse row. A key of an index or of secondary rows has one if a client
+        created the row, and another source key might have the same (`Mapper.shared`).
+        """
+        digest = self.ids.long(self.tables[table], target_key)
         return _make(EntityKey, (f"{self.script_id}.r.{digest[0]}", digest))
 
     def require_fits(self, source_key: EntityKey, targets: Iterable[TargetKey]) -> str:
@@ -183,30 +189,29 @@ class MappingRows:
         key = self.forward_key(source_key)
         content: Row = {PARTITION_KEY: key.partition, ROW_KEY: key.row}
         if self.sealer is not None:
-            held = ""
-            if reserved is not None:
-                held = "," + json.dumps([list(reserved.key), sorted(reserved.writers), reserved.seconds])
-            plain = f"[{_text(source_key)},{text}{held}]".encode("ascii")
+            plain = f"[{_text(source_key)},{text}{_sealed(reserved)}]".encode("ascii")
             return content | self.sealer.seal(FORWARD, MAPPING_TABLE, key, plain, lane=key.row[0])
         content["OldPartitionKey"], content["OldRowKey"] = source_key
         chunks = range(0, len(text), _CHUNK)
         content.update((f"Targets{number}", text[at : at + _CHUNK]) for number, at in enumerate(chunks))
-        if reserved is not None:
-            content["ReservedPartition"], content["ReservedRow"] = reserved.key
-            content["ReservedBy"] = ",".join(sorted(reserved.writers))
-            content["ReservedSeconds"] = reserved.seconds
-        return content
+        return content if reserved is None else content | _plain(reserved)
 
-    def reverse_row(self, source_key: EntityKey, target_key: EntityKey) -> Row:
-        """Return the reverse row of a main target key."""
-        key = self.reverse_key(target_key)
+    def reverse_row(
+        self,
+        source_key: EntityKey,
+        target_key: EntityKey,
+        table: int = 0,
+        reserved: Reservation | None = None,
+    ) -> Row:
+        """Return the reverse row of a target key. `table`: the number of its table."""
+        key = self.reverse_key(target_key, table)
         content: Row = {PARTITION_KEY: key.partition, ROW_KEY: key.row}
         if self.sealer is not None:
-            plain = f"[{_text(source_key)},{_text(target_key)}]".encode("ascii")
+            plain = f"[{_text(source_key)},{_text(target_key)}{_sealed(reserved)}]".encode("ascii")
             return content | self.sealer.seal(REVERSE, MAPPING_TABLE, key, plain, lane=key.row[0])
         content["OldPartitionKey"], content["OldRowKey"] = source_key
         content["NewPartitionKey"], content["NewRowKey"] = target_key
-        return content
+        return content if reserved is None else content | _plain(reserved)
 
     def partitions(self, direction: str) -> list[str]:
         """Return all partitions of a direction, `f` or `r`, in key order."""
@@ -226,14 +231,15 @@ class MappingRows:
 
     def read_owner(self, row: Row) -> Owner:
         """Read a reverse row."""
-        return Owner(self.read_source(row), row[ETAG])
+        source, _, reserved = self._content(row)
+        return Owner(source, row[ETAG], reserved)
 
     def read_source(self, row: Row) -> EntityKey:
         """Return the source key that a forward or reverse row names."""
         return self._content(row)[0]
 
     def _content(self, row: Row) -> tuple[EntityKey, frozenset[TargetKey], Reservation | None]:
-        """Return the source key of a row; of a forward row also the target keys and the reservation."""
+        """Return the source key of a row, of a forward row also the target keys, and the reservation."""
         self.tombstones.refuse(row)
         if self.sealer is None:
             chunks: list[str] = []
@@ -249,14 +255,28 @@ class MappingRows:
         is_forward = str(row[PARTITION_KEY]).startswith(f"{self.script_id}.f.")
         purpose = FORWARD if is_forward else REVERSE
         opened = json.loads(self.sealer.unseal(purpose, MAPPING_TABLE, row, lane=row[ROW_KEY][:1]))
-        source = EntityKey(*opened[0])
-        if not is_forward:
-            return source, frozenset(), None
         reserved = None
         if len(opened) > 2:
             key, writers, seconds = opened[2]
             reserved = Reservation(EntityKey(*key), frozenset(writers), float(seconds))
-        return source, _target_keys(opened[1]), reserved
+        return EntityKey(*opened[0]), _target_keys(opened[1]) if is_forward else frozenset(), reserved
+
+
+def _sealed(reserved: Reservation | None) -> str:
+    """Return a reservation as the end of the JSON text that is sealed."""
+    if reserved is None:
+        return ""
+    return "," + json.dumps([list(reserved.key), sorted(reserved.writers), reserved.seconds])
+
+
+def _plain(reserved: Reservation) -> Row:
+    """Return a reservation as properties of a row in the clear."""
+    return {
+        "ReservedPartition": reserved.key.partition,
+        "ReservedRow": reserved.key.row,
+        "ReservedBy": ",".join(sorted(reserved.writers)),
+        "ReservedSeconds": reserved.seconds,
+    }
 
 
 def _text(key: EntityKey) -> str:

@@ -7,6 +7,10 @@ Rules kept here:
 * A target key has one owner. A second claimant is a collision, unless the owner's source row is gone or maps
   elsewhere by now (an old row deleted, a new one written under a key that maps alike): then the claim passes
   to the second one, conditionally on the reverse row that was read.
+* Where two source keys can have one target key, a write that creates a row reserves the target key in the
+  reverse row first, also where its source key is the owner already. The claim does not pass to another source
+  key while a write that reserved it may take effect: so of two creators one finds the reservation of the
+  other, or the row.
 * An erased row raises Erased and is never taken for absent: every write of a mapping row is an
   insert-if-absent or conditional on a row that was read, so none overwrites a tombstone.
 * With a keyring, rows are sealed: the present data key is loaded before a row is made (`fresh`), and the data
@@ -26,7 +30,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from rekey import errors
@@ -63,6 +67,12 @@ from rekey.state.audit import utc_now
 from rekey.tables.base import Page, Table, TableService
 
 _MAX_ROUNDS = 50
+# Seconds between two reads of a claim that another write has reserved.
+_PAUSE_S = 0.05
+# Seconds added to the longest operation: after that, an unknown outcome counts as over.
+MARGIN_S = 5.0
+# The most reservations of others that are remembered with the time they were first seen.
+_REMEMBERED = 10_000
 
 # Tells whether a source key's row exists now and maps to a target key.
 StillOwns = Callable[[EntityKey, TargetKey], Awaitable[bool]]
@@ -282,11 +292,16 @@ class MappingStore:
         table: the restricted mapping table.
         rows: builds and reads its rows.
         keyring: the data keys of sealed rows; None for a mapping in the clear.
+        patience_s: for how many seconds a claim that another write has reserved is waited for before it
+            counts as a collision.
     """
 
     table: Table
     rows: MappingRows
     keyring: Keyring | None = None
+    patience_s: float = 0.0
+    # Reservations of other writes, and when each was first seen, in seconds of the loop's clock.
+    _seen: dict[EntityKey, tuple[Reservation, float]] = field(default_factory=dict, init=False)
 
     async def fresh(self) -> None:
         """Load or make the data key for rows that are about to be made, as `Keyring.fresh`."""
@@ -310,9 +325,10 @@ class MappingStore:
         row = await self.row_at(self.rows.forward_key(source_key))
         return None if row is None else self.rows.read_forward(row)
 
-    async def owner(self, target_key: EntityKey) -> Owner | None:
-        """Return the owner of a main target key, None when it is not claimed. Raises Erased."""
-        row = await self.row_at(self.rows.reverse_key(target_key))
+    async def owner(self, target_key: EntityKey, table: int = 0) -> Owner | None:
+        """Return the owner of a target key, None when it is not claimed. `table`: the number of its table.
+        Raises Erased."""
+        row = await self.row_at(self.rows.reverse_key(target_key, table))
         return None if row is None else self.rows.read_owner(row)
 
     async def owns(self, table: int, row: Row) -> bool:
@@ -402,32 +418,99 @@ class MappingStore:
             return None
         return Forward(source_key, listed, etag, reserved)
 
-    async def claim_absent(self, source_key: EntityKey, target_key: EntityKey) -> bool:
-        """Claim a main target key that has no owner; False when it has one, or when the outcome is open."""
-        await self.fresh()
-        try:
-            await self.table.insert(self.rows.reverse_row(source_key, target_key))
-        except (errors.RowExists, errors.Ambiguous):
-            return False
-        return True
-
     async def claim_main(self, source_key: EntityKey, target: TargetKey, still_owns: StillOwns) -> None:
         """Make a source key the owner of a main target key. Raises Collision, Erased, Unavailable."""
-        await self.fresh()
-        row = self.rows.reverse_row(source_key, target.key)
         for _ in range(_MAX_ROUNDS):
-            owner = await self.owner(target.key)
-            try:
-                if owner is None:
-                    await self.table.insert(row)
-                elif owner.source != source_key:
-                    if await still_owns(owner.source, target):
-                        raise self.collision(target, owner.source, source_key)
-                    await self.table.replace(row, etag=owner.etag)
+            owner = await self.unreserved(source_key, target)
+            if owner is not None and owner.source == source_key:
                 return
-            except (errors.RowExists, errors.RowMissing, errors.ConditionFailed, errors.Ambiguous):
-                continue
-        raise errors.Unavailable(
+            await self.require_free(source_key, target, owner, still_owns)
+            reserved = None if owner is None else owner.reserved
+            ours = reserved if reserved is not None and reserved.key == source_key else None
+            if await self.take(source_key, target, owner, ours):
+                return
+        raise self.kept_changing()
+
+    async def take(
+        self,
+        source_key: EntityKey,
+        target: TargetKey,
+        owner: Owner | None,
+        reserved: Reservation | None = None,
+    ) -> Owner | None:
+        """Write the claim of a target key, on the condition of the claim that was read.
+
+        Args:
+            source_key: the owner from now on.
+            target: the target key.
+            owner: the claim as read, None when there was none.
+            reserved: the reservation that the claim holds from now on, if any.
+
+        Returns:
+            The claim as written; None when it changed meanwhile, or the outcome is open.
+        """
+        await self.fresh()
+        row = self.rows.reverse_row(source_key, target.key, target.table, reserved)
+        try:
+            if owner is None:
+                etag = await self.table.insert(row)
+            else:
+                etag = await self.table.replace(row, etag=owner.etag)
+        except (errors.RowExists, errors.RowMissing, errors.ConditionFailed, errors.Ambiguous):
+            return None
+        return Owner(source_key, etag, reserved)
+
+    async def unreserved(self, source_key: EntityKey, target: TargetKey) -> Owner | None:
+        """Return the claim of a target key when no write for another source key is creating a row under it.
+
+        Raises:
+            Collision: one still is, after `patience_s`.
+            Erased: the key was erased.
+        """
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self.patience_s
+        while True:
+            owner = await self.owner(target.key, target.table)
+            reserved = None if owner is None else owner.reserved
+            if reserved is None or reserved.key == source_key:
+                return owner
+            if self.is_over(self.rows.reverse_key(target.key, target.table), reserved):
+                return owner
+            if loop.time() >= ends:
+                raise self.collision(target, reserved.key, source_key)
+            await asyncio.sleep(_PAUSE_S)
+
+    async def require_free(
+        self, source_key: EntityKey, target: TargetKey, owner: Owner | None, still_owns: StillOwns
+    ) -> None:
+        """Raise Collision when a row of another source key, which the claim names, maps to a target key.
+
+        A claim can name two: its owner, and that of a row whose creation replaced the owner's row in one
+        transaction, and whose writer has not passed the claim on.
+        """
+        named = [] if owner is None else [owner.source]
+        if owner is not None and owner.reserved is not None:
+            named.append(owner.reserved.key)
+        for other in dict.fromkeys(named):
+            if other != source_key and await still_owns(other, target):
+                raise self.collision(target, other, source_key)
+
+    def is_over(self, at: EntityKey, reserved: Reservation) -> bool:
+        """Tell whether no write of a reservation can take effect any more: it was seen unchanged for so long
+        that even a delayed request has been applied or never will be. `at`: the key of its mapping row."""
+        now = asyncio.get_running_loop().time()
+        seen, since = self._seen.get(at, (reserved, now))
+        if seen != reserved:
+            since = now
+        if len(self._seen) >= _REMEMBERED:
+            self._seen.clear()
+        self._seen[at] = reserved, since
+        return now - since > reserved.seconds + MARGIN_S
+
+    @staticmethod
+    def kept_changing() -> errors.Unavailable:
+        """Return the error for a claim that kept changing."""
+        return errors.Unavailable(
             "a mapping row kept changing while it was claimed",
             hint="run the same command again; if it stays so, look for a second writer of the mapping table",
         )

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from rekey.client.authority import MARGIN_S
+from rekey.mapping.store import MARGIN_S
 from rekey.errors import RowExists, RowRefused, Unavailable
 from rekey.mapping.rows import Reservation
 from rekey.model import EntityKey, Row, content_of, key_of

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace as replace_fields
 
 import pytest
 
@@ -101,18 +102,23 @@ async def test_in_the_old_view_a_write_takes_three_round_trips(
     assert await rounds.of(View.OLD, upsert({**row, "Title": "3"})) == 3
     assert await rounds.of(View.OLD, insert(other)) == 3
     assert await rounds.of(View.OLD, delete(key)) == 3
-    assert await rounds.of(View.OLD, insert(row)) == 3
-    assert await rounds.of(View.OLD, replace({**row, "Title": "4"}), delete(key_of(other))) == 3
     trips = 4 if migration is POSTS else 3  # more where the main key comes from content
+    assert await rounds.of(View.OLD, insert(row)) == trips, "its claims are there, and are reserved"
+    assert await rounds.of(View.OLD, replace({**row, "Title": "4"}), delete(key_of(other))) == 3
     assert await rounds.of(View.OLD, merge({**key_row(key), "Title": "5"})) == trips
     assert world.counters.fast == world.counters.writes
 
 
-async def test_a_row_that_moves_takes_three_round_trips_too(memory: MemoryTableService) -> None:
+async def test_a_row_that_moves_takes_one_round_trip_more_for_keys_that_it_reserves(
+    memory: MemoryTableService,
+) -> None:
+    """A new main key is claimed together with the reads. Index keys are new only as the row that was read
+    tells, and a key that the row had before is claimed already."""
     world = await memory_world(POSTS, memory).prepare([post("hello", "2024-01", "a,b")])
     rounds = Rounds(world)
-    assert await rounds.of(View.OLD, replace(post("hello", "2024-02", "b,c"))) == 3
-    assert await rounds.of(View.OLD, replace(post("hello", "2024-01", "a"))) == 3
+    assert await rounds.of(View.OLD, replace(post("hello", "2024-02", "b"))) == 3
+    assert await rounds.of(View.OLD, replace(post("hello", "2024-03", "b,c"))) == 4
+    assert await rounds.of(View.OLD, replace(post("hello", "2024-01", "b"))) == 4
 
 
 async def test_a_row_that_the_backfill_has_not_reached_takes_three_round_trips_too(
@@ -161,7 +167,7 @@ async def test_a_row_made_anew_takes_one_round_more_where_it_was_not_seen_to_go(
 ) -> None:
     """Its old key is in the mapping already: its new key is reserved there, on what the mapping says. Who
     deleted the row has seen that and reserves at once; another client reads it first."""
-    world = await memory_world(POSTS, memory).prepare([post("hello")])
+    world = await memory_world(replace_fields(POSTS, indexes=()), memory).prepare([post("hello")])
     world.permits.move(ControlPhase.CUTOVER)
     rounds = Rounds(world)
     [row] = [content_of(row) for row in memory.dump("PostsV2")]

@@ -147,6 +147,16 @@ class Expression(ABC):
         """Return the names of the properties it reads; `WHOLE_ROW` among them when it may read any."""
         return frozenset[str]().union(*(operand.inputs() for operand in self.operands()))
 
+    def determines(self) -> frozenset[str]:
+        """Return the properties whose text follows from the key's text: rows that differ in one of them never
+        have the same key. Empty where nothing is proven."""
+        return frozenset()
+
+    @property
+    def fixed_length(self) -> int | None:
+        """The number of characters of every result; None where it varies, or is not known."""
+        return None
+
     def __add__(self, other: Expression) -> Expression:
         for side in (self, other):
             if not isinstance(side, Expression):
@@ -305,6 +315,10 @@ class Prop(Expression, op="prop"):
         """Return the property's name."""
         return frozenset({self.name})
 
+    def determines(self) -> frozenset[str]:
+        """Return the name of a key property: other properties have a text for several EDM types."""
+        return self.inputs() & {PARTITION_KEY, ROW_KEY}
+
     def describe(self) -> str:
         """Return the property's name, with its default if there is one."""
         return self.name if self.default is None else f"{self.name} or {json.dumps(self.default)}"
@@ -323,6 +337,11 @@ class Literal(Expression, op="literal"):
         """Return a closure that ignores the row."""
         text = self.text
         return lambda *_: text
+
+    @property
+    def fixed_length(self) -> int:
+        """The length of the text."""
+        return len(self.text)
 
     def describe(self) -> str:
         """Return the text in quotes."""
@@ -399,6 +418,10 @@ class Join(Expression, op="join"):
         """Return the closure."""
         return _joined(self.separator, self.parts, scope)
 
+    def determines(self) -> frozenset[str]:
+        """Return what the parts determine, where each can be told from its neighbors."""
+        return _told_apart(self.parts)
+
     def describe(self) -> str:
         """Return `join("_", A, B)`."""
         inner = ", ".join(part.describe() for part in self.parts)
@@ -415,9 +438,20 @@ class Concat(Expression, op="concat"):
         """Return the closure."""
         return _joined("", self.parts, scope)
 
+    def determines(self) -> frozenset[str]:
+        """Return what the parts determine, where each can be told from its neighbors."""
+        return _told_apart(self.parts)
+
     def describe(self) -> str:
         """Return `A + B`."""
         return " + ".join(part.describe() for part in self.parts)
+
+
+def _told_apart(parts: tuple[Expression, ...]) -> frozenset[str]:
+    """Return what parts with constant separators determine: all of it if at most one varies in length."""
+    if sum(part.fixed_length is None for part in parts) > 1:
+        return frozenset()
+    return frozenset[str]().union(*(part.determines() for part in parts))
 
 
 def _joined(separator: str, of: tuple[Expression, ...], scope: Scope) -> Evaluator:

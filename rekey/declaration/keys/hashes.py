@@ -56,6 +56,8 @@ BUCKETS: dict[str, Callable[[bytes], int]] = {
 
 PREFIX = b"rekey/v1\0"
 LENGTH_BYTES = 4
+# 160 bits in base32.
+ID_CHARACTERS = 32
 MAX_BUCKETS = 1_000_000
 MIN_DIGITS = 3
 
@@ -76,6 +78,10 @@ class Hashed(Changed, op="hashed"):
         """Return the function."""
         digest, encode = DIGESTS[self.algorithm], ENCODINGS[self.encoding]
         return lambda text: encode(digest(text.encode("utf-8", "surrogatepass")))
+
+    def determines(self) -> frozenset[str]:
+        """Return what the hashed text determines, unless two texts with one digest can be made on purpose."""
+        return frozenset() if self.algorithm in ("md5", "sha1") else self.of.determines()
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,15 @@ class Opaque(Expression, op="opaque"):
             return mac(b"".join([len(value).to_bytes(LENGTH_BYTES, "big") + value for value in values]))
 
         return of_framed
+
+    def determines(self) -> frozenset[str]:
+        """Return what all parts determine: the lengths of several keep them apart."""
+        return frozenset[str]().union(*(part.determines() for part in self.parts))
+
+    @property
+    def fixed_length(self) -> int:
+        """The length of an id."""
+        return ID_CHARACTERS
 
     def describe(self) -> str:
         """Return `opaque(A, domain=user)`."""
