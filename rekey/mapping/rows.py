@@ -59,6 +59,9 @@ _CHUNK = 30_000
 # Chunks that fit in one row of at most 1 MiB; a source row that fans out to more is refused.
 _MAX_CHUNKS = 15
 
+# All directions, those that name target keys first.
+DIRECTIONS = ("i", "r", "f")
+
 # The one cohort of a mapping in the clear; its tombstone stands where sealed migrations have data keys.
 WHOLE = "all"
 # The property of that tombstone that says that nothing of the content is left.
@@ -126,6 +129,12 @@ class Owner(NamedTuple):
     etag: str
     reserved: Reservation | None = None
 
+    @property
+    def claimants(self) -> tuple[EntityKey, ...]:
+        """The source keys that the claim names: the owner, and one whose row replaces the owner's row in one
+        transaction, until the claim has passed on to it."""
+        return tuple(dict.fromkeys((self.source, *(() if self.reserved is None else (self.reserved.key,)))))
+
 
 @dataclass(eq=False)
 class MappingRows:
@@ -159,7 +168,7 @@ class MappingRows:
         created the row, and another source key might have the same (`Mapper.shared`).
         """
         digest = self.ids.long(self.tables[table], target_key)
-        return _make(EntityKey, (f"{self.script_id}.r.{digest[0]}", digest))
+        return _make(EntityKey, (f"{self.script_id}.{'i' if table else 'r'}.{digest[0]}", digest))
 
     def require_fits(self, source_key: EntityKey, targets: Iterable[TargetKey]) -> str:
         """Return target keys as the JSON text that a forward row holds.
@@ -214,7 +223,8 @@ class MappingRows:
         return content if reserved is None else content | _plain(reserved)
 
     def partitions(self, direction: str) -> list[str]:
-        """Return all partitions of a direction, `f` or `r`, in key order."""
+        """Return all partitions of a direction, in key order: `f` forward, `r` reverse, `i` reverse rows of
+        index keys."""
         return [f"{self.script_id}.{direction}.{first}" for first in ALPHABET]
 
     # --- reading; raises SealedUnreadable for a sealed row that cannot be opened, Erased for a tombstone --
@@ -233,6 +243,11 @@ class MappingRows:
         """Read a reverse row."""
         source, _, reserved = self._content(row)
         return Owner(source, row[ETAG], reserved)
+
+    def named(self, row: Row) -> tuple[EntityKey, ...]:
+        """Return the source keys that a mapping row names."""
+        is_forward = str(row[PARTITION_KEY]).startswith(f"{self.script_id}.f.")
+        return (self.read_source(row),) if is_forward else self.read_owner(row).claimants
 
     def read_source(self, row: Row) -> EntityKey:
         """Return the source key that a forward or reverse row names."""

@@ -483,15 +483,8 @@ class MappingStore:
     async def require_free(
         self, source_key: EntityKey, target: TargetKey, owner: Owner | None, still_owns: StillOwns
     ) -> None:
-        """Raise Collision when a row of another source key, which the claim names, maps to a target key.
-
-        A claim can name two: its owner, and that of a row whose creation replaced the owner's row in one
-        transaction, and whose writer has not passed the claim on.
-        """
-        named = [] if owner is None else [owner.source]
-        if owner is not None and owner.reserved is not None:
-            named.append(owner.reserved.key)
-        for other in dict.fromkeys(named):
+        """Raise Collision when a row of another source key, which the claim names, maps to a target key."""
+        for other in () if owner is None else owner.claimants:
             if other != source_key and await still_owns(other, target):
                 raise self.collision(target, other, source_key)
 
@@ -523,7 +516,7 @@ class MappingStore:
         )
 
     async def scan(self, direction: str) -> AsyncIterator[Page]:
-        """Iterate over all mapping rows of a direction: `f` (forward) or `r` (reverse)."""
+        """Iterate over all mapping rows of a direction: see `MappingRows.partitions`."""
         for partition in self.rows.partitions(direction):
             async for page in self.table.scan(KeyRange.of_rows(partition)):
                 await self.learn(page.rows)

@@ -11,9 +11,9 @@ from collections import Counter
 
 import pytest
 
-from rekey.mapping.store import MARGIN_S
 from rekey.errors import RowExists, RowRefused, Unavailable
 from rekey.mapping.rows import Reservation
+from rekey.mapping.store import MARGIN_S
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View

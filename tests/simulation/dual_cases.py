@@ -4,7 +4,8 @@ Rules kept here:
 
 * A name says it all: "users, dual_write: old replace | new delete-if". Before the colon: whether target keys
   depend on keys alone (`users`) or on content, with an index table (`posts`) or secondary rows (`races`), or
-  may pass from one row to another one (`folded`, and `lowered` without an index table), and the phase;
+  may pass from one row to another one (`folded`, and `lowered` without an index table), or the index keys may
+  (`seats`), and the phase;
   `absent` where there is no row at the beginning, `gone` where one was copied and deleted, `tagged before` where it was copied with other tags at
   first. Then what each client does, in which view.
 * Users have no property that the mapping drops: what becomes of it is judged by the tests of the mapping.
@@ -19,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from rekey import Index, keys
+from rekey import Index, Target, keys, props
 from rekey.copy import sweep
 from rekey.declaration.migration import Migration
 from rekey.model import Row
@@ -93,6 +94,19 @@ def folded_steps(version: int) -> dict[str, Step]:
     }
 
 
+def seat_steps(version: int) -> dict[str, Step]:
+    """Return what a client can do to the guest in a seat, and to another guest who wants the same seat."""
+    row, other = guest("u1", version=version), guest("u2", version=version)
+    return {
+        **_steps(row),
+        "leave the seat": (Do(REPLACE, guest("u1", "s2", version)),),
+        "insert the other": (Do(INSERT, other),),
+        "upsert the other": (Do(UPSERT, other),),
+        "delete the other": (Do(DELETE, other),),
+        "batch of delete and insert": (Do(DELETE, row), Do(INSERT, other)),
+    }
+
+
 def race_steps(version: int) -> dict[str, Step]:
     """Return what a client can do to a registration, by name: its secondary row moves, or both rows do."""
     row = racer("1", 20, Time=version)
@@ -122,8 +136,30 @@ def _steps(row: Row) -> dict[str, Step]:
     }
 
 
+def guest(name: str, seat: str = "s1", version: int = 1) -> Row:
+    """Return a row whose index key another row can have, too."""
+    return {"PartitionKey": "p", "RowKey": name, "Seat": seat, "Version": version}
+
+
 FOLDED = replace(
     LOWERED, indexes=[Index("ByMail", partition_key=keys.literal("all"), row_key=keys.lower("RowKey"))]
+)
+SEATS = Migration(
+    source="Guests",
+    target=Target(
+        "GuestsV2",
+        partition_key=keys.prop("PartitionKey"),
+        row_key=keys.literal("U:") + keys.prop("RowKey"),
+        properties=[props.copy("RowKey", to="OldRowKey")],
+    ),
+    indexes=[
+        Index(
+            "GuestsBySeat",
+            partition_key=keys.prop("PartitionKey"),
+            row_key=keys.literal("S:") + keys.prop("Seat"),
+        )
+    ],
+    capture="delta",
 )
 TAGGED_BEFORE = ", tagged before"
 GONE = ", gone"
@@ -135,6 +171,7 @@ KINDS: dict[str, tuple[Migration, Row, Callable[[int], dict[str, Step]]]] = {
     "posts": (POSTS, hello(1), post_steps),
     "folded": (FOLDED, ann(1, "Ann@example.com"), folded_steps),
     "lowered": (LOWERED, ann(1, "Ann@example.com"), folded_steps),
+    "seats": (SEATS, guest("u1"), seat_steps),
     "races": (RACES, racer("1", 20, Time=1), race_steps),
 }
 

@@ -149,7 +149,7 @@ class SmallWorld(Scenario):
             for row in (*before, *ever)
             for partition in (
                 rows.forward_key(key_of(row)).partition,
-                rows.reverse_key(key_of(self.mapper.map(row)[0].row)).partition,
+                *(rows.reverse_key(key_of(made), number).partition for number, made in self.mapper.map(row)),
             )
         )
         self.mapping = MappingStore(self.others.table(MAPPING_TABLE), rows)

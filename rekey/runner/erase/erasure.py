@@ -281,13 +281,14 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int) -> Don
                 done.targets_changed.append(row_id)
                 return
         rows = run.mapping.rows
-        mains = {target.key for target in await listed_targets(run, source) if target.table == 0}
+        targets = await listed_targets(run, source)
+        mains = {target.key for target in targets if target.table == 0}
         for kept, copy in copies:
             key = pointer_of(copy.row) if copy.table else key_of(copy.row)
             if copy.source == source or key in mains:
                 await removed.delete(kept)
                 done.removed_rows += 1
-        listed = [rows.reverse_key(main) for main in sorted(mains)]
+        listed = [rows.reverse_key(target.key, target.table) for target in sorted(targets)]
         # `x += await ...` would lose what other tasks count meanwhile: await first, then add.
         for at in dict.fromkeys([*listed, *unlisted.get(source, ())]):
             try:
@@ -337,19 +338,20 @@ async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[En
             await mapping.learn(page.rows)
             for row in page.rows:
                 try:
-                    source = mapping.rows.read_source(row)
+                    named = mapping.rows.named(row)
                 except errors.Erased:
                     continue
                 except errors.SealedUnreadable:
                     done.unreadable += 1
                     continue
-                if source in wanted:
+                for source in wanted.intersection(named):
                     found.setdefault(source, []).append(key_of(row))
             advance(len(page.rows))
             await asyncio.sleep(0)  # opening a page does not await: let other tasks run in between
 
     with run.progress.task("search the mapping") as advance:
-        await for_each(mapping.rows.partitions("r"), look, limit=run.config.limits.scans)
+        partitions = [*mapping.rows.partitions("i"), *mapping.rows.partitions("r")]
+        await for_each(partitions, look, limit=run.config.limits.scans)
     return found
 
 
@@ -370,7 +372,7 @@ async def _bury(run: Run, at: EntityKey, source: EntityKey, on: str) -> bool:
     for _ in range(MAX_ROUNDS):
         row = await mapping.row_at(at)
         try:
-            if row is None or mapping.rows.read_source(row) != source:
+            if row is None or source not in mapping.rows.named(row):
                 return False
         except errors.Erased:
             return False
