@@ -135,9 +135,14 @@ class Authority(ABC):
 
     side: Side
 
-    def __init__(self, replicas: Propagator, longest_operation_s: float) -> None:
-        """Create the authority. `replicas` propagates from it to its replicas."""
-        self._longest = longest_operation_s
+    def __init__(self, replicas: Propagator, takes_effect_s: float) -> None:
+        """Create the authority.
+
+        Args:
+            replicas: propagates from it to its replicas.
+            takes_effect_s: for how many seconds a request of a write can take effect after the write began.
+        """
+        self._takes_effect_s = takes_effect_s
         self.replicas = replicas
         self.table = replicas.table(SOURCE_TABLE if self.side == SOURCE else 0)
         self.mapper = replicas.mapper
@@ -415,11 +420,11 @@ class Authority(ABC):
 
     def _reservation_of(self, work: Work, present: Reservation | None) -> Reservation:
         """Return the reservation of a target key by a write. `present`: the one that its claim holds."""
-        mine = Reservation(work.old_key, frozenset({work.word}), self._longest)
+        mine = Reservation(work.old_key, frozenset({work.word}), self._takes_effect_s)
         if present is None or present.key != work.old_key:
             return mine
         writers = present.writers | mine.writers
-        return mine._replace(writers=writers, seconds=max(present.seconds, self._longest))
+        return mine._replace(writers=writers, seconds=max(present.seconds, self._takes_effect_s))
 
     async def _is_deleted_with(self, work: Work, source_key: EntityKey) -> bool:
         """Tell whether the same call deletes the row of another source key."""
@@ -578,8 +583,8 @@ class TargetAuthority(Authority):
 
     side = TARGET
 
-    def __init__(self, reverse: ReversePropagator, longest_operation_s: float) -> None:
-        super().__init__(reverse, longest_operation_s)
+    def __init__(self, reverse: ReversePropagator, takes_effect_s: float) -> None:
+        super().__init__(reverse, takes_effect_s)
         self.reverse = reverse
         # Forward rows, as last seen, of rows that this client deleted: it may soon insert these rows again.
         # Never trusted: a reservation on one succeeds only if the forward row is unchanged.
@@ -839,8 +844,8 @@ class TargetAuthority(Authority):
     def _reservation(self, work: Work, others: Reservation | None) -> Reservation:
         key = found(work.authority_key)
         if others is None:
-            return Reservation(key, frozenset({work.word}), self._longest)
-        return Reservation(key, others.writers | {work.word}, max(others.seconds, self._longest))
+            return Reservation(key, frozenset({work.word}), self._takes_effect_s)
+        return Reservation(key, others.writers | {work.word}, max(others.seconds, self._takes_effect_s))
 
     def _is_over(self, work: Work, reserved: Reservation) -> bool:
         """Tell whether no other write of a reservation can take effect any more: only this write holds it, or

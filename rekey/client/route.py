@@ -59,8 +59,9 @@ class Writer:
         reverse = ReversePropagator(client.propagator)
         self.client = client
         self.finisher = Finisher(client, reverse)
-        self._source = SourceAuthority(client.propagator, client.longest_operation_s)
-        self._target = TargetAuthority(reverse, client.longest_operation_s)
+        takes_effect_s = client.longest_operation_s + client.late_s
+        self._source = SourceAuthority(client.propagator, takes_effect_s)
+        self._target = TargetAuthority(reverse, takes_effect_s)
 
     @property
     def left(self) -> int:

@@ -69,8 +69,10 @@ from rekey.tables.base import Page, Table, TableService
 _MAX_ROUNDS = 50
 # Seconds between two reads of a claim that another write has reserved.
 _PAUSE_S = 0.05
-# Seconds added to the longest operation: after that, an unknown outcome counts as over.
+# Seconds added to what a reservation says: after that, an unknown outcome counts as over.
 MARGIN_S = 5.0
+# For how many seconds a runner waits for a reserved claim: longer than one lasts whose writer died.
+RESERVED_S = 90.0
 # The most reservations of others that are remembered with the time they were first seen.
 _REMEMBERED = 10_000
 

@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from rekey.client.work import LATE_S
 from rekey.errors import RowExists, RowRefused, Unavailable
 from rekey.mapping.rows import Reservation
 from rekey.mapping.store import MARGIN_S
@@ -26,6 +27,7 @@ from tests.worlds import POSTS, post
 HELLO = EntityKey("blog", "hello")
 JANUARY = EntityKey("2024-01", "hello")
 LONGEST_S = 30.0
+RESERVED_S = LONGEST_S + LATE_S
 
 
 async def after_cutover(memory: MemoryTableService, *rows: Row) -> DualWorld:
@@ -125,11 +127,11 @@ async def test_when_a_write_that_was_cut_off_is_over_its_reservation_is(
     other = insert(in_month(world, "2024-02"))
     loop = asyncio.get_running_loop()
     first_seen = loop.time()
-    for passed in (0.0, LONGEST_S, LONGEST_S + MARGIN_S):
+    for passed in (0.0, RESERVED_S, RESERVED_S + MARGIN_S):
         monkeypatch.setattr(loop, "time", lambda passed=passed: first_seen + passed)
         with pytest.raises(Unavailable):
             await writer.write([other])
-    monkeypatch.setattr(loop, "time", lambda: first_seen + LONGEST_S + MARGIN_S + 0.1)
+    monkeypatch.setattr(loop, "time", lambda: first_seen + RESERVED_S + MARGIN_S + 0.1)
     await writer.write([other])
     monkeypatch.undo()
     await writer.settle()

@@ -12,7 +12,7 @@ import pytest
 
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import Erased, Refused
-from rekey.mapping.rows import MAPPING_TABLE
+from rekey.mapping.rows import MAPPING_TABLE, TargetKey
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlStore
@@ -255,7 +255,7 @@ def test_a_reverse_row_that_no_forward_row_lists_is_searched_for(rekey: Commands
 
     async def orphan() -> None:
         store = await project.mapping(SCRIPT)
-        await store.claim_absent(key_of(row), EntityKey("left", "behind"))
+        await store.take(key_of(row), TargetKey(0, "left", "behind"), None)
 
     asyncio.run(orphan())
     assert erase(rekey, *by_old(row), "--listed-only")["reverse_rows"] == 1
@@ -564,7 +564,7 @@ def test_nothing_is_claimed_or_written_in_the_place_of_a_tombstone(
         [main] = [one for one in targets if one["ContactEmail"] == row["RowKey"]]
         with pytest.raises(Erased):
             await run.mapping.owner(key_of(main))
-        assert await run.mapping.claim_absent(key_of(row), key_of(main)) is False
+        assert await run.mapping.take(key_of(row), TargetKey(0, *key_of(main)), None) is None
         assert await run.mapping.owns(0, main), "the row of the target is this migration's, all the same"
 
     with project.session() as session:

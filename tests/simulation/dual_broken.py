@@ -15,14 +15,16 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from rekey.client import replicas, send
-from rekey.client.authority import Authority, Flow, TargetAuthority
+from rekey.client import authority, replicas, send
+from rekey.client.authority import Authority, Flow, SourceAuthority, TargetAuthority
 from rekey.client.route import Writer
 from rekey.client.work import ClientParts, State, Work
-from rekey.mapping.rows import Forward, TargetKey
+from rekey.mapping.rows import Forward, Owner, TargetKey
+from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row, key_of
 from rekey.protocol import effects, propagate
 from rekey.protocol.journal import Journal
+from rekey.protocol.operations import FULL, as_sent
 from rekey.protocol.propagate import Propagated, Propagator
 from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side
@@ -204,6 +206,66 @@ def no_reservations() -> Any:
     return mock.patch.object(TargetAuthority, "_reserve", reserve)
 
 
+@contextmanager
+def no_target_key_reservations() -> Iterator[None]:
+    """Claim target keys without reserving them: the claim of a row that is being created passes on."""
+
+    async def take(self: MappingStore, source_key: EntityKey, target: TargetKey, owner: Any, *_: Any) -> Any:
+        claimed = await _take(self, source_key, target, owner)
+        return claimed if target.table == 0 else Owner(source_key, "")
+
+    def is_new(_self: Authority, _work: Work, target: TargetKey) -> bool:
+        return target.table == 0
+
+    with (
+        mock.patch.object(MappingStore, "take", take),
+        mock.patch.object(SourceAuthority, "is_new", is_new),
+        mock.patch.object(TargetAuthority, "is_new", is_new),
+    ):
+        yield
+
+
+def reservations_are_not_waited_for() -> Any:
+    """Take over a claim although a write that reserved it may yet take effect."""
+    return mock.patch.object(MappingStore, "is_over", lambda *_: True)
+
+
+def own_claims_are_not_reserved() -> Any:
+    """Take a claim of the same source key for enough, and reserve only what is claimed anew."""
+
+    async def claim_to_take(self: Authority, work: Work, target: TargetKey) -> Owner | None:
+        owner = await _claim_to_take(self, work, target)
+        if owner is not None and owner.source == work.old_key:
+            work.reserved.setdefault(target, owner)
+        return owner
+
+    return mock.patch.object(Authority, "_claim_to_take", claim_to_take)
+
+
+def upserts_are_sent_as_given() -> Any:
+    """Send an upsert without a condition: it may create a row for which no key was reserved."""
+
+    def sent(operation: Operation, before: Row | None) -> Operation:
+        return operation if operation.verb in FULL else as_sent(operation, before)
+
+    return mock.patch.object(authority, "as_sent", sent)
+
+
+def index_keys_are_not_claimed() -> Any:
+    """Look only at the index rows that are there, not at who is about to write one."""
+
+    async def reserve_key(self: Authority, work: Work, target: TargetKey, still_owns: Any) -> None:
+        if target.table == 0:
+            await _reserve_key(self, work, target, still_owns)
+
+    return mock.patch.multiple(Authority, reserve_key=reserve_key, reserves_early=lambda *_: [])
+
+
+def heirs_are_not_asked() -> Any:
+    """Ask only the owner of a claim, not the row that is taking its place."""
+    return mock.patch.object(Owner, "claimants", property(lambda self: (self.source,)))
+
+
 async def nothing_moved(*_: Any, **__: Any) -> int:
     """Look at no row again that was written while it was copied."""
     return 0
@@ -245,6 +307,9 @@ def _in(modules: Sequence[Any], name: str, thing: Callable[..., Any] | Awaitable
 
 
 _apply_for_etags = effects.apply_for_etags
+_claim_to_take = Authority._claim_to_take
+_reserve_key = Authority.reserve_key
+_take = MappingStore.take
 _propagate_back = ReversePropagator.propagate
 _read = Authority.read
 _wait_for_clients = clients.wait_for_clients

@@ -2,12 +2,11 @@
 
 Rules kept here:
 
-* A name says it all: "users, dual_write: old replace | new delete-if". Before the colon: whether target keys
-  depend on keys alone (`users`) or on content, with an index table (`posts`) or secondary rows (`races`), or
-  may pass from one row to another one (`folded`, and `lowered` without an index table), or the index keys may
-  (`seats`), and the phase;
-  `absent` where there is no row at the beginning, `gone` where one was copied and deleted, `tagged before` where it was copied with other tags at
-  first. Then what each client does, in which view.
+* A name says it all: "users, dual_write: old replace | new delete-if". Before the colon: which keys, and the
+  phase. Target keys depend on keys alone (`users`) or on content, with an index table (`posts`) or secondary
+  rows (`races`). Target keys may pass from one row to another one (`folded`, and `lowered` without an index
+  table), or index keys may (`seats`). `absent`: there is no row at the beginning; `gone`: one was copied and
+  deleted; `tagged before`: it was copied with other tags at first. Then what each client does, in which view.
 * Users have no property that the mapping drops: what becomes of it is judged by the tests of the mapping.
 """
 

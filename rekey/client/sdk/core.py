@@ -57,6 +57,8 @@ TABLE_IN_USE = "table-in-use"
 WRAPPING_KEY_MOVED = "wrapping-key-moved"
 # Most replica rows of one key that are read or written at the same time.
 _REPLICAS_AT_ONCE = 8
+# For how many seconds a write waits for another one that is creating a row with the same target key.
+_CREATED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +283,7 @@ class ClientCore:
             accounts = migration.accounts
             try:
                 mapping = await migration.mapping(control)
+                mapping.patience_s = _CREATED_S
             except Moved as error:
                 raise WritesRefused(WRAPPING_KEY_MOVED, error.what, hint=error.hint) from None
             client = ClientParts(

@@ -23,7 +23,7 @@ from rekey.copy.workers.opened import Opened
 from rekey.copy.workers.tasks import Ended, Result, Task
 from rekey.copy.write import Copier
 from rekey.core.clock import rising_seconds
-from rekey.mapping.store import MappingStore
+from rekey.mapping.store import RESERVED_S, MappingStore
 from rekey.model import Row
 from rekey.project.config import Limits
 from rekey.protocol.propagate import Propagator
@@ -54,7 +54,7 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
     reached = Segment(1, task.basis.script_id, "slice", after=within.after, upto=within.upto)
     copied, begun = Copied(), False
     store, source, filled = opened.mapping, opened.table(), opened.mapper.migration
-    mapping = MappingStore(FencedTable(store.table, fence), store.rows, store.keyring)
+    mapping = MappingStore(FencedTable(store.table, fence), store.rows, store.keyring, RESERVED_S)
 
     def targets_of(table: Callable[[str], Table]) -> list[Table]:
         return by_number(filled.tables, filled.secondary, lambda name: FencedTable(table(name), fence))
