@@ -64,12 +64,24 @@ drain = "0s"
 
 @asynccontextmanager
 async def proxied(
-    config: Config, *declared: Declared, others: Mapping[str, bytes] | None = None
+    config: Config,
+    *declared: Declared,
+    others: Mapping[str, bytes] | None = None,
+    not_followed: Sequence[Declared] = (),
 ) -> AsyncIterator[Listening]:
-    """Run a proxy that follows some migrations. `others`: further keys of applications, by their names."""
+    """Run a proxy that follows some migrations.
+
+    Args:
+        config: the project.
+        declared: the migrations.
+        others: further keys of applications, by their names.
+        not_followed: further migrations of the project.
+    """
     key = base64.b64decode(account_key(config.tables) or "")
     access = Access(config.tables.name, {"application": key, **(others or {})})
-    async with proxying(config, declared, access, ANYWHERE, ANYWHERE, settings=QUICK) as found:
+    async with proxying(
+        config, declared, access, ANYWHERE, ANYWHERE, not_followed=not_followed, settings=QUICK
+    ) as found:
         yield found
 
 

@@ -71,7 +71,17 @@ def proxy(
         shell.note(said, "serving", url=found.url, admin=found.admin)
 
     tls = None if certificate is None else certificate.context
-    context = proxying(project.config, chosen, access, address, aside, tls=tls, shared=processes > 1)
+    others = [one for one in project.scripts.values() if one not in chosen]
+    context = proxying(
+        project.config,
+        chosen,
+        access,
+        address,
+        aside,
+        not_followed=others,
+        tls=tls,
+        shared=processes > 1,
+    )
     run(until_told(context, started, limits.drain_s, ends_with_input=number is not None))
     return ExitCode.DONE
 

@@ -61,7 +61,7 @@ class Reply:
 
 
 def is_atom(asked: Incoming) -> bool:
-    """Tell whether a write is in Atom, or asks for it, which the service has ended."""
+    """Tell whether a write is in Atom, or asks for it, which the service takes in old versions alone."""
     formats = (asked.headers.get("content-type", ""), asked.headers.get("accept", ""))
     return any("atom+xml" in one.lower() and "json" not in one.lower() for one in formats)
 

@@ -7,6 +7,9 @@ Rules kept here:
 * Of a table that a migration works with, reads go on under a permit of its client and are read whole before
   it is given back, so that no slow reader holds a freeze up. Writes are the client's. Nothing else passes.
 * Everything else passes; what holds no addresses is streamed.
+* A write whose body did not arrive whole was not done: 408 (RFC 9110, 15.5.9).
+* From SIGTERM on every answer ends its connection (RFC 9112, 9.6): a client that reuses one would lose the
+  request that it sends when the process ends.
 * A write whose outcome is open is answered as the service answers one, 500 `OperationTimedOut`; what was not
   done and may be repeated, 503 `ServerBusy` (ADR 0040).
 * No exception reaches an answer: of one that is not foreseen the type is logged, and nothing is told.
@@ -34,7 +37,7 @@ from rekey.client.sdk.calls import Read, Write, call_in, row_of
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.errors import OutcomeOpen, answer_to_error
 from rekey.core.limits import is_elsewhere, own_name
-from rekey.errors import RekeyError, Unavailable
+from rekey.errors import Ambiguous, RekeyError, Unavailable
 from rekey.model import EntityKey, key_of
 from rekey.project.config import ProxyLimits
 from rekey.proxy.access import Access, Asked, Granted, PolicyUnread, judge, needs
@@ -42,7 +45,7 @@ from rekey.proxy.answer import Readdressing, Renaming, Reply, is_atom, reply_of,
 from rekey.proxy.batch import Batch, read_batch, write_batch
 from rekey.proxy.forward import Upstream, passed_back, passed_on
 from rekey.proxy.meter import Meter
-from rekey.proxy.parse import Incoming, Kind, parse, unsigned
+from rekey.proxy.parse import Incoming, Kind, host_in, parameters, parse, unsigned
 from rekey.proxy.route import RESTRICTED, Route, Routes
 from rekey.proxy.sas import confined, policies_in, refused, unauthenticated
 from rekey.tables.base import rejected
@@ -57,6 +60,14 @@ _BUFFERED_BYTES = 64 * 1024
 _POLICIES_S, _POLICIES_KEPT = 5.0, 1_000
 Policies: TypeAlias = Mapping[str, Mapping[str, str]]
 _OPEN = "OperationTimedOut"
+# "Payload format for Table service operations": Atom in versions before 2015-12-11.
+_NO_ATOM = (
+    "This proxy carries writes in JSON alone. The service itself takes Atom in versions before 2015-12-11."
+)
+# "Setting timeouts for Table service operations": seconds; more than 30 count as 30.
+_TIMEOUT = re.compile(r"[0-9]{1,9}(?:\.[0-9]+)?", re.ASCII)
+_STOPPED = "RequestTimeout"
+_STOPPED_SAID = "The body of the request did not arrive in time; nothing was done."
 _OPEN_SAID = "The operation could not be completed within the permitted time; it may have been applied."
 
 
@@ -99,6 +110,8 @@ class Handler:
         except Exception as fault:  # noqa: BLE001 - whatever it is, no answer shows it
             _LOG.error("a request failed in rekey (%s)", type(fault).__name__, extra={"event": "error"})
             answered = self._refused(one, None)
+        if self.meter.is_ending:
+            answered.force_close()
         kind = "unread" if one.asked is None else one.asked.kind
         carried = one.route is not None and one.route.core is not None
         seconds = time.monotonic() - began
@@ -121,10 +134,19 @@ class Handler:
         if error is not None:
             indexed = getattr(error, "index", None) is not None
             answer = answer_to(error, table, reads=is_read, batch=one.batch is not None or indexed)
+            content = one.request.content
+            if (
+                one.request.body_exists
+                and not content.is_eof()
+                and isinstance(error, TimeoutError | Ambiguous)
+            ):
+                # The account was sent nothing, or half a body, which it does not act on.
+                answer = error_answer(HTTPStatus.REQUEST_TIMEOUT, _STOPPED, _STOPPED_SAID)
         if one.route is not None and one.route.alias:
             answer = _under(answer, table.encode(), one.route.alias.encode())
         said = {"accept": one.request.headers.get("Accept", "")} if one.asked is None else one.asked.headers
-        return response_of(reply_of(said, answer, one.batch), close=one.asked is None)
+        is_last = one.asked is None or answer.status == HTTPStatus.REQUEST_TIMEOUT
+        return response_of(reply_of(said, answer, one.batch), close=is_last)
 
     async def _answered(self, one: _One) -> web.StreamResponse:
         request = one.request
@@ -268,6 +290,8 @@ class Handler:
             if response.content.at_eof():  # it goes out in one piece
                 return response_of(Reply(response.status, self._ours(one, response, route), begun))
             one.streaming = streaming = web.StreamResponse(status=response.status, reason=response.reason)
+            if self.meter.is_ending:
+                streaming.force_close()
             headers_back = passed_back(response.headers.items())
             streaming.headers.extend(self._readdressing(one, route).headers(headers_back))
             await streaming.prepare(request)
@@ -295,9 +319,9 @@ class Handler:
 
     def _base(self, one: _One) -> str:
         """Return the address below which the client names tables."""
-        path = "" if one.asked is None else one.asked.path
-        prefix = f"/{self.account}" if path.startswith(f"/{self.account}/") else ""
-        return f"{one.request.scheme}://{one.request.host}{prefix}"
+        prefix = f"/{one.asked.prefix}" if one.asked is not None and one.asked.prefix else ""
+        host = host_in(one.request.raw_path) or one.request.host
+        return f"{one.request.scheme}://{host}{prefix}"
 
     def _readdressing(self, one: _One, route: Route) -> Readdressing:
         return Readdressing(self._upstream_of(route).endpoint, self._base(one))
@@ -373,9 +397,13 @@ class Handler:
         if one.token:
             said = "This proxy takes no bearer token for writes that it carries: it cannot verify one."
             raise rejected("AuthorizationFailure", said, status=403)
+        for each in (asked, *requests):
+            if not _TIMEOUT.fullmatch(parameters(each.query).get("timeout", "0")):
+                said = "The value of the parameter timeout is no number of seconds."
+                raise rejected("InvalidQueryParameterValue", said)
         for each in requests:
             if is_atom(each):
-                raise rejected("AtomFormatNotSupported", "Atom format is not supported.", status=415)
+                raise rejected("AtomFormatNotSupported", _NO_ATOM, status=415)
             if each.method == "DELETE" and "if-match" not in each.headers:
                 raise rejected("MissingRequiredHeader", "DELETE needs the header If-Match")
         table = requests[0].table

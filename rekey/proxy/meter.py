@@ -18,12 +18,13 @@ BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 
 
 class Meter:
-    """The counters of one process."""
+    """The counters of one process, and whether it ends."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, int]] = Counter()
         self._buckets: Counter[tuple[str, float]] = Counter()
         self._seconds: Counter[str] = Counter()
+        self.is_ending = False
         self.connections = 0
         self.turned_away = 0
 

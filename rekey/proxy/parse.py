@@ -7,6 +7,8 @@ Rules kept here:
   encoded slash, backslash or control character in a path.
 * A resource is one segment of the path, after the account's name where the endpoint has it there: the service
   itself, the list of tables, a table, its rows, one row, a batch. Anything else is refused.
+* A whole URL as the target of a request is read as its path and query (RFC 9112, 3.2.2).
+* `ACCOUNT-secondary` names the account as well, for reads alone.
 * `X-HTTP-Method` counts for POST alone; the method that it names is the method from then on.
 * A refusal is a `RequestRejected` with the service's code and status. It repeats nothing of the request.
 """
@@ -33,6 +35,11 @@ _CONNECTION = frozenset({"", "close", "keep-alive", "te", "upgrade", "http2-sett
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TEXT = re.compile(r"[\t\x20-\x7e]*")
 _TARGET = re.compile(r"/[\x21\x22\x24-\x7e]*")
+_ABSOLUTE = re.compile(
+    r"https?://(?P<host>[A-Za-z0-9._~:\[\]-]+)(?P<rest>[/?][\x21\x22\x24-\x7e]*)?", re.IGNORECASE
+)
+# Of a replica in another region, which can be read alone.
+_SECONDARY = "-secondary"
 _BROKEN = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _HIDDEN = re.compile(r"%(?:2[Ff]|5[Cc]|[01][0-9A-Fa-f]|7[Ff])|\\")
 # Parameters that decide what is asked. In other letters, the account might take them for the same.
@@ -76,6 +83,7 @@ class Incoming:
         resource: the last segment of the path, as sent; "" for the service itself.
         table: the name in the resource, "" where there is none.
         key: of a request about one row.
+        prefix: what its path has before the resource: the account's name, as it is there, or nothing.
         content: the body, once it was read.
     """
 
@@ -87,6 +95,7 @@ class Incoming:
     resource: str = field(repr=False)
     table: str = ""
     key: EntityKey | None = field(default=None, repr=False)
+    prefix: str = ""
     content: bytes = field(default=b"", repr=False)
 
     @property
@@ -130,6 +139,7 @@ def parse(method: str, target: str, headers: Iterable[tuple[str, str]], account:
         raise rejected("InvalidHeaderValue", "Connection names a header")
     if not said.get("content-length", "0").isdigit():
         raise rejected("InvalidHeaderValue", "Content-Length is no number")
+    target = origin_form(target)
     if not _TARGET.fullmatch(target) or _BROKEN.search(target):
         raise rejected("InvalidUri", "the address is not encoded as it must be")
     path, _, query = target.partition("?")
@@ -140,23 +150,32 @@ def parse(method: str, target: str, headers: Iterable[tuple[str, str]], account:
     tunnels = "x-http-method" in said  # also where it is empty: upstream it would be a POST
     if method not in METHODS or (tunnels and (method != "POST" or tunnelled not in _TUNNELLED)):
         raise rejected("UnsupportedHttpVerb", "the resource does not support this HTTP verb", status=405)
-    segments = path.strip("/").split("/") if path.strip("/") else []
-    if path.count("/") > 3 or "" in segments:
-        raise rejected("InvalidUri", "the path has empty segments")
-    named = segments[:1] == [account]
-    if named and (len(segments) == 2 or "restype" in found or found.get("comp") in ("properties", "stats")):
-        segments = segments[1:]
-    if len(segments) > 1:
-        raise rejected("InvalidUri", "the path names no resource of this account")
-    resource = segments[0] if segments else ""
+    prefix, resource = _split(path, found, account)
     try:
         decoded = unquote(resource, errors="strict")
     except UnicodeDecodeError:
         raise rejected("InvalidUri", "the path is no UTF-8") from None
     kind, table, key = _named(decoded)
-    asked = Incoming(tunnelled or method, path, query, said, kind, resource, table, key)
+    asked = Incoming(tunnelled or method, path, query, said, kind, resource, table, key, prefix)
     _check_verb(asked, found)
+    if prefix.endswith(_SECONDARY) and not asked.is_read:
+        raise rejected("InsufficientAccountPermissions", "Write operations are not allowed.", status=403)
     return asked
+
+
+def host_in(target: str) -> str:
+    """Return the host, and port, of a request's target that is a whole URL; "" for any other target."""
+    found = _ABSOLUTE.fullmatch(target)
+    return "" if found is None else found["host"]
+
+
+def origin_form(target: str) -> str:
+    """Return path and query of a request's target that is a whole URL; any other target as it is."""
+    found = _ABSOLUTE.fullmatch(target)
+    if found is None:
+        return target
+    rest = found["rest"] or "/"
+    return rest if rest.startswith("/") else f"/{rest}"
 
 
 def read_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -205,6 +224,20 @@ def inner_target(url: str) -> str:
             raise rejected("InvalidUri", "an address in the batch is none") from None
         return f"{parts.path}?{parts.query}" if parts.query else parts.path
     return url if url.startswith("/") else f"/{url}"
+
+
+def _split(path: str, found: Mapping[str, str], account: str) -> tuple[str, str]:
+    """Return the account's name in a path, "" where it is not, and the resource. Raises RequestRejected."""
+    segments = path.strip("/").split("/") if path.strip("/") else []
+    if path.count("/") > 3 or "" in segments:
+        raise rejected("InvalidUri", "the path has empty segments")
+    prefix = ""
+    named = segments[:1] in ([account], [account + _SECONDARY])
+    if named and (len(segments) == 2 or "restype" in found or found.get("comp") in ("properties", "stats")):
+        prefix, *segments = segments
+    if len(segments) > 1:
+        raise rejected("InvalidUri", "the path names no resource of this account")
+    return prefix, segments[0] if segments else ""
 
 
 def _named(resource: str) -> tuple[Kind, str, EntityKey | None]:

@@ -7,6 +7,8 @@ Rules kept here:
 * An alias gives an application's name to another table of such a migration. Under it nothing else is reached.
   A table of the account of targets is reached under an alias alone: no address can hold its qualified name.
   A caller with aliases of its own is given these alone.
+* An alias of a table of another migration of the project, which this proxy does not follow, is refused: under
+  that name the application means the new table, and would be given its own.
 * Tables of the restricted store are reached by nobody, also where they are in the same account.
 * A name that two migrations claim is an error: the operator says which migrations this proxy follows.
 """
@@ -14,7 +16,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +27,7 @@ from rekey.errors import ConfigurationError
 from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.project.config import Account, Config, account_key
 from rekey.protocol.opening import Prepared
-from rekey.tables.base import Accounts
+from rekey.tables.base import Accounts, rejected
 from rekey.tables.credentials import credential_of
 
 RESTRICTED = frozenset(name.lower() for name in (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE))
@@ -54,6 +56,7 @@ class Routes:
         cores: Mapping[str, ClientCore],
         views: Mapping[str, str],
         own_views: Mapping[str, Mapping[str, str]],
+        not_followed: Collection[str] = (),
     ) -> None:
         """Take the clients, by their tables, and the aliases: a table by the application's name for it.
 
@@ -61,20 +64,25 @@ class Routes:
             cores: the clients.
             views: the aliases for callers that have none of their own.
             own_views: the aliases of callers, by what the configuration calls their keys.
+            not_followed: tables of migrations of the project that this proxy does not follow.
 
         Raises:
             ConfigurationError: an alias is of no table of these migrations.
         """
         self.cores = cores
+        self._not_followed = frozenset(name.lower() for name in not_followed)
         self._routes = {name: self._under(aliases) for name, aliases in (("", views), *own_views.items())}
 
-    def _under(self, views: Mapping[str, str]) -> dict[str, Route]:
-        """Return the routes under some aliases."""
+    def _under(self, views: Mapping[str, str]) -> dict[str, Route | None]:
+        """Return the routes under some aliases; None for an alias that is refused."""
         spelled = {name.lower(): name for name in self.cores}
         here = {name: core for name, core in self.cores.items() if not is_elsewhere(name)}
-        routes = {name.lower(): Route(name, core) for name, core in here.items()}
+        routes: dict[str, Route | None] = {name.lower(): Route(name, core) for name, core in here.items()}
         for alias, table in views.items():
             name = spelled.get(table.lower())
+            if name is None and table.lower() in self._not_followed:
+                routes[alias.lower()] = None
+                continue
             if name is None:
                 raise ConfigurationError(
                     f"[proxy.views] {alias}: {table} is no table of a migration that this proxy follows",
@@ -85,8 +93,16 @@ class Routes:
         return routes
 
     def of(self, table: str, caller: str) -> Route:
-        """Return the route of a name. `caller`: what the configuration calls its key, "" for a token."""
-        return self._routes.get(caller, self._routes[""]).get(table.lower()) or Route(table)
+        """Return the route of a name. `caller`: what the configuration calls its key, "" for a token.
+
+        Raises:
+            RequestRejected: it is an alias of a table of a migration that this proxy does not follow.
+        """
+        route = self._routes.get(caller, self._routes[""]).get(table.lower(), Route(table))
+        if route is None:
+            said = "This name is an alias of a table of a migration that this proxy does not follow."
+            raise rejected("alias-not-followed", said, status=403)
+        return route
 
     async def close(self) -> None:
         """Close all clients, side by side; each settles what it has begun."""

@@ -42,6 +42,8 @@ from rekey.tables.credentials import Signer, credential_of
 
 _LOG = logging.getLogger("rekey.proxy")
 _CONNECT_S, _READ_S = 5.0, 35.0
+# For how long connections that are open at the end may still bring a request that was on its way.
+_LAST_S = 1.0
 
 
 def access_of(config: Config) -> Access:
@@ -88,6 +90,7 @@ async def proxying(
     address: Address,
     admin: Address | None,
     *,
+    not_followed: Sequence[Declared] = (),
     tls: ssl.SSLContext | None = None,
     shared: bool = False,
     settings: LeaseSettings | None = None,
@@ -100,6 +103,7 @@ async def proxying(
         access: whom requests are granted to.
         address: where applications connect to.
         admin: the admin address; None: nowhere.
+        not_followed: the project's other migrations.
         tls: None: http.
         shared: whether several processes listen on the address.
         settings: the lease's times; None: as configured.
@@ -115,7 +119,8 @@ async def proxying(
     )
     followed = [Prepared.of(config, one) for one in declared]
     plan = partial(Plan, name=limits.name, settings=times)
-    routes = Routes(cores_of(config, followed, plan), config.proxy.views, config.proxy.own_views)
+    others = [table for one in not_followed for table in (one.migration.source, *one.migration.tables)]
+    routes = Routes(cores_of(config, followed, plan), config.proxy.views, config.proxy.own_views, others)
     said = config.proxy.access.token
     token = None if said is None else read_local("the token for new keys", "[proxy.access.token]", said)
     mappers = {one.declared.migration.source: one.mapper for one in followed} if token else {}
@@ -147,8 +152,21 @@ async def proxying(
         for one in (aside, runner):  # on leaving, requests are finished before anything else
             await one.setup()
             stack.push_async_callback(one.cleanup)
+        stack.push_async_callback(_listen_no_more, runner, handler.meter)
         url = await listen(runner, address, tls, shared=shared)
         yield Listening(url, "" if admin is None else await listen(aside, admin, None), health)
+
+
+async def _listen_no_more(runner: web.ServerRunner, meter: Meter) -> None:
+    """Take no new connection, and answer requests that are on their way over open ones."""
+    if not meter.is_ending:
+        return
+    for _ in range(2):  # the event loop takes the connections that wait to be taken: closing resets them
+        await asyncio.sleep(0)
+    for site in list(runner.sites):
+        await site.stop()
+    if meter.connections:
+        await asyncio.sleep(_LAST_S)
 
 
 def _upstream(account: Account, connections: int) -> Upstream:

@@ -5,8 +5,9 @@ Rules kept here:
 * What is no HTTP is refused in the service's form; nothing of it is repeated, and the connection is closed.
 * Bounds: connections, the size of a request line and of a header, how long a connection may take to begin a
   request and how long it may be idle, and (in the handler) the body and the time of a request.
-* `/health/readiness` says no from SIGTERM on; requests are still answered for `drain`, then listening ends,
-  what is under way is finished, and every client returns its lease. Neither health depends on the account.
+* `/health/readiness` says no from SIGTERM on; requests are still answered for `drain`, each answer the last
+  on its connection, then listening ends, requests in flight are finished, and every client returns its lease.
+  Neither health depends on the account.
 * The admin address serves health, metrics and new keys (`GET /_rekey/keys?table=…&pk=…&rk=…`), and is not for
   the application.
 * Keys are told for a token of their own and for nothing else: without one configured, to nobody. Over http
@@ -179,7 +180,16 @@ class Health:
     """Whether the proxy takes requests."""
 
     def __init__(self, meter: Meter, keys: Keys) -> None:
-        self.ready, self._meter, self._keys = True, meter, keys
+        self._meter, self._keys = meter, keys
+
+    @property
+    def ready(self) -> bool:
+        """Whether the proxy is to be sent requests."""
+        return not self._meter.is_ending
+
+    @ready.setter
+    def ready(self, is_ready: bool) -> None:
+        self._meter.is_ending = not is_ready
 
     def application(self) -> web.Application:
         """Return what answers at the admin address."""

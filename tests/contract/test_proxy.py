@@ -26,6 +26,7 @@ from rekey.client.route import Writer
 from rekey.core.edm import canonical
 from rekey.core.limits import ELSEWHERE, own_name
 from rekey.declaration.migration import Declared
+from rekey.errors import ConfigurationError
 from rekey.phases import ControlPhase
 from rekey.project.config import Config
 from rekey.protocol.registry import Registry
@@ -216,6 +217,8 @@ async def refusals(ask: Ask, table: str, endpoint: str) -> None:
     await ask("POST", table, row("k" * 1025))
     await ask("POST", table, row("b", Long="x" * 40_000))
     await ask("PUT", table + place("a"), {"A": 1}, {"If-Match": "nonsense"})
+    for timeout in ("abc", "-1", "20", "1.5"):
+        await ask("PUT", f"{table}{place('a')}?timeout={timeout}", {"A": 1})
     await ask("MERGE", table + place("a"), {"RowKey": "other", "A": 1}, IF_ANY)
     await ask("POST", "$batch", *changeset(endpoint, [("PUT", table + place("a"), row("a"), {})] * 2))
     many = [("PUT", table + place(str(number)), row(str(number)), {}) for number in range(101)]
@@ -357,6 +360,69 @@ async def test_under_an_alias_the_new_table_answers_by_the_old_name(
         kept = (await beyond.ask("GET", f"{own_name(target)}()")).json["value"]
         assert kept == (await behind.ask("GET", f"{source}()")).json["value"]
         assert (await direct.ask("GET", f"{source}()")).json["value"] == []
+
+
+async def test_rows_are_read_under_the_name_of_the_secondary_as_well(
+    config: Config,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+) -> None:
+    """An SDK reads there when the account's own address fails it; nothing is written there."""
+    declared = migration_of(table_name)
+    source = declared.migration.source
+    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    await tables_service.create_table(plain := table_name("Plain"))
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(proxied(config, declared))
+        wire = await stack.enter_async_context(wired(through(proxy, azurite), azurite.tables))
+        second = await stack.enter_async_context(
+            wired(f"{through(proxy, azurite)}-secondary", azurite.tables)
+        )
+        for table in (source, plain):
+            await wire.ask("POST", table, row("a"), NO_ECHO)
+            for path in (f"{table}()", table + place("a")):
+                one, other = await wire.ask("GET", path), await second.ask("GET", path)
+                assert other.body == one.body.replace(wire.endpoint.encode(), second.endpoint.encode())
+                assert (one.status, other.status) == (200, 200)
+            refused = await second.ask("POST", table, row("b"), NO_ECHO)
+            assert (refused.status, refused.code) == (403, "InsufficientAccountPermissions")
+
+
+async def test_an_alias_of_a_migration_that_is_not_followed_is_refused_and_nothing_else(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+) -> None:
+    """`rekey proxy 0001` in a project whose `[proxy.views]` names tables of 0002 as well."""
+    declared = migration_of(table_name)
+    other = declared_as("other", replace(declared.migration, source=table_name("Other")))
+    source, target = other.migration.source, f"{other.migration.source}V2"
+    other = declared_as(
+        "other", replace(other.migration, target=replace(other.migration.target, table=target))
+    )
+    await begun_in(STATES["dual_write"], declared, tables_service, restricted_service)
+    await tables_service.create_table(source)
+    config = config_of(tmp_path, azurite, monkeypatch, f'[proxy.views]\n{source} = "{target}"')
+    with pytest.raises(ConfigurationError, match="is no table of a migration"):
+        async with proxied(config, declared):
+            pass
+    async with (
+        proxied(config, declared, not_followed=[other]) as proxy,
+        wired(through(proxy, azurite), azurite.tables) as behind,
+    ):
+        for refused in (
+            await behind.ask("GET", f"{source}()"),
+            await behind.ask("POST", source, row("a"), NO_ECHO),
+            await behind.ask("DELETE", f"Tables('{source}')"),
+            await behind.ask("POST", "$batch", *changeset(behind.endpoint, [("POST", source, row("a"), {})])),
+        ):
+            assert (refused.status, refused.code) == (403, "alias-not-followed")
+        assert (await behind.ask("POST", declared.migration.source, row("a"), NO_ECHO)).status == 204
 
 
 async def test_each_caller_is_given_the_table_that_its_own_alias_means(

@@ -233,6 +233,57 @@ async def test_a_body_beyond_the_limit_is_413_also_when_its_length_is_not_said(t
                 assert (status, code) == (413, "RequestBodyTooLarge")
 
 
+@pytest.mark.parametrize("length", [100, 200_000], ids=["read first", "streamed"])
+async def test_a_write_whose_body_stops_was_not_done_and_is_told_so(tmp_path: Path, length: int) -> None:
+    """Nothing acts on half a body: "may have been applied" would send an operator after it."""
+    async with account(b"") as port:
+        config = config_in(tmp_path, port=port)
+        limits = replace(config.proxy.limits, request_s=1)
+        async with proxied(replace(config, proxy=replace(config.proxy, limits=limits))) as found:
+            head = f"POST /Plain?{SIGNED} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n"
+            answer = await exchange(found, f'{head}Content-Type: application/json\r\n\r\n{{"Part'.encode())
+    assert said(answer) == (408, "RequestTimeout")
+    assert b"nothing was done" in answer
+    assert b"connection: close" in answer.lower()
+
+
+async def test_from_sigterm_on_every_answer_ends_its_connection(tmp_path: Path) -> None:
+    """RFC 9112, 9.6: a client that was not told loses the request that it sends when the process is gone."""
+    page = b'{"value":[]}' * 1000
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: %d\r\n\r\n"
+    asked = f"GET /Plain()?{SIGNED} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    for answers in (b"", head % len(page) + page):
+        async with account(answers) as port, proxied(config_in(tmp_path, port=port)) as found:
+            before = await exchange(found, asked + asked, quiet_s=1.0)
+            found.health.ready = False
+            after = await exchange(found, asked + asked, quiet_s=5.0)
+        count = [len(re.findall(rb"HTTP/1\.1 [25]", one)) for one in (before, after)]
+        assert count == [2, 1], "the second request of a connection is not answered"
+        assert b"connection: close" not in before.lower()
+        assert b"connection: close" in after.lower()
+
+
+async def test_a_request_on_an_open_connection_is_answered_when_listening_has_ended(tmp_path: Path) -> None:
+    """It was on its way when the time of `[proxy] drain` was over."""
+    async with account(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as port:
+        async with proxied(config_in(tmp_path, port=port)) as found:
+            address = ("127.0.0.1", int(found.url.rsplit(":", 1)[1].strip("/")))
+            reader, writer = await asyncio.open_connection(*address)
+            found.health.ready = False
+
+            async def late() -> bytes:
+                await asyncio.sleep(0.3)
+                with pytest.raises(ConnectionError):
+                    await asyncio.open_connection(*address)
+                writer.write(f"GET /Plain()?{SIGNED} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                return await reader.read()
+
+            waiting = asyncio.create_task(late())
+            await asyncio.sleep(0)
+        assert (await waiting).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
 async def test_connections_beyond_the_limit_are_turned_away_and_idle_ones_closed(tmp_path: Path) -> None:
     async with proxied(config_in(tmp_path, 'connections = 2\nidle = "1s"')) as found:
         port = int(found.url.rsplit(":", 1)[1].strip("/"))

@@ -54,6 +54,12 @@ def asked(method: str, target: str, *headers: tuple[str, str]) -> Incoming:
         ("POST", "/%24batch", Kind.BATCH, ""),
         ("GET", "/acct/Users?comp=acl", Kind.ROWS, "Users"),
         ("GET", "/acct", Kind.ROWS, "acct"),
+        ("GET", "http://elsewhere:10102/acct/Users()", Kind.ROWS, "Users"),
+        ("GET", "HTTPS://[::1]/Users()?$top=1", Kind.ROWS, "Users"),
+        ("POST", "http://elsewhere/acct/$batch", Kind.BATCH, ""),
+        ("GET", "http://elsewhere?restype=service&comp=properties", Kind.SERVICE, ""),
+        ("GET", "/acct-secondary/Users()", Kind.ROWS, "Users"),
+        ("GET", "/acct-secondary/?restype=service&comp=stats", Kind.SERVICE, ""),
     ],
 )
 def test_a_resource_is_told_by_the_last_segment(method: str, target: str, kind: Kind, table: str) -> None:
@@ -127,7 +133,12 @@ def test_headers_that_two_readers_could_read_in_two_ways_are_refused(
         "/Users()#x",
         "/Us ers()",
         "/\u00fc()",
-        "http://elsewhere/acct/Users()",
+        "http://elsewhere/other/Users()",
+        "http://elsewhere/acct/../Users()",
+        "http://user@elsewhere/acct/Users()",
+        "http:///acct/Users()",
+        "ftp://elsewhere/acct/Users()",
+        "elsewhere:443",
         "*",
         "/1Users()",
         "/Tables('1')",
@@ -145,6 +156,15 @@ def test_headers_that_two_readers_could_read_in_two_ways_are_refused(
 def test_an_address_that_names_no_resource_in_one_way_is_refused(target: str) -> None:
     with pytest.raises(RequestRejected):
         asked("GET", target)
+
+
+@pytest.mark.parametrize(
+    ("method", "target"), [("POST", "Users"), ("DELETE", "Tables('Users')"), ("POST", "$batch")]
+)
+def test_nothing_is_written_under_the_name_of_a_secondary(method: str, target: str) -> None:
+    with pytest.raises(RequestRejected) as refused:
+        asked(method, f"/acct-secondary/{target}")
+    assert (refused.value.code, refused.value.status) == ("InsufficientAccountPermissions", 403)
 
 
 @pytest.mark.parametrize(
