@@ -79,7 +79,8 @@ class RekeyError(Exception):
 
     Attributes:
         what: what happened, one sentence, no keys and no secrets.
-        kept: what was kept (checkpoints, tables, rows), or "" when nothing had begun.
+        kept: what was kept (checkpoints, tables, rows), or a sentence (`Nothing was changed.`), or "" when
+            nothing had begun.
         hint: what to do next: a command or an edit.
         index: position of the failing operation in a transaction, None when unknown or not a transaction.
     """
@@ -96,7 +97,9 @@ class RekeyError(Exception):
     def __str__(self) -> str:
         lines = [self.what]
         if self.kept:
-            lines.append(f"Kept: {self.kept}")
+            # what was kept, or a sentence: `Nothing was changed.`
+            is_sentence = self.kept.endswith(".") or self.kept.startswith("Nothing ")
+            lines.append(self.kept if is_sentence else f"Kept: {self.kept}")
         if self.hint:
             lines.append(f"Next: {self.hint}")
         return "\n".join(one_line(line) for line in lines)
@@ -193,7 +196,7 @@ class Collision(Findings):
             f"collision in {table}: source rows {first_id} and {second_id} map to the same key",
             kept="both source rows and the row that was copied first; nothing was overwritten",
             hint="`rekey plan --exact --show-keys` lists all collisions with their keys; change the key"
-            " expressions or mend the rows, roll back with `rekey rollback`, and apply again",
+            " expressions or fix the rows, roll back with `rekey rollback`, and apply again",
         )
         self.first_id = first_id
         self.second_id = second_id

@@ -80,6 +80,16 @@ def following(phase: Phase) -> Phase | None:
     return ORDER[position] if position < len(ORDER) else None
 
 
+# What people are told in place of `dual_write` where nothing is written twice.
+FOLLOWING = "following"
+
+
+def shown(phase: str, capture: str) -> str:
+    """Return the name by which people are told of a phase: what it does in this capture. Ledger, control row,
+    audit log and JSON keep its id."""
+    return FOLLOWING if phase == Phase.DUAL_WRITE and capture == "delta" else str(phase)
+
+
 def ledger_id(script_id: str, phase: Phase) -> str:
     """Return the id of one ledger entry: `<script>.<phase>`."""
     return f"{script_id}.{phase}"

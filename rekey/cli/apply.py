@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from rekey.cli.project import Project, open_project, open_session, status_of
-from rekey.cli.shell import EXECUTOR, GROUP, SCRIPTS, Shell, command, file_option, flag
+from rekey.cli.shell import EXECUTOR, GROUP, SCRIPTS, PhaseChoice, Shell, command, file_option, flag
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
@@ -76,7 +76,7 @@ class _Result:
             took = duration((ticks_of(run.finished_at) - ticks_of(run.started_at)) / TICKS_PER_SECOND)
         counters = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in run.counters.items())
         outcome = counters if run.outcome == "done" else f"stopped ({in_words(run.outcome)})"
-        line = f"  {run.phase:<{LABEL}}{took:>7}  {outcome}".rstrip()
+        line = f"  {self.declared.migration.shown(run.phase):<{LABEL}}{took:>7}  {outcome}".rstrip()
         shell.say("\n".join([*([] if self.runs and not titled else self._title()), line]))
         self.runs.append(run)
 
@@ -96,8 +96,9 @@ class _Result:
         if applied is not None and applied.next_phase is None:
             lines.append("  all phases are done")
         elif applied is not None:
-            asks = ", which asks for:" if applied.asks else ""
-            lines.append(f"  stopped before `{applied.next_phase}`{asks}")
+            asks = " Still required:" if applied.asks else ""
+            before = self.declared.migration.shown(str(applied.next_phase))
+            lines.append(f"  Stopped before {before}.{asks}")
             lines += [*_listed(applied.asks), *_stop(applied.stop_s)]
             lines += next_lines(self.status, shell.command) if self.status else []
         return "\n".join([*lines, ""])
@@ -133,7 +134,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
 @SCRIPTS
 @click.option(
     "--to",
-    type=click.Choice([str(phase) for phase in Phase if phase is not Phase.RETIRE]),
+    type=PhaseChoice([phase for phase in Phase if phase is not Phase.RETIRE]),
     help="Continue through gates, up to this phase. By default `apply` stops before cutover.",
 )
 @flag(
@@ -156,8 +157,8 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     "--yes",
     metavar="NAME",
     multiple=True,
-    help="For --to complete, which ends the way back: the migration's name, or the group's. Asked for on a"
-    " terminal.",
+    help="For --to complete, after which no rollback is possible: the migration's name, or the group's. Asked"
+    " for on a terminal.",
 )
 @file_option(
     "--plan", "plan_path", help="Refuse when script, secrets or tables are not as this plan file says."
@@ -282,7 +283,7 @@ def _confirm(
         meant = f"--group {group}" if group else name
         if not shell.is_terminal:
             raise refusal("name-not-typed", name=name, command=shell.command(apply_to(meant, Phase.COMPLETE)))
-        question = f"`complete` ends the way back of {name} for good. Type its name"
+        question = f"`complete` makes rollback of {name} impossible. Type its name"
         if click.prompt(question, err=True) != name:
             raise click.UsageError("the migration's name was typed differently")
 

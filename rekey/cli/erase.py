@@ -122,7 +122,7 @@ def _found(declared: Declared, asked: Asked, done: Done) -> Findings:
         said.append(f"{done.unreadable:,} mapping rows cannot be opened; whom they name is unknown")
         hints.append("`rekey runbook wrapping-key` says what that means")
     if asked.unknown:
-        said.append(f"{declared.script_id} knows no such row ({some(asked.unknown)})")
+        said.append(f"{declared.script_id} has no such row ({some(asked.unknown)})")
         hints.append("check the key character by character")
     kept = "everything as it was; that it was asked for is on record"
     if done.targets_changed:

@@ -122,7 +122,7 @@ def export(shell: Shell, folder: Path, script: str | None, authority: str | None
     ]
     if not done.key_id:
         shell.note(
-            "warning: the bundle is not signed and proves nothing against one who can write its files;"
+            "warning: the bundle is not signed: anyone who can edit its files can forge it;"
             f" `{shell.command('evidence keygen')}` makes a key",
             "warning",
         )
@@ -285,7 +285,7 @@ def _keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicK
     require_bundle(folder)
     if files:
         return [read_public(path) for path in files]
-    what = "give the public key of whoever signed the bundle: --key FILE"
+    what = "Give the signer's public key: --key FILE"
     if shell.has_project:
         try:
             config = _exporter(shell, folder)

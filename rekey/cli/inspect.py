@@ -60,6 +60,8 @@ async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tu
             )
         except TableMissing:
             similar = await similar_tables(accounts.tables, table)
-            said = {"table": own_name(table), "account": account, "section": section, "similar": similar}
-            raise refusal("no-such-table", **said) from None
+            name = own_name(table)
+            raise refusal(
+                "no-such-table", table=name, account=account, section=section, similar=similar
+            ) from None
     return found, facts_of_profile(profile, found.inventory)

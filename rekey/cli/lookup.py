@@ -138,7 +138,7 @@ def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone
     said = [f"row {one.row_id} was erased on {one.on}" for one in erased if not one.returned]
     said += [f"row {one.row_id} was erased on {one.on}, and stands there again" for one in returned]
     if unknown:
-        said.append(f"{declared.script_id} knows no such row ({some(unknown)})")
+        said.append(f"{declared.script_id} has no such row ({some(unknown)})")
     what = some(said, "; ")
     if returned:
         return refusal("rows-returned", what=what, script=declared.script_id)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -78,6 +79,9 @@ _COMMANDS = {
 }
 
 
+# Commands that change nothing.
+_READ_ONLY = frozenset({"plan", "inspect", "status", "history"})
+_CHECKPOINT = "everything up to the last checkpoint"
 # The options of every command, and whether each takes a value.
 COMMON_OPTIONS = {
     **dict.fromkeys(("--config", "--log-format"), True),
@@ -206,9 +210,10 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
     context = error.ctx if isinstance(error, click.UsageError) else None
     hint = f"`{context.command_path if context else 'rekey'} --help` shows how"
     what = " ".join(error.format_message().split())  # click lists choices on lines of their own
+    what = re.sub(r"is not a valid integer( range)?\.", "is not a whole number.", what)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         what = "a command is missing"
-    told = ConfigurationError(what, kept="everything; nothing was begun", hint=hint)
+    told = ConfigurationError(what, kept="Nothing was started.", hint=hint)
     if "--json" not in words:
         shell.note(f"rekey: {told}", "error", **told.as_json())
         return ExitCode.USAGE
@@ -219,6 +224,9 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
 def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
     """Report the exception that ended the command; return the exit code."""
     told: RekeyError = as_rekey_error(KeyboardInterrupt() if isinstance(error, click.Abort) else error)
+    name = next(iter(options_last(words)), "")
+    if name in _READ_ONLY and told.kept.startswith(_CHECKPOINT):
+        told.kept = f"{name} writes nothing."
     told.hint = shell.typed_here(told.hint)
     if shell.json or "--json" in words:
         shell.json = True
@@ -250,19 +258,19 @@ def as_rekey_error(error: BaseException) -> RekeyError:
     if isinstance(known, RekeyError):
         if isinstance(known, ServiceError) and not known.kept:
             # The tables layer knows one request only; what the command keeps is the same for all requests.
-            known.kept = "everything up to the last checkpoint; nothing is half done"
-        known.kept = known.kept or "everything that was there before"
+            known.kept = f"{_CHECKPOINT}; nothing is half done"
+        known.kept = known.kept or "Nothing was changed."
         known.hint = known.hint or "run the same command again; if it fails again, report it with this text"
         return known
     if isinstance(error, KeyboardInterrupt):
-        kept, hint = "everything that was there before", "run the same command again"
+        kept, hint = "Nothing was changed.", "run the same command again"
         return Interrupted("stopped by a signal", kept=kept, hint=hint)
-    kept = "everything up to the last checkpoint"
+    kept = _CHECKPOINT
     if isinstance(error, MemoryError):
         hint = "lower [limits] window_rows and concurrency, then run the same command again"
         return MachineFailed("this machine has no memory left", kept=kept, hint=hint)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EIO):
-        hint = "mend that (space on the disk, quota, open files), then run the same command again"
+        hint = "fix that (space on the disk, quota, open files), then run the same command again"
         return MachineFailed(f"this machine failed: {errno.errorcode[error.errno]}", kept=kept, hint=hint)
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]

@@ -82,7 +82,7 @@ class Project:
                 raise Refused(
                     f"{one.script_id} was begun at {one.registered_at}, and its script is not in"
                     f" {self.config.migrations}",
-                    kept="everything; nothing was changed",
+                    kept="Nothing was changed.",
                     hint=f"put {one.script_id}.py back there, as it was, from version control: the version of"
                     " rekey that began it kept no script",
                 )

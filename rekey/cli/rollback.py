@@ -11,7 +11,7 @@ from __future__ import annotations
 import click
 
 from rekey.cli.project import open_project, open_session, status_of
-from rekey.cli.shell import GROUP, SCRIPT, Shell, command, flag
+from rekey.cli.shell import GROUP, SCRIPT, PhaseChoice, Shell, command, flag
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.errors import ExitCode
@@ -30,9 +30,9 @@ from rekey.status.tell import verdict_lines
 @SCRIPT
 @click.option(
     "--to",
-    type=click.Choice([str(ControlPhase.DUAL_WRITE), str(ControlPhase.SOURCE)]),
-    help="How far: `dual_write` keeps the copy following; `source` ends the migration. By default the first"
-    " from cutover, the second from anything before.",
+    type=PhaseChoice([ControlPhase.DUAL_WRITE, ControlPhase.SOURCE]),
+    help='How far: `dual_write` (`following` in capture "delta") keeps the copy following; `source` ends the'
+    " migration. By default the first from cutover, the second from anything before.",
 )
 @flag("--drop-targets", help="On the way to `source`: drop the target tables and what is known of them.")
 @flag("--keep-targets", help="On the way to `source`: keep the target tables and what is known of them.")
@@ -76,7 +76,7 @@ def rollback(
         for one in chosen:
             phases, status = undone.get(one.script_id, []), status_of(session, one)
             counters = session.taken_back.get((one.script_id, Phase.CUTOVER), {})
-            taken = ", ".join(phases) or "nothing: it was there already"
+            taken = ", ".join(map(one.migration.shown, phases)) or "nothing: it was there already"
             lines += wrapped(f"{one.script_id}: taken back: {taken}", rest="  ")
             if Phase.CUTOVER in phases:
                 lines += labelled("rows", _rows_back(one, counters))

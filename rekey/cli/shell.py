@@ -36,6 +36,7 @@ import click
 from rekey.cli import signals
 from rekey.core import logs
 from rekey.errors import ExitCode, visible
+from rekey.phases import FOLLOWING, Phase
 from rekey.present.text import WIDTH
 from rekey.project.refusals import refusal
 
@@ -417,6 +418,20 @@ _COMMON = (
         help="After a fault of rekey, show where it was (no values); after one of a script, its text.",
     ),
 )
+
+
+class PhaseChoice(click.Choice[str]):
+    """A phase by its id, or by the name that people are told."""
+
+    def __init__(self, phases: Iterable[str]) -> None:
+        """Create a choice of these phases."""
+        names = [[str(phase), FOLLOWING] if phase == Phase.DUAL_WRITE else [str(phase)] for phase in phases]
+        super().__init__([name for one in names for name in one])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the id of a phase."""
+        found = super().convert(value, param, ctx)
+        return str(Phase.DUAL_WRITE) if found == FOLLOWING else found
 
 
 SCRIPT = click.argument("script", required=False)

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from rekey.runner.run import StopFlag
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_FIRST = (
-    "\nStopping at the next checkpoint. Once more ends at once, which loses nothing that is checkpointed.\n"
-)
+_FIRST = "\nStopping at the next checkpoint. Ctrl-C again stops immediately; checkpointed work is kept.\n"
 
 
 _OUTSIDE = b"rekey: stopped by a signal\nKept: everything that was done\nNext: run the same command again\n"

@@ -35,7 +35,7 @@ def pause(shell: Shell) -> ExitCode:
 @command("resume", example="rekey resume")
 def resume(shell: Shell) -> ExitCode:
     """Continue copying after `rekey pause`."""
-    return _say(shell, lambda said: replace(said, paused=False))
+    return _say(shell, lambda said: replace(said, paused=False), "Resumed; ")
 
 
 @command("throttle", example="rekey throttle 5000\nrekey throttle --partition 500\nrekey throttle --off")
@@ -85,7 +85,9 @@ def proceed(shell: Shell, script: str | None, writers_stopped: bool) -> ExitCode
     return shell.emit({"proceed": asdict(said)}, f"{runner.script_id}: {then}")
 
 
-def _say(shell: Shell, change: Callable[[Steering], Steering], *, only_show: bool = False) -> ExitCode:
+def _say(
+    shell: Shell, change: Callable[[Steering], Steering], done: str = "", *, only_show: bool = False
+) -> ExitCode:
     config = load_config(shell.config_path)
     said = steering.read(config.state)
     if said is None and only_show:
@@ -93,4 +95,4 @@ def _say(shell: Shell, change: Callable[[Steering], Steering], *, only_show: boo
     if not only_show:
         said = steering.say(config.state, change(said or steering.Steering()))
     shown = said or steering.Steering()
-    return shell.emit({"steering": asdict(shown)}, shown.told())
+    return shell.emit({"steering": asdict(shown)}, done + shown.told())

@@ -195,8 +195,10 @@ async def _spreads(
         spreads, refused = await spread_of_rows(table, migration, exact=exact, progress=progress)
     except TableMissing:
         section, account = config.holding(source)
-        said = {"table": own_name(source), "account": account, "section": section}
-        raise refusal("no-such-table", **said, similar=await similar_tables(tables, source)) from None
+        name, similar = own_name(source), await similar_tables(tables, source)
+        raise refusal(
+            "no-such-table", table=name, account=account, section=section, similar=similar
+        ) from None
     spreads = tuple(spread for spread in spreads if spread.rows)
     if not spreads:
         raise refusal("no-distribution", table=source)

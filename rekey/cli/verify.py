@@ -1,4 +1,4 @@
-"""`rekey verify`: compare source and targets; `--repair` mends what differs.
+"""`rekey verify`: compare source and targets; `--repair` fixes what differs.
 
 Rules kept here:
 

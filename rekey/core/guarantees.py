@@ -63,7 +63,7 @@ class Guarantees:
         for name, most in zip((ROW_KEY, PARTITION_KEY), self.key_bytes, strict=True):
             key = row[name]
             if not key:
-                problem, cure = f"the {name} is empty", "put text before it, or mend the rows"
+                problem, cure = f"the {name} is empty", "put text before it, or fix the rows"
                 raise self._refused("empty-key", field, problem, cure)
             if len(key) * 4 > most and len(key.encode("utf-8", "surrogatepass")) > most:
                 cure = "shorten it, or use keys.hashed or keys.opaque"

@@ -53,6 +53,7 @@ from rekey.declaration.props import Operation
 from rekey.declaration.query import Query
 from rekey.declaration.requirements import checked_load, checked_queries, checked_waive
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
+from rekey.phases import shown
 
 Capture: TypeAlias = Literal["dual-write", "delta"]
 CAPTURES = ("dual-write", "delta")
@@ -300,6 +301,10 @@ class Migration:
     def filled(self) -> tuple[Target | Index, ...]:
         """The target, then the indexes as declared."""
         return (self.target, *self.indexes)
+
+    def shown(self, phase: str) -> str:
+        """Return the name by which people are told of a phase of this migration."""
+        return shown(phase, self.capture)
 
     @property
     def is_sealed(self) -> bool:

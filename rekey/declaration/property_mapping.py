@@ -389,7 +389,7 @@ def _casting(cast: Cast, scope: Scope) -> Step:
             problem = f"{name} is {edm} with a value that cannot become {to} without loss"
             if was is not None and edm != was:
                 problem = f"{name} is {edm}, not {was} as the cast declares"
-            cure = f"mend the rows, or leave the cast out ({edm} can become {', '.join(casts_from(edm))})"
+            cure = f"fix the rows, or leave the cast out ({edm} can become {', '.join(casts_from(edm))})"
             raise scope.refusal("bad-cast", problem, cure=cure) from None
         out.pop(annotation, None)
         if to in ANNOTATED:

@@ -367,7 +367,7 @@ def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
         missing = sorted(script.depends - known)
         if missing and not script.is_kept:
             problem = f"there is no script {', '.join(missing)}"
-            cure = "mend the id (a file's name without .py), or add the script"
+            cure = "fix the id (a file's name without .py), or add the script"
             raise DeclarationError(script.script_id, "__depends__", problem, cure=cure)
         filler = fills.get(script.migration.source.lower())
         implied = frozenset({filler} if filler is not None else ())

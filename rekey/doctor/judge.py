@@ -48,7 +48,7 @@ from rekey.tables.wire import API_VERSION
 
 
 def examine(observed: Observed) -> Report:
-    """Return the findings and facts of all checks, by family, in the order in which to mend findings."""
+    """Return the findings and facts of all checks, by family, in the order in which to fix findings."""
     families: dict[str, Callable[[Observed], Iterator[Told]]] = {
         "configuration": _configuration,
         "accounts": _accounts,
@@ -114,7 +114,7 @@ def _account_key(seen: AccountSeen, section: str) -> Iterator[Finding]:
 def _secret(secret: SecretSeen, *, named: bool) -> Iterator[Finding]:
     about = f"[secrets.{secret.name}]"
     if secret.trouble is not None and not named:
-        do = secret.trouble.hint or "mend it, or remove the section"
+        do = secret.trouble.hint or "fix it, or remove the section"
         yield found("secret-unreadable", about, seen=secret.trouble.what, do=do)
     if secret.trouble is None and secret.length < GOOD_BYTES:
         yield found("secret-short", about, length=secret.length)

@@ -104,13 +104,13 @@ def write(
     except (PermissionError, NotADirectoryError):
         raise ConfigurationError(
             f"{folder} cannot be written",
-            kept="everything; nothing was exported",
+            kept="Nothing was exported.",
             hint="name a folder that this user can make",
         ) from None
     except (OSError, bagit.BagError) as error:
         raise MachineFailed(
             f"the bundle {folder} could not be written ({reason_of(error)})",
-            kept="everything; nothing was exported",
+            kept="Nothing was exported.",
             hint="make room on the disk, then export again",
         ) from None
     finally:

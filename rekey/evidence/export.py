@@ -177,7 +177,7 @@ def _require_known(state: State, declared: Declared) -> None:
     if not any(event.script_id == declared.script_id for event in events):
         raise Refused(
             f"{declared.script_id} has not begun: there is nothing to show of it",
-            kept="everything; nothing was exported",
+            kept="Nothing was exported.",
             hint=f"`rekey apply {declared.script_id}` begins it",
         )
     if found := log.problems_of(events, state.checkpoints()):
@@ -190,7 +190,7 @@ def _require_known(state: State, declared: Declared) -> None:
     if record is not None and record.digest != declared.digest:
         raise Moved(
             f"the script {declared.script_id} was edited after its first phase",
-            kept="everything; nothing was exported",
+            kept="Nothing was exported.",
             hint="put the script back as it was",
         )
 
@@ -296,7 +296,7 @@ def _refuse_secrets(config: Config, files: Mapping[str, bytes]) -> None:
     if guilty := sorted(name for name, data in files.items() if tells(data)):
         raise Findings(
             f"a secret, an account key or a connection string would stand in {', '.join(guilty)}",
-            kept="everything; nothing was exported",
+            kept="Nothing was exported.",
             hint="take it out of the script, and renew it: it was in a file that is no place for it",
         )
 

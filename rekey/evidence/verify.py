@@ -130,7 +130,7 @@ def _statement(folder: Path, trusted: Trusted, verdict: Verdict) -> statement.En
     elif envelope.is_signed:
         verdict.wrong("signature", "the statement is not signed by a key that was given")
     else:
-        verdict.wrong("unsigned", "the statement is not signed: anyone who can write the files can make it")
+        verdict.wrong("unsigned", "the statement is not signed: anyone who can edit the files can forge it")
     return envelope
 
 

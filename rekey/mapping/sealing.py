@@ -165,7 +165,7 @@ def wrong_key(by: str, configured: str) -> Moved:
     """Return the error for data keys that another wrapping key wrapped."""
     return Moved(
         f"the mapping is sealed with the wrapping key {by}, and [sealing] names {configured}",
-        kept="everything; nothing was opened and nothing was changed",
+        kept="Nothing was opened or changed.",
         hint="put the wrapping key back that the migration began with; if it was replaced, name the old one"
         " under [sealing.previous] and run `rekey apply`, which wraps the data keys anew",
     )
@@ -175,7 +175,7 @@ def not_unwrapped(by: str) -> Moved:
     """Return the error for a data key that does not unwrap although it names this wrapping key."""
     return Moved(
         f"a data key that the wrapping key {by} is said to have wrapped does not unwrap with it",
-        kept="everything; nothing was opened and nothing was changed",
+        kept="Nothing was opened or changed.",
         hint="the row of the data key in the restricted store was changed; `rekey runbook wrapping-key`"
         " says what can be had back",
     )

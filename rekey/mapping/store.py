@@ -268,7 +268,7 @@ class Keyring:
             on = self.tombstones.read(row)
             raise errors.Refused(
                 f"the data key of {cohort} was shredded on {on}: nothing is sealed in its place",
-                kept="everything; nothing was written",
+                kept="Nothing was written.",
                 hint=f"`rekey status {self.script_id}`: after `complete` nothing is written to the mapping"
                 " any more; find out who still does",
             )

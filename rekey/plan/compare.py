@@ -135,5 +135,5 @@ def _costs(plan: MigrationPlan) -> Figures:
     }
     if estimate.money is not None:
         *_, (_, as_one, by_rows) = money_lines(estimate.money)
-        found |= {"money, batch billed as one": as_one, "money, batch billed by its rows": by_rows}
+        found |= {"cost, batch billed as one": as_one, "cost, batch billed by its rows": by_rows}
     return found

@@ -177,7 +177,7 @@ def check_declared(file: PlanFile, chosen: Iterable[Declared]) -> None:
         if one.script_id not in planned:
             raise ConfigurationError(
                 f"the plan file has no plan for {one.script_id}",
-                kept="everything; nothing was done",
+                kept="Nothing was done.",
                 hint="make a plan that covers it: `rekey plan --out FILE`; or leave --plan out",
             )
         if planned[one.script_id] != one.digest:
@@ -204,7 +204,7 @@ def check_plan(file: PlanFile, now: Sequence[Basis]) -> None:
 def _moved_since(file: PlanFile, changes: Sequence[str]) -> Moved:
     return Moved(
         f"since the plan was made ({file.made_at}): " + "; ".join(changes),
-        kept="everything; nothing was done",
+        kept="Nothing was done.",
         hint="read a new plan, `rekey plan --out FILE`, then apply that one",
     )
 

@@ -80,7 +80,7 @@ def declaration_problems(
     if not migration.reverse:
         yield _problem("no-way-back")
     if started is not None and started.digest != declared.digest:
-        yield _problem("declaration-moved", phase=started.phase, script=declared.script_id)
+        yield _problem("declaration-moved", phase=migration.shown(started.phase), script=declared.script_id)
     for name, known in sorted(started.secret_fingerprints.items()) if started is not None else ():
         if fingerprints.get(name, known) != known:
             yield _problem("secret-moved", name=name, script=declared.script_id)

@@ -12,6 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from functools import partial
 
 from rekey.core.severity import Severity
@@ -20,7 +21,7 @@ from rekey.plan.estimate import ASSUMED_REQUEST_SECONDS
 from rekey.plan.result import NOT_LOOKED_AT, Advice, Estimate, GroupPlan, MigrationPlan, Money, Plan, Problem
 from rekey.present.text import KEYS_ARE_SHOWN, counted, duration, field, report, size, table, underlined
 from rekey.present.text import wrapped as wrapped_text
-from rekey.project.prices import amount_text
+from rekey.project.prices import Prices, amount_text
 
 _SEVERITY = 8
 _COLLISIONS_SHOWN = 5
@@ -87,13 +88,13 @@ def _group(group: GroupPlan, plan: Plan) -> Iterator[str]:
     yield from _field("scripts", ", ".join(group.members))
     yield from _field("takes", f"about {_time(group.at_limits_s)} for all, one after the other")
     stop = f"writers stand still once, for about {_time(group.stop_s)}"
-    yield from _field("stop", f"{stop}; changes meanwhile come on top")
+    yield from _field("stop", f"{stop}; excludes changes made during the copy")
     yield from _field("requests", f"about {group.requests:,} in all")
     if group.money is not None:
         currency = next(
             one.estimate.money.currency for one in plan.migrations if one.estimate and one.estimate.money
         )
-        yield from _field("money", f"{amount_text(group.money, currency)} with a batch billed as one")
+        yield from _field("cost", f"{amount_text(group.money, currency)} with a batch billed as one")
 
 
 def _source(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
@@ -123,7 +124,7 @@ def _cost(estimate: Estimate, *, listed: bool) -> Iterator[str]:
     if likely >= 1:
         takes = f"about {takes}, at best {_time(quickest)}"
         takes += f"; most of it {longest.phase}, bound by {longest.at_limits_bound}"
-    yield from _field("takes", f"{takes}. Changes meanwhile come on top")
+    yield from _field("takes", f"{takes}. Excludes changes made during the copy")
     where = "" if listed else " (--requests lists them)"
     yield from _field("requests", f"about {estimate.requests_total:,} in all phases{where}")
     yield from _field(
@@ -132,11 +133,12 @@ def _cost(estimate: Estimate, *, listed: bool) -> Iterator[str]:
         f" {size(storage.mapping_bytes)}), for about {duration(storage.days * 86_400)}",
     )
     if money is None:
-        missing = ", ".join(estimate.prices_missing)
-        yield from _field("money", f"no prices: set {missing} under [prices] in rekey.toml, as on your bill")
+        names = estimate.prices_missing
+        missing = f" ({', '.join(names)})" if len(names) < len(fields(Prices)) else ""
+        yield from _field("cost", f"not estimated; set [prices]{missing} in rekey.toml")
     else:
         *_, (_, as_one, by_rows) = money_lines(money)
-        yield from _field("money", f"{as_one} with a batch billed as one, {by_rows} by its rows")
+        yield from _field("cost", f"{as_one} with a batch billed as one, {by_rows} by its rows")
 
 
 def _collisions(migration: MigrationPlan) -> Iterator[str]:
@@ -157,7 +159,7 @@ def _collisions(migration: MigrationPlan) -> Iterator[str]:
 
 
 def _examples(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
-    yield "Example rows" + ("" if plan.ids_hold else " (safe ids hold for this plan only)")
+    yield "Example rows" + ("" if plan.ids_hold else " (row ids are valid for this plan only)")
     for example in migration.examples:
         old = f"  {_key(example.old_key)}" if example.old_key is not None else ""
         yield from wrapped(f"{example.row_id}{old}", first="  ", rest="      ")
@@ -205,8 +207,8 @@ def _durations(estimate: Estimate) -> Iterator[str]:
     yield from wrapped(
         "at best: at the service's targets (20,000 entities/s an account, 2,000/s a partition), beyond which"
         ' `entities_per_second = "auto"` may go; expected:'
-        f" with the configured limits too, {ASSUMED_REQUEST_SECONDS * 1000:.0f} ms a request assumed. Changes"
-        " meanwhile come on top.",
+        f" with the configured limits too, {ASSUMED_REQUEST_SECONDS * 1000:.0f} ms a request assumed."
+        " Excludes changes made during the copy.",
         first="  ",
     )
     yield ""
@@ -237,7 +239,11 @@ def advice_lines(found: Sequence[Advice], *, with_today: bool = False) -> Iterat
     """
     for one in found:
         if one.today and not with_today and one.waived is None:
-            then = "; the planned keys answer this" if one.answered else "; the planned keys have it, too"
+            then = (
+                "; the planned keys fix this"
+                if one.answered
+                else "; the planned keys still have this problem"
+            )
             yield from _labelled(one.severity, f"{one.code}: {one.where}, today: {one.evidence}{then}")
             continue
         label = one.severity if one.waived is None else "waived"
@@ -258,7 +264,7 @@ def _verdict(plan: Plan) -> Iterator[str]:
         yield "Nothing to plan: there is no migration script."
     elif plan.exit_code:
         what = "it" if found.count(Severity.ERROR) == 1 else "the errors"
-        yield from wrapped(f"{said}. `rekey apply` would refuse or stop: mend {what} first.")
+        yield from wrapped(f"{said}. `rekey apply` would refuse or stop: fix {what} first.")
     else:
         then = "`rekey plan` asks the account" if plan.offline else "`rekey apply` begins"
         yield from wrapped(f"{said or 'No problems'}. Nothing was written; {then}.")

@@ -251,12 +251,13 @@ class TableFill:
         return self.table_rows / self.batches if self.batches else 0.0
 
     def describe(self) -> str:
-        """Return e.g. `20 rows in 2 batches of 10.0 rows, 4 partitions, the largest of 6 rows`."""
+        """Return e.g. `20 rows in 2 batches, 10 rows on average, 4 partitions, the largest of 6 rows`."""
         at_least = "" if self.partitions_exact else "at least "
         rows = f"{counted(self.rows, 'row')} with the main rows"
         if not self.with_main:
             rows = f"{counted(self.rows, 'row')} in {counted(self.batches, 'batch', 'batches')}"
-            rows += f" of {self.rows_per_batch:.1f} rows"
+            if self.batches > 1:
+                rows += f", {self.rows_per_batch:.1f}".removesuffix(".0") + " rows on average"
         partitions = f"{at_least}{counted(self.partitions, 'partition')}"
         return f"{rows}, {partitions}, the largest of {at_least}{counted(self.largest_partition, 'row')}"
 
@@ -584,7 +585,7 @@ class Plan:
     Attributes:
         made_at: when it was made, UTC, as the service writes times.
         exact: every row was read (`--exact`).
-        ids_hold: the safe ids are those of the migrations; False: they hold for this plan only.
+        ids_hold: the safe ids are those of the migrations; False: they are valid for this plan only.
         shows_keys: keys are shown: for the operator's eyes only.
         migrations: in the order they are applied.
         offline: no account was asked (`--offline`): only declarations were looked at.

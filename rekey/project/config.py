@@ -478,7 +478,7 @@ def read_toml(path: Path, *, absent: str) -> Section:
         # the parser's text may quote the file; only the position is taken from it
         position = re.search(r"\(at [^)]*\)", str(error))
         said = f"{path} is not valid TOML {position.group() if position else ''}".rstrip()
-        raise ConfigurationError(said, hint="mend that line; strings stand in double quotes") from None
+        raise ConfigurationError(said, hint="fix that line; strings stand in double quotes") from None
 
 
 def _account(section: Section, *more: str) -> Account:

@@ -124,7 +124,7 @@ def moved(row: ControlRow, then: ControlPhase, *, at: str, move_id: str) -> Cont
     if not is_legal(now, then):
         raise Refused(
             f"{row.script_id} cannot go from `{now}` to `{then}`",
-            kept="everything; nothing was changed",
+            kept="Nothing was changed.",
             hint=f"`rekey status {row.script_id}` shows where it is and what comes next",
         )
     after = replace(row, phase=then, epoch=row.epoch + 1, updated_at=at, move_id=move_id, came_from=None)
@@ -227,7 +227,7 @@ class ControlStore:
                     return there
                 raise Refused(
                     f"the group {self.group} is in `{other.phase}`: {self.script_id} cannot join it any more",
-                    kept="everything; nothing was written",
+                    kept="Nothing was written.",
                     hint=f"name another group in the script, or none; or first `rekey rollback --group"
                     f" {self.group}`",
                 )
@@ -269,7 +269,7 @@ class ControlStore:
             elif strange := sorted(self.moves ^ {one.script_id for one in rows}):
                 raise Moved(
                     f"the group {self.group} is not what this command was begun with: {', '.join(strange)}",
-                    kept="everything; nothing was changed",
+                    kept="Nothing was changed.",
                     hint=f"`rekey status --group {self.group}`, then the same command again; `rekey rollback"
                     f" {strange[0]} --to source --drop-targets` takes a script out of the group",
                 )
@@ -277,7 +277,7 @@ class ControlStore:
             if one.phase is not now:
                 raise Moved(
                     f"the control row of {one.script_id} says `{one.phase}`, not `{now}`",
-                    kept="everything; nothing was changed",
+                    kept="Nothing was changed.",
                     hint=f"`rekey status {one.script_id}` shows where the migration is",
                 )
         at, move_id = await self._service.server_time(), secrets.token_hex(16)
@@ -317,7 +317,7 @@ class ControlStore:
         if row.phase is not ControlPhase.DUAL_WRITE:
             raise Refused(
                 f"{self.script_id} is in `{row.phase}`, where nothing is copied",
-                kept="everything; nothing was changed",
+                kept="Nothing was changed.",
                 hint=f"`rekey status {self.script_id}` shows where it is and what comes next",
             )
         return await self._replace([row], [replace(row, copied=True)])
@@ -381,7 +381,7 @@ class ControlStore:
     def _changed(self) -> Moved:
         return Moved(
             f"another runner changed the control row of {self.script_id}",
-            kept="everything; this runner changed nothing",
+            kept="This runner changed nothing.",
             hint=f"`rekey status {self.script_id}` shows where the migration is",
         )
 

@@ -238,7 +238,7 @@ class RunnerLease:
             raise problem
         raise Locked(
             f"other runners compete for {self.script_id}",
-            kept="everything: this command did nothing",
+            kept="This command did nothing.",
             hint="run the same command again when they are done",
         )
 
@@ -285,7 +285,7 @@ class RunnerLease:
         raise Locked(
             f"another runner works on {self.script_id}: process {holder.pid} on {holder.host};"
             f" its lease ends at {format_ticks(ends_at(row))} unless it renews it",
-            kept="everything: this command did nothing",
+            kept="This command did nothing.",
             hint=f"wait for it to end; if that process is dead, its lease is free in {left} s",
         )
 

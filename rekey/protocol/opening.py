@@ -70,14 +70,14 @@ class Prepared:
             raise ConfigurationError(
                 f"{place}: {declared.script_id} has a table in the account of [targets], and {config.path}"
                 " names none",
-                kept="everything; nothing was changed",
+                kept="Nothing was changed.",
                 hint='add [targets] with endpoint = "https://ACCOUNT.table.core.windows.net"; or, before the'
                 f" migration begins, take {ELSEWHERE} out of the script",
             )
         if unfit := unfit_for_cosmos(config, declared.migration):
             problem, cure = unfit
             raise ConfigurationError(
-                f"{declared.script_id}: {problem}", kept="everything; nothing was changed", hint=cure
+                f"{declared.script_id}: {problem}", kept="Nothing was changed.", hint=cure
             )
         targets = "" if config.targets is None else config.targets.endpoint
         return cls(

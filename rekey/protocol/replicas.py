@@ -39,7 +39,7 @@ SOURCE_TABLE = -1
 STAND_IN = "2000-01-01T00:00:00.0000000Z"
 
 CURE = (
-    "mend the row in the target so that it can be expressed in the source, or stay with the target and"
+    "fix the row in the target so that it can be expressed in the source, or stay with the target and"
     " go on to `complete`"
 )
 

@@ -98,7 +98,7 @@ class BadRow(ValueError):
     """
 
     problem: str
-    cure: str = "mend the file and start again"
+    cure: str = "fix the file and start again"
     where: str = ""
 
 
@@ -395,7 +395,7 @@ def _put(row: Row, name: str, edm: str, value: object) -> None:
     try:
         row[name] = wire_value(edm, value if isinstance(value, str) else json.dumps(value))
     except Lossy:
-        raise BadRow(f"{name} holds no {edm}", "mend the value, or give the property another type") from None
+        raise BadRow(f"{name} holds no {edm}", "fix the value, or give the property another type") from None
     if edm in ANNOTATED:
         row[name + TYPE_SUFFIX] = edm
 

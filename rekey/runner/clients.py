@@ -297,7 +297,7 @@ async def until_quiet(run: Run) -> None:
     term, margin_s = Term(run.restricted, run.script_id), run.config.gates.margin_s
     theirs = await term.left(margin_s)
     seconds = max(theirs, open_s(run))
-    with run.progress.waiting("what was sent and not answered, and may still take effect", seconds) as wait:
+    with run.progress.waiting("unanswered requests, which may still take effect", seconds) as wait:
         if seconds:
             wait.tell()
         if theirs:
@@ -520,7 +520,7 @@ async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | N
 
 def unsettled_hint(run: Run) -> str:
     """Return the hint for intents that cannot be settled."""
-    rows = "the rows that the mapping refuses or that collide; mend them, then run the same command again"
+    rows = "the rows that the mapping refuses or that collide; fix them, then run the same command again"
     return f"`rekey verify {run.script_id} --mode full` names {rows}"
 
 

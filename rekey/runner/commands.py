@@ -352,7 +352,7 @@ def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bo
             for problem in planned.errors
         )
         kind = _ERRORS.get(first.code, errors.Findings)
-        raise kind(f"{planned.script_id}: {what}", kept="everything: nothing was written", hint=first.cure)
+        raise kind(f"{planned.script_id}: {what}", kept="Nothing was written.", hint=first.cure)
     return plan
 
 

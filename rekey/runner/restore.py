@@ -67,7 +67,8 @@ def restore(session: Session, script_id: str, given: str, reason: str = "") -> R
         control = await run.control.read()
         phase = control.phase if control is not None else ControlPhase.SOURCE
         if phase not in _PHASES:
-            raise refusal("restore-in-phase", script=script_id, phase=phase)
+            now, following = map(run.declared.migration.shown, (phase, ControlPhase.DUAL_WRITE))
+            raise refusal("restore-in-phase", script=script_id, phase=now, following=following)
         removed = RemovedRows(run.mapping)
         kept = await _find(run, removed, given)
         one = await removed.open(kept)

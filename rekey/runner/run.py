@@ -233,10 +233,10 @@ def asks_again(run: Run, phase: Phase) -> str:
     """Return the hint of a closed gate: the command that asks it again."""
     step = {Phase.CUTOVER: "proceed" if run.options.follow else "cut-over", Phase.COMPLETE: "complete"}
     if phase not in step:
-        return f"when that is mended: `rekey apply {run.script_id}`"
+        return f"Once fixed, run: `rekey apply {run.script_id}`"
     stopped = phase is Phase.CUTOVER and (run.is_delta or run.options.writers_stopped)
     again = next_step(step[phase] + ("-stopped" if stopped else ""), script=run.declared.named)
-    return f"when that is mended: {again}"
+    return f"Once fixed, run: {again}"
 
 
 # --- phases ------------------------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ class Session:
             return
         said = f"[hooks] command {failed}, at `{event}`"
         if before is Phase.CUTOVER:
-            hint = f"mend what it runs, or take it out; {asks_again(self.runs[script_id], before)}"
+            hint = f"fix what it runs, or take it out; {asks_again(self.runs[script_id], before)}"
             raise GateClosed(before, [said], hint=hint)
         self.progress.note(f"{script_id}: {said}; the work goes on", "hook-failed", script_id=script_id)
 

@@ -86,7 +86,7 @@ class Steering:
             rates.append(f"{self.entities_per_second:,} entities/s of the account")
         if self.partition_entities_per_second is not None:
             rates.append(f"{self.partition_entities_per_second:,} entities/s of a partition")
-        limits = f"at most {', '.join(rates)}" if rates else "limits as in rekey.toml"
+        limits = f"at most {', '.join(rates)}" if rates else "limits from rekey.toml"
         return f"PAUSED until `rekey resume`; {limits}" if self.paused else limits
 
 

@@ -141,15 +141,15 @@ class FileLock:
         self.release()
 
     def _locked(self, descriptor: int) -> Locked:
-        who = "another process"
+        who, where = "", self.state_path
         try:
             os.lseek(descriptor, 0, os.SEEK_SET)
             holder = json.loads(os.read(descriptor, 4096))
-            who = f"process {int(holder['pid'])} on {holder['host']}, since {holder['since']},"
+            who = f" (pid {int(holder['pid'])} on {holder['host']}, since {holder['since']})"
         except (OSError, ValueError, KeyError, TypeError):
             pass  # the holder has not written its name yet
         return Locked(
-            f"{who} holds the state file {self.state_path}",
-            kept="everything: this command did nothing",
+            f"Another rekey command{who} is running with the state file {where}",
+            kept="This command did nothing.",
             hint="wait until that command ends, or stop it with Ctrl-C: it checkpoints and can be resumed",
         )

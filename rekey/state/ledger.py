@@ -161,7 +161,7 @@ class Ledger:
         if final:
             raise Refused(
                 f"{script_id} has passed `{final[0]}`, from which there is no way back",
-                kept="everything; nothing was changed",
+                kept="Nothing was changed.",
                 hint="write a new migration that goes the other way",
             )
         taken = {ledger_id(script_id, phase) for phase in undone}
@@ -174,7 +174,7 @@ class Ledger:
         if builds_on:
             raise Refused(
                 f"{', '.join(sorted(builds_on))} builds on {script_id}",
-                kept="everything; nothing was changed",
+                kept="Nothing was changed.",
                 hint=f"`rekey rollback {max(builds_on)}` first",
             )
         return undone
@@ -212,7 +212,7 @@ class Ledger:
         if done != list(ORDER[: len(done)]):
             raise StateUnusable(
                 f"the ledger in {self._path} has a gap: {script_id} has {', '.join(done)}",
-                kept="everything; nothing was changed",
+                kept="Nothing was changed.",
                 hint="move the state file away and run `rekey apply` again: it asks the control row",
             )
         return done

@@ -210,6 +210,11 @@ class Facts:
         return aligned(self.control.phase, self.applied)
 
     @property
+    def last_done(self) -> str:
+        """The last phase that is done, as people are told."""
+        return f"{self.declared.migration.shown(self.phases[-1])} done" if self.phases else "not begun"
+
+    @property
     def is_delta(self) -> bool:
         """Whether the targets follow by delta passes."""
         return self.declared.migration.capture == "delta"

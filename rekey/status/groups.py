@@ -78,7 +78,7 @@ def _judged(name: str, statuses: Sequence[Status]) -> Group:
     worst = min(statuses, key=lambda one: (one.verdict.safe, len(one.facts.phases)))
     safe, control = worst.verdict.safe, worst.facts.control
     sentence = _SIDES[None if control is None else control.phase]
-    stages = Counter(f"{one.facts.phases[-1]} done" if one.facts.phases else "not begun" for one in statuses)
+    stages = Counter(one.facts.last_done for one in statuses)
     return Group(
         name,
         tuple(one.facts.script_id for one in statuses),

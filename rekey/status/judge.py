@@ -267,14 +267,14 @@ def judge(facts: Facts) -> Status:
 
 def _stage(facts: Facts) -> str:
     """Return the last phase that is done and, if the last run is of a phase not done, how that run went."""
-    stage = f"{facts.phases[-1]} done" if facts.phases else "not begun"
+    stage, shown = facts.last_done, facts.declared.migration.shown
     last = facts.runs[-1] if facts.runs else None
     if last is None or last.outcome == "done" or last.phase in facts.phases:
         return stage
     if last.finished_at is None:
         how = "at work since" if facts.at_work else "was cut off; it began"
-        return f"{stage}; {last.phase} {how} {moment(last.started_at)}"
-    return f"{stage}; {last.phase} stopped {moment(last.finished_at)} ({in_words(last.outcome)})"
+        return f"{stage}; {shown(last.phase)} {how} {moment(last.started_at)}"
+    return f"{stage}; {shown(last.phase)} stopped {moment(last.finished_at)} ({in_words(last.outcome)})"
 
 
 def _lag(facts: Facts) -> float | None:
@@ -619,7 +619,7 @@ def _waiting(facts: Facts, control: ControlRow) -> str:
     if control.frozen_at is not None:
         left = ticks_of(control.frozen_at) + round(facts.gates.freeze_timeout_s * TICKS_PER_SECOND)
         if left < over:
-            return f"{said}; the freeze is given up at {moment(format_ticks(left))}, and writes go on then"
+            return f"{said}; the freeze is aborted at {moment(format_ticks(left))}, and writes go on then"
     return said
 
 

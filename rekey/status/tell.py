@@ -200,7 +200,8 @@ def _spent(status: Status) -> _Fields:
     if cost.request_units:
         yield "", f"{cost.request_units:,.0f} request units charged, as Cosmos DB told"
     for one in cost.phases:
-        said = f"{one.phase}: {one.sent:,} sent, {one.estimated:,} estimated"
+        phase = status.facts.declared.migration.shown(one.phase)
+        said = f"{phase}: {one.sent:,} sent, {one.estimated:,} estimated"
         if one.expected_s is not None:
             said += f"; took {duration(one.took_s)}, {duration(one.expected_s)} expected"
         yield "", said if one.done else f"{said}; not done"
@@ -246,7 +247,9 @@ def line(status: Status) -> str:
     now, facts = status.progress, status.facts
     since = "" if now.phase.since is None else f" since {now.phase.since[11:19]}Z"
     state = now.phase.state.replace("-", " ")
-    phase = "not begun" if now.phase.name is None else f"`{now.phase.name}` {state}"
+    phase = "not begun"
+    if now.phase.name is not None:
+        phase = f"`{facts.declared.migration.shown(now.phase.name)}` {state}"
     said = [f"{facts.script_id}: {phase}{since}"]
     if (work := now.work) is not None:
         said.append(f"{work.label}: {how_far(work.rows, work.estimated_rows, work.rate, work.eta)}")

@@ -160,7 +160,7 @@ class Notes:
     def _failed(self, what: str, error: Exception) -> MachineFailed:
         return MachineFailed(
             f"{self.path} cannot be {what} ({reason_of(error)})",
-            kept="everything; no test table was made",
+            kept="No test table was made.",
             hint="make the state file's folder writable: test tables are noted there before they are made",
         )
 

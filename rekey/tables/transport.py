@@ -194,7 +194,7 @@ class Transport:
         except NoToken:
             outcome = "no token"
             raise CredentialRefused(
-                f"{request.doing}: no token could be had for this identity",
+                f"Could not get a token for this identity ({request.doing})",
                 code="NoToken",
                 hint="run `az login`, or give the process a managed identity, or name a key with `key_env`",
             ) from None

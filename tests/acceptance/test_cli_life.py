@@ -273,7 +273,7 @@ def test_a_second_signal_ends_at_once(project: Project) -> None:
     running.send_signal(signal.SIGINT)
     stderr = running.stderr
     assert stderr is not None
-    while "Once more ends at once" not in stderr.readline():
+    while "Ctrl-C again stops immediately" not in stderr.readline():
         assert running.poll() is None
     running.send_signal(signal.SIGINT)
     assert running.wait(timeout=PATIENCE_S) == 130

@@ -67,7 +67,7 @@ def test_it_follows_in_the_background_is_stopped_goes_on_and_cuts_over_when_it_i
     def is_there(name: str) -> bool:
         return any(row.get("Name") == name for row in project.wire.rows(project.target))
 
-    project.run("proceed").ended(3, "nobody would hear it")
+    project.run("proceed").ended(3, "no running command would act on it")
     following = project.start("apply", "--follow")
     assert following.until(follows)
     project.wire.insert(project.source, user("late@example.com", "p1"))
@@ -89,7 +89,7 @@ def test_it_follows_in_the_background_is_stopped_goes_on_and_cuts_over_when_it_i
     assert again.until(lambda: bool(status(project)["following"]["refused"])), "nobody confirmed it"
     project.run("status").ended(0, "--writers-stopped", "its last cutover was refused")
     project.run("proceed", "--writers-stopped").ended(0)
-    done = again.wait().ended(0, "cutover", "stopped before `complete`")
+    done = again.wait().ended(0, "cutover", "Stopped before complete.")
     assert "`rekey proceed` of" in done.err and "was heard" in done.err
     assert project.run("status").ended(0).said.count("is the authority") == 1
     assert len(project.wire.rows(project.target)) == ROWS

@@ -160,7 +160,7 @@ def test_the_demo_needs_nothing_but_the_installed_package(installed: Path, tmp_p
     assert printed.startswith("A whole migration, on a local Azurite")
     shown = [line.split()[2] for line in printed.splitlines() if line.startswith("$ rekey ")]
     assert {"plan", "apply", "status", "verify", "rollback", "retire", "evidence"} == set(shown)
-    assert "  stopped before `cutover`" in printed, "what commands print is shown"
+    assert "  Stopped before cutover." in printed, "what commands print is shown"
     assert "\n  → " in printed, "and why they are run"
     assert "Passed: everything was as it must be, after every step." in printed
     words = " ".join(printed.split())
@@ -316,7 +316,7 @@ def test_a_container_runs_a_migration_and_writes_to_its_volume_alone(
 
     applied = image.run("entrypoint", "apply", "--no-progress", **project.environment)
     assert applied.returncode == 0, applied.stdout + applied.stderr
-    assert "stopped before `cutover`" in applied.stdout
+    assert "Stopped before cutover." in applied.stdout
     assert len(project.wire.rows(project.target)) == 30
     assert image.run("entrypoint", *image.words["cmd"], **project.environment).returncode == 0
     healthy = image.run("healthcheck", **project.environment)

@@ -113,7 +113,7 @@ def _check_names(project: Project, main: list[dict[str, Any]], index: list[dict[
     assert _looked_up(project, missing["source_row"]) == ("blog", "index missing")
     [extra] = [one for one in main if one["kind"] == "extra"]
     assert "source_row" not in extra
-    project.run("lookup", "--id", extra["row"], "--reason", "t").ended(1, "knows no such row")
+    project.run("lookup", "--id", extra["row"], "--reason", "t").ended(1, "has no such row")
 
 
 def _looked_up(project: Project, safe_id: str) -> Key:
@@ -146,7 +146,7 @@ def test_rows_that_map_to_one_key_are_reported_by_plan_and_refused_by_apply(lowe
     [collision] = document["migrations"][0]["collisions"]["first"]
     assert (collision["rows"], len(set(collision["row_ids"]))) == (2, 2)
     assert document["ids_hold"] is False, (
-        "before the first phase safe ids hold for one plan only, and it says so"
+        "before the first phase safe ids are valid for one plan only, and it says so"
     )
     shown = lowered.run("plan", "--exact", "--json", "--show-keys").ended(1).document
     old_keys = {tuple(key) for key in shown["migrations"][0]["collisions"]["first"][0]["old_keys"]}

@@ -210,7 +210,7 @@ def test_a_second_runner_is_refused_on_this_state_file_and_on_any_other(
     first = project.start("apply")
     assert first.until(lambda: project.state.exists() and bool(project.segments()))
     project.run("apply").ended(
-        3, f"process {first.process.pid} on", "holds the state file", "Next: wait until"
+        3, f"Another rekey command (pid {first.process.pid} on", "is running", "Next: wait until"
     )
     project.run("status").ended(0, f"process {first.process.pid} on")
     elsewhere.run("apply").ended(3, str(first.process.pid), "Next:")

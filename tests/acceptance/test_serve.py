@@ -106,7 +106,7 @@ def test_apply_is_watched_while_it_runs(project: tuple[Path, dict[str, str]]) ->
     assert copying["runner"]["live"] and copying["next"]["remark"] == "a runner is at work; look again"
     assert "<title>rekey</title>" in page
     assert running.returncode == 0, printed
-    assert "stopped before `cutover`" in printed
+    assert "Stopped before cutover." in printed
     with pytest.raises(OSError, match="refused"):
         asked(url)
 

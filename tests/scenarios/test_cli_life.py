@@ -65,7 +65,7 @@ def prove_it(rekey: Commands) -> None:
 def test_the_whole_life_step_by_step(rekey: Commands) -> None:
     assert "Nothing was written" in rekey("plan", "--exact").out
     applied = rekey("apply", "0001")
-    assert "stopped before `cutover`, which asks for:" in applied.out
+    assert "Stopped before cutover. Still required:" in applied.out
     assert "rekey apply 0001_users --to cutover --writers-stopped" in applied.out
     assert "target rows inserted 120" in applied.out
     assert "rows caught up" in rekey("apply").out
@@ -195,7 +195,7 @@ def test_a_signal_checkpoints_exits_130_and_the_next_run_goes_on(
     assert "again" in stopped.json["next"]
     project.tables.gate = nothing
     [status] = rekey("status", "--json").json["migrations"]
-    assert status["stage"].startswith("dual_write done; backfill stopped")
+    assert status["stage"].startswith("following done; backfill stopped")
     assert 0 < status["backfill"]["rows"] < ROWS + 200
     rekey("apply")
     assert len(project.rows("UsersV2")) == ROWS + 200
@@ -270,7 +270,7 @@ def test_complete_asks_for_the_name_on_a_terminal_and_only_where_it_ends_a_way_b
 
     def answer(question: str, *, err: bool) -> str:
         assert err
-        assert "ends the way back" in question
+        assert "makes rollback of" in question
         return answers.pop(0)
 
     monkeypatch.setattr("click.prompt", answer)
@@ -284,7 +284,7 @@ def test_complete_asks_for_the_name_on_a_terminal_and_only_where_it_ends_a_way_b
 def test_a_rollback_to_the_source_wants_to_know_about_the_targets(rekey: Commands, project: Project) -> None:
     rekey("apply")
     assert "--drop-targets or --keep-targets" in rekey("rollback", code=2).err
-    assert "taken back: reconcile, backfill, dual_write, prepare" in rekey("rollback", "--drop-targets").out
+    assert "taken back: reconcile, backfill, following, prepare" in rekey("rollback", "--drop-targets").out
     assert not asyncio.run(project.tables.table_exists("UsersV2"))
     assert "not begun" in rekey("status").out
     project.clock.advance(60)  # a deleted table's name is taken for a while

@@ -330,7 +330,7 @@ def test_many_are_erased_from_a_file(users: Commands) -> None:
 
 def test_who_is_not_known_is_told_and_that_he_was_asked_for_is_on_record(users: Commands) -> None:
     said = users("erase", "--old", "part0", "nobody@mail.example", *WHY, code=1)
-    assert "knows no such row" in said.err and "nobody@" not in said.all
+    assert "has no such row" in said.err and "nobody@" not in said.all
     assert "Kept: everything as it was" in said.err
     first, second = erasures(users.project)
     assert first.details["rows"] == [] and len(first.details["unknown"]) == 1

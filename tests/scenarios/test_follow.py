@@ -516,7 +516,7 @@ def test_one_migration_is_followed_at_a_time(rekey: Commands) -> None:
 
 def test_nobody_hears_proceed_where_nothing_is_followed(rekey: Commands) -> None:
     told = rekey("proceed", code=3).err
-    assert "nobody would hear it" in told and "`rekey apply --follow`" in told
+    assert "no running command would act on it" in told and "`rekey apply --follow`" in told
     rekey("apply")
-    assert "nobody would hear it" in rekey("proceed", "0001", code=3).err
+    assert "no running command would act on it" in rekey("proceed", "0001", code=3).err
     assert steering.read(rekey.project.config.state) == steering.Steering()

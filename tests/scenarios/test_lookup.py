@@ -189,7 +189,7 @@ def test_answers_go_to_a_file_of_ones_own_and_unknown_keys_are_told_by_safe_id(
     )
     out = project.folder / "answers.jsonl"
     said = rekey("lookup", "--bulk", bulk, "--out", str(out), *WHY, code=1)
-    assert "knows no such row" in said.err
+    assert "has no such row" in said.err
     assert "2 found" in said.out
     assert "example.com" not in said.all
     assert "x@y" not in said.all

@@ -161,7 +161,9 @@ def made(project: Project, mistake: Mistake, patch: pytest.MonkeyPatch) -> Itera
 
 def answer(out: str, err: str) -> dict[str, str]:
     """Return the parts of what was printed: of an error, of one as JSON, or of the first error of a plan."""
-    error = re.search(r"^rekey: (?P<what>.+)\nKept: (?P<kept>.+)\nNext: (?P<next>.+)$", err, re.MULTILINE)
+    error = re.search(
+        r"^rekey: (?P<what>.+)\n(?:Kept: )?(?P<kept>.+)\nNext: (?P<next>.+)$", err, re.MULTILINE
+    )
     if error is not None:
         return error.groupdict()
     if out.startswith("{"):

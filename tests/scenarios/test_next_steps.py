@@ -268,7 +268,7 @@ def _clients_are_behind(rekey: Steps) -> None:
         with pytest.raises(GateClosed) as closed:
             ours.apply(Phase.CUTOVER)
         step = str(next_step("cut-over", script=ours.script_id))
-        assert closed.value.hint == f"when that is mended: {step}"
+        assert closed.value.hint == f"Once fixed, run: {step}"
         assert not ours.verify().findings
         ours.apply(Phase.CUTOVER)
         assert ours.phase is ControlPhase.CUTOVER

@@ -352,7 +352,7 @@ async def test_the_text_stays_within_its_width_and_tells_what_happens(
         "ERROR",
         "row-refused",
         "cure:",
-        "hold for this plan",
+        "are valid for this plan",
     ):
         assert part in text
     assert list(tmp_path.iterdir()) == []
@@ -370,7 +370,7 @@ async def test_what_matters_comes_first_and_fits_on_one_screen(memory: MemoryTab
     assert text[2].startswith("ERROR   row-refused: 1 row")
     assert len(text) <= 24 and "Phase" not in " ".join(text)
     assert "every row was read (1 page)" in " ".join(text)
-    assert text[-1] == "1 error. `rekey apply` would refuse or stop: mend it first."
+    assert text[-1] == "1 error. `rekey apply` would refuse or stop: fix it first."
     estimate = plan.migrations[0].estimate
     assert estimate is not None
     listed = plan_text(plan, requests=True)

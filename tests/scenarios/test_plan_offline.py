@@ -93,7 +93,7 @@ def test_a_query_that_the_new_keys_do_not_serve_ends_with_findings(
     said = rekey("plan", "0001", "--offline", code=1)
     assert "    today    row range, 2 requests\n    planned  partition range\n" in said.out
     assert "ERROR   random-order: UsersV2 RowKey: range(RowKey" in said.out
-    assert "`rekey apply` would refuse or stop: mend it first." in said.out
+    assert "`rekey apply` would refuse or stop: fix it first." in said.out
     document = rekey("plan", "0001", "--offline", "--json", code=1).json
     [told] = document["migrations"]
     assert [one["planned"]["requests"] for one in told["queries"]] == [None]

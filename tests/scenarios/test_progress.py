@@ -280,7 +280,7 @@ def test_a_wait_for_requests_that_may_be_late_says_until_when(project: Project, 
     until = format_ticks(project.clock.ticks() + 30 * TICKS_PER_SECOND)
     asyncio.run(Term(project.restricted, SCRIPT).extend(until))
     said = rekey("apply", "--to", "backfill").err
-    assert "waiting for what was sent and not answered, and may still take effect, since 00:00:" in said
+    assert "waiting for unanswered requests, which may still take effect, since 00:00:" in said
     assert ", until 00:01:" in said, "the term, and the margin"
 
 
@@ -298,7 +298,7 @@ def test_an_apply_prints_each_phase_when_it_has_ended(
 
     project.tables.gate = gate
     rekey("apply")
-    assert "prepare" in seen[0] and "dual_write" in seen[0] and "backfill" not in seen[0]
+    assert "prepare" in seen[0] and "following" in seen[0] and "backfill" not in seen[0]
 
 
 # --- the document -------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def test_a_setting_is_recorded_once_and_told_while_it_is_not_the_usual_one(
         assert "from now on: at most 5,000 entities/s" in rekey("verify").err
         assert steered(project) == [5000]
     rekey("throttle", "--off")
-    assert "from now on: limits as in rekey.toml" in rekey("verify").err
+    assert "from now on: limits from rekey.toml" in rekey("verify").err
     for _ in range(2):
         assert "from now on" not in rekey("verify").err
         rekey("resume")
@@ -144,7 +144,7 @@ def test_a_setting_is_recorded_once_and_told_while_it_is_not_the_usual_one(
 def test_commands_say_it_and_status_shows_it(rekey: Commands) -> None:
     assert "PAUSED" in rekey("pause").out
     assert "PAUSED" in rekey("status").out
-    assert "limits as in rekey.toml" in rekey("resume").out
+    assert "limits from rekey.toml" in rekey("resume").out
     assert "5,000 entities/s of the account" in rekey("throttle", "5000").out
     assert "500 entities/s of a partition" in rekey("throttle", "--partition", "500").out
     shown = rekey("throttle", "--json")

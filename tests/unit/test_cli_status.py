@@ -218,14 +218,14 @@ CASES = [
     pytest.param(
         facts(ControlPhase.COMPLETE, Phase.COMPLETE),
         True,
-        "no way back any more",
+        "rollback is no longer possible",
         "retire 0001_users --table Users",
         id="complete",
     ),
     pytest.param(
         replace(facts(ControlPhase.COMPLETE, Phase.COMPLETE), events=()),
         True,
-        "no way back any more",
+        "rollback is no longer possible",
         "evidence export evidence-0001_users 0001_users",
         id="complete, without evidence",
     ),
@@ -283,19 +283,19 @@ def test_the_retention_period_is_said_with_its_end() -> None:
 def test_the_control_row_is_believed_before_the_ledger() -> None:
     """A runner that was killed between the two, or a state file that was lost."""
     assert judge(facts(C, Phase.RECONCILE)).stage == "cutover done"
-    assert judge(facts(D, None)).stage == "dual_write done"
+    assert judge(facts(D, None)).stage == "following done"
 
 
 def test_a_run_that_was_cut_off_is_told_from_one_at_work_and_one_that_stopped() -> None:
     open_run = run_of(Phase.BACKFILL, HOUR_AGO, None, None)
     cut = facts(D, Phase.DUAL_WRITE, runs=(open_run,))
-    assert judge(cut).stage == f"dual_write done; backfill was cut off; it began {moment(HOUR_AGO)}"
+    assert judge(cut).stage == f"following done; backfill was cut off; it began {moment(HOUR_AGO)}"
     assert (
-        judge(replace(cut, lease=LIVE)).stage == f"dual_write done; backfill at work since {moment(HOUR_AGO)}"
+        judge(replace(cut, lease=LIVE)).stage == f"following done; backfill at work since {moment(HOUR_AGO)}"
     )
     stopped = run_of(Phase.BACKFILL, HOUR_AGO, NOW, "Interrupted")
     told = judge(replace(cut, runs=(stopped,))).stage
-    assert told == f"dual_write done; backfill stopped {moment(NOW)} (on request)"
+    assert told == f"following done; backfill stopped {moment(NOW)} (on request)"
 
 
 def test_a_backfill_at_work_has_rate_and_end() -> None:
@@ -596,7 +596,7 @@ def test_a_freeze_says_whom_it_waits_for_and_until_when_at_most() -> None:
         "batch (process 12 on host-b) is silent, and is waited for until 2024-01-02 00:00:30Z at most"
     )
     impatient = replace(silent, gates=Gates(freeze_timeout_s=10))
-    assert "the freeze is given up at 2024-01-02 00:00:09Z" in judge(impatient).verdict.remark
+    assert "the freeze is aborted at 2024-01-02 00:00:09Z" in judge(impatient).verdict.remark
     over = replace(known, clients=(WEB, aged(300, epoch=2)))
     assert judge(over).verdict.remark == "look again in a few seconds"
 

@@ -43,7 +43,7 @@ def test_a_second_process_is_refused_at_once_and_told_who_holds_it(tmp_path: Pat
     path = tmp_path / "state.sqlite"
     with holder(path) as other, pytest.raises(Locked) as refused:
         FileLock(path).acquire()
-    assert f"process {other.pid}" in refused.value.what
+    assert f"pid {other.pid}" in refused.value.what
     assert "since 20" in refused.value.what
     assert refused.value.exit_code == ExitCode.REFUSED
 
@@ -61,7 +61,7 @@ def test_a_holder_that_has_not_signed_yet_is_still_refused(tmp_path: Path) -> No
     path = tmp_path / "state.sqlite"
     with holder(path):
         path.with_name("state.sqlite.lock").write_text("{", encoding="utf-8")
-        with pytest.raises(Locked, match="another process"):
+        with pytest.raises(Locked, match="Another rekey command is running"):
             FileLock(path).acquire()
 
 

@@ -58,7 +58,7 @@ def test_an_error_has_its_class_and_its_texts_with_the_values_filled_in() -> Non
     error = refusal("no-such-cohort", script="0001_users", cohort="2024-05", cohorts="2024-04")
     assert type(error) is errors.Findings
     assert error.what == "0001_users has no cohort 2024-05"
-    assert error.kept == "everything; nothing was erased"
+    assert error.kept == "Nothing was erased."
     assert error.hint == "there are: 2024-04"
 
 

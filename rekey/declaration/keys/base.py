@@ -51,7 +51,7 @@ class InvalidDeclaration(ValueError):
     Attributes:
         field: where, e.g. `target.row_key` or `keys.bucket(count)`.
         problem: what is wrong with it.
-        cure: the edit that mends it.
+        cure: the edit that fixes it.
         fault: text of the exception that the script raised, "" when it raised none.
     """
 
@@ -288,7 +288,7 @@ class Prop(Expression, op="prop"):
             cure = "read the row from the table first: only the service sets Timestamp"
         else:
             cure = (
-                f'say what to use where it is missing, keys.prop("{name}", default="…"), or mend the rows'
+                f'say what to use where it is missing, keys.prop("{name}", default="…"), or fix the rows'
                 ' (an index with each= may say default="" to give such rows no index row)'
             )
 

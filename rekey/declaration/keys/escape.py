@@ -93,7 +93,7 @@ class Custom(Expression, op="custom"):
     def compile(self, scope: Scope) -> Evaluator:
         """Return the closure that calls the function and checks what it returns."""
         function, parts = self.function, [part.compile(scope) for part in self.parts]
-        cure = f"mend {self.reference} or the rows; the function must take every row and return text"
+        cure = f"fix {self.reference} or the rows; the function must take every row and return text"
 
         def evaluate(row: Row, item: str) -> str:
             arguments = [part(row, item) for part in parts] if parts else [MappingProxyType(row)]

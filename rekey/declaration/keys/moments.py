@@ -57,7 +57,7 @@ def _ticks_of(of: Expression, scope: Scope) -> Callable[[str], int]:
         found = parse_ticks(text)
         if found is None:
             problem = f"{of.describe()} is no UTC moment (yyyy-MM-ddTHH:mm:ss.fffffffZ)"
-            cure = "name a DateTime property, or mend the rows"
+            cure = "name a DateTime property, or fix the rows"
             raise scope.refusal("not-a-date", problem, cure=cure)
         return found
 

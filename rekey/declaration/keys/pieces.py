@@ -82,7 +82,7 @@ class Part(Changed, op="part"):
                 return text.split(separator)[index]
             except IndexError:
                 problem = f"{self.of.describe()} has no part {index}"
-                cure = "name a part that every row has, or mend the rows"
+                cure = "name a part that every row has, or fix the rows"
                 raise scope.refusal("no-match", problem, cure=cure) from None
 
         return taken
@@ -124,7 +124,7 @@ class Regex(Changed, op="regex"):
             found = match.group(group) if match is not None else None
             if found is None:
                 problem = f"{self.of.describe()} does not match the pattern"
-                cure = "write a pattern that every row matches, or mend the rows"
+                cure = "write a pattern that every row matches, or fix the rows"
                 raise scope.refusal("no-match", problem, cure=cure)
             return str(found)
 

@@ -91,7 +91,7 @@ class Slug(Plain, op="slug"):
             made = _NOT_SLUG.sub("-", plain.lower()).strip("-")
             if not made:
                 problem = f"{self.describe()} is empty: the text has no letter or digit that ASCII can show"
-                cure = "use keys.hashed or keys.opaque, which take any text, or mend the rows"
+                cure = "use keys.hashed or keys.opaque, which take any text, or fix the rows"
                 raise scope.refusal("empty-key", problem, cure=cure)
             return made
 
@@ -115,7 +115,7 @@ class ZeroPad(Changed, op="zero_pad"):
         def padded(digits: str) -> str:
             if _DIGITS.fullmatch(digits) is None:
                 problem = f"{self.of.describe()} is not a whole number of decimal digits without a sign"
-                cure = "use zero_pad on integer properties only, or mend the rows"
+                cure = "use zero_pad on integer properties only, or fix the rows"
                 raise scope.refusal("not-a-number", problem, cure=cure)
             if len(digits) > width:
                 problem = f"{self.of.describe()} has more than {width} digits"

@@ -74,7 +74,7 @@ async def live(config: Config, accounts: tuple[AccountSeen, ...]) -> dict[str, A
     if any(one.kind is Kind.COSMOS and one.section != "targets" for one in accounts):
         raise ConfigurationError(
             "[tables] or [restricted] is Cosmos DB for Table, which can hold targets alone",
-            kept="everything; nothing was tried",
+            kept="Nothing was tried.",
             hint="name accounts of Azure Table Storage there",
         )
     if any(one.kind is Kind.COSMOS for one in accounts):

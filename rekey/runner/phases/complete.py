@@ -79,7 +79,7 @@ async def _settle_before(run: Run) -> None:
         reasons.append(f"{settled.failed} intents of the journal cannot be settled; {hint}")
     if reasons:
         again = next_step("complete", script=run.declared.named)
-        raise GateClosed(Phase.COMPLETE, reasons, hint=f"when that is mended: {again}")
+        raise GateClosed(Phase.COMPLETE, reasons, hint=f"Once fixed, run: {again}")
 
 
 async def _drain(run: Run) -> int:

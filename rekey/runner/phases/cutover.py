@@ -190,7 +190,8 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
         if report.findings:
             step = after_findings(one.script_id, one.source.name, report.as_json())
             with of_member(one):
-                raise refusal("rows-differ-frozen", rows=wrong(report), next=step)
+                phase = one.declared.migration.shown(Phase.DUAL_WRITE)
+                raise refusal("rows-differ-frozen", rows=wrong(report), next=step, phase=phase)
 
 
 async def _compare_under_freeze(run: Run) -> tuple[Counters, FullReport]:
@@ -267,7 +268,10 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
         for one in runs:
             one.state.audit("freeze-given-up", one.script_id, details)
         if left and isinstance(error, RekeyError):
-            error.kept = f"{error.kept or 'everything'}; the migration is back in `{start}`, and writes go on"
+            kept = (error.kept or "everything").rstrip(".")
+            error.kept = (
+                f"{kept}; the migration is back in `{run.declared.migration.shown(start)}`, and writes go on"
+            )
         if isinstance(error, Findings):
             await run.tell(HookEvent.DIVERGENCE)
         raise
@@ -360,14 +364,14 @@ async def _require_way_back(run: Run) -> None:
     if not run.declared.migration.reverse:
         reason = "the declaration says reverse=False: there is no way back after cutover"
         hint = f"stay with the target: {next_step('no-way-back', script=name)}"
-        raise GateClosed("dual_write", [reason], hint=hint)
+        raise GateClosed(run.declared.migration.shown(Phase.DUAL_WRITE), [reason], hint=hint)
     if run.is_delta and not run.options.writers_stopped:
         step = next_step("go-back", script=name, target=run.targets[0].name)
-        raise GateClosed("dual_write", [_NOT_STOPPED], hint=str(step))
+        raise GateClosed(run.declared.migration.shown(Phase.DUAL_WRITE), [_NOT_STOPPED], hint=str(step))
     reasons = [] if run.is_delta else await closed_by_difference(run)
     if reasons:
         hint = f"when nothing differs any more: `rekey rollback {name}` again"
-        raise GateClosed("dual_write", reasons, hint=hint)
+        raise GateClosed(run.declared.migration.shown(Phase.DUAL_WRITE), reasons, hint=hint)
 
 
 async def _copy_back(run: Run, now: ControlRow) -> None:
@@ -405,7 +409,7 @@ async def _check_back(run: Run, now: ControlRow) -> None:
     if refused:
         listed = "; ".join(f"{problem.row_id}: {problem.problem}" for problem in refused[:_NAMED])
         reason = f"{counted(len(refused), 'target row')} cannot go back: {listed}"
-        raise GateClosed("dual_write", [reason], hint=refused[0].cure)
+        raise GateClosed(run.declared.migration.shown(Phase.DUAL_WRITE), [reason], hint=refused[0].cure)
 
 
 async def _bring_back(run: Run, now: ControlRow) -> None:

@@ -33,8 +33,10 @@ async def gate(run: Run) -> list[str]:
     if not await run.tables.table_exists(run.source.name):
         section, account = run.config.holding(run.source.name)
         file = run.declared.path.name
-        said = {"table": run.source, "account": account, "section": section, "file": file}
-        raise refusal("source-missing", **said, similar=await similar_tables(run.tables, run.source.name))
+        similar = await similar_tables(run.tables, run.source.name)
+        raise refusal(
+            "source-missing", table=run.source, account=account, section=section, file=file, similar=similar
+        )
     reasons = []
     for table in run.mapper.read_once:
         target = whole(run.targets[table])
