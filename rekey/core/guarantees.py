@@ -104,6 +104,22 @@ def guarantees_of(endpoint: str) -> Guarantees:
     return COSMOS if (urlsplit(endpoint).hostname or "").endswith(_COSMOS_HOSTS) else STORAGE
 
 
+def account_in(table_url: str) -> str | None:
+    """Return the account's endpoint when a URL is that of a table, as the portal shows it; None for
+    the endpoint of an account.
+
+    A table is a segment of the path below the account: below the host of a table service, or on an emulator
+    below the account's name.
+    """
+    parts = urlsplit(table_url)
+    _, _, domain = (parts.hostname or "").partition(".")
+    segments = [one for one in parts.path.split("/") if one]
+    own = 0 if ".table." in f".{domain}" else 1
+    if len(segments) <= own or (own and parts.scheme != "http"):
+        return None  # an https address of a gateway may have any path
+    return "/".join([f"{parts.scheme}://{parts.netloc}", *segments[:own]])
+
+
 def is_secondary(endpoint: str) -> bool:
     """Tell whether an endpoint is the read-only one of an account's secondary region.
 

@@ -5,8 +5,9 @@ Rules kept here:
 * An unknown section or key is an error that names it and what is allowed: a typing error never means
   "default".
 * Relative paths are relative to the file, not to the working directory.
-* `https` anywhere; `http` on the loopback addresses only. `localhost` is refused, because the Azure SDK takes
-  it for another service (Cosmos DB) on most ports.
+* `https` anywhere; `http` on the loopback addresses, and elsewhere for Azurite's published account with its
+  published key, which protect nothing: an Azurite in another container. `localhost` is refused, because the
+  Azure SDK takes it for another service (Cosmos DB) on most ports.
 * The file holds no secret, but says in exactly one place where each one is. A SAS, a key or a connection
   string that was pasted in is refused, and values of the file are not repeated in messages, so that it is
   not echoed either.
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from rekey.core.guarantees import COSMOS, Guarantees, guarantees_of, is_secondary
+from rekey.core.guarantees import COSMOS, Guarantees, account_in, guarantees_of, is_secondary
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, is_elsewhere, table_name_problem
 from rekey.errors import ConfigurationError, reason_of
 from rekey.project.keyvault import split_url
@@ -62,7 +63,7 @@ class Account:
     """One storage account.
 
     Attributes:
-        endpoint: `https://…` or, on loopback only, `http://…`, without a trailing slash.
+        endpoint: `https://…` or, on loopback and of Azurite's account, `http://…`, without a trailing slash.
         key_env: name of the environment variable that holds its shared key, or None.
         consistency: what a Cosmos DB account is said to be set to; rekey cannot see it.
     """
@@ -77,8 +78,13 @@ class Account:
         return self.endpoint.startswith("https:")
 
     @property
+    def is_on_loopback(self) -> bool:
+        """Tell whether requests do not leave this machine."""
+        return urlsplit(self.endpoint).hostname in _LOOPBACK
+
+    @property
     def name(self) -> str:
-        """Return the account's name: the path of a loopback endpoint, else the host's first label."""
+        """Return the account's name: the path of an emulator's endpoint, else the host's first label."""
         parts = urlsplit(self.endpoint)
         return parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
 
@@ -452,6 +458,8 @@ def account_key(account: Account) -> str | None:
         base64.b64decode(value, validate=True)
     except ValueError:
         raise refusal("no-key-in-variable", variable=account.key_env) from None
+    if not account.is_https and not account.is_on_loopback and value != AZURITE_KEY:
+        raise refusal("http-with-own-key", variable=account.key_env)
     return value
 
 
@@ -545,6 +553,9 @@ def _endpoint(section: Section, text: str) -> str:
     if host == "localhost" or host.endswith(".localhost"):
         problem = "`localhost` is taken for another service by the Azure SDK"
         section.fail("endpoint", problem, "write 127.0.0.1 instead of localhost")
+    if (account := account_in(text)) is not None:
+        own = f'write the endpoint of its account: endpoint = "{account}"'
+        section.fail("endpoint", "is the URL of a table", own)
     if host in _LOOPBACK and not parts.path.strip("/"):
         azurite = f"http://127.0.0.1:10002/{AZURITE_ACCOUNT}"
         named = f'add its name as the path; for Azurite write endpoint = "{azurite}"'
@@ -556,8 +567,8 @@ def _endpoint(section: Section, text: str) -> str:
         # It cannot be written, and its rows may be minutes old: a copy of them would miss the latest writes.
         problem = "is the read-only endpoint of the account's secondary region, which lags behind the account"
         section.fail("endpoint", problem, "leave out `-secondary`: name the account's primary endpoint")
-    if parts.scheme == "http" and host not in _LOOPBACK:
-        problem = "http is allowed on 127.0.0.1 and [::1] only"
+    if parts.scheme == "http" and host not in _LOOPBACK and parts.path.strip("/") != AZURITE_ACCOUNT:
+        problem = f"http is allowed on 127.0.0.1 and [::1], and for Azurite's account {AZURITE_ACCOUNT}, only"
         section.fail("endpoint", problem, "write https://, which encrypts")
     return text.rstrip("/")
 

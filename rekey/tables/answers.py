@@ -57,6 +57,12 @@ _HINTS: dict[type[errors.ServiceError], str] = {
     errors.TableBeingDeleted: "wait a minute and repeat, or use another name",
     errors.Unavailable: "the service is busy or failing; repeat the command, which goes on where it stopped",
 }
+_NO_CODE = (
+    "the answer names no error code, so the service itself may not have given it: check the endpoint, and"
+    " gateways and proxies on the way"
+)
+# From this length on a path may, with the longest token of an identity, be too long for a server.
+_LONG_PATH = 4 * 1024
 _TOO_LONG = (
     "address and headers may have been longer than 16 KiB, as keys of hundreds of characters outside ASCII"
     " can make them; use the account's key (`key_env`) or an identity in fewer groups: its token is shorter"
@@ -105,10 +111,19 @@ def error_of(status: int, code: str, doing: str, *, index: int | None = None) ->
     if kind is None:
         kind = errors.Unavailable if status >= 500 and status != 501 else errors.RequestRejected
     said = f"{status} {code}" if code else str(status)
-    # http.sys, in front of the service, says 400 without a code; Node.js 431.
-    too_long = status in (414, 431) or (status == 400 and not code)
-    hint = _TOO_LONG if too_long else _HINTS.get(kind, "")
+    hint = _HINTS.get(kind, "")
+    if status in (414, 431):
+        hint = _TOO_LONG
+    elif status == 400 and not code:
+        hint = _NO_CODE
     return kind(f"{doing}: {said}", code=code, status=status, index=index, hint=hint)
+
+
+def note_length(error: errors.ServiceError, path: str) -> None:
+    """Note in an error that its request may have been too long, where its path is long: http.sys, in front of
+    the service, then says 400 without a code (Node.js says 431)."""
+    if error.status == 400 and not error.code and len(path) > _LONG_PATH:
+        error.hint = _TOO_LONG
 
 
 def may_be_applied(error: errors.ServiceError) -> bool:

@@ -48,7 +48,7 @@ from rekey.core.progress import TOLD_AFTER_S
 from rekey.errors import Ambiguous, EndpointDown, ServiceError, Unavailable
 from rekey.model import Row, etag_of, property_names
 from rekey.tables import allowance
-from rekey.tables.answers import Answer, may_be_applied, moment_of
+from rekey.tables.answers import Answer, may_be_applied, moment_of, note_length
 from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import written_form
 from rekey.tables.sent import OnTop, on_top
@@ -308,6 +308,7 @@ class Requester:
         except Unavailable as busy:
             return _Failed(busy, may_be_applied(busy), retry_after_of(headers))
         except ServiceError as refused:
+            note_length(refused, request.path)
             return Outcome(None, refused, ambiguous=False, final=True)
         except NotSent as failed:
             self.known.failures += 1

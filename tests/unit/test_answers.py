@@ -15,7 +15,7 @@ from rekey.errors import (
     TableMissing,
     Unavailable,
 )
-from rekey.tables.answers import error_of, may_be_applied
+from rekey.tables.answers import error_of, may_be_applied, note_length
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,20 @@ def test_only_being_turned_away_says_that_nothing_was_applied(status: int, code:
     assert may_be_applied(error_of(status, code, "x")) is maybe
 
 
-@pytest.mark.parametrize("status", [400, 414, 431])
-def test_a_request_that_was_too_long_says_what_to_do(status: int) -> None:
-    """http.sys, in front of the service, says 400 without a code of the service."""
+@pytest.mark.parametrize(
+    ("status", "path", "is_too_long"),
+    [
+        (400, "Users()?$filter=" + "x" * 8_000, True),
+        (400, "Users()", False),
+        (414, "", True),
+        (431, "", True),
+    ],
+)
+def test_a_request_that_was_too_long_says_what_to_do(status: int, path: str, is_too_long: bool) -> None:
+    """http.sys, in front of the service, says 400 without a code; to a short request something else did."""
     error = error_of(status, "", "read a page of Users")
+    note_length(error, path)
     assert type(error) is RequestRejected
-    assert "16 KiB" in error.hint and "`key_env`" in error.hint
+    assert ("16 KiB" in error.hint and "`key_env`" in error.hint) is is_too_long
+    assert ("gateways and proxies on the way" in error.hint) is not is_too_long
     assert "16 KiB" not in error_of(400, "InvalidInput", "read a page of Users").hint

@@ -346,6 +346,23 @@ def test_an_endpoint_and_its_credential_are_understood_as_by_the_sdk() -> None:
 
 
 @pytest.mark.parametrize("which", ["endpoint", "restricted_endpoint", "targets_endpoint"])
+def test_the_url_of_a_table_is_refused_when_the_client_is_made(which: str) -> None:
+    named = AzureNamedKeyCredential("account", "a2V5")
+    endpoints = dict.fromkeys(("endpoint", "restricted_endpoint", "targets_endpoint"), BASE)
+    with pytest.raises(ConfigurationError, match=rf"URL of a table[\s\S]*{BASE}$"):
+        DualWriteTableClient(
+            table_name="Users",
+            credential=named,
+            restricted_credential=named,
+            targets_credential=named,
+            migration=declared_as("0001_users", USERS),
+            secrets=SECRETS,
+            wrapping_key=WRAPPING_KEY,
+            **{**endpoints, which: f"{BASE}/Users"},
+        )
+
+
+@pytest.mark.parametrize("which", ["endpoint", "restricted_endpoint", "targets_endpoint"])
 @pytest.mark.parametrize(
     "address",
     ["https://account-secondary.table.core.windows.net", "http://127.0.0.1:10002/account-secondary"],

@@ -9,6 +9,7 @@ import pytest
 
 from rekey.errors import ConfigurationError, ExitCode, SecretMissing
 from rekey.project.config import (
+    AZURITE_ACCOUNT,
     AZURITE_KEY,
     Account,
     Follow,
@@ -402,6 +403,56 @@ def test_the_endpoint_of_a_secondary_region_is_refused_in_every_section(
         load_config(write(file, text))
     assert f"[{section}] endpoint" in error.value.what
     assert "primary endpoint" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("url", "account"),
+    [
+        ("https://shop.table.core.windows.net/Users", "https://shop.table.core.windows.net"),
+        ("https://shop.table.core.windows.net:443/Users()/", "https://shop.table.core.windows.net:443"),
+        (
+            "https://shop.privatelink.table.core.windows.net/T",
+            "https://shop.privatelink.table.core.windows.net",
+        ),
+        ("https://shop.z12.table.storage.azure.net/Users", "https://shop.z12.table.storage.azure.net"),
+        ("https://shop.table.cosmos.azure.com/Users", "https://shop.table.cosmos.azure.com"),
+        ("http://127.0.0.1:10002/devstoreaccount1/Users", "http://127.0.0.1:10002/devstoreaccount1"),
+        ("http://azurite:10002/devstoreaccount1/Users", "http://azurite:10002/devstoreaccount1"),
+    ],
+)
+def test_the_url_of_a_table_is_no_endpoint_and_its_account_is_named(
+    file: Path, url: str, account: str
+) -> None:
+    with pytest.raises(ConfigurationError, match="is the URL of a table") as error:
+        load_config(write(file, MINIMAL.replace("https://vault.table.core.windows.net/", url)))
+    assert error.value.hint.endswith(f'"{account}"')
+
+
+def test_a_gateway_may_have_a_path(file: Path) -> None:
+    config = load_config(
+        write(file, MINIMAL.replace("https://vault.table.core.windows.net/", "https://gate.example/a/tables"))
+    )
+    assert config.restricted.endpoint == "https://gate.example/a/tables"
+
+
+@pytest.mark.parametrize("host", ["azurite", "192.0.2.7", "host.docker.internal"])
+def test_http_elsewhere_is_for_azurites_account_with_its_published_key(
+    file: Path, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An Azurite in another container: the key is known to everybody, and protects nothing."""
+    endpoint = f"http://{host}:10002/devstoreaccount1"
+    text = f'[tables]\nendpoint = "{endpoint}"\n[restricted]\nendpoint = "{endpoint}"\nkey_env = "OWN"\n'
+    config = load_config(write(file, text))
+    assert config.tables.name == AZURITE_ACCOUNT
+    assert account_key(config.tables) == AZURITE_KEY
+    monkeypatch.setenv("OWN", AZURITE_KEY)
+    assert account_key(config.restricted) == AZURITE_KEY
+    monkeypatch.setenv("OWN", "b3duIGtleQ==")
+    with pytest.raises(ConfigurationError, match="a key of your own") as error:
+        account_key(config.restricted)
+    assert "b3duIGtleQ" not in str(error.value)
+    with pytest.raises(ConfigurationError, match="and for Azurite's account devstoreaccount1, only"):
+        load_config(write(file, text.replace("devstoreaccount1", "shop")))
 
 
 def test_an_account_of_cosmos_db_may_have_a_name_that_ends_like_a_secondary_region(file: Path) -> None:

@@ -27,10 +27,10 @@ from rekey.client.sdk.plan import (
     AnyCredential,
     Plan,
     account_of,
+    check_endpoint,
     connect,
     options_of,
     prepared_with,
-    require_primary,
     view_named,
 )
 from rekey.client.work import Acknowledge
@@ -128,7 +128,7 @@ class DualWriting(ABC, Generic[CredentialT]):
         table_client: Any = super()
         own = own_name(table_name)
         table_client.__init__(endpoint, own, credential=credential, per_call_policies=first, **kwargs)
-        require_primary(tables_endpoint, "tables")
+        check_endpoint(tables_endpoint, "tables")
 
     @classmethod
     def from_config(

@@ -32,7 +32,7 @@ from azure.core.credentials_async import AsyncTokenCredential
 
 from rekey.client.reading import ON_THE_WAY_S, ClientFacts, LeaseSettings
 from rekey.client.work import Acknowledge
-from rekey.core.guarantees import is_secondary
+from rekey.core.guarantees import account_in, is_secondary
 from rekey.core.limits import own_name
 from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.scripts import load_script
@@ -258,8 +258,14 @@ def _parts_of(endpoint: str) -> SplitResult:
     return urlsplit(endpoint if endpoint.lower().startswith("http") else f"https://{endpoint}")
 
 
-def require_primary(endpoint: str, which: str) -> None:
-    """Raise ConfigurationError for the endpoint of a secondary region; `which` names the account."""
+def check_endpoint(endpoint: str, which: str) -> None:
+    """Raise ConfigurationError for the endpoint of a secondary region, and for the URL of a table; `which`
+    names the account."""
+    if (account := account_in(_parts_of(endpoint)._replace(query="", fragment="").geturl())) is not None:
+        raise ConfigurationError(
+            f"the endpoint of the {which} account is the URL of a table",
+            hint=f"give the endpoint of its account: {account}",
+        )
     if is_secondary(_parts_of(endpoint).geturl()):
         raise ConfigurationError(
             f"the endpoint of the {which} account is the read-only one of its secondary region, which lags"
@@ -277,10 +283,10 @@ def account_of(endpoint: str, credential: AnyCredential | None, which: str = "re
         which: the account, for the error.
 
     Raises:
-        ConfigurationError: it is the endpoint of a secondary region.
+        ConfigurationError: it is the endpoint of a secondary region, or the URL of a table.
         CredentialMissing: there is no credential.
     """
-    require_primary(endpoint, which)
+    check_endpoint(endpoint, which)
     parts = _parts_of(endpoint)
     bare = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
     if credential is None and "sig=" in parts.query:
