@@ -309,7 +309,7 @@ class Client:
         tables = project_tables(project)
         propagator = Propagator(
             tables.table(mapper.migration.source),
-            by_number(mapper.tables, mapper.migration.secondary, tables.table),
+            by_number(mapper.tables, mapper.migration.beginnings, tables.table),
             mapper,
             mapping,
         )

@@ -156,7 +156,7 @@ class World:
         self.targets = [self.service.table(name) for name in self.mapper.tables]
         rows = MappingRows(SCRIPT, self.migration.source, self.mapper.tables, SafeIds(bytes(32)))
         self.mapping = MappingStore(self.service.table(MAPPING_TABLE), rows)
-        by_kind = by_number(self.mapper.tables, self.migration.secondary, self.service.table)
+        by_kind = by_number(self.mapper.tables, self.migration.beginnings, self.service.table)
         self.propagator = Propagator(self.source, by_kind, self.mapper, self.mapping)
         self.copier = Copier(self.propagator, concurrency=4)
 

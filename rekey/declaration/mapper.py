@@ -36,7 +36,7 @@ from rekey.declaration.keys.hashes import Opaque
 from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY, POINTER, Index, Migration, Target
 from rekey.declaration.property_mapping import Step
 from rekey.errors import RowRefused
-from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, key_of
 
 _OLD_KEY_CURE = (
     "write the old keys into the row's copied properties when creating rows in the new table, or create them"
@@ -194,12 +194,16 @@ class Mapper:
 
     @property
     def read_once(self) -> list[int]:
-        """The numbers of tables to be read to see all rows once: those of secondary rows are read with 0."""
-        return [number for number in range(len(self.tables)) if number not in self.together - {0}]
+        """The numbers of tables to be read to see all rows once: of rows that share one, the first."""
+        return [number for number, name in enumerate(self.tables) if name not in self.tables[:number]]
 
     def number_of(self, table: int, row: Row) -> int:
         """Return the table number of a row that was read with all rows of the table with a number."""
-        return table if table or not self.together else self.kind_of(row[ROW_KEY])
+        return table if table not in self.migration.kinds else self.migration.number_of(table, key_of(row))
+
+    def is_shared(self, table: int) -> bool:
+        """Tell whether rows of other kinds are read with those of the table with a number."""
+        return table in self.migration.kinds
 
     def target_keys(self, source_key: EntityKey) -> list[tuple[int, EntityKey]] | None:
         """Return the table and key of every row that a source key gives, without its row.

@@ -8,8 +8,9 @@ Rules kept here:
 * Everything that can be wrong without looking at a row is refused here, with field and cure.
 * `reverse=True` (the default) promises a way back after cutover; it is refused when old keys could not be
   found again from a target row alone, or when an operation has no inverse that the way back needs.
-* Rows of several kinds are in one table only if it is proved that each kind's RowKeys have a constant
-  beginning of their own: then the RowKey alone says which kind a row is.
+* Rows of several kinds are in one table only if it is proved that their keys have constant beginnings that
+  tell them apart: then the keys alone say which kind a row is. In the main target's table the RowKey does; in
+  an index table PartitionKey or RowKey.
 * A group is a name that scripts share: they cut over together. The canonical form names it only if there is
   one.
 * A script for many tables of one shape makes a migration for each, with a digest of its own and an id of the
@@ -27,6 +28,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -52,7 +54,7 @@ from rekey.declaration.property_mapping import PropertyMapping, property_mapping
 from rekey.declaration.props import Operation
 from rekey.declaration.query import Query
 from rekey.declaration.requirements import checked_load, checked_queries, checked_waive
-from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP
+from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey
 from rekey.phases import shown
 
 Capture: TypeAlias = Literal["dual-write", "delta"]
@@ -165,7 +167,8 @@ class Index(_Filled):
 
     Args:
         table: its name; that of the main target if the RowKeys of both begin with constant text that tells
-            them apart, e.g. `keys.literal("AGE:") + …`.
+            them apart, e.g. `keys.literal("AGE:") + …`; that of another index if PartitionKeys or RowKeys of
+            both do.
         each: `keys.split(…)`: one index row for each item; `keys.item()` is that item in the keys. Without
             `each`, one index row for each source row.
         partition_key: PartitionKey of the index row.
@@ -273,7 +276,7 @@ class Migration:
         """What the tables are called where people read, by number: kinds of rows in one table are told apart,
         `Races` and `Races AGE:`."""
         return tuple(
-            f"{name} {self.secondary[number]}" if number in self.secondary else name
+            " ".join([name, *filter(None, self.beginnings.get(number, ()))])
             for number, name in enumerate(self.tables)
         )
 
@@ -291,6 +294,36 @@ class Migration:
             for number, index in enumerate(self.indexes, start=1)
             if index.table == self.target.table
         }
+
+    @cached_property
+    def beginnings(self) -> Mapping[int, tuple[str, str]]:
+        """What PartitionKeys and RowKeys of rows begin with, by table number: of secondary rows the RowKeys,
+        of index rows that share an index table both. Empty where no table is shared."""
+        found = {number: ("", begins) for number, begins in self.secondary.items()}
+        indexes = [(number, one) for number, one in enumerate(self.indexes, start=1) if number not in found]
+        tables = [one.table for _, one in indexes]
+        for number, one in indexes:
+            if tables.count(one.table) > 1:
+                found[number] = constant_prefix(one.partition_key), constant_prefix(one.row_key)
+        return found
+
+    @cached_property
+    def kinds(self) -> Mapping[int, Mapping[int, tuple[str, str]]]:
+        """By the number of a table that several kinds of rows share: the beginnings of all kinds but its own,
+        by their numbers. A row that has none of them is of that number's kind."""
+        found: dict[int, dict[int, tuple[str, str]]] = {}
+        for number, begins in self.beginnings.items():
+            first = self.tables.index(self.tables[number])
+            if number != first:
+                found.setdefault(first, {})[number] = begins
+        return found
+
+    def number_of(self, table: int, key: EntityKey) -> int:
+        """Return the table number of a row that was read with all rows of the table with a number."""
+        for number, (partition, row) in self.kinds.get(table, {}).items():
+            if key.partition.startswith(partition) and key.row.startswith(row):
+                return number
+        return table
 
     @property
     def is_elsewhere(self) -> bool:
@@ -341,12 +374,14 @@ class Migration:
         seen = {self.source.lower(): "source"}
         for one in self.filled:
             place, table = f"{one.where}.table", one.table
-            if isinstance(one, Index) and table == self.target.table:
-                continue
+            if isinstance(one, Index) and table in self.tables[: self.filled.index(one)]:
+                continue  # `_check_kinds` looks whether the rows can be told apart
             earlier = seen.get(table.lower())
             cure = "give the new table a new name: keys cannot be changed in place"
             if earlier == "target.table":
                 cure = f"spell it {self.target.table} if its rows are to be secondary rows of that table"
+            elif earlier is not None and earlier != "source":
+                cure = "give it a new name, or spell both alike if their rows are to share that table"
             problem = f"{table} is also the {earlier} (table names are the same whatever their case)"
             refuse_if(earlier, place, problem, cure=cure)
             seen[table.lower()] = place
@@ -365,6 +400,17 @@ class Migration:
                     own = 'begin each with constant text of its own, keys.literal("AGE:") + …'
                     cure = f"{own}, or give the index a table of its own"
                     raise InvalidDeclaration(f"{where}.row_key", f"{must}, and {problem}", cure=cure)
+        shared = [number for number in self.beginnings if number not in self.secondary]
+        for first, second in combinations(shared, 2):
+            table = self.tables[first]
+            if table == self.tables[second] and not _apart(self.beginnings[first], self.beginnings[second]):
+                must = f"the keys of rows that share {table} must say which kind they are"
+                problem = "no constant text at their beginnings tells them apart"
+                own = 'begin PartitionKey or RowKey of each with text of its own, keys.literal("EMAIL:") + …'
+                cure = f"{own}, or give each index a table of its own"
+                raise InvalidDeclaration(
+                    f"{self.filled[second].where}.row_key", f"{must}, and {problem}", cure=cure
+                )
 
     def _check_way_back(self) -> None:
         for key, holder in zip((PARTITION_KEY, ROW_KEY), self.target.old_key_fields(), strict=True):
@@ -415,6 +461,12 @@ class Declared:
     def fills(self) -> frozenset[str]:
         """The names of the target tables, in lower case: the service does not tell cases apart."""
         return frozenset(name.lower() for name in self.migration.tables)
+
+
+def _apart(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Tell whether no row's keys can have the beginnings of both."""
+    pairs = zip(one, other, strict=True)
+    return any(not mine.startswith(its) and not its.startswith(mine) for mine, its in pairs)
 
 
 def for_each_table(tables: Sequence[str], make: Callable[[str], Migration]) -> dict[str, Migration]:

@@ -30,7 +30,7 @@ from rekey.verify.report import label_of
 from rekey.verify.summing import add_mapped
 from rekey.verify.sums import BucketSums
 
-BEGIN = "row_keys_begin"
+BEGIN, PARTITIONS_BEGIN = "row_keys_begin", "partition_keys_begin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +105,13 @@ async def recompute(
     is_there = await _read(service.table(name), name, progress, source.adder(Digester(name)), map_again)
     given = source if is_there else None
     found = [_compared(name, "source", recorded["source_digest"], recorded["source_rows"], given)]
-    secondary = {number: one[BEGIN] for number, one in enumerate(tables) if BEGIN in one}
-    targets = by_number([one["table"] for one in tables], secondary, service.table)
-    for one, target, digester, sums in zip(tables, targets, digesters, expected, strict=True):
-        name = label_of(one["table"], one.get(BEGIN, ""))
+    beginnings = {
+        number: (one.get(PARTITIONS_BEGIN, ""), one.get(BEGIN, "")) for number, one in enumerate(tables)
+    }
+    targets = by_number([one["table"] for one in tables], beginnings, service.table)
+    rows = zip(tables, targets, digesters, expected, strict=True)
+    for number, (one, target, digester, sums) in enumerate(rows):
+        name = label_of(one["table"], *beginnings[number])
         if mapper is not None:
             given = sums if is_there else None
             found.append(_compared(name, "expected", one["expected_digest"], one["expected_rows"], given))

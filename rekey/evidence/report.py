@@ -47,7 +47,11 @@ def render(files: Mapping[str, bytes]) -> str:
     runs.sort(key=lambda run: datetime.fromisoformat(run["started_at"]))
     spans = list(map(_span, runs))
     amounts = [
-        Pair(label_of(one["table"], one.get("row_keys_begin", "")), one["expected_rows"], one["actual_rows"])
+        Pair(
+            label_of(one["table"], one.get("partition_keys_begin", ""), one.get("row_keys_begin", "")),
+            one["expected_rows"],
+            one["actual_rows"],
+        )
         for one in (full[-1]["tables"] if full else ())
     ]
     names = ("rows that the source gives", "rows that are there")

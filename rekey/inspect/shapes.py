@@ -21,8 +21,8 @@ from datetime import date
 from enum import StrEnum
 from pathlib import Path
 
-from rekey.core.clock import MAX_TICKS, TICKS_PER_SECOND
 from rekey.core.texts import table
+from rekey.declaration.keys.moments import FIRST_YEAR, LAST_YEAR, read_ticks
 
 
 class Shape(StrEnum):
@@ -44,13 +44,8 @@ class Shape(StrEnum):
     SLUG = "slug"
 
 
-_FIRST_YEAR, _LAST_YEAR = 1990, 2060
 _LONGEST = 512
 
-
-_LOW_TICKS, _HIGH_TICKS = (
-    (date(year, 1, 1).toordinal() - 1) * 86_400 * TICKS_PER_SECOND for year in (_FIRST_YEAR, _LAST_YEAR)
-)
 
 _EMAIL = re.compile(r"[^\s@|;,:<>()]+@(?:[^\s@.|;,:<>()_]+\.)+(?:xn--[a-z0-9-]+|[^\W\d_]{2,24})(?![\w-])")
 # Without hyphens only those of versions in use, because MD5 digests have the same form.
@@ -135,12 +130,8 @@ def _digits(text: str) -> Shape:
 
 
 def _moment_number(digits: str) -> Shape | None:
-    if not 18 <= len(digits) <= 19:
-        return None
-    number = int(digits)
-    if _LOW_TICKS <= number < _HIGH_TICKS:
-        return Shape.TICKS
-    return Shape.INVERTED_TICKS if _LOW_TICKS <= MAX_TICKS - number < _HIGH_TICKS else None
+    found = read_ticks(digits)
+    return None if found is None else Shape.INVERTED_TICKS if found[1] else Shape.TICKS
 
 
 def _is_compact_date(text: str) -> bool:
@@ -149,7 +140,7 @@ def _is_compact_date(text: str) -> bool:
         return False
     year, month, day = match.groups()
     if day is None:
-        return _FIRST_YEAR <= int(year) < _LAST_YEAR and 1 <= int(month) <= 12
+        return FIRST_YEAR <= int(year) < LAST_YEAR and 1 <= int(month) <= 12
     return _is_day(year, month, day)
 
 

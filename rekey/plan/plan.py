@@ -148,7 +148,7 @@ async def _target_states(subject: Subject, tables: TableService) -> tuple[TableS
     states = []
     migration = subject.declared.migration
     for table, name in enumerate(migration.tables):
-        if table in migration.secondary:
+        if name in migration.tables[:table]:
             continue
         exists = await tables.table_exists(name)
         first = await _first_row(tables.table(name)) if exists else None

@@ -192,7 +192,7 @@ class OpenMigration:
             width: how many rows of one key are read or written at a time.
         """
         migration = self.prepared.declared.migration
-        targets = by_number(migration.tables, migration.secondary, table)
+        targets = by_number(migration.tables, migration.beginnings, table)
         return Propagator(table(migration.source), targets, self.prepared.mapper, mapping, width)
 
 

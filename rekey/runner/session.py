@@ -315,7 +315,7 @@ class Session:
         tables = self.accounts.tables
         propagator = migration.propagator(mapping, tables.shared)
         throttle, restricted_rates = self._rates = self._rates or self._begin_rates()
-        targets = by_number(asked.tables, asked.secondary, tables.table)
+        targets = by_number(asked.tables, asked.beginnings, tables.table)
         concurrency = self.config.limits.concurrency
         run = Run(
             declared=declared,

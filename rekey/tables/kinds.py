@@ -1,9 +1,9 @@
-"""A table in which rows of several kinds stand, told apart by what their RowKeys begin with.
+"""A table in which rows of several kinds stand, told apart by what their keys begin with.
 
 Rules kept here:
 
-* A row is of the kind whose beginning its RowKey has; all that have none are main rows, as rows of strangers
-  are in a table of one kind.
+* A row is of the kind whose beginnings its keys have; all that have none are of the first kind (main rows, in
+  the main target's table), as rows of strangers are in a table of one kind.
 * Only a scan has to tell kinds apart: all other calls name their rows.
 """
 
@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from operator import methodcaller
+from functools import partial
 from typing import Any
 
-from rekey.model import EVERYTHING, ROW_KEY, KeyRange
+from rekey.model import EVERYTHING, KeyRange, Row, key_of
 from rekey.tables.base import Page, Table, TableWrapper
 
 
 class TableOfKind(TableWrapper):
     """The rows of one kind in a table that several kinds share (`whole`)."""
 
-    def __init__(self, whole: Table, is_of_kind: Callable[[str], bool]) -> None:
-        """Take the table, and what tells by a RowKey whether a row is of the kind."""
+    def __init__(self, whole: Table, is_of_kind: Callable[[Row], bool]) -> None:
+        """Take the table, and what tells whether a row is of the kind."""
         super().__init__(whole)
         self._is_of_kind = is_of_kind
 
@@ -31,29 +31,40 @@ class TableOfKind(TableWrapper):
         """Iterate over the rows of the kind; `options` as of `Table.scan`. Pages may be empty."""
         async with aclosing(self.whole.scan(within, **options)) as pages:  # type: ignore[type-var]
             async for page in pages:
-                yield replace(page, rows=[row for row in page.rows if self._is_of_kind(row[ROW_KEY])])
+                yield replace(page, rows=[row for row in page.rows if self._is_of_kind(row)])
 
 
 def by_number(
-    names: Sequence[str], secondary: Mapping[int, str], table: Callable[[str], Table]
+    names: Sequence[str], beginnings: Mapping[int, tuple[str, str]], table: Callable[[str], Table]
 ) -> list[Table]:
     """Return the tables that a migration fills, by number.
 
     Args:
         names: their names, that of the main target first.
-        secondary: what the RowKeys of each kind of secondary rows begin with, by its number.
+        beginnings: what PartitionKeys and RowKeys of a kind of rows begin with, by its number, where the
+            table is shared; that of the first kind in a table is not asked for.
         table: opens a table by its name.
     """
-    if not secondary:
-        return [table(name) for name in names]
-    beginnings, main = tuple(secondary.values()), table(names[0])
-    rest = [
-        TableOfKind(main, methodcaller("startswith", secondary[number]))
-        if number in secondary
-        else table(name)
-        for number, name in enumerate(names[1:], start=1)
-    ]
-    return [TableOfKind(main, lambda key: not key.startswith(beginnings)), *rest]
+    opened = {name: table(name) for name in dict.fromkeys(names)}
+    found: list[Table] = []
+    for number, name in enumerate(names):
+        others = [beginnings[one] for one in range(number + 1, len(names)) if names[one] == name]
+        if name in names[:number]:
+            found.append(TableOfKind(opened[name], partial(_begins, beginnings[number])))
+        elif others:
+            found.append(TableOfKind(opened[name], partial(_begins_otherwise, others)))
+        else:
+            found.append(opened[name])
+    return found
+
+
+def _begins(beginning: tuple[str, str], row: Row) -> bool:
+    key = key_of(row)
+    return key.partition.startswith(beginning[0]) and key.row.startswith(beginning[1])
+
+
+def _begins_otherwise(others: Sequence[tuple[str, str]], row: Row) -> bool:
+    return not any(_begins(one, row) for one in others)
 
 
 def whole(table: Table) -> Table:

@@ -159,7 +159,8 @@ async def full(
                 differing_buckets=len(differing[number]),
                 reread_buckets=len(at_first[number]),
                 not_compared=tuple(sorted(ctx.not_compared(number))),
-                row_keys_begin=ctx.mapper.migration.secondary.get(number, ""),
+                row_keys_begin=ctx.mapper.migration.beginnings.get(number, ("", ""))[1],
+                partition_keys_begin=ctx.mapper.migration.beginnings.get(number, ("", ""))[0],
             )
             for number, (target, (expected, actual)) in enumerate(zip(ctx.targets, sides, strict=True))
         ),

@@ -183,8 +183,8 @@ class TableComparison:
         differing_buckets: how many buckets' sums differ.
         reread_buckets: how many buckets' sums differed on the first reading, and were read again.
         not_compared: properties left out: copies of the source's Timestamp, from cutover on.
-        row_keys_begin: of secondary rows, which are in the main target's table, the beginning of their
-            RowKeys that tells them apart; "" for all other rows of a table.
+        row_keys_begin, partition_keys_begin: of rows that share a table with other kinds, the beginnings of
+            their keys that tell them apart; "" for the main target's rows, and where no table is shared.
     """
 
     table: str
@@ -195,17 +195,18 @@ class TableComparison:
     differing_buckets: int
     not_compared: tuple[str, ...]
     row_keys_begin: str = field(default="", metadata=told(if_any=True))
+    partition_keys_begin: str = field(default="", metadata=told(if_any=True))
     reread_buckets: int = field(default=0, metadata=told(if_any=True))
 
     @property
     def label(self) -> str:
         """What the rows are called where people read."""
-        return label_of(self.table, self.row_keys_begin)
+        return label_of(self.table, self.partition_keys_begin, self.row_keys_begin)
 
 
-def label_of(table: str, row_keys_begin: str) -> str:
+def label_of(table: str, *begin: str) -> str:
     """Return what rows of a table are called where people read, as `Migration.labels`."""
-    return f"{table} {row_keys_begin}" if row_keys_begin else table
+    return " ".join([table, *filter(None, begin)])
 
 
 @dataclass(frozen=True, slots=True)

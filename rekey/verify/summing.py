@@ -227,7 +227,7 @@ class Adding:
             self._add_source(rows)
             add_mapped(self._mapper, rows, self._refuse, self._add_expected)
             self._work.source_rows += len(rows)
-        elif table == 0 and self._mapper.together:
+        elif self._mapper.is_shared(table):
             kinds: defaultdict[int, list[Row]] = defaultdict(list)
             for row in rows:
                 kinds[self._mapper.number_of(table, row)].append(row)

@@ -175,7 +175,7 @@ class SmallWorld(Scenario):
 
     def propagator(self) -> Propagator:
         """Return a propagator of one's own, as each process has."""
-        targets = by_number(self.mapper.tables, self.mapper.migration.secondary, self.others.table)
+        targets = by_number(self.mapper.tables, self.mapper.migration.beginnings, self.others.table)
         return self.parts.propagator(self.source, targets, self.mapper, self.mapping)
 
     def ticking(self, call: Call) -> bool:

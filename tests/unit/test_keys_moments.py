@@ -10,6 +10,7 @@ from rekey import keys
 from rekey.core.clock import MAX_TICKS
 from rekey.declaration.keys import InvalidDeclaration
 from rekey.declaration.keys.moments import parse_ticks
+from rekey.inspect.shapes import Shape, shape_of
 from rekey.model import Row
 from tests.expressions import evaluate, refused
 
@@ -121,3 +122,23 @@ def test_unknown_formats_are_refused_and_the_known_ones_listed() -> None:
         keys.date("MM-yyyy", "At")
     with pytest.raises(InvalidDeclaration, match="max"):
         keys.inverted_seconds(0, "At")
+
+
+@pytest.mark.parametrize("is_inverted", [False, True])
+@pytest.mark.parametrize("width", [18, 19])
+def test_a_date_is_made_of_ticks_that_inspect_recognizes(width: int, is_inverted: bool) -> None:
+    ticks = parse_ticks("2024-03-05T23:59:59.9999999Z")
+    assert ticks is not None
+    text = f"{MAX_TICKS - ticks if is_inverted else ticks:0{width}d}"
+    shape = Shape.INVERTED_TICKS if is_inverted else Shape.TICKS
+    assert shape_of(text) is shape
+    assert evaluate(keys.date("yyyy-MM-dd-HH", "At"), {"At": text}) == "2024-03-05-23"
+    assert evaluate(keys.date("yyyy", "At"), {"At": text, "At@odata.type": "Edm.Int64"}) == "2024"
+
+
+@pytest.mark.parametrize(
+    "text", ["504911232000000000", "12345678901234567", "63845000000000000000", "20240305"]
+)
+def test_other_digits_are_no_date(text: str) -> None:
+    """Ticks of 1601, 17 and 20 digits, a date without hyphens."""
+    assert refused(keys.date("yyyy", "At"), {"At": text}).code == "not-a-date"

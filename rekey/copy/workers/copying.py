@@ -57,7 +57,7 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
     mapping = MappingStore(FencedTable(store.table, fence), store.rows, store.keyring, RESERVED_S)
 
     def targets_of(table: Callable[[str], Table]) -> list[Table]:
-        return by_number(filled.tables, filled.secondary, lambda name: FencedTable(table(name), fence))
+        return by_number(filled.tables, filled.beginnings, lambda name: FencedTable(table(name), fence))
 
     shared, targets = targets_of(accounts.tables.shared), targets_of(accounts.tables.table)
     propagator = Propagator(source, shared, opened.mapper, mapping)

@@ -84,7 +84,7 @@ class Opened:
         migration, table = self.mapper.migration, self.accounts.tables.table
         if number == SOURCE:
             return table(migration.source)
-        return by_number(migration.tables, migration.secondary, table)[number]
+        return by_number(migration.tables, migration.beginnings, table)[number]
 
     def within(self, task: Task) -> KeyRange:
         """Return the key range of a task. Raises Moved when its keys cannot be opened."""

@@ -4,7 +4,7 @@ Rules kept here:
 
 * Moments are ISO 8601 text in UTC, as DateTime properties are: `2024-03-05T10:20:30.1234567Z`, 0 to 7 digits
   of fraction, `Z` or `+00:00`. Text properties of that form do as well. Other offsets are refused, not
-  converted.
+  converted. `date` also takes ticks, and inverted ones, of the years in which they cannot be mistaken.
 * All arithmetic is on integers of 100 ns: `datetime` would lose the seventh digit.
 * Ticks are those of .NET: 100 ns since 0001-01-01T00:00:00. `DateTime.MaxValue` is 3155378975999999999
   (https://learn.microsoft.com/dotnet/api/system.datetime.ticks). Both ticks and inverted ticks are padded to
@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 
 from rekey.core.clock import MAX_TICKS, TICKS_PER_SECOND
@@ -33,6 +33,14 @@ _MOMENT = re.compile(
 )
 _SECONDS_LENGTH = len("yyyy-MM-ddTHH:mm:ss")
 
+# Digits are taken for ticks of these years: then no number can be both ticks and inverted ticks.
+FIRST_YEAR, LAST_YEAR = 1990, 2060
+_LOW_TICKS, _HIGH_TICKS = (
+    (datetime(year, 1, 1) - datetime.min).days * 86_400 * TICKS_PER_SECOND  # noqa: DTZ001, DTZ901 - as .NET's
+    for year in (FIRST_YEAR, LAST_YEAR)
+)
+_TICKS = re.compile(r"\d{18,19}", re.ASCII)
+
 
 @lru_cache(maxsize=256)
 def parse_ticks(text: str) -> int | None:
@@ -48,6 +56,19 @@ def parse_ticks(text: str) -> int | None:
     except ValueError:  # 30 February, year 0
         return None
     return (since.days * 86_400 + since.seconds) * TICKS_PER_SECOND + int((match[1] or "0").ljust(7, "0"))
+
+
+def read_ticks(text: str) -> tuple[int, bool] | None:
+    """Return the .NET ticks that digits stand for, and whether they are inverted; None for other text.
+
+    18 or 19 digits are ticks of the years 1990 to 2059, or inverted ones.
+    """
+    if _TICKS.fullmatch(text) is None:
+        return None
+    for number, is_inverted in ((int(text), False), (MAX_TICKS - int(text), True)):
+        if _LOW_TICKS <= number < _HIGH_TICKS:
+            return number, is_inverted
+    return None
 
 
 def _ticks_of(of: Expression, scope: Scope) -> Callable[[str], int]:
@@ -75,11 +96,15 @@ class Date(Changed, op="date"):
         need_one_of("keys.date(format)", self.format, FORMATS)
 
     def change(self, scope: Scope) -> Callable[[str], str]:
-        """Return the function: the text is checked to be a moment, then cut."""
+        """Return the function that checks that a text is a moment and cuts it; ticks become one first."""
         check, length = _ticks_of(self.of, scope), FORMATS[self.format]
 
         def cut(text: str) -> str:
-            check(text)
+            found = read_ticks(text)
+            if found is None:
+                check(text)
+            else:
+                text = (datetime.min + timedelta(microseconds=found[0] // 10)).isoformat()  # noqa: DTZ901
             return text[:length].replace("T", "-")
 
         return cut
@@ -129,7 +154,10 @@ class InvertedSeconds(Changed, op="inverted_seconds"):
 
 
 def date(format: str, of: Expression | str) -> Expression:  # noqa: A002 - the word meant
-    """Return the moment's UTC date in one of the formats `yyyy`, `yyyy-MM`, `yyyy-MM-dd`, `yyyy-MM-dd-HH`."""
+    """Return the moment's UTC date in one of the formats `yyyy`, `yyyy-MM`, `yyyy-MM-dd`, `yyyy-MM-dd-HH`.
+
+    The moment may also be .NET ticks, or inverted ones, as 18 or 19 digits (years 1990 to 2059).
+    """
     return Date(format, operand("keys.date", of))
 
 
