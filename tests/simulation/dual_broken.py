@@ -261,6 +261,11 @@ def index_keys_are_not_claimed() -> Any:
     return mock.patch.multiple(Authority, reserve_key=reserve_key, reserves_early=lambda *_: [])
 
 
+def heirs_are_not_asked() -> Any:
+    """Ask only the owner of a claim, not the row that is taking its place."""
+    return mock.patch.object(Owner, "claimants", property(lambda self: (self.source,)))
+
+
 async def nothing_moved(*_: Any, **__: Any) -> int:
     """Look at no row again that was written while it was copied."""
     return 0

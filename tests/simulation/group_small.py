@@ -165,6 +165,9 @@ def at_work() -> Iterator[None]:
     async def nothing(*_: object) -> None:
         return
 
+    async def open_gate(*_: object) -> list[str]:
+        return []
+
     async def each(run: Run, *_: object) -> None:
         await cast(Any, run).world._work(run)
 
@@ -175,6 +178,7 @@ def at_work() -> Iterator[None]:
     with ExitStack() as stack:
         for name, work in (
             ("until_quiet", nothing),
+            ("closed_by_source", open_gate),
             ("_check_back", nothing),
             ("_bring_back", each),
             ("_prove_the_way_back", nothing),
