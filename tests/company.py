@@ -283,9 +283,7 @@ class Client:
     async def die(self) -> None:
         """End as a process ends that is killed: nothing is given back, nothing is said."""
         self.dead = True
-        finisher = None if self.writer is None else self.writer.finisher
-        behind = [] if finisher is None else [*finisher._tasks, *(left.task for left in finisher._kept)]
-        await cancel([*self.lease._tasks.values(), *behind])
+        await cancel(self.lease._tasks.values())
 
     async def write(self, *operations: Operation) -> list[str | None]:
         """Write through the client."""

@@ -30,7 +30,7 @@ from rekey.errors import ExitCode, Locked, MachineFailed, RekeyError, StateUnusa
 from rekey.mapping.lookup import Found, Gone, Lookup, Met, Query
 from rekey.phases import Phase
 from rekey.project.privatefiles import write_private
-from rekey.protocol.opening import Prepared, open_migration
+from rekey.protocol.opening import Prepared, open_migration, require_same_migration
 from rekey.runner.refusals import refusal
 from rekey.state.audit import Erasures, erasures
 from rekey.state.store import State
@@ -89,12 +89,14 @@ async def _look(
         click.UsageError: the reason holds a key of the answer.
     """
     prepared = Prepared.of(project.config, declared)
-    _ = prepared.wrapping  # a missing wrapping key is reported before any request is sent
     async with shell.connect(project.config) as accounts:
         migration = open_migration(prepared, accounts)
         control = await migration.control.read()
         if control is None:
             raise refusal("nothing-looked-up", script=declared.script_id)
+        with State.open(project.config.state, read_only=True) as state:
+            record = state.migration(declared.script_id)
+        require_same_migration(prepared, control, record.run_id if record else None)
         looking = Lookup(await migration.mapping(control), accounts.tables)
         met = [await looking.meet(one) for one in queries]
         if not declared.migration.is_sealed and not bulk:

@@ -10,16 +10,16 @@ Rules kept here:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rekey.cli import signals
-from rekey.declaration.scripts import file_of, load_script, load_scripts
+from rekey.declaration.scripts import file_of, load_script, read_scripts
 from rekey.errors import ConfigurationError, DeclarationError, Refused, StateUnusable
 from rekey.phases import Phase
 from rekey.project.config import load_config
@@ -41,24 +41,29 @@ class Project:
     """A configuration and all its scripts, by id, dependencies first.
 
     Attributes:
-        lost: migrations that have begun, whose file is gone and of which no script was kept.
+        lost: migrations that have begun, whose file is gone or cannot be read, and of which none was kept.
+        broken: what is wrong with scripts that cannot be used, by id.
     """
 
     config: Config
     scripts: dict[str, Declared]
     lost: Sequence[MigrationRecord] = ()
+    broken: Mapping[str, DeclarationError] = field(default_factory=dict)
 
     def choose(self, name: str) -> Declared:
         """Return the script of a name; one whose file is there comes before one whose file is gone.
 
         Raises:
             click.UsageError: none fits, or several.
+            DeclarationError: it cannot be used.
             Refused: it is that of a migration in `lost`.
         """
+        self._refuse_broken(name)
         if name in self.scripts:
             return self.scripts[name]
         if name.endswith(".py") or os.sep in name:
             path = Path(name).resolve()
+            self._refuse_broken(path.stem)
             found = [one for one in self.scripts.values() if one.path.resolve() == path]
             if not found:
                 self._refuse_lost(path.stem)
@@ -68,12 +73,25 @@ class Project:
             return found[0]
         fitting = [one for script_id, one in self.scripts.items() if script_id.startswith(name)]
         found = [one for one in fitting if not one.is_kept] or fitting
+        wrong = [script_id for script_id in self.broken if name and script_id.startswith(name)]
+        if len(wrong) == 1 and not {one.script_id for one in found} - set(wrong):
+            self._refuse_broken(wrong[0])
         if not found:
             self._refuse_lost(name)
         if len(found) != 1 or not name:
             what = f"{name!r} fits more than one script" if found else f"there is no script {name!r}"
             raise click.UsageError(f"{what}; there are: {_listed(found or self.scripts.values())}")
         return found[0]
+
+    def _refuse_broken(self, name: str) -> None:
+        """Raise DeclarationError when the script with this id cannot be used."""
+        if name in self.broken:
+            raise self.broken[name]
+
+    def _refuse_any_broken(self) -> None:
+        """Raise DeclarationError when any script cannot be used: for what is about all of them."""
+        for name in self.broken:
+            self._refuse_broken(name)
 
     def _refuse_lost(self, name: str) -> None:
         """Raise Refused when a migration that has begun, and whose script is lost, has a name."""
@@ -101,7 +119,9 @@ class Project:
 
         Raises:
             click.UsageError: there is no such group, or a script was named as well.
+            DeclarationError: a script cannot be used: it may be of the group.
         """
+        self._refuse_any_broken()
         found = [one for one in self.scripts.values() if one.migration.group == name and name]
         if any(given):
             raise click.UsageError("give SCRIPT or --group, not both")
@@ -120,9 +140,12 @@ class Project:
 
         Raises:
             click.UsageError: no script fits the name, or several; without a name, no candidate, or several.
+            DeclarationError: the script cannot be used; without a name, any cannot: it may be the one that is
+                meant.
         """
         if name is not None:
             return self.choose(name)
+        self._refuse_any_broken()
         if len(self.scripts) == 1:
             return next(iter(self.scripts.values()))
         applied = self.applied()
@@ -137,8 +160,10 @@ class Project:
         """Return the scripts that are not complete, in the order in which they are applied.
 
         Raises:
+            DeclarationError: a script cannot be used.
             Refused: a migration in `lost` is not complete.
         """
+        self._refuse_any_broken()
         applied = self.applied()
         for one in self.lost:
             if Phase.COMPLETE not in applied[one.script_id]:
@@ -167,40 +192,61 @@ def open_project(shell: Shell) -> Project:
     config = load_config(shell.config_path)
     for doubt in config.warnings():
         shell.note(f"warning: {doubt}", "warning")
-    kept, lost = _without_files(config)
-    scripts = {one.script_id: one for one in load_scripts(config.migrations, kept)}
-    if not scripts and not lost:
+    project = _read(config)
+    if not project.scripts and not project.lost:
+        for error in project.broken.values():
+            raise error
         what = f"there is no migration script in {config.migrations}"
         raise ConfigurationError(what, hint=f"`{shell.command('new NAME')}` makes one")
-    return Project(config, scripts, lost)
+    for error in project.broken.values():
+        shell.note(f"warning: {error.what}; it is left out ({error.hint})", "warning")
+    return project
 
 
-def _without_files(config: Config) -> tuple[list[Declared], list[MigrationRecord]]:
-    """Return the migrations that have begun and whose files are gone: their scripts as kept, and the records
-    of those of which none was kept, or none that can still be read."""
+def _read(config: Config) -> Project:
+    """Return the project of a configuration. A migration that has begun, and whose file is gone or cannot be
+    read, is there as it was kept, or among the lost ones."""
     try:
         with State.open(config.state, read_only=True) as state:
-            paths = [(one, config.migrations / f"{one.script_id}.py") for one in state.migrations()]
-            gone = [(record, path) for record, path in paths if not path.exists() and not _is_made(path)]
-            contents = {one.run_id: one.content for one in state.kept_scripts()} if gone else {}
+            records = {one.script_id: one for one in state.migrations()}
+            contents = {one.run_id: one.content for one in state.kept_scripts()}
     except StateUnusable:
-        return [], []  # what needs the state file says what is wrong with it
-    kept, lost = [], []
-    for record, path in gone:
+        records, contents = {}, {}  # what needs the state file says what is wrong with it
+    lost: list[MigrationRecord] = []
+
+    def kept(record: MigrationRecord, fault: str = "") -> list[Declared]:
         with suppress(DeclarationError, KeyError):
+            path = config.migrations / f"{record.script_id}.py"
             declared = load_script(path, contents[record.run_id])
             if declared.digest == record.digest:
-                kept.append(declared)
-                continue
+                return [replace(declared, fault=fault)]
         lost.append(record)
-    return kept, lost
+        return []
+
+    def kept_of(path: Path, error: DeclarationError) -> list[Declared]:
+        own = [one for script_id, one in records.items() if _is_of(script_id, path, config.migrations)]
+        return [declared for one in own for declared in kept(one, error.what)]
+
+    gone = []
+    for record in records.values():
+        path = config.migrations / f"{record.script_id}.py"
+        if not file_of(path).exists() or (file_of(path) != path and not _is_made(path)):
+            gone += kept(record)
+    scripts, broken = read_scripts(config.migrations, gone, records, kept_of)
+    return Project(config, {one.script_id: one for one in scripts}, lost, broken)
+
+
+def _is_of(script_id: str, path: Path, folder: Path) -> bool:
+    """Tell whether a file of this path is the one that makes a migration."""
+    return file_of(folder / f"{script_id}.py") == path
 
 
 def _is_made(path: Path) -> bool:
-    """Tell whether a file of another name makes this migration, one of several."""
-    with suppress(DeclarationError):
-        return file_of(path) != path and bool(load_script(path))
-    return False
+    """Tell whether a file of another name makes this migration, one of several, or cannot be read."""
+    try:
+        return bool(load_script(path))
+    except DeclarationError as error:
+        return error.script == file_of(path).stem
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import click
 
+from rekey.cli.naming import check_reason
 from rekey.cli.project import open_project, open_session
 from rekey.cli.shell import SCRIPT, Shell, command
 from rekey.errors import ExitCode
@@ -53,12 +54,20 @@ def _instead(moved: str, words: Sequence[str]) -> str:
 @command("retire", cls=_Retire, example="rekey retire 0001 --table Users")
 @SCRIPT
 @click.option("--table", metavar="NAME", help="The source table's name, typed. Asked for on a terminal.")
-def retire(shell: Shell, script: str | None, table: str | None) -> ExitCode:
+@click.option(
+    "--reason",
+    metavar="TEXT",
+    help="Why the target holds fewer rows than the source; recorded. No name, no key.",
+)
+def retire(shell: Shell, script: str | None, table: str | None, reason: str | None) -> ExitCode:
     """Delete the source table of a completed migration.
 
     Asks for `complete`, for the end of the retention period, and for signed evidence that was verified. A row
-    that changed after the freeze is never deleted. There is no way back.
+    that changed after the freeze is never deleted. Where the target holds fewer rows than the source, this
+    asks for --reason. There is no way back.
     """
+    if reason is not None:
+        check_reason(reason)
     project = open_project(shell)
     declared = project.the_one(
         script, lambda applied: Phase.COMPLETE in applied and Phase.RETIRE not in applied
@@ -68,7 +77,7 @@ def retire(shell: Shell, script: str | None, table: str | None) -> ExitCode:
             raise click.UsageError("type the source table's name: --table NAME")
         question = f"This deletes the source table of {declared.script_id} for good. Type its name"
         table = click.prompt(question, err=True)
-    with open_session(shell, project, Options(typed_table=table)) as session:
+    with open_session(shell, project, Options(typed_table=table, reason=reason or "")) as session:
         commands.retire(session, declared.script_id)
         last = session.state.phase_runs(declared.script_id)[-1]
     source, kept = declared.migration.source, ", ".join(declared.migration.table_names)

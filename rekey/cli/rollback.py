@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import click
 
+from rekey.cli.naming import check_reason
 from rekey.cli.project import open_project, open_session, status_of
 from rekey.cli.shell import GROUP, SCRIPT, PhaseChoice, Shell, command, flag
 from rekey.core.plain import plain
@@ -37,6 +38,11 @@ from rekey.status.tell import verdict_lines
 @flag("--drop-targets", help="On the way to `source`: drop the target tables and what is known of them.")
 @flag("--keep-targets", help="On the way to `source`: keep the target tables and what is known of them.")
 @flag("--writers-stopped", help='You confirm that no application writes (capture "delta", from cutover).')
+@click.option(
+    "--reason",
+    metavar="TEXT",
+    help="Why rows may go that are not on the side which is kept; recorded. No name, no key.",
+)
 @GROUP
 def rollback(
     shell: Shell,
@@ -45,14 +51,18 @@ def rollback(
     drop_targets: bool,
     keep_targets: bool,
     writers_stopped: bool,
+    reason: str | None,
     group: str | None,
 ) -> ExitCode:
     """Take a migration back.
 
     After cutover, what has been written to the target is first copied back to the source and compared; then
     the source is the authority again. In capture "dual-write" the source is current already, and writes wait
-    for seconds. After `complete` there is no way back.
+    for seconds. After `complete` there is no way back. Targets are dropped only if the source has a row for
+    each of theirs.
     """
+    if reason is not None:
+        check_reason(reason)
     if drop_targets and keep_targets:
         raise click.UsageError("--drop-targets and --keep-targets contradict each other")
     if to == ControlPhase.DUAL_WRITE and (drop_targets or keep_targets):
@@ -63,7 +73,7 @@ def rollback(
         chosen = [project.the_one(script, lambda applied: bool(applied) and Phase.COMPLETE not in applied)]
     else:
         chosen = project.choose_group(group, script)
-    options = Options(writers_stopped=writers_stopped, drop_targets=drop_targets)
+    options = Options(writers_stopped=writers_stopped, drop_targets=drop_targets, reason=reason or "")
     with open_session(shell, project, options) as session:
         goal = ControlPhase(to) if to else None
         drop = drop_targets if drop_targets or keep_targets else None

@@ -70,6 +70,10 @@ def status(
         for one in sorted(seen.statuses, key=lambda one: one.verdict.safe)
         for line in [*told(one, shell.command, requests=requests, verbose=shell.verbose > 0), ""]
     ]
+    for script_id, error in () if scripts or group else project.broken.items():
+        if script_id not in project.scripts:
+            what = f"Its script cannot be used: {error.what}. Nothing is known of it."
+            lines += [script_id, *labelled("ATTENTION", what), *labelled("next", error.hint), ""]
     for lost in () if scripts or group else project.lost:
         what = _LOST.format(at=moment(lost.registered_at), **asdict(lost))
         lines += [lost.script_id, *labelled("ATTENTION", what)]

@@ -53,7 +53,11 @@ SAMPLE_ROWS = 3000
     help="Draw the sample that an earlier report names by this seed, even if it takes more requests.",
 )
 @flag("--show-keys", help="Show the keys of rows that differ; recorded, like a look-up, with --reason.")
-@click.option("--reason", metavar="TEXT", help="Why keys are shown; it is recorded. No name, no key.")
+@click.option(
+    "--reason",
+    metavar="TEXT",
+    help="Why keys are shown, or a repair may delete all rows; recorded. No name, no key.",
+)
 @EXECUTOR
 def verify(
     shell: Shell,
@@ -73,7 +77,7 @@ def verify(
     """
     if repair and mode != "full":
         raise click.UsageError("--repair goes with --mode full: only that looks at every row")
-    if show_keys != (reason is not None):
+    if (show_keys and reason is None) or (reason is not None and not (show_keys or repair)):
         raise click.UsageError("--show-keys and --reason go together: that keys are shown is recorded")
     if show_keys and mode == "count":
         raise click.UsageError("--show-keys goes with --mode full or sample: a count looks at no single row")
@@ -88,7 +92,9 @@ def verify(
         script, lambda applied: Phase.DUAL_WRITE in applied and Phase.CUTOVER not in applied
     )
     keys: Keys | None = {} if show_keys else None
-    with open_session(shell, project, Options(executor=executor or "")) as session:
+    with open_session(
+        shell, project, Options(executor=executor or "", reason=(reason or "") if repair else "")
+    ) as session:
         report = commands.verify(
             session,
             declared.script_id,

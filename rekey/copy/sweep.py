@@ -67,6 +67,10 @@ class DigestParts:
         self._buffers.clear()
         self._buffered = 0
 
+    def prefixes(self) -> list[str]:
+        """Return the two-character prefixes that digests were added of."""
+        return sorted({*self._buffers, *(part.name for part in Path(self._temporary.name).iterdir())})
+
     def read(self, prefix: str) -> set[str]:
         """Return all digests that start with a two-character prefix."""
         found = set(self._buffers.get(prefix, ()))

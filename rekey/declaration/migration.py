@@ -440,7 +440,9 @@ class Declared:
         migration: the declaration.
         digest: its digest.
         content: the file as it was executed.
-        is_kept: the file is gone: this is the script as it was kept when the migration began.
+        is_kept: the file is gone or cannot be read: this is the script as it was kept when the migration
+            began.
+        fault: why the file cannot be read; "" where it is gone.
     """
 
     script_id: str
@@ -451,6 +453,7 @@ class Declared:
     digest: str
     content: bytes = field(default=b"", repr=False, compare=False)
     is_kept: bool = False
+    fault: str = ""
 
     @property
     def named(self) -> str:

@@ -24,11 +24,12 @@ import codecs
 import importlib
 import inspect
 import re
+import shlex
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
@@ -93,6 +94,30 @@ def load_scripts(folder: Path, kept: Iterable[Declared] = ()) -> list[Declared]:
         ConfigurationError: the folder does not exist or cannot be read.
         DeclarationError: a script is wrong, or scripts contradict each other.
     """
+    scripts, broken = read_scripts(folder, kept)
+    for error in broken.values():
+        raise error
+    return scripts
+
+
+def read_scripts(
+    folder: Path,
+    kept: Iterable[Declared] = (),
+    begun: Collection[str] = (),
+    kept_of: Callable[[Path, DeclarationError], Iterable[Declared]] = lambda _path, _error: (),
+) -> tuple[list[Declared], dict[str, DeclarationError]]:
+    """Return the migrations of a folder that can be used, as `load_scripts` does, and what is wrong with the
+    others, by script id. A fault of one script is no fault of another, unless that depends on it.
+
+    Args:
+        folder, kept: as for `load_scripts`.
+        begun: ids of migrations that have begun. Where scripts contradict each other, one that has not begun
+            is at fault, and a dependency that is gone is no fault of one that has.
+        kept_of: returns the migrations that a file began, as they were kept, when it cannot be read.
+
+    Raises:
+        ConfigurationError: the folder does not exist or cannot be read.
+    """
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".py" and path.is_file())
     except OSError as error:
@@ -100,10 +125,24 @@ def load_scripts(folder: Path, kept: Iterable[Declared] = ()) -> list[Declared]:
             f"the migrations folder {folder} cannot be read ({reason_of(error)})",
             hint="name the folder under [migrations] in rekey.toml, or make one with `rekey init`",
         ) from error
-    scripts = [one for path in paths if not path.name.startswith("_") for one in _load(path)]
-    chained = _with_chains([*scripts, *kept])
-    _check_groups(chained)
-    return _ordered(chained)
+    scripts, kept, broken = list[Declared](), list(kept), dict[str, DeclarationError]()
+    for path in paths:
+        if path.name.startswith("_"):
+            continue
+        try:
+            scripts += _load(path)
+        except DeclarationError as error:
+            broken[path.stem] = error
+            kept += kept_of(path, error)
+    scripts.sort(key=lambda one: one.script_id not in begun)
+    while True:
+        try:
+            chained = _with_chains([*scripts, *kept], begun, broken)
+            _check_groups(chained)
+            return _ordered(chained, begun), broken
+        except DeclarationError as error:
+            broken[error.script] = error
+            scripts = [one for one in scripts if one.script_id != error.script]
 
 
 def load_script(path: Path, kept: bytes | None = None) -> Declared:
@@ -203,7 +242,7 @@ def _execute(script_id: str, path: Path, content: bytes) -> ModuleType:
         where = f" in line {line}" if line else ""
         if isinstance(error, SyntaxError) and error.msg.startswith(_SAFE_MESSAGES):
             where += f": {error.msg}"
-        cure = f"fix it; `python -m py_compile {path.name}` shows it"
+        cure = f"fix it; `python -m py_compile {shlex.quote(_typed(path))}` shows it"
         fault = error.msg if isinstance(error, SyntaxError) else str(error)
         raise InvalidDeclaration("", f"syntax error{where}", cure=cure, fault=fault) from None
     module = ModuleType(f"_rekey_script_{script_id}")
@@ -223,6 +262,13 @@ def _execute(script_id: str, path: Path, content: bytes) -> ModuleType:
             # a script can raise anything, and the error's text may hold anything: only type and line go on
             raise _failed(error, path) from None
     return module
+
+
+def _typed(path: Path) -> str:
+    """Return a path as it can be typed where the program runs."""
+    with suppress(OSError, ValueError):
+        return str(path.resolve().relative_to(Path.cwd()))
+    return str(path)
 
 
 def _not_utf8(content: bytes) -> str:
@@ -350,9 +396,11 @@ def _depends(script_id: str, module: ModuleType) -> frozenset[str]:
 # --- scripts together --------------------------------------------------------------------------------
 
 
-def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
+def _with_chains(
+    scripts: Sequence[Declared], begun: Collection[str] = (), broken: Collection[str] = ()
+) -> dict[str, Declared]:
     """Add the dependencies that tables imply. Raises DeclarationError for a table that two scripts fill, and
-    for a dependency that does not exist."""
+    for a dependency that does not exist, or is `broken`."""
     fills: dict[str, str] = {}
     for script in scripts:
         for table in script.migration.tables:
@@ -365,7 +413,11 @@ def _with_chains(scripts: Sequence[Declared]) -> dict[str, Declared]:
     chained = {}
     for script in scripts:
         missing = sorted(script.depends - known)
-        if missing and not script.is_kept:
+        if missing and not script.is_kept and script.script_id not in begun:
+            wrong = [one for one in missing if one in broken]
+            if wrong:
+                problem, cure = f"{wrong[0]} cannot be used", f"fix {wrong[0]} first"
+                raise DeclarationError(script.script_id, "__depends__", problem, cure=cure)
             problem = f"there is no script {', '.join(missing)}"
             cure = "fix the id (a file's name without .py), or add the script"
             raise DeclarationError(script.script_id, "__depends__", problem, cure=cure)
@@ -412,7 +464,7 @@ def _line_of_group(script: Declared) -> str:
     return f" (line {lines[0]})" if lines else ""
 
 
-def _ordered(scripts: Mapping[str, Declared]) -> list[Declared]:
+def _ordered(scripts: Mapping[str, Declared], begun: Collection[str] = ()) -> list[Declared]:
     """Return the scripts, dependencies first; of those whose dependencies are done, the smallest id first."""
     waiting = TopologicalSorter({name: sorted(script.depends) for name, script in sorted(scripts.items())})
     try:
@@ -420,7 +472,8 @@ def _ordered(scripts: Mapping[str, Declared]) -> list[Declared]:
     except CycleError as error:
         # graphlib lists it against the direction of the dependencies, its first script also as the last
         cycle = error.args[1][:0:-1]
-        start = cycle.index(min(cycle))
+        # One that can be left out, where there is one.
+        start = cycle.index(min(cycle, key=lambda one: (one in begun or scripts[one].is_kept, one)))
         cycle = cycle[start:] + cycle[:start]
         problem = f"a cycle: {' → '.join([*cycle, cycle[0]])}"
         cure = "take one dependency out (a script also depends on the one that fills its source table)"

@@ -184,7 +184,7 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     if not work.follows:
         each = -(-work.source_rows // MAPPING_PARTITIONS_A_DIRECTION)
         swept = work.source_pages + MAPPING_PARTITIONS_A_DIRECTION * pages(each)
-        yield Requests(BACKFILL, "sweep: read source and mapping", Kind.SCAN, swept)
+        yield Requests(BACKFILL, "sweep: read source and mapping", Kind.SCAN, 1 + swept)
         yield Requests(BACKFILL, "rows that moved: read the source", Kind.SCAN, work.filtered_pages)
         looks = 1 + int(backfill_seconds / SWEEP_SECONDS)
         yield Requests(BACKFILL, "journal: clients and intents", Kind.SCAN, 2 * looks)
@@ -193,12 +193,18 @@ def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
     yield Requests(RECONCILE, "comparison: read source and targets", Kind.SCAN, work.compared_pages)
     if work.follows:
         yield Requests(RECONCILE, since, Kind.SCAN, work.filtered_pages)
+        yield Requests(RECONCILE, "see that the source is not empty", Kind.SCAN, 1)
     yield from _control(RECONCILE, work)
     if work.follows:
+        yield Requests(CUTOVER, "see that the source is not empty", Kind.SCAN, 1)
         yield Requests(CUTOVER, "comparison: read source and targets", Kind.SCAN, work.compared_pages)
         yield Requests(CUTOVER, "look for stray writers: read the source", Kind.SCAN, work.filtered_pages)
+    yield Requests(CUTOVER, "see that source and targets are there", Kind.SCAN, 1 + tables)
     yield from _control(CUTOVER, work)
+    yield Requests(COMPLETE, "see that the targets are there", Kind.SCAN, tables)
     yield from _control(COMPLETE, work)
+    counted = work.source_pages + pages(work.tables[0][1])
+    yield Requests(RETIRE, "count: read keys of source and main target", Kind.SCAN, counted)
     yield Requests(RETIRE, since, Kind.SCAN, work.filtered_pages)
     yield Requests(RETIRE, "drop the source", Kind.TABLE, 1)
     yield from _control(RETIRE, work)

@@ -186,7 +186,7 @@ def _without_rows(
     """
     declared, started, fingerprints = subject.declared, subject.started, subject.secret_fingerprints
     problems = declaration_problems(
-        declared, started, subject.missing_secrets, fingerprints, subject.no_wrapping_key
+        declared, started, subject.missing_secrets, fingerprints, subject.no_wrapping_key, subject.taken
     )
     return MigrationPlan(
         script_id=declared.script_id,

@@ -54,6 +54,7 @@ def declaration_problems(
     missing_secrets: Sequence[SecretMissing],
     fingerprints: Mapping[str, str],
     no_wrapping_key: str = "",
+    taken: str = "",
 ) -> Iterator[Problem]:
     """Yield the problems of the declaration, its secrets and its history, without looking at tables.
 
@@ -64,8 +65,13 @@ def declaration_problems(
         fingerprints: fingerprints of the secrets that were found, by name.
         no_wrapping_key: why the wrapping key of a sealed mapping cannot be used; "" when it can, or none is
             needed.
+        taken: that another project's migration has the same id in the restricted store; "" if not.
     """
+    if taken:
+        yield _problem("name-taken", message=taken, file=declared.path.name)
     migration, source = declared.migration, declared.migration.source
+    if started is not None and started.digest != declared.digest:
+        yield _problem("declaration-moved", phase=migration.shown(started.phase), script=declared.script_id)
     if started is None and changes_nothing(migration):
         yield _problem(
             "nothing-changes", source=source, target=migration.target.table, file=declared.path.name
@@ -79,8 +85,6 @@ def declaration_problems(
             yield _problem("rows-apart", where=index.where)
     if not migration.reverse:
         yield _problem("no-way-back")
-    if started is not None and started.digest != declared.digest:
-        yield _problem("declaration-moved", phase=migration.shown(started.phase), script=declared.script_id)
     for name, known in sorted(started.secret_fingerprints.items()) if started is not None else ():
         if fingerprints.get(name, known) != known:
             yield _problem("secret-moved", name=name, script=declared.script_id)

@@ -23,7 +23,7 @@ from rekey.model import Row
 from rekey.plan.problems import Started
 from rekey.project.config import Config, Gates, Limits
 from rekey.project.prices import Prices
-from rekey.protocol.opening import OpenMigration
+from rekey.protocol.opening import OpenMigration, is_ours, name_taken
 from rekey.state.models import MigrationRecord
 
 # Tells whether this migration wrote a row of its target table with that number (0: main).
@@ -44,6 +44,7 @@ class Subject:
         no_wrapping_key: why the wrapping key of a sealed mapping cannot be used; "" when it can, or none is
             needed.
         started: phase, declaration and secrets of a migration that was begun before; else None.
+        taken: that another project's migration has the same id in the restricted store; "" if not.
         owns_row: asked about the first row of a target that holds rows; None: every such row is foreign,
             unless the migration was begun before.
     """
@@ -56,6 +57,7 @@ class Subject:
     missing_secrets: tuple[SecretMissing, ...] = ()
     no_wrapping_key: str = ""
     started: Started | None = None
+    taken: str = ""
     owns_row: OwnsRow | None = None
 
     @classmethod
@@ -112,7 +114,9 @@ async def subject_of(migration: OpenMigration, record: MigrationRecord | None = 
     """
     prepared = migration.prepared
     control = await migration.control.read()
-    started = None
+    started, taken = None, ""
+    if control is not None and not is_ours(prepared, control, record.run_id if record else None):
+        taken, control = name_taken(prepared.declared.script_id, control), None
     if control is not None:
         started = Started(str(control.phase), control.digest, control.fingerprints)
     elif record is not None:
@@ -120,7 +124,9 @@ async def subject_of(migration: OpenMigration, record: MigrationRecord | None = 
     store, no_wrapping = None, ""
     try:
         _ = prepared.wrapping  # a missing key is reported before the migration begins, too
-        store = None if control is None else await migration.mapping(control)
+        # Of an edited script the mapping may be of another form: that it was edited is all there is to say.
+        edited = control is not None and control.digest != prepared.declared.digest
+        store = None if control is None or edited else await migration.mapping(control)
     except SecretMissing as error:
         no_wrapping = error.what
     return Subject(
@@ -132,5 +138,6 @@ async def subject_of(migration: OpenMigration, record: MigrationRecord | None = 
         missing_secrets=prepared.missing,
         no_wrapping_key=no_wrapping,
         started=started,
+        taken=taken,
         owns_row=None if store is None else store.owns,
     )

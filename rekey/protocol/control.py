@@ -70,6 +70,8 @@ class ControlRow:
         run_id: random, of the run that made the row; ties state file and restricted store together.
         digest: of the declaration.
         source, targets: table names; targets main first.
+        tables_endpoint: the endpoint of `[tables]`; with the digest it tells whose migration this is, where
+            several projects use one restricted store. "" in rows of versions before 0.3.
         elsewhere: the endpoint of the account of tables whose names say `@targets`; "" where there is none.
         fingerprints: secret name to fingerprint.
         id_key: 32 random bytes: the key of the safe ids; if sealed, what that is derived from (`ids_key`).
@@ -105,6 +107,7 @@ class ControlRow:
     completed_at: str | None = field(default=None, metadata=column("CompletedAt", MOMENT, may_be_absent=True))
     updated_at: str = field(default="", metadata=column("UpdatedAt", MOMENT, may_be_absent=True))
     move_id: str = field(default="", metadata=column("MoveId"))
+    tables_endpoint: str = field(default="", metadata=column("TablesEndpoint", may_be_absent=True))
     elsewhere: str = field(default="", metadata=column("TargetsEndpoint", may_be_absent=True))
     group: str = field(default="", metadata=column("Group", may_be_absent=True))
     change_id: str = field(default="", metadata=column("ChangeId", may_be_absent=True))

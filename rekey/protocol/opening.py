@@ -18,13 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from urllib.parse import urlsplit
 
 from rekey.core.guarantees import COSMOS, guarantees_of
 from rekey.core.limits import ELSEWHERE, is_elsewhere
 from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared, Migration, required_secrets
-from rekey.errors import ConfigurationError, Moved, RekeyError, SecretMissing
+from rekey.errors import ConfigurationError, Moved, Refused, RekeyError, SecretMissing
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows, is_tombstone
 from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys, ids_key
 from rekey.mapping.store import Keyring, MappingStore, data_key_rows
@@ -48,12 +49,14 @@ class Prepared:
         secret: returns the secret of this name, or raises SecretMissing.
         wrapping_key: returns the wrapping key, or raises SecretMissing.
         targets: the endpoint of the account of targets, "" for none.
+        tables: the endpoint of `[tables]`, "" where it is not known.
     """
 
     declared: Declared
     secret: Callable[[str], bytes]
     wrapping_key: Callable[[], WrappingKey | None]
     targets: str = ""
+    tables: str = ""
 
     @classmethod
     def of(cls, config: Config, declared: Declared) -> Prepared:
@@ -81,7 +84,11 @@ class Prepared:
             )
         targets = "" if config.targets is None else config.targets.endpoint
         return cls(
-            declared, lambda name: resolve_secret(config, name), lambda: open_wrapping(config), targets
+            declared,
+            lambda name: resolve_secret(config, name),
+            lambda: open_wrapping(config),
+            targets,
+            config.tables.endpoint,
         )
 
     @property
@@ -271,6 +278,79 @@ async def secrets_refused(migration: OpenMigration, row: ControlRow | None) -> R
     except RekeyError as error:
         return error
     return None
+
+
+def is_ours(prepared: Prepared, row: ControlRow, run_id: str | None) -> bool:
+    """Tell whether a control row is of this project's migration, not of another project's of the same id: by
+    the run that the state file knows or, without one, by the account and the tables.
+
+    Args:
+        prepared: the migration.
+        row: its control row, as the restricted store has it under the id.
+        run_id: of the run that the state file knows, None if it knows none.
+    """
+    if run_id == row.run_id:
+        return True
+    if row.tables_endpoint and prepared.tables and not _is_same_home(row.tables_endpoint, prepared.tables):
+        return False
+    migration = prepared.declared.migration
+    tables = [name.lower() for name in (migration.source, *migration.table_names)]
+    same_tables = tables == [name.lower() for name in dict.fromkeys((row.source, *row.targets))]
+    return same_tables or row.digest == prepared.declared.digest
+
+
+def _is_same_home(one: str, other: str) -> bool:
+    """Tell whether two endpoints are of one account. An emulator has another host for every machine and
+    container that uses it: there only the account's name counts."""
+    if one.startswith("https:") and other.startswith("https:"):
+        return is_same_account(one, other)
+    return urlsplit(one).path.strip("/") == urlsplit(other).path.strip("/")
+
+
+def require_same_migration(prepared: Prepared, row: ControlRow, run_id: str | None) -> None:
+    """Refuse a control row of another project's migration, then a declaration that changed since it began.
+    Called before anything else is asked: secrets, keys and tables of another declaration say nothing.
+
+    Args:
+        prepared, row, run_id: as of `is_ours`.
+
+    Raises:
+        Refused: the row is another project's.
+        Moved: the declaration changed.
+    """
+    declared = prepared.declared
+    if not is_ours(prepared, row, run_id):
+        raise Refused(
+            name_taken(declared.script_id, row),
+            kept="everything; nothing was changed",
+            hint=NAME_TAKEN_CURE.format(file=declared.path.name),
+        )
+    require_same_digest(declared.script_id, row.digest, declared.digest)
+
+
+NAME_TAKEN_CURE = (
+    "give {file} another name, or this project a [restricted] account of its own; if it is this project's"
+    " migration, whose state file was lost and whose script was edited since, put the script back as it was"
+)
+
+
+def name_taken(script_id: str, row: ControlRow) -> str:
+    """Return that a control row of this id is of another project's migration, and of which."""
+    account = f" in {row.tables_endpoint}" if row.tables_endpoint else ""
+    tables = f"{row.source} -> {', '.join(row.targets)}{account}"
+    return f"another project's migration {script_id} is in this restricted store: {tables}, in `{row.phase}`"
+
+
+def require_same_digest(script_id: str, began: str, now: str) -> None:
+    """Refuse a declaration that changed since a migration began, by its digest. Raises Moved."""
+    if began != now:
+        raise Moved(
+            f"the script {script_id} was edited after its first phase: digest {now[:12]},"
+            f" started with {began[:12]}",
+            kept="everything done so far; nothing was written with the edited script",
+            hint=f"`rekey show {script_id} --script` prints the script that it began with: put that back;"
+            f" to change it: {next_step('begin-anew', script=script_id)}",
+        )
 
 
 def require_same_secrets(script_id: str, began: Mapping[str, str], now: Mapping[str, str]) -> None:

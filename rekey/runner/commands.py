@@ -43,7 +43,8 @@ from rekey.runner.following import Follower
 from rekey.runner.hooks import HookEvent
 from rekey.runner.phases import PHASES
 from rekey.runner.refusals import refusal
-from rekey.runner.run import Run, asks_again
+from rekey.runner.remaining import closed_by_count, require_droppable
+from rekey.runner.run import Run, asks_again, of_member
 from rekey.runner.session import Session
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import context, rows_to_read, verify_full
@@ -338,6 +339,7 @@ def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bo
     """Return the plan of a migration, made on every row (or, without `check_rows`, on a sample); raise an
     error if the plan found errors, of the class that `_ERRORS` has for the first."""
     migration = session.opened(script_id)
+    session.do(session.require_same(migration))
     migration.prepared.require()
     # Not compared here with what the migration started with: `Session.begin` refuses what has changed since.
     subject = replace(session.do(subject_of(migration)), started=None)
@@ -490,15 +492,34 @@ def _rollback(
         raise refusal("targets-undecided", script=named, targets=targets)
     for one in script_ids:
         session.ledger.require_way_back(one, downto)
-    return {run.script_id: _take_back(session, run, goal, downto, drop=drop) for run in runs}
+    undone: dict[str, list[Phase]] = {one: [] for one in script_ids}
+    if goal is ControlPhase.SOURCE and drop:
+        for run in runs:
+            if Phase.CUTOVER in session.ledger.applied(run.script_id):
+                # What must be proved is proved of the source that the way back has brought up to date.
+                undone[run.script_id] = session.ledger.rollback(run.script_id, Phase.RECONCILE)
+        for run in runs:
+            with of_member(run):
+                session.do(require_droppable(run))
+    return {
+        run.script_id: _take_back(session, run, goal, downto, undone[run.script_id], drop=drop)
+        for run in runs
+    }
 
 
 def _take_back(
-    session: Session, run: Run, goal: ControlPhase, downto: Phase | None, *, drop: bool | None
+    session: Session,
+    run: Run,
+    goal: ControlPhase,
+    downto: Phase | None,
+    before: list[Phase],
+    *,
+    drop: bool | None,
 ) -> list[Phase]:
+    """Take a migration back; return the phases, those taken back `before` among them."""
     script_id = run.script_id
     run.state.set_fact(script_id, FOLLOWING, None)
-    undone = session.ledger.rollback(script_id, downto)
+    undone = before + session.ledger.rollback(script_id, downto)
     if goal is ControlPhase.SOURCE and drop:
         # A client must have acknowledged `source` before tables and control row are deleted.
         session.do(wait_for_present(run))
@@ -529,6 +550,7 @@ def retire(session: Session, script_id: str) -> None:
     reasons = session.do(PHASES[Phase.RETIRE].gate(run))
     if Phase.COMPLETE not in session.ledger.applied(script_id):
         reasons = [f"{script_id} is not complete"]
+    reasons = reasons or session.do(closed_by_count(run))
     session.do(_pass_gate(run, Phase.RETIRE, reasons, f"`rekey status {script_id}` shows what is missing"))
     session.carry_out(script_id, Phase.RETIRE)
     session.do(expire_removed(run))

@@ -16,7 +16,8 @@ from rekey.core.clock import Clock
 from rekey.core.plain import plain
 from rekey.declaration.migration import Declared
 from rekey.project.config import Config
-from rekey.protocol.opening import Prepared, open_migration, secrets_refused
+from rekey.protocol.control import ControlRow
+from rekey.protocol.opening import Prepared, is_ours, open_migration, secrets_refused
 from rekey.runner import steering
 from rekey.state.store import State
 from rekey.status.facts import look_at
@@ -36,10 +37,16 @@ async def look(
     at_end: bool = False,
 ) -> Status:
     """Return the status of a migration; `at_end` as of `look_at`. Raises StateUnusable as that does."""
-    refused = partial(secrets_refused, open_migration(Prepared.of(config, declared), accounts))
+    prepared, record = Prepared.of(config, declared), state.migration(declared.script_id)
+    refused = partial(secrets_refused, open_migration(prepared, accounts))
     paused = steering.is_paused(config.state)
-    restricted = accounts.restricted
-    read = look_at(declared, scripts, config, state, restricted, clock, refused, paused=paused, at_end=at_end)
+
+    def ours(row: ControlRow) -> bool:
+        return is_ours(prepared, row, record.run_id if record else None)
+
+    read = look_at(
+        declared, scripts, config, state, accounts, clock, refused, ours, paused=paused, at_end=at_end
+    )
     return judge(await read)
 
 

@@ -60,6 +60,7 @@ class Options:
         drop_targets: on rollback to `source`: drop the target tables (True) or keep them (False).
         typed_table: the source's name as typed for `retire`.
         executor: `module:callable`, in place of the one in [executor]; "": use that one.
+        reason: why rows may go that cannot be proved to be on the other side, recorded; "": no reason.
         freeze_by: do not make writers wait after this time, in ticks; None: at any time.
         follow: keep targets up to date before the gate of cutover, and go through it when told to.
     """
@@ -70,6 +71,7 @@ class Options:
     typed_table: str = ""
     executor: str = ""
     follow: bool = False
+    reason: str = ""
     freeze_by: int | None = None
 
 

@@ -38,12 +38,19 @@ from rekey.evidence.signing import open_signer
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import SealedKeys, cursors_key
 from rekey.mapping.store import RESERVED_S, Keyring
-from rekey.next_steps import next_step
 from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Config
 from rekey.protocol.control import ControlRow
 from rekey.protocol.lease import RunnerLease
-from rekey.protocol.opening import OpenMigration, Prepared, connect, open_migration, require_same_secrets
+from rekey.protocol.opening import (
+    OpenMigration,
+    Prepared,
+    connect,
+    open_migration,
+    require_same_digest,
+    require_same_migration,
+    require_same_secrets,
+)
 from rekey.protocol.term import Term
 from rekey.runner.clients import announcing, hand_over, unfrozen, until_quiet, wait_for_present
 from rekey.runner.hooks import HookEvent, Stalls, run_hook
@@ -227,10 +234,12 @@ class Session:
         """Return a migration of the project, opened; no request is sent.
 
         Raises:
-            Refused: it has begun and its file is gone, or it fills the tables of one that is so.
+            Refused: it has begun and its file is gone or cannot be used, or it fills the tables of such one.
         """
         self._at_work = script_id
         declared = self.scripts[script_id]
+        if declared.fault:
+            raise refusal("script-broken", fault=declared.fault, script=script_id)
         began = script_id if declared.is_kept else begun_as(declared, self.scripts, self.state.migrations())
         if began:
             known = self.scripts.get(began)
@@ -270,8 +279,9 @@ class Session:
         prepared, control, restricted = migration.prepared, migration.control, self.accounts.restricted
         declared, script_id = prepared.declared, prepared.declared.script_id
         asked = declared.migration
+        known = await self.require_same(migration)
         prepared.require()
-        self._guard(prepared, await control.read())
+        self._guard(prepared, known)
         lease = RunnerLease(restricted, script_id, self._lock)
         await self._leases.enter_async_context(lease)
         if lease.late_until is not None:
@@ -291,6 +301,7 @@ class Session:
             targets=asked.table_names,
             fingerprints=prepared.fingerprints,
             id_key=new_key(),
+            tables_endpoint=self.config.tables.endpoint,
             elsewhere=prepared.elsewhere,
         )
         row = await control.create(first)
@@ -353,6 +364,19 @@ class Session:
         self._leases.push_async_callback(end_in_order)
         return run
 
+    async def require_same(self, migration: OpenMigration) -> ControlRow | None:
+        """Return the control row of a migration; refuse one that is another project's, or of another
+        declaration.
+
+        Raises:
+            Refused, Moved: see `require_same_migration`.
+        """
+        row = await migration.control.read()
+        if row is not None:
+            record = self.state.migration(migration.prepared.declared.script_id)
+            require_same_migration(migration.prepared, row, record.run_id if record else None)
+        return row
+
     def _guard(self, prepared: Prepared, control: ControlRow | None) -> None:
         """Refuse a migration whose declaration, secrets, state file and control row do not agree.
 
@@ -371,6 +395,7 @@ class Session:
             self.state.forget(declared.script_id)
         if control is None:
             return
+        require_same_migration(prepared, control, record.run_id if record else None)
         prepared.require_place(control)
         if record is not None:
             endpoints = prepared.endpoints(self.config)
@@ -511,8 +536,5 @@ Rules = tuple[str, Mapping[str, str]]
 def require_same_rules(script_id: str, began: Rules, now: Rules) -> None:
     """Refuse a declaration or a secret that changed since the first phase. Raises Moved."""
     (first_digest, first_secrets), (digest, secrets) = began, now
-    to_change = f"to change it: {next_step('begin-anew', script=script_id)}"
-    if digest != first_digest:
-        said = f"digest {digest[:12]}, started with {first_digest[:12]}"
-        raise refusal("script-edited", script=script_id, said=said, change=to_change)
+    require_same_digest(script_id, first_digest, digest)
     require_same_secrets(script_id, first_secrets, secrets)

@@ -47,6 +47,7 @@ from rekey.protocol.control import ControlRow
 from rekey.protocol.rules import SOURCE, TARGET, authority
 from rekey.runner.clients import InFlight, heard_of_until, look, until_quiet, while_sweeping
 from rekey.runner.hooks import HookEvent
+from rekey.runner.remaining import require_rows
 from rekey.runner.run import Run
 from rekey.runner.workers import Workers
 from rekey.state.models import PLAN_FACT, WATERMARK, StoredSums, Verification
@@ -155,6 +156,7 @@ async def verify_full(
         keys: takes the keys of rows that the report names.
 
     Raises:
+        Refused: with `repair` or `brings`: the authority is empty, and the other side is not.
         Collision, RowRefused: with `brings`: of a row that cannot be brought.
         TooMany: with `brings`: more rows differ than are worth bringing one by one; nothing was recorded.
     """
@@ -168,6 +170,11 @@ async def verify_full(
     ):
         # Whoever changed the rows may have been killed with a request in flight, which lands after this read.
         await until_quiet(run)
+    if repair or brings:
+        sides = run.source, run.targets[0]
+        await require_rows(
+            run, *(sides[::-1] if not run.is_delta and authority(control) == TARGET else sides)
+        )
     followed = run.is_delta or bool((await look(run)).live)
     run_id, epoch = ("", 0) if row is None else (row.run_id, row.epoch)
     made_under = {"run_id": run_id, "epoch": epoch, "digest": run.declared.digest, "control": control}

@@ -16,6 +16,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,16 +24,17 @@ from rekey.core.clock import TICKS_PER_SECOND, Clock, format_ticks, ticks_of
 from rekey.core.plain import UNTOLD, told
 from rekey.core.processes import is_running
 from rekey.declaration.migration import Declared
-from rekey.errors import RekeyError, ServiceError, TableMissing
-from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, Cohort
+from rekey.errors import RekeyError, ServiceError, TableBeingDeleted, TableMissing
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE, Cohort
 from rekey.mapping.store import cohorts_kept
-from rekey.phases import ControlPhase, Phase
+from rekey.phases import FOLLOWED, ControlPhase, Phase
 from rekey.present.text import differing
 from rekey.project.config import Config, Gates
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.journal import IntentAge, Journal
 from rekey.protocol.lease import Holder, ends_at, holder_of, lease_key
 from rekey.protocol.lease import is_over as lease_is_over
+from rekey.protocol.opening import name_taken
 from rekey.protocol.registry import (
     ClientRow,
     Registry,
@@ -52,7 +54,7 @@ from rekey.state.models import BACKFILL, MigrationRecord, PhaseRun, Segment, Ver
 from rekey.state.store import State
 from rekey.status.pulse import Pulse
 from rekey.status.pulse import read as read_pulse
-from rekey.tables.base import TableService
+from rekey.tables.base import Accounts, TableService
 
 # Fact: the number of the last full verification when a way back from cutover was last begun.
 RETURNED_AFTER = "returned_after"
@@ -163,6 +165,8 @@ class Facts:
         begun_as: the id under which it has begun, if this script is not: see `begun_as`.
         refused: why commands that map rows refuse it, for its secrets or its wrapping key.
         unreachable: why the service could not be asked, "" when it was.
+        taken: that another project's migration has the same id in the restricted store; "" if not.
+        missing: names of tables that the migration stands on and that do not exist.
         clients: clients with a row in the registry, in capture "dual-write".
         ended: what clients had counted that have no row any more, by name.
         intents: the journal, in capture "dual-write"; None when it was not read.
@@ -188,6 +192,8 @@ class Facts:
     begun_as: str = ""
     refused: RekeyError | None = None
     unreachable: str = ""
+    taken: str = ""
+    missing: tuple[str, ...] = ()
     clients: tuple[ClientRow, ...] = ()
     ended: Mapping[str, int] = field(default_factory=dict)
     intents: Intents | None = None
@@ -403,9 +409,10 @@ async def look_at(
     scripts: Mapping[str, Declared],
     config: Config,
     state: State,
-    restricted: TableService,
+    accounts: Accounts,
     clock: Clock,
     refused: Callable[[ControlRow | None], Awaitable[RekeyError | None]] | None = None,
+    ours: Callable[[ControlRow], bool] = lambda _row: True,
     *,
     paused: bool = False,
     at_end: bool = False,
@@ -417,37 +424,55 @@ async def look_at(
         scripts: all scripts, by id.
         config: the configuration.
         state: the state file, open for reading at least.
-        restricted: tables of the restricted account.
+        accounts: the accounts of the tables and of the restricted store.
         clock: this machine's clock, used when the service cannot be asked.
         refused: returns why commands that map rows refuse the migration with this control row; None: that is
             not asked.
+        ours: tells whether a control row is of this project (`is_ours`).
         paused: see `Facts`.
         at_end: the runner of this process is about to end, and does not count.
 
     Raises:
         StateUnusable: the state file, the control row or a client's row cannot be read.
     """
-    script_id, control, lease = declared.script_id, None, None
+    script_id, control, lease, restricted = declared.script_id, None, None, accounts.restricted
     clients: list[ClientRow] = []
     ended: Mapping[str, int] = {}
     intents: Intents | None = None
     cohorts: tuple[Cohort, ...] = ()
     now, unreachable = clock.ticks(), ""
     refusal: RekeyError | None = None
+    taken = ""
+    missing: tuple[str, ...] = ()
     try:
         control = await ControlStore(restricted, script_id, declared.migration.group).read()
         server_time = await restricted.server_time()
         now = ticks_of(server_time)
-        lease = await _lease(restricted, script_id, server_time, not_ours=at_end)
-        if declared.migration.capture == "dual-write":
+        if control is not None and not ours(control):
+            # Its clients, journal and runner are another project's as well.
+            taken, control = name_taken(script_id, control), None
+        if not taken:
+            lease = await _lease(restricted, script_id, server_time, not_ours=at_end)
+        if control is not None:
+            try:
+                missing = await _missing(declared, scripts, control.phase, accounts)
+            except ServiceError as error:
+                unreachable = f"whether its tables exist could not be asked: {error.what}"
+        if declared.migration.capture == "dual-write" and not taken:
             registry = Registry(restricted, script_id)
             clients, ended = await registry.list(), await registry.ended()
             intents = await _intents(restricted, script_id, clients, now)
         sealed = declared.migration.is_sealed
         ended_at = None if control is None else control.ended_at
         keep_s = config.gates.mapping_retention_s
-        cohorts = await cohorts_kept(restricted, script_id, ended_at, sealed=sealed, keep_s=keep_s)
-        if refused is not None and (control is None or control.phase is not ControlPhase.RETIRED):
+        has_mapping = MAPPING_TABLE not in missing and not taken
+        if has_mapping:
+            cohorts = await cohorts_kept(restricted, script_id, ended_at, sealed=sealed, keep_s=keep_s)
+        if (
+            has_mapping
+            and refused is not None
+            and (control is None or control.phase is not ControlPhase.RETIRED)
+        ):
             refusal = await refused(control)
     except ServiceError as error:
         unreachable = f"the restricted store could not be asked: {error.what}"
@@ -470,6 +495,8 @@ async def look_at(
         begun_as=begun_as(declared, scripts, state.migrations()),
         refused=refusal,
         unreachable=unreachable,
+        taken=taken,
+        missing=missing,
         clients=tuple(clients),
         ended=ended,
         intents=intents,
@@ -481,6 +508,33 @@ async def look_at(
     )
 
 
+def stands_on(
+    declared: Declared, scripts: Mapping[str, Declared], phase: ControlPhase
+) -> tuple[list[str], list[str]]:
+    """Return the names of the tables, and of those of the restricted store, that a migration stands on in a
+    control phase: without them what is said of it would not be true."""
+    migration = declared.migration
+    if phase is ControlPhase.SOURCE:
+        return [migration.source], []
+    if phase in FOLLOWED:
+        journal = [] if migration.capture == "delta" else [JOURNAL_TABLE]
+        return [migration.source, *migration.table_names], [MAPPING_TABLE, *journal]
+    main = migration.tables[0]
+    # Where another migration reads from the target, that migration may have deleted it since.
+    handed_on = any(one.migration.source.lower() == main.lower() for one in scripts.values())
+    return [] if handed_on else [main], []
+
+
+async def _missing(
+    declared: Declared, scripts: Mapping[str, Declared], phase: ControlPhase, accounts: Accounts
+) -> tuple[str, ...]:
+    """Return the names of the tables that a migration stands on and that do not exist."""
+    tables, restricted = stands_on(declared, scripts, phase)
+    asked = [(accounts.tables, name) for name in tables] + [(accounts.restricted, one) for one in restricted]
+    there = await asyncio.gather(*(service.table_exists(name) for service, name in asked))
+    return tuple(name for (_, name), exists in zip(asked, there, strict=True) if not exists)
+
+
 async def _intents(
     restricted: TableService, script_id: str, clients: Sequence[ClientRow], now: int
 ) -> Intents:
@@ -489,7 +543,7 @@ async def _intents(
     try:
         async for ages in Journal(restricted.table(JOURNAL_TABLE), script_id).ages():
             made += ages
-    except TableMissing:
+    except (TableMissing, TableBeingDeleted):
         return Intents(0, None)
     unsettled = [one for one in made if not one.settled]
     oldest_at = min((one.since for one in unsettled), default=None)

@@ -227,6 +227,7 @@ class Status:
             "waits_for": plain(facts.waits_for),
             "refused": facts.refused.what if facts.refused else "",
             "unreachable": facts.unreachable,
+            "missing": list(facts.missing),
             "safe": self.verdict.safe,
             "sentence": self.verdict.sentence,
             "next": self.next,
@@ -403,6 +404,9 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
         return found
     if facts.declared.is_kept:
         path = facts.declared.path
+        if facts.declared.fault:
+            said = {"found": found.sentence, "fault": facts.declared.fault}
+            return _told("script-broken", facts, safe=found.safe, **said)
         said = {"found": found.sentence, "file": path.name, "path": shlex.quote(str(path))}
         return _told("script-gone", facts, safe=found.safe, **said)
     if facts.refused:
@@ -435,6 +439,8 @@ def _doubtful(facts: Facts) -> Verdict | None:
     control = facts.control
     if facts.unreachable:
         return _told("unreachable", facts, safe=False, why=facts.unreachable)
+    if facts.taken:
+        return _told("name-taken", facts, safe=not facts.applied, taken=facts.taken)
     if control is None:
         if facts.begun_as:
             return _told("begun-as", facts, began=facts.begun_as, file=facts.declared.path.name)
@@ -442,7 +448,25 @@ def _doubtful(facts: Facts) -> Verdict | None:
     if control.digest != facts.declared.digest and control.phase is not ControlPhase.RETIRED:
         safe = control.phase is not ControlPhase.FREEZE
         return _told("script-edited", facts, safe=safe, file=facts.declared.path.name)
-    return None
+    return _without_tables(facts, control.phase) if facts.missing else None
+
+
+def _without_tables(facts: Facts, phase: ControlPhase) -> Verdict:
+    """Return the verdict when tables that the migration stands on do not exist."""
+    missing, listed = set(facts.missing), ", ".join(facts.missing)
+    gone = f"{listed} {'does' if len(facts.missing) == 1 else 'do'} not exist"
+    said: dict[str, object] = {"gone": gone}
+    target_is_authority = phase in (ControlPhase.CUTOVER, ControlPhase.COMPLETE, ControlPhase.RETIRED)
+    authority = facts.target if target_is_authority else facts.source
+    if authority in missing:
+        other = facts.source if target_is_authority else facts.target
+        copy = f"{other} may hold the only copy of its rows: drop nothing"
+        if other in missing or phase is ControlPhase.SOURCE:
+            copy = "nothing of this migration holds a copy of its rows"
+        return _told("authority-missing", facts, safe=False, authority=authority, copy=copy, **said)
+    if phase is ControlPhase.DUAL_WRITE:
+        return _told("replica-missing", facts, safe=False, **said)
+    return _told("table-missing", facts, safe=False, authority=authority, **said)
 
 
 def _with_clients(facts: Facts, phase: ControlPhase, found: Verdict) -> Verdict:

@@ -200,6 +200,17 @@ def with_divergences(project: Project) -> None:
     asyncio.run(project.plant())
 
 
+def without_target(project: Project) -> None:
+    """Somebody has deleted the target before the cutover."""
+    at_the_gate(project)
+
+    async def delete() -> None:
+        async with project.open() as service:
+            await service.delete_table("UsersV2")
+
+    asyncio.run(delete())
+
+
 def cut_over(project: Project) -> None:
     at_the_gate(project)
     project.do("apply", "0001", "--to", "cutover", "--writers-stopped")
@@ -235,6 +246,7 @@ PRESUMED: dict[str, Callable[[Project], None]] = {
     "evidence": at_the_gate,
     "id-secret": ended,
     "lookup": at_the_gate,
+    "lost-table": without_target,
     "plan": not_begun,
     "proxy": with_a_proxy,
     "resume": Project.killed_while_copying,

@@ -44,6 +44,7 @@ from rekey.status.facts import (
 )
 from rekey.status.judge import judge
 from rekey.status.pulse import Pulse, write
+from rekey.tables.base import Accounts
 from tests.fakeclock import FakeClock
 from tests.faults import Fault, FaultKind, Planned, PlannedFaults
 from tests.memory import MemoryTableService
@@ -615,7 +616,7 @@ async def test_clients_and_journal_are_looked_at_in_capture_dual_write_only(
     )
     await Registry(memory, SCRIPT).beat(WEB)
     with State.open(config.state) as state:
-        found = await look_at(DUAL, {SCRIPT: DUAL}, config, state, memory, clock)
+        found = await look_at(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
         assert [row.name for row in found.clients] == ["web"]
         assert found.intents == Intents(0, None), "no table yet"
         journal = memory.table(JOURNAL_TABLE)
@@ -623,14 +624,14 @@ async def test_clients_and_journal_are_looked_at_in_capture_dual_write_only(
         for seconds in (1, 2):
             clock.advance(seconds)
             await Journal(journal, SCRIPT).begin(f"{seconds}", 3, "source", [EntityKey("p", "r")])
-        found = await look_at(DUAL, {SCRIPT: DUAL}, config, state, memory, clock)
+        found = await look_at(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
         assert found.intents is not None
         assert found.intents.depth == 2
         await Registry(memory, SCRIPT).delete(WEB.client_id, {"writes": 5})
-        gone = await look_at(DUAL, {SCRIPT: DUAL}, config, state, memory, clock)
+        gone = await look_at(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
         assert (gone.clients, judge(gone).counted) == ((), {"writes": 5}), "what it did stays"
         assert found.now - (found.intents.oldest_at or 0) == 2 * SECOND
-        delta = await look_at(DECLARED, {SCRIPT: DECLARED}, config, state, memory, clock)
+        delta = await look_at(DECLARED, {SCRIPT: DECLARED}, config, state, Accounts(memory, memory), clock)
         assert (delta.clients, delta.intents) == ((), None)
 
 
@@ -654,11 +655,11 @@ async def test_a_runner_of_this_machine_that_was_killed_is_not_at_work(
     async def at_work() -> tuple[bool, bool]:
         write(config.state, Pulse(clock.ticks(), SCRIPT))
         memory.faults = PlannedFaults()
-        known = await look_at(DUAL, {SCRIPT: DUAL}, config, state, memory, clock)
+        known = await look_at(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
         assert known.lease is not None
         assert known.lease.killed is not known.at_work
         memory.faults = PlannedFaults(Planned(Fault(FaultKind.NOT_SENT), times=100))
-        away = await look_at(DUAL, {SCRIPT: DUAL}, config, state, memory, clock)
+        away = await look_at(DUAL, {SCRIPT: DUAL}, config, state, Accounts(memory, memory), clock)
         assert away.unreachable
         return known.at_work, away.at_work
 

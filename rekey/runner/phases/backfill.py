@@ -31,6 +31,7 @@ from rekey.core.eta import Lane
 from rekey.model import EVERYTHING, EntityKey
 from rekey.protocol.rules import SOURCE
 from rekey.runner.clients import settle_again, until_quiet, while_sweeping
+from rekey.runner.remaining import require_rows
 from rekey.runner.run import Counters, Run, open_gate
 from rekey.runner.workers import copy_with_workers
 from rekey.state.models import BACKFILL as PURPOSE
@@ -154,7 +155,9 @@ def largest_partitions(plan: str | None) -> dict[str, int]:
 
 
 async def swept_rows(run: Run) -> int:
-    """Sweep, with progress; return for how many keys that changed something."""
+    """Sweep, with progress; return for how many keys that changed something. Raises Refused where that would
+    delete all because the source is empty."""
+    await require_rows(run, run.source, run.targets[0])
     with run.progress.task("sweep", total=estimated_rows(run)) as advance:
         return await sweep(
             run.source,

@@ -22,6 +22,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import TARGET
 from rekey.runner import clients
 from rekey.runner.clients import Deadline
+from rekey.runner.remaining import closed_by_tables
 from rekey.runner.run import Counters, Run, of_member
 from rekey.runner.verification import closed_by_difference
 
@@ -34,8 +35,9 @@ async def gate(run: Run) -> list[str]:
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.CUTOVER, ControlPhase.COMPLETE):
         return [f"the control row says `{now.phase if now else 'nothing'}`, not `cutover`"]
-    if run.is_delta:
-        return []
+    reasons = await closed_by_tables(run, authority=run.targets[0])
+    if run.is_delta or reasons:
+        return reasons
     seen = await clients.look(run)
     old = [row for row in seen.live if row.view == "old"]
     said = "clients still use the old view, which `complete` ends"

@@ -12,8 +12,6 @@ Rules kept here, in capture "dual-write" (ADR 0019):
 * Without a live client, or when no client was registered at the last verification, the journal proves
   nothing: then all is compared under freeze. In the first case no client waits meanwhile; in the second the
   operator has said that nothing writes.
-* Claims of target keys that passed to another source key since the verification began are read again before
-  the freeze, and those that passed since then under it: two rows that both map to such a key are a collision.
 * A freeze that is not drained within `[gates] freeze_timeout`, or that fails in any other way, goes back to
   the phase that it came from; nothing is lost, and the error says what the freeze waited for.
 * The way back is refused while rows are known to differ: it would make the source's rows the true ones.
@@ -78,6 +76,7 @@ from rekey.runner.clients import (
 from rekey.runner.hooks import HookEvent
 from rekey.runner.phases.reconcile import catch_up
 from rekey.runner.refusals import refusal
+from rekey.runner.remaining import closed_by_source, closed_by_tables, require_few_deletes
 from rekey.runner.run import Counters, Run, asks_again, of_member
 from rekey.runner.stop import expected_stop_s
 from rekey.runner.verification import (
@@ -97,8 +96,6 @@ from rekey.verify.report import FullReport
 FROZEN_AT = "frozen_at"
 # Fact: the same by the clock of the target's account, where that is another one.
 TARGET_FROZEN_AT = "target_frozen_at"
-# By how many seconds the clocks of a machine and of the service may differ.
-_CLOCKS_S = 300.0
 # How many rows an error names at most.
 _NAMED = 20
 _NOT_STOPPED = "nobody has confirmed that the application's writers are stopped (--writers-stopped)"
@@ -111,7 +108,7 @@ async def gate(run: Run) -> list[str]:
         return ["the control row is gone from the restricted store"]
     if now.phase is ControlPhase.CUTOVER:
         return []
-    reasons = closed_by_verification(run, now)
+    reasons = await closed_by_tables(run, authority=run.source) or closed_by_verification(run, now)
     if run.is_delta:
         reasons += [] if run.options.writers_stopped else [_NOT_STOPPED]
         reasons += await _closed_by_a_long_stop(run)
@@ -245,7 +242,6 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
     """
     side: Side = SOURCE if start is ControlPhase.DUAL_WRITE else TARGET
     runs = run.together
-    checked: dict[str, str] = {}
     for one in runs:
         control = await one.control.read()
         if control is None or control.phase is not start:
@@ -257,11 +253,6 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
                 unsettled = f"{settled.failed} intents of the journal cannot be settled"
                 raise GateClosed(end, [unsettled], hint=unsettled_hint(one))
         one.crossed = {"clients": 0, "intents_settled": settled.settled}
-        if end is ControlPhase.CUTOVER:
-            checked[one.script_id] = await one.restricted.server_time()
-            last = one.state.latest_verification(one.script_id)
-            with of_member(one):
-                await _require_claims(one, control.updated_at if last is None else last.started_at)
     await _about_to_freeze(run, end)
     deadline = Deadline(run.clock, run.config.gates.freeze_timeout_s)
     frozen = await run.control.move(start, ControlPhase.FREEZE)
@@ -269,8 +260,6 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
         for one in runs:
             with of_member(one):
                 await _drained(one, await _as_moved(one, run, frozen), side, end, deadline)
-                if end is ControlPhase.CUTOVER:
-                    await _require_claims(one, checked[one.script_id])
         run.check()
         after = await run.control.move(ControlPhase.FREEZE, end)
     except Exception as error:
@@ -314,21 +303,6 @@ async def _drained(run: Run, frozen: ControlRow, side: Side, end: ControlPhase, 
         if report.findings:
             step = after_findings(run.script_id, run.source.name, report.as_json())
             raise refusal("rows-differ-drained", rows=wrong(report), next=step)
-
-
-async def _require_claims(run: Run, since: str) -> None:
-    """Raise Collision if a target key that passed to another source key has a row of both.
-
-    Args:
-        run: the migration; the source is the authority.
-        since: from when on the key passed; the clocks of machine and service may differ by `_CLOCKS_S`.
-    """
-    async for target, former, owner in run.mapping.passed(earlier(since, _CLOCKS_S)):
-        run.check()
-        if former == owner:
-            continue
-        if await run.propagator.still_owns(former, target) and await run.propagator.still_owns(owner, target):
-            raise run.mapping.collision(target, former, owner)
 
 
 async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bool:
@@ -395,7 +369,9 @@ async def _require_way_back(run: Run) -> None:
     if run.is_delta and not run.options.writers_stopped:
         step = next_step("go-back", script=name, target=run.targets[0].name)
         raise GateClosed(run.declared.migration.shown(Phase.DUAL_WRITE), [_NOT_STOPPED], hint=str(step))
-    reasons = [] if run.is_delta else await closed_by_difference(run)
+    reasons = await closed_by_source(run)
+    if not reasons and not run.is_delta:
+        reasons = await closed_by_difference(run)
     if reasons:
         hint = f"when nothing differs any more: `rekey rollback {name}` again"
         raise GateClosed(run.declared.migration.shown(Phase.DUAL_WRITE), reasons, hint=hint)
@@ -455,10 +431,20 @@ async def _bring_back(run: Run, now: ControlRow) -> None:
 
     await _each_changed(run, now, "copy back", back, bring)
     with run.progress.task("copy deletes back") as advance:
-        portions = gone(run.targets[0], run.mapping, "r", advance=advance, check=run.check)
+        target_rows = 0
+
+        def count(rows: int) -> None:
+            nonlocal target_rows
+            target_rows += rows
+            advance(rows)
+
+        deleted: list[EntityKey] = []
+        portions = gone(run.targets[0], run.mapping, "r", advance=count, check=run.check)
         async with aclosing(portions):
             async for portion in portions:
-                await for_each(portion, partial(settle, "rows_deleted_in_source"), limit=limit)
+                deleted += portion
+        await require_few_deletes(run, deleted, target_rows)
+        await for_each(deleted, partial(settle, "rows_deleted_in_source"), limit=limit)
 
 
 async def _each_changed(

@@ -15,10 +15,10 @@ from contextlib import suppress
 
 from rekey.errors import TableBeingDeleted, TableMissing
 from rekey.mapping.removed import RemovedRows
-from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
-from rekey.model import KeyRange
+from rekey.mapping.rows import DIRECTIONS, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.runner.clients import until_quiet
 from rekey.runner.refusals import refusal
+from rekey.runner.remaining import require_source, tables_with_rows
 from rekey.runner.run import Counters, Run, nothing_left
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb
 from rekey.tables.kinds import whole
@@ -77,11 +77,13 @@ async def undo(run: Run) -> None:
     """
     if not run.options.drop_targets:
         return
+    if await tables_with_rows(run):
+        await require_source(run)  # asked before as well, and some time has passed
     for name in run.declared.migration.table_names:
         await run.tables.delete_table(name)
     with suppress(TableMissing):  # the run was cut off before it made the mapping table
-        for partition in run.mapping.rows.all_partitions:
-            async for page in run.mapping.table.scan(KeyRange.of_rows(partition)):
+        for direction in DIRECTIONS:
+            async for page in run.mapping.scan(direction):  # a page is of one partition
                 writes = [Operation(Verb.DELETE, row, "*") for row in page.rows]
                 for start in range(0, len(writes), MAX_BATCH_OPERATIONS):
                     await run.mapping.table.transact(writes[start : start + MAX_BATCH_OPERATIONS])

@@ -51,7 +51,7 @@ async def gate(run: Run) -> list[str]:
         reasons.append(EVIDENCE_MISSING)
     if not run.is_delta and await any_intent(run):
         reasons.append(f"the journal holds intents; `rekey apply {run.script_id}` settles them")
-    if await run.tables.table_exists(run.targets[0].name) is False:
+    if not await run.tables.table_exists(run.targets[0].name):
         reasons.append(f"the target table {run.targets[0].name} does not exist")
     return reasons
 

@@ -1,0 +1,295 @@
+"""What remains: proof that the side which is kept is there and holds the rows, before the other is given up.
+
+Rules kept here:
+
+* Nothing here writes. Tables are proved to exist, then to hold the rows: by a comparison of all keys before
+  tables are dropped, by counts before the source is retired, by a sample before authority moves back.
+* What cannot be proved is refused, unless the operator gives a reason (`Options.reason`), which is recorded.
+* A table that somebody deleted and made again is empty, and looks to a comparison as if the application had
+  deleted every row. Where that would delete `MANY` rows or more from the other side, it is refused as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rekey.copy.sweep import DigestParts
+from rekey.core.concurrency import for_each
+from rekey.errors import RowRefused, TableBeingDeleted, TableMissing
+from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, key_of
+from rekey.next_steps import next_step
+from rekey.present.text import counted
+from rekey.runner.refusals import refusal
+from rekey.runner.run import Run
+from rekey.tables.base import Table
+from rekey.tables.kinds import whole
+
+# From so many rows on, their deletion is asked about where the authority holds none at all.
+MANY = 20
+# Rows of the target that are looked for in the source before authority moves back to it.
+SAMPLED = 100
+# Rows that stand in the target alone: where there are more, not all are looked at one by one.
+LISTED = 1000
+_NAMED = 5
+_KEYS = (PARTITION_KEY, ROW_KEY)
+# A row is read so often, a second apart, before it counts as missing: a write of it may be in flight.
+_ROUNDS = 4
+_PAUSE_S = 1.0
+
+
+async def rows_up_to(table: Table, most: int) -> int | None:
+    """Return how many rows a table holds, counted up to `most`; None where there is no such table."""
+    found = 0
+    try:
+        async for page in whole(table).scan(select=_KEYS, page_rows=most, ahead=False):
+            found += len(page.rows)
+            if found >= most:
+                return most
+    except (TableMissing, TableBeingDeleted):
+        return None
+    return found
+
+
+async def closed_by_tables(run: Run, *, authority: Table) -> list[str]:
+    """Return the reasons that source and targets keep a move of the authority to the target closed: a table
+    does not exist, or the main target is empty.
+
+    Args:
+        run: the migration.
+        authority: the source, or the main target where that is the authority already.
+    """
+    source, target = run.source.name, run.targets[0].name
+    names = dict.fromkeys((authority.name, *run.declared.migration.table_names))
+    rows = {name: await rows_up_to(run.tables.table(name), 1) for name in names}
+    if gone := [name for name, found in rows.items() if found is None]:
+        return [f"the table {name} does not exist" for name in gone]
+    if rows[target] or await rows_up_to(run.source, MANY) != MANY:
+        return []
+    return [f"the target table {target} is empty, and {source} is not"]
+
+
+# --- before targets are dropped ----------------------------------------------------------------------------
+
+
+async def require_source(run: Run) -> None:
+    """Refuse to drop targets while the source does not exist, without a reason. Raises Refused."""
+    if not run.options.reason and not await run.tables.table_exists(run.source.name):
+        raise refusal("source-gone", source=run.source, targets=_targets(run), script=run.declared.named)
+
+
+async def tables_with_rows(run: Run) -> list[str]:
+    """Return the names of the target tables that hold rows."""
+    return [table.name for table in run.targets if await rows_up_to(table, 1)]
+
+
+async def require_droppable(run: Run) -> None:
+    """Refuse to drop targets unless the source exists and has a row for every row of the main target, or the
+    operator gave a reason; what was found is recorded.
+
+    Raises:
+        Refused: the source does not exist, or rows stand in the target alone.
+    """
+    if not await tables_with_rows(run):
+        return  # nothing would be lost
+    await require_source(run)
+    found: dict[str, Any] = {"reason": run.options.reason}
+    try:
+        only = await rows_only_in_target(run)
+    except (
+        TableMissing,
+        TableBeingDeleted,
+    ):  # the source; or the main target, whose index tables hold copies of its rows
+        found["source"] = "does not exist" if await rows_up_to(run.source, 1) is None else "exists"
+    else:
+        found["only_in_target"] = len(only)
+        if only and not run.options.reason:
+            rows = f"{LISTED:,} rows or more" if len(only) > LISTED else counted(len(only), "row")
+            listed = ", ".join(run.ids.short(run.targets[0].name, key) for key in only[:_NAMED])
+            more = ", …" if len(only) > _NAMED else ""
+            raise refusal(
+                "rows-only-in-target",
+                rows=rows,
+                listed=listed + more,
+                target=run.targets[0],
+                source=run.source,
+                script=run.declared.named,
+            )
+    run.state.audit("drop-proved", run.script_id, found)
+
+
+async def rows_only_in_target(run: Run) -> list[EntityKey]:
+    """Return the keys of the main target's rows that no row of the source maps to; of very many only some.
+
+    The mapping table is not relied on: it may be gone, too. Rows of writes in flight do not count.
+
+    Raises:
+        TableMissing: there is no source, or no main target.
+    """
+    target, digest_of = run.targets[0], run.ids.long
+    with DigestParts() as theirs, DigestParts() as ours:
+        # The target first: a row that is written meanwhile is then in the source's keys, if in any.
+        with run.progress.task("read the target's keys") as advance:
+            async for page in target.scan(select=_KEYS):
+                run.check()
+                for row in page.rows:
+                    theirs.add(digest_of(target.name, key_of(row)))
+                advance(len(page.rows))
+        with run.progress.task("map the source's rows") as advance:
+            async for page in run.source.scan():
+                run.check()
+                for row in page.rows:
+                    try:
+                        main = run.mapper.map(row)[0]
+                    except RowRefused:
+                        continue  # it has no row in the target
+                    ours.add(digest_of(target.name, key_of(main.row)))
+                advance(len(page.rows))
+        only = set[str]()
+        for prefix in theirs.prefixes():
+            only |= theirs.read(prefix) - ours.read(prefix)
+            if len(only) > LISTED:
+                break  # enough to know
+    if not only:
+        return []
+    candidates = []
+    async for page in target.scan(select=_KEYS):
+        run.check()
+        candidates += [key for row in page.rows if digest_of(target.name, key := key_of(row)) in only]
+    return await _without_source(run, candidates)
+
+
+async def _without_source(run: Run, candidates: Sequence[EntityKey]) -> list[EntityKey]:
+    """Return those keys of the main target whose row stands, and whose source row does not exist."""
+    left = list(candidates)
+    for number in range(_ROUNDS):
+        if number and left:
+            await run.clock.sleep(_PAUSE_S)
+        still: list[EntityKey] = []
+
+        async def look(key: EntityKey, still: list[EntityKey] = still) -> None:
+            run.check()
+            owner = await _owner(run, key)
+            if owner is not None and await run.source.get(owner, select=_KEYS) is not None:
+                return
+            if await run.targets[0].get(key, select=_KEYS) is None:
+                return
+            still.append(key)
+
+        await for_each(left, look, limit=run.config.limits.concurrency)
+        left = still
+        if run.is_delta:
+            break  # nothing follows at once: waiting changes nothing
+    return sorted(left)
+
+
+async def _owner(run: Run, key: EntityKey) -> EntityKey | None:
+    try:
+        return await run.propagator.owner_of(key)
+    except (TableMissing, TableBeingDeleted):
+        return None
+
+
+def _targets(run: Run) -> str:
+    return ", ".join(run.declared.migration.table_names)
+
+
+# --- before authority moves back, and before the source is deleted -----------------------------------------
+
+
+async def closed_by_source(run: Run) -> list[str]:
+    """Return why authority cannot move back to the source: it does not exist or, in capture "dual-write", in
+    which it is said to be current, it lacks rows of a sample of the target."""
+    if not await run.tables.table_exists(run.source.name):
+        return [f"the source table {run.source.name} does not exist"]
+    if run.is_delta or not await run.tables.table_exists(run.targets[0].name):
+        return []
+    sample: list[EntityKey] = []
+    async for page in run.targets[0].scan(select=_KEYS, page_rows=SAMPLED, ahead=False):
+        sample += map(key_of, page.rows)
+        if len(sample) >= SAMPLED:
+            break
+    missing = await _without_source(run, sample[:SAMPLED])
+    if not missing:
+        return []
+    rows = (
+        f"{len(missing)} of {counted(min(len(sample), SAMPLED), 'row')} of {run.targets[0].name} have no row"
+    )
+    mends = next_step("mend", script=run.script_id)
+    return [f"{rows} in {run.source.name}, which is said to be current; {mends}"]
+
+
+async def closed_by_count(run: Run) -> list[str]:
+    """Return why the source may not be deleted: the main target holds fewer rows, and no reason was given.
+    What was counted is recorded."""
+    if not await run.tables.table_exists(run.source.name):
+        return []
+    counts = {"source_rows": await _count(run, run.source), "target_rows": await _count(run, run.targets[0])}
+    run.state.audit("retire-counted", run.script_id, {**counts, "reason": run.options.reason})
+    source_rows, target_rows = counts.values()
+    if target_rows >= source_rows or run.options.reason:
+        return []
+    fewer = f"{run.targets[0].name} holds {counted(target_rows, 'row')}, {run.source.name} {source_rows:,}"
+    return [f"{fewer}: if the application deleted the others since `complete`, say so with --reason"]
+
+
+async def require_few_deletes(run: Run, gone: Sequence[EntityKey], target_rows: int) -> None:
+    """Refuse to delete more rows of the source than the target holds, without a reason.
+
+    Args:
+        run: the migration.
+        gone: source keys whose rows are not in the main target; some have no source row either.
+        target_rows: how many rows the main target holds.
+
+    Raises:
+        Refused: more of them stand in the source than the target holds, and `MANY` or more.
+    """
+    if len(gone) < max(MANY, target_rows + 1):
+        return
+    standing = 0
+
+    async def look(key: EntityKey) -> None:
+        nonlocal standing
+        run.check()
+        found = await run.source.get(key, select=_KEYS) is not None
+        standing += found
+
+    await for_each(gone, look, limit=run.config.limits.concurrency)
+    if standing < max(MANY, target_rows + 1):
+        return
+    if not run.options.reason:
+        raise refusal(
+            "back-would-delete", target=run.targets[0], source=run.source, gone=standing, left=target_rows
+        )
+    details = {"gone": standing, "left": target_rows, "reason": run.options.reason}
+    run.state.audit("deletes-most", run.script_id, details)
+
+
+async def _count(run: Run, table: Table) -> int:
+    rows = 0
+    with run.progress.task(f"count {table.name}") as advance:
+        async for page in table.scan(select=_KEYS):
+            run.check()
+            rows += len(page.rows)
+            advance(len(page.rows))
+    return rows
+
+
+# --- before rows are deleted because the authority has none ------------------------------------------------
+
+
+async def require_rows(run: Run, authority: Table, replica: Table) -> None:
+    """Refuse what would delete all rows of a replica because the authority is empty, without a reason.
+
+    Raises:
+        Refused: the authority holds no row, and the replica `MANY` or more.
+    """
+    if await rows_up_to(authority, 1) or await rows_up_to(replica, MANY) != MANY:
+        return
+    if not run.options.reason:
+        instead = f"rollback {run.declared.named} --to source --drop-targets --reason TEXT"
+        if not run.is_delta:
+            instead = f"verify {run.script_id} --mode full --repair --reason TEXT"
+        raise refusal("authority-empty", authority=authority, replica=replica, instead=instead)
+    details = {"empty": authority.name, "rows_of": replica.name, "reason": run.options.reason}
+    run.state.audit("deletes-all", run.script_id, details)
