@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -18,6 +19,11 @@ def others_in_soak(values: Iterable[Any], kept: Collection[Any]) -> list[Any]:
         else pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.soak)
         for one in values
     ]
+
+
+def soak_seconds() -> float:
+    """Return for how long a search of the soak may go on: SOAK_SECONDS, a minute by default."""
+    return float(os.environ.get("SOAK_SECONDS", "60"))
 
 
 def files_of_the_soak() -> list[Path]:

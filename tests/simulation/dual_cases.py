@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from math import inf
 from typing import Any
 from unittest import mock
 
@@ -194,6 +195,7 @@ def dual(
     parts: DualParts | None = None,
     *,
     most_states: int = MOST_STATES,
+    most_seconds: float = inf,
     **more: Any,
 ) -> Searched:
     """Search a world in which the authority stays where it is. `more` as `DualWorld` takes it."""
@@ -209,11 +211,17 @@ def dual(
         )  # fmt: skip
 
     with mock.patch.object(sweep, "DigestParts", DigestsInMemory):
-        return search(make, budget, most_states)
+        return search(make, budget, most_states, most_seconds)
 
 
 def moving(
-    name: str, budget: Budget, parts: DualParts | None = None, *, looks: int = 2, passages: int = 0
+    name: str,
+    budget: Budget,
+    parts: DualParts | None = None,
+    *,
+    looks: int = 2,
+    passages: int = 0,
+    most_seconds: float = inf,
 ) -> Searched:
     """Search a world in which a runner moves the authority away from the phase that the name says."""
     migration, before, clients, phase = parsed(name)
@@ -229,4 +237,4 @@ def moving(
         stack.enter_context(repeatable())
         logging.disable(logging.CRITICAL)  # clients say in each run that they are kept waiting
         stack.callback(logging.disable, before_level)
-        return search(make, budget, MOST_STATES)
+        return search(make, budget, MOST_STATES, most_seconds)

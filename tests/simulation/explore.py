@@ -32,6 +32,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from copy import deepcopy
 from dataclasses import dataclass
+from math import inf
+from time import monotonic
 from typing import Any
 
 from tests.simulation.loop import SimulatedLoop
@@ -77,18 +79,22 @@ class Search:
         """Branches by the preemptions they hold."""
         self.result = Searched()
 
-    def run(self, most_states: int = MAX_STATES) -> Searched:
-        """Search until everything was visited or a loss is found."""
+    def run(self, most_states: int = MAX_STATES, most_seconds: float = inf) -> Searched:
+        """Search until everything was visited, a loss is found or the time is up."""
+        ends = monotonic() + most_seconds
         while True:
-            self._search(most_states)
-            if self.result.loss or not self._meets_new:
+            self._search(most_states, ends)
+            if self.result.loss or self.result.ended is not None or not self._meets_new:
                 return self.result
             self._touched, self._met, self._meets_new = self._met, deepcopy(self._met), False
             self._seen, self._open, self.result = set(), {0: [()]}, Searched()
 
-    def _search(self, most_states: int) -> None:
+    def _search(self, most_states: int, ends: float) -> None:
         while self._open and not self.result.loss:
             fewest = min(self._open)
+            if monotonic() > ends:
+                self.result.ended = fewest
+                return
             branches = self._open[fewest]
             if not branches:
                 del self._open[fewest]
@@ -487,10 +493,14 @@ def _in_words(told: _Told) -> str:
 
 
 def search(
-    make: Callable[[Scheduler], Scenario], budget: Budget | None = None, most_states: int = MAX_STATES
+    make: Callable[[Scheduler], Scenario],
+    budget: Budget | None = None,
+    most_states: int = MAX_STATES,
+    most_seconds: float = inf,
 ) -> Searched:
-    """Visit every run of a scenario; stop at the first loss."""
-    return Search(make, budget or Budget()).run(most_states)
+    """Visit every run of a scenario, those with few preemptions first. Stop at the first loss, or when the
+    time is up."""
+    return Search(make, budget or Budget()).run(most_states, most_seconds)
 
 
 def service_of(scheduler: Scheduler) -> HeldService:

@@ -133,6 +133,8 @@ class Searched:
     steps: int = 0
     bounded: int | None = None
     """The bound on preemptions, if it cut anything."""
+    ended: int | None = None
+    """With how many preemptions the time was up, None if everything was visited."""
     ends: set[int] = field(default_factory=set)
     """What all runs came to."""
     loss: str = ""
@@ -141,4 +143,6 @@ class Searched:
 
     def __str__(self) -> str:
         cut = "complete" if self.bounded is None else f"at most {self.bounded} preemptions"
+        if self.ended is not None:
+            cut = f"time was up at {self.ended} preemptions"
         return f"{self.schedules:,} schedules, {self.states:,} states, {self.steps:,} effects ({cut})"

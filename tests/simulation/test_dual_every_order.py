@@ -22,7 +22,7 @@ import pytest
 
 from tests.simulation.dual_cases import DELETED_AND_WRITTEN_ELSEWHERE, KINDS, dual, moving
 from tests.simulation.explore import Budget, Searched, TooMany
-from tests.soaking import others_in_soak
+from tests.soaking import others_in_soak, soak_seconds
 
 FAULTS = {
     "no faults": Budget(),
@@ -120,6 +120,9 @@ BESIDE_A_BACKFILL = [
 ]
 """Worlds with the preemptions that take seconds; `make soak` searches each with four: up to half an hour."""
 
+
+_EACH = 6
+"""Of SOAK_SECONDS each of some fifty worlds has this part."""
 
 LARGE_TWO = [
     ("folded, dual_write: new delete | old upsert the other", "an open outcome", 0),
@@ -231,10 +234,12 @@ def test_a_row_deleted_and_written_elsewhere_stays() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(("name", "faults", "bound"), [*TWO_CLIENTS, *BESIDE_A_BACKFILL])
-def test_with_four_preemptions_nothing_is_lost_either(name: str, faults: str, bound: int) -> None:
+def test_with_up_to_four_preemptions_nothing_is_lost_either(name: str, faults: str, bound: int) -> None:
+    """Those with few preemptions come first; what is printed says how far a search came in its time."""
     more = {"backfill": True, "copied": False} if (name, faults, bound) in BESIDE_A_BACKFILL else {}
     budget = replace(FAULTS[faults], preemptions=BOUND)
-    visited(f"{name}, {faults}", dual(name, budget, most_states=10_000_000, **more), at_least=50)
+    found = dual(name, budget, most_states=10_000_000, most_seconds=soak_seconds() / _EACH, **more)
+    visited(f"{name}, {faults}", found, at_least=50)
 
 
 @pytest.mark.soak
@@ -242,7 +247,7 @@ def test_with_four_preemptions_nothing_is_lost_either(name: str, faults: str, bo
 def test_worlds_drawn_from_all_that_there_are() -> None:
     """`make soak`: worlds drawn from a seed for as long as asked, each with at least four preemptions or
     complete; those that grow too large are searched with fewer, and say so."""
-    ends = time.monotonic() + float(os.environ.get("SOAK_SECONDS", "60"))
+    ends = time.monotonic() + soak_seconds()
     seed = int(os.environ.get("SOAK_SEED", "1000"))
     draw = random.Random(seed)
     while time.monotonic() < ends:
@@ -292,5 +297,6 @@ def test_the_authority_moves_and_nothing_is_lost_with_larger_bounds(
 ) -> None:
     """How often clients look at the control row, and how often time passes while somebody could go on, are
     bounds as well."""
-    found = moving(name, replace(FAULTS[faults], preemptions=bound), looks=looks, passages=passages)
+    budget = replace(FAULTS[faults], preemptions=bound)
+    found = moving(name, budget, looks=looks, passages=passages, most_seconds=soak_seconds())
     visited(f"{name}, moving, {faults}, time passes {passages} times", found, at_least=500)

@@ -18,6 +18,7 @@ from tests.simulation import broken, dual_broken, dual_cases
 from tests.simulation.dual_cases import dual, moving
 from tests.simulation.dual_small import DualParts
 from tests.simulation.explore import Budget, Searched
+from tests.soaking import soak_seconds
 
 pytestmark = pytest.mark.soak
 OLDER = "UsersV2 holds an older row"
@@ -69,7 +70,7 @@ def test_what_the_last_look_makes_up_for(rule: Any, name: str, what: str) -> Non
 @MADE_UP_FOR
 def test_with_four_preemptions_the_last_look_makes_up_for_it_too(rule: Any, name: str, what: str) -> None:
     with rule():
-        assert not dual(name, CALM).loss
+        assert not dual(name, CALM, most_seconds=soak_seconds()).loss
 
 
 def test_after_the_replicas_the_authority_is_read_again() -> None:
