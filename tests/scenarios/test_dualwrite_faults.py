@@ -709,3 +709,37 @@ def _once(
 
 async def _pass(_call: Call) -> None:
     await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("kind", [FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST, FaultKind.TIMED_OUT])
+@pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
+@pytest.mark.parametrize("verb", [insert, upsert, replace, merge])
+async def test_a_lost_answer_to_a_value_in_no_documented_form_is_told_as_it_is(
+    memory: MemoryTableService, verb: Callable[[Row], Operation], phase: ControlPhase, kind: FaultKind
+) -> None:
+    """The row that the service stored does not look like what was sent: it proves nothing."""
+    creates = verb is insert
+    world = await memory_world(USERS, memory).prepare([user("bob@example.com"), user(ANN.row)][: 2 - creates])
+    world.permits.move(phase)
+    view, table = (View.OLD, "Users") if phase is ControlPhase.DUAL_WRITE else (View.NEW, "UsersV2")
+    row = user(ANN.row, Age=3_000_000_000)
+    if view is View.NEW:
+        row = content_of(world.mapper.map(row)[0].row)
+    planned = Planned(Fault(kind), action=str(verb(row).verb), table=table)
+    memory.faults = PlannedFaults(planned)
+    is_told = True
+    try:
+        await world.writer(view).write([verb(row)])
+    except Ambiguous:
+        is_told = False
+    assert planned.seen, "the fault happened"
+    memory.faults = PlannedFaults()
+    await world.close()
+    await world.sweep("source" if view is View.OLD else "target")
+    world.assert_in_step()
+    ages = [one.get("Age") for one in memory.dump(table) if key_of(one) == key_of(row)]
+    assert len(ages) <= 1
+    if is_told:
+        assert ages == [3e9]
+    elif kind is not FaultKind.LOST_REQUEST:
+        assert ages == [3e9], "it was applied"
