@@ -38,6 +38,7 @@ from rekey.errors import (
     RekeyError,
     ServiceError,
 )
+from rekey.phases import Phase
 from rekey.present.text import WIDTH, fitted
 
 if TYPE_CHECKING:
@@ -79,6 +80,33 @@ _COMMANDS = {
 }
 
 
+# What to type in place of commands and options that other tools have.
+_MEANT_COMMANDS = {
+    "help": "`rekey --help` lists the commands, `rekey apply --help` explains one",
+    "version": "`rekey --version`",
+    **{str(phase): f"a phase is carried out by `rekey apply --to {phase}`" for phase in list(Phase)[:-1]},
+    **dict.fromkeys(("migrate", "run", "start", "up", "upgrade"), "`rekey apply` carries migrations out"),
+    **dict.fromkeys(("down", "downgrade", "revert", "undo"), "`rekey rollback` takes a migration back"),
+    **dict.fromkeys(("list", "ls"), "`rekey status` shows all migrations, `rekey history` those that began"),
+    **dict.fromkeys(
+        ("check", "compare", "diff", "validate"), "`rekey plan` checks a script, `rekey verify` rows"
+    ),
+    **dict.fromkeys(("create", "generate", "make"), "`rekey new NAME` writes a script"),
+    **dict.fromkeys(
+        ("stop", "cancel", "abort"), "`rekey pause` pauses; Ctrl-C ends a command, which checkpoints"
+    ),
+}
+_MEANT_OPTIONS = {
+    "--dry-run": "`rekey plan` shows what `apply` would do, and writes nothing",
+    **dict.fromkeys(("--full", "--count", "--sample"), "`rekey verify --mode full`, count or sample"),
+    **dict.fromkeys(("--force", "-f"), "nothing can be forced: a refusal names what is still required"),
+    **dict.fromkeys(("-o", "--output"), "`rekey plan --out FILE` writes a plan"),
+    **dict.fromkeys(
+        ("-y", "--confirm"), "`rekey apply --to complete --yes NAME`, with the name of the migration"
+    ),
+    **dict.fromkeys(("-q", "--quiet", "--silent"), "`--no-progress` tells no progress"),
+    **dict.fromkeys(("-c", "--config-file"), "`--config FILE` names the configuration"),
+}
 # Commands that change nothing.
 _READ_ONLY = frozenset({"plan", "inspect", "status", "history"})
 _CHECKPOINT = "everything up to the last checkpoint"
@@ -102,7 +130,8 @@ class _Commands(click.Group):
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand:
             # click compares with the commands that are imported
-            raise click.exceptions.NoSuchCommand(args[0], possibilities=_COMMANDS, ctx=ctx) from None
+            names = () if args[0] in _MEANT_COMMANDS else _COMMANDS
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=names, ctx=ctx) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of a migration."""
@@ -208,7 +237,15 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
         shell.note(error.format_message(), "error")
         return ExitCode.USAGE
     context = error.ctx if isinstance(error, click.UsageError) else None
-    hint = f"`{context.command_path if context else 'rekey'} --help` shows how"
+    named = options_last(words)[:1]
+    path = (
+        context.command_path if context else " ".join(["rekey", *(one for one in named if one in _COMMANDS)])
+    )
+    hint = f"`{path} --help` shows how"
+    if isinstance(error, click.exceptions.NoSuchCommand):
+        hint = _MEANT_COMMANDS.get(error.command_name, hint)
+    elif isinstance(error, click.NoSuchOption) and not error.possibilities:
+        hint = _MEANT_OPTIONS.get(error.option_name, hint)
     what = " ".join(error.format_message().split())  # click lists choices on lines of their own
     what = re.sub(r"is not a valid integer( range)?\.", "is not a whole number.", what)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):

@@ -64,7 +64,8 @@ class Project:
         if name.endswith(".py") or os.sep in name:
             path = Path(name).resolve()
             self._refuse_broken(path.stem)
-            found = [one for one in self.scripts.values() if one.path.resolve() == path]
+            paths = {path, (self.config.migrations / name).resolve()}
+            found = [one for one in self.scripts.values() if one.path.resolve() in paths]
             if not found:
                 self._refuse_lost(path.stem)
                 raise click.UsageError(f"{name} is no script of {self.config.migrations}")

@@ -225,6 +225,10 @@ def _the_migration(found: object) -> Migration:
 def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
+    except FileNotFoundError:
+        there = sorted(one.stem for one in path.parent.glob("*.py") if not one.name.startswith("_"))
+        cure = f"there are: {', '.join(there)}" if there else "`rekey new NAME` makes one"
+        raise InvalidDeclaration("", f"there is no such script in {path.parent}", cure=cure) from None
     except OSError as error:
         problem = f"the file cannot be read ({reason_of(error)})"
         raise InvalidDeclaration("", problem, cure="make it readable") from error
@@ -335,13 +339,12 @@ def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
     missing, unexpected = _MISSING.match(text), _UNEXPECTED.match(text)
     if found := missing or unexpected:
         call, names = found[1].removesuffix(".__init__"), found[2].replace("'", "").strip()
-        problem, cure = f"{call} needs {names}{where}", f"add {names} to {call}(…)"
+        problem, cure = f"{call} needs {names}{where}", f"add {names} to {call}(…){_said(call)}"
         if found is unexpected:
             problem, cure = f"{call} has no argument {names}{where}", _instead_of(names, call)
         return InvalidDeclaration(names, problem, cure=cure)
     if (found := _POSITIONAL.match(text)) and (function := _function_of(call := found[1])):
-        said = str(inspect.signature(function)).partition(" ->")[0]
-        takes = re.sub(r": [^,=)]+", "", said)
+        takes = _takes(function)
         cure = f"it is {call}{takes}" + (": what stands after * is given by name" if "*" in takes else "")
         return InvalidDeclaration("", f"{call} has too many values without a name{where}", cure=cure)
     if isinstance(error, AttributeError | NameError) and error.name:
@@ -350,6 +353,8 @@ def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
         cure = "correct the name; docs/expressions.md lists all expressions and operations"
         if isinstance(error, NameError) and error.name in rekey.__all__:
             cure = f"import it: `from rekey import {error.name}`"
+        elif isinstance(error, NameError) and not _similar(error.name, rekey.__all__):
+            cure = f'names of properties and tables are text: write "{error.name}", in quotes'
         elif near := _similar(error.name, rekey.__all__ if owner is None else dir(owner)):
             cure = f"write {near}; docs/expressions.md lists all expressions and operations"
         return InvalidDeclaration("", f"there is no `{error.name}`{of}{where}", cure=cure, fault=text)
@@ -361,6 +366,19 @@ def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
 def _function_of(call: str) -> Callable[..., object] | None:
     """Return the function or class of rekey that has a name, None when none has."""
     return next((getattr(one, call) for one in (keys, props, rekey) if hasattr(one, call)), None)
+
+
+def _takes(function: Callable[..., object]) -> str:
+    """Return what a function takes, without types: `(source, *, to)`."""
+    signature = inspect.signature(function)
+    plain = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+
+
+def _said(call: str) -> str:
+    """Return what a function of `keys` or `props` takes, as the end of a cure; "" for another one."""
+    function = next((getattr(one, call) for one in (keys, props) if hasattr(one, call)), None)
+    return f", which is {call}{_takes(function)}" if function else ""
 
 
 def _instead_of(name: str, call: str) -> str:

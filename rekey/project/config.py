@@ -364,6 +364,11 @@ class Config:
             for section, account in self.accounts.items()
             if account is not self.restricted and account.is_https and self.restricted.is_same_as(account)
         ]
+        found += [
+            f"[{section}] endpoint is https on this machine: an Azurite without a certificate is http"
+            for section, account in self.accounts.items()
+            if account.is_https and urlsplit(account.endpoint).hostname in _LOOPBACK
+        ]
         return found
 
 
@@ -486,7 +491,10 @@ def read_toml(path: Path, *, absent: str) -> Section:
         # the parser's text may quote the file; only the position is taken from it
         position = re.search(r"\(at [^)]*\)", str(error))
         said = f"{path} is not valid TOML {position.group() if position else ''}".rstrip()
-        raise ConfigurationError(said, hint="fix that line; strings stand in double quotes") from None
+        hint = "fix that line; strings stand in double quotes"
+        if re.match("Cannot (declare|overwrite|mutate)", str(error)):
+            said, hint = f"{said}: the same section or key stands there twice", "keep one of the two"
+        raise ConfigurationError(said, hint=hint) from None
 
 
 def _account(section: Section, *more: str) -> Account:

@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias, TypeVar, get_type_hints
@@ -82,7 +83,9 @@ class Section:
         for key in self.content:
             if key not in keys:
                 what = "key" if self.name else "section"
-                self.fail(key, f"unknown {what}", f"remove it; known here: {', '.join(keys)}")
+                near = get_close_matches(key.lower(), [str(one) for one in keys], 1, 0.7)
+                instead = f"write {near[0]}" if near else "remove it"
+                self.fail(key, f"unknown {what}", f"{instead}; known here: {', '.join(keys)}")
 
     def section(self, key: str, *, required: bool = False) -> Section:
         """Return a table within this one; an empty one when it is absent and not required."""

@@ -151,7 +151,7 @@ def test_rows_that_map_to_one_key_are_reported_by_plan_and_refused_by_apply(lowe
     shown = lowered.run("plan", "--exact", "--json", "--show-keys").ended(1).document
     old_keys = {tuple(key) for key in shown["migrations"][0]["collisions"]["first"][0]["old_keys"]}
     assert old_keys == {("tenant-2", "user00007@mail.example"), ("tenant-2", "USER00007@MAIL.EXAMPLE")}
-    refused = lowered.run("apply").ended(1, "2 source rows share 1 target key", "Kept: everything")
+    refused = lowered.run("apply").ended(1, "2 source rows share 1 target key", "Nothing was written.")
     assert "user00007" not in refused.said.lower()
     assert lowered.everything() == before
     assert lowered.remembered() == {}

@@ -65,7 +65,7 @@ class Case:
 
 
 def _refused_row(script: str, row: Row, *parts: str) -> Case:
-    return Case(1, (*parts, "Kept: everything"), {"": script}, row, plan_code=1)
+    return Case(1, (*parts, "Nothing was written."), {"": script}, row, plan_code=1)
 
 
 def _row(**more: Any) -> Row:

@@ -311,7 +311,7 @@ def test_a_hook_that_fails_before_the_cutover_refuses_it(
     follow((MINUTE, said(lambda: follow.proceed(writers_stopped=True))), (MINUTE, is_refused))
     [refused] = follow.told.of("cutover-refused")
     assert f"[hooks] command ended with exit code 3, at `{event}`" in refused
-    assert "mend what it runs, or take it out" in refused and "`rekey proceed " in refused
+    assert "fix what it runs, or take it out" in refused and "`rekey proceed " in refused
     assert ours.phase is ControlPhase.CUTOVER
     names = [json.loads(path.read_text())["event"]["name"] for path in told.iterdir()]
     assert {"phase-begun", "phase-ended", "freeze", "done"} <= set(names)

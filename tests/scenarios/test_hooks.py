@@ -67,7 +67,7 @@ def test_a_hook_that_fails_is_told_and_stops_nothing_but_a_cutover(rekey: Hooked
     assert rekey.events.count("phase-ended") == 4 and rekey.events[-1] == "done"
     refused = rekey("apply", "--to", "cutover", STOPPED, code=3).err
     assert "the gate before `cutover` is closed: [hooks] command ended with exit code 4" in refused
-    assert "mend what it runs, or take it out" in refused
+    assert "fix what it runs, or take it out" in refused
     assert f"`rekey apply 0001_users --to cutover {STOPPED}`" in refused
     (rekey.project.folder / "hook.sh").write_text("#!/bin/sh\nexit 0\n", "utf-8")
     rekey("apply", "--to", "cutover", STOPPED)

@@ -180,7 +180,7 @@ def assert_commands_exist(text: str) -> None:
     """Every command in quotes has a name and options that there are."""
     for words in map(shlex.split, _COMMAND.findall(text)):
         command: click.Command = group
-        while isinstance(command, click.Group) and words and words[0] != "--help":
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
             found = command.get_command(click.Context(group), words.pop(0))
             assert found is not None, text
             command = found

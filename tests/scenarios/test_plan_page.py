@@ -188,7 +188,7 @@ def test_two_designs_are_put_side_by_side_on_the_same_rows(rekey: Commands) -> N
         given = {problem["code"]: problem["severity"] for problem in one["problems"]}
         assert {what: values[number] for what, values in advice.items() if values[number] != "–"} == given
     assert "warning" in [values[1] for values in advice.values()], "rows by author stand alone"
-    assert every("EUR" in value for value in lines["Cost", "money, batch billed by its rows"])
+    assert every("EUR" in value for value in lines["Cost", "cost, batch billed by its rows"])
     assert [one["script_id"] for one in said["plans"]] == said["designs"]
     text = rekey("plan", "--compare", first, second, "--exact").out
     assert "PostsByMonth" in text and "PostsByWriter" in text

@@ -290,6 +290,13 @@ def test_a_view_that_there_is_not_is_refused_with_those_that_there_are() -> None
         assert refused.value.hint.startswith('say view="old"')
 
 
+@pytest.mark.parametrize("client", [DualWriteTableClient, AsyncDualWriteTableClient])
+def test_the_ways_of_the_sdk_that_name_no_migration_are_refused_with_the_way_that_does(client: Any) -> None:
+    for make in (client.from_connection_string, client.from_table_url):
+        with pytest.raises(ConfigurationError, match="and no migration\nNext: write from_config"):
+            make("UseDevelopmentStorage=true", "Users")
+
+
 def plan(**more: Any) -> Plan:
     """Return a plan of a client of USERS."""
     given = {"secrets": SECRETS, "wrapping_key": WRAPPING_KEY, **more}

@@ -458,3 +458,18 @@ def test_http_elsewhere_is_for_azurites_account_with_its_published_key(
 def test_an_account_of_cosmos_db_may_have_a_name_that_ends_like_a_secondary_region(file: Path) -> None:
     text = MINIMAL + '[targets]\nendpoint = "https://shop-secondary.table.cosmos.azure.com"\n'
     assert load_config(write(file, text)).accounts["targets"].name == "shop-secondary"
+
+
+@pytest.mark.parametrize(
+    "text", ["[gates]\nmargin='60s'\n[gates]\n", "[gates]\nmargin='60s'\nmargin='90s'\n"]
+)
+def test_what_stands_twice_is_said_to(file: Path, text: str) -> None:
+    error = refused(file, MINIMAL + text)
+    assert error.what.endswith(": the same section or key stands there twice")
+    assert error.hint == "keep one of the two"
+
+
+def test_https_on_this_machine_is_a_warning(file: Path) -> None:
+    local = MINIMAL.replace("https://acme.table.core.windows.net", "https://127.0.0.1:10002/devstoreaccount1")
+    [warning] = load_config(write(file, local)).warnings()
+    assert warning.startswith("[tables] endpoint is https on this machine")

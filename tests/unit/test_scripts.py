@@ -251,8 +251,14 @@ def test_a_script_cannot_depend_on_itself(write: Write) -> None:
     assert "itself" in wrong(write("0001", depends="'0001'")).problem
 
 
-def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
-    assert "cannot be read" in wrong(tmp_path / "0001.py").problem
+def test_a_file_that_is_not_there_or_cannot_be_read_is_refused(write: Write, tmp_path: Path) -> None:
+    """A client names a script by its id alone."""
+    write("0002_posts")
+    missing = wrong(tmp_path / "0001.py")
+    assert missing.problem == f"there is no such script in {tmp_path}"
+    assert missing.hint == "there are: 0002_posts"
+    (tmp_path / "0003.py").mkdir()
+    assert "cannot be read" in wrong(tmp_path / "0003.py").problem
 
 
 # --- errors of scripts together ----------------------------------------------------------------------

@@ -47,6 +47,11 @@ from rekey.tables.base import Accounts
 CredentialT = TypeVar("CredentialT", bound=AnyCredential)
 
 
+def _needs_a_migration(name: str) -> ConfigurationError:
+    hint = 'write from_config("rekey.toml", "0001_users", view="new"), or give the constructor a migration'
+    return ConfigurationError(f"{name} names an account, and no migration", hint=hint)
+
+
 class DualWriting(ABC, Generic[CredentialT]):
     """Makes a `TableClient`, the next class in the method resolution order, write as a migration says."""
 
@@ -131,6 +136,16 @@ class DualWriting(ABC, Generic[CredentialT]):
         check_endpoint(tables_endpoint, "tables")
 
     @classmethod
+    def from_connection_string(cls, *_args: Any, **_kwargs: Any) -> Self:
+        """Raise ConfigurationError: the SDK's client needs an account, this one a migration as well."""
+        raise _needs_a_migration("from_connection_string")
+
+    @classmethod
+    def from_table_url(cls, *_args: Any, **_kwargs: Any) -> Self:
+        """Raise ConfigurationError: the SDK's client needs an account, this one a migration as well."""
+        raise _needs_a_migration("from_table_url")
+
+    @classmethod
     def from_config(
         cls,
         path: Path | str,
@@ -159,7 +174,7 @@ class DualWriting(ABC, Generic[CredentialT]):
             )
         view = None if view is None else view_named(view)
         config = load_config(Path(path))
-        prepared = Prepared.of(config, load_script(config.migrations / f"{script_id}.py"))
+        prepared = Prepared.of(config, load_script(config.migrations / f"{script_id.removesuffix('.py')}.py"))
         migration = prepared.declared.migration
         if table is None:
             table = migration.source if view is View.OLD else migration.target.table

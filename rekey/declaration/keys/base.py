@@ -199,6 +199,8 @@ def refuse_if(wrong: object, field: str, problem: str, *, cure: str) -> None:
 def not_an_expression(field: str, value: object) -> InvalidDeclaration:
     """Return the error for a value that is not an expression where one is needed."""
     cure = 'write keys.prop("…") for a property'
+    if isinstance(value, list | tuple):
+        cure = 'write keys.join("_", "PartitionKey", "RowKey") for a key of several properties'
     if isinstance(value, str):
         cure = 'write keys.literal("…") for constant text or keys.prop("…") for a property'
     return InvalidDeclaration(field, f"a {type(value).__name__} is not a key expression", cure=cure)
