@@ -82,5 +82,7 @@ def retire(shell: Shell, script: str | None, table: str | None, reason: str | No
         last = session.state.phase_runs(declared.script_id)[-1]
     source, kept = declared.migration.source, ", ".join(declared.migration.table_names)
     document = {"script_id": declared.script_id, "deleted": source, "counters": dict(last.counters)}
-    text = f"{declared.script_id}: {source} is deleted; the application works on {kept}."
-    return shell.emit(document, text)
+    text = f"{declared.script_id}: {source} is deleted; the application works on {kept}"
+    if indexes := declared.migration.index_labels:
+        text += f", and maintains the rows of {', '.join(indexes)} itself"
+    return shell.emit(document, f"{text}.")

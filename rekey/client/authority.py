@@ -82,6 +82,7 @@ class Flow(ABC):
         deadline: when the call and its work after the answer must have ended, by the loop's clock.
         sent: whether a request to the authority may have been applied, or may yet be.
         named: the keys it writes, as its intents name them, as far as they are known.
+        written: ETags of all rows that the authority's transaction has written, by key.
     """
 
     works: list[Work]
@@ -91,6 +92,7 @@ class Flow(ABC):
     deadline: float
     sent: bool = False
     named: list[tuple[Side, EntityKey]] = field(default_factory=list, init=False)
+    written: dict[EntityKey, str | None] = field(default_factory=dict, init=False)
 
     @abstractmethod
     async def prepare(self) -> bool:

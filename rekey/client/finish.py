@@ -160,6 +160,28 @@ class Finisher:
         """Tell whether an intent is of a leftover that this client tries by itself. `intent`: its id."""
         return any(left.intent.id == intent for left in self._kept)
 
+    async def settle_now(self, intent: IntentRef, permit: Permit, decides: Side) -> None:
+        """Settle a key at once and end its intent; keep it as a leftover where that fails or must wait.
+
+        Args:
+            intent: its intent.
+            permit: the permit that the write ran under.
+            decides: the authority.
+        """
+        still_open = False
+        try:
+            if not self.client.is_writing([intent], begun=True):
+                with self.client.settles([intent]):
+                    done = await self.reverse.settle(decides, intent.side, intent.key)
+                still_open = done.open
+                if not still_open:
+                    await self.client.journal.end([intent.id])
+                    return
+        except (RekeyError, TimeoutError) as error:
+            self.client.counters.replica_failures += 1
+            still_open = may_travel(error)
+        self.keep(intent, permit, decides, still_open=still_open, decided=True)
+
     def _forget(self, left: Leftover) -> None:
         self._kept.pop(left, None)
         self.client.decided.pop(left.intent.id, None)

@@ -47,7 +47,7 @@ from rekey.core.clock import rising_seconds
 from rekey.core.concurrency import first_of
 from rekey.core.distribution import VERSION
 from rekey.errors import RekeyError, ServiceError, Unavailable, WritesRefused
-from rekey.phases import ControlPhase
+from rekey.phases import FOLLOWED, ControlPhase
 from rekey.protocol.control import ControlRow, ControlStore
 from rekey.protocol.operations import may_travel
 from rekey.protocol.registry import ClientRow, Registry
@@ -71,6 +71,7 @@ class Permit:
         copied: whether the backfill is done, so that the new view is open.
         run_id: the run, "" when there is no control row.
         number: of the reading; one more with each new epoch or run.
+        maintained: whether clients maintain index tables after `complete`.
         sends_until: until when requests may be sent for it, by the client's clock.
         until: by when its work must have taken effect.
     """
@@ -80,8 +81,14 @@ class Permit:
     copied: bool
     run_id: str = ""
     number: int = field(default=0, compare=False)
+    maintained: bool = False
     sends_until: float = field(default=float("-inf"), compare=False)
     until: float = field(default=float("-inf"), compare=False)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether replicas follow what is written under it."""
+        return self.phase in FOLLOWED or self.maintained
 
 
 class InFlight:
@@ -430,7 +437,9 @@ class ClientLease:
         before, control = self._view, self.control
         then = Permit(None, 0, copied=False)
         if control is not None:
-            then = Permit(control.phase, control.epoch, control.copied, control.run_id)
+            then = Permit(
+                control.phase, control.epoch, control.copied, control.run_id, maintained=control.maintained
+            )
         moved = (then.run_id, then.epoch) != (before.run_id, before.epoch)
         self._view = replace(then, number=before.number + 1 if moved else before.number)
         if moved:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rekey.errors import WritesRefused
-from rekey.phases import FOLLOWED, ControlPhase
+from rekey.phases import ControlPhase
 from rekey.project.config import is_same_account
 from rekey.protocol.control import ControlRow
 
@@ -147,7 +147,7 @@ def reading(before: ControlRow | None, now: ControlRow | None, facts: ClientFact
     differs = _differs(now, facts)
     if differs is None:
         return Reading(now)
-    return Reading(now, differs if now.phase in FOLLOWED else None, differs.code)
+    return Reading(now, differs if now.is_followed else None, differs.code)
 
 
 def _lost(before: ControlRow | None, now: ControlRow | None, script_id: str) -> Refusal | None:

@@ -27,14 +27,29 @@ from rekey.client.finish import Finisher
 from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, works_of
 from rekey.client.lease import Permit
 from rekey.client.replicas import follow
+from rekey.client.secondary import WithSecondary, confirmed
 from rekey.client.send import left_open, send, send_alone
-from rekey.client.work import ROW_TOO_BUSY, Acknowledge, ClientParts, IntentRef, State
+from rekey.client.work import ROW_TOO_BUSY, WIDTH, Acknowledge, ClientParts, IntentRef, State
+from rekey.declaration.migration import MAIN_ROW_KEY
 from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
-from rekey.phases import FOLLOWED
+from rekey.mapping.rows import pointer_of
+from rekey.protocol.effects import in_turns, side_by_side
+from rekey.protocol.operations import may_travel
 from rekey.protocol.reverse import ReversePropagator
-from rekey.protocol.rules import SECONDARY_ROW, SOURCE, Route, View, authority, refusal, refusal_code, route
+from rekey.protocol.rules import (
+    SECONDARY_ROW,
+    SOURCE,
+    TARGET,
+    Route,
+    View,
+    authority,
+    refusal,
+    refusal_code,
+    route,
+)
 from rekey.tables.allowance import while_allowed
-from rekey.tables.base import Operation
+from rekey.tables.base import Operation, Table
+from rekey.tables.rules import check_batch
 
 # Writes whose replicas may follow after the answer; beyond that a caller waits for its own.
 MAX_BEHIND = 256
@@ -88,19 +103,28 @@ class Writer:
 
     async def _write(self, operations: Sequence[Operation], permit: Permit) -> list[str | None]:
         client, mapper = self.client, self.client.propagator.mapper
-        taken = route(permit.phase, client.view, copied=permit.copied, reverse=mapper.reversible)
+        taken = route(
+            permit.phase,
+            client.view,
+            copied=permit.copied,
+            reverse=mapper.reversible,
+            maintained=permit.maintained,
+        )
         if taken in (Route.REFUSED, Route.WAIT):
             raise refusal(refusal_code(client.view, taken, copied=permit.copied), client.table.name)
-        if (
+        secondary = (
             taken is not Route.PLAIN
             and client.view is View.NEW
             and any(mapper.kind_of(one.key.row) for one in operations)
-        ):
+        )
+        if secondary and not permit.maintained:
             raise refusal(SECONDARY_ROW, client.table.name)
         deadline = asyncio.get_running_loop().time() + client.longest_operation_s
         with while_allowed(partial(client.permits.check, permit)):
             if taken is Route.PLAIN:
                 etags = await self._plain(operations, deadline)
+            elif secondary:
+                etags = await self._with_secondary(operations, permit, deadline)
             else:
                 kind: type[Flow] = SameView
                 if taken is Route.CROSS_VIEW:
@@ -124,7 +148,7 @@ class Writer:
             now = await client.permits.look_again()
             if now.run_id != client.run_id:
                 raise OtherRun
-            if now.phase in FOLLOWED:
+            if now.is_followed:
                 keys, side = [one.key for one in operations], client.view.side
                 with while_allowed(partial(client.permits.check, now)):
                     ids = await client.journal.begin(client.client_id, now.epoch, side, keys)
@@ -137,6 +161,34 @@ class Writer:
             raise took_too_long(self.client.table.name, sent=True) from None
         if now.epoch != permit.epoch:
             raise took_too_long(self.client.table.name, sent=True)
+
+    async def write_index(
+        self, table: Table, operations: Sequence[Operation], permit: Permit
+    ) -> list[str | None]:
+        """Write index rows as the application asks, then make them equal what their main rows say; return the
+        ETags of the application's own write. For the time in which clients still maintain them.
+
+        What an application writes there can be delayed, or be of an older main row. So the main rows are
+        announced first, and settled afterwards.
+
+        Raises:
+            ServiceError: as `send_alone`; or the intents could not be written, and nothing was written.
+        """
+        client = self.client
+        rows = await side_by_side(table.get(one.key) for one in operations)
+        pointing = [row for row in (*rows, *(one.row for one in operations)) if row and MAIN_ROW_KEY in row]
+        mains = sorted({pointer_of(row) for row in pointing})
+        ids = await client.journal.begin(client.client_id, permit.epoch, TARGET, mains) if mains else []
+        intents = [IntentRef(one, TARGET, main) for one, main in zip(ids, mains, strict=True)]
+        try:
+            etags = await send_alone(table, operations, client.wait_out)
+        except BaseException as error:
+            for intent in intents:
+                is_open = may_travel(error)
+                self.finisher.keep(intent, permit, TARGET, still_open=is_open, decided=not is_open)
+            raise
+        await in_turns([partial(self.finisher.settle_now, one, permit, TARGET) for one in intents], WIDTH)
+        return etags
 
     async def settle(self) -> None:
         """Wait for the work in the background, then try each leftover once more; those of older epochs are
@@ -153,6 +205,26 @@ class Writer:
                 return await send_alone(self.client.table, operations, self.client.wait_out)
         except TimeoutError:
             raise took_too_long(self.client.table.name, sent=True) from None
+
+    async def _with_secondary(
+        self, operations: Sequence[Operation], permit: Permit, deadline: float
+    ) -> list[str | None]:
+        """Do a call of an application that writes secondary rows itself, before the handover: their main rows
+        are written, with the secondary rows that they give. Those that the caller asked for must be these."""
+        client = self.client
+        kind_of = client.propagator.mapper.kind_of
+        if len(operations) > 1:
+            check_batch(operations)
+        places = [index for index, one in enumerate(operations) if not kind_of(one.key.row)]
+        asked = [one for one in operations if kind_of(one.key.row)]
+        if not places:
+            return [await confirmed(client, one) for one in asked]
+        works = works_of([operations[index] for index in places], client.journal, copied=permit.copied)
+        for work, index in zip(works, places, strict=True):
+            work.index = index  # in the call, as errors name it
+        flow = WithSecondary(works, client, self._target, permit, deadline, asked=asked)
+        main_etags = iter(await self._dual(flow))
+        return [flow.written.get(one.key) if kind_of(one.key.row) else next(main_etags) for one in operations]
 
     async def _dual(self, flow: Flow) -> list[str | None]:
         client = self.client

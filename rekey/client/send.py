@@ -113,7 +113,7 @@ async def send(flow: Flow) -> bool:
             raise
     decided = next(flow.client.moments)
     flow.client.decided.update((intent.id, decided) for work in flow.works for intent in work.intents)
-    written = {operation.key: etag for operation, etag in zip(operations, etags, strict=True)}
+    written = flow.written = {one.key: etag for one, etag in zip(operations, etags, strict=True)}
     for work in flow.works:
         work.etag = None if work.sent[-1].verb is Verb.DELETE else written[work.sent[-1].key]
         work.state = State.DECIDED

@@ -163,7 +163,9 @@ class Shadow:
     def _comparable(self) -> Permit | None:
         """Return the permit while one side follows the other completely, otherwise None."""
         permit = self.client.current()
-        if permit is None or permit.phase not in _FOLLOWED or not permit.copied:
+        if permit is None or not permit.copied:
+            return None
+        if permit.phase not in _FOLLOWED and not permit.maintained:
             return None
         if permit.phase is ControlPhase.CUTOVER and not self._mapper.reversible:
             return None

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import NamedTuple
 
 import orjson
@@ -254,6 +255,58 @@ class Mapper:
             raise self._main_scope.refusal("not-reversible", problem, cure=cure)
         mapping = self.migration.target.property_mapping
         return mapping.undo(target_row, old_key, source_row, self._main.fill, self._main_scope)
+
+    @cached_property
+    def index_inputs_lost(self) -> tuple[str, ...]:
+        """The properties of source rows that index rows are made of and that a main target row does not hold
+        as they were: by main rows alone index rows cannot be told then. Sorted; empty for most."""
+        mapping = self.migration.target.property_mapping
+        held = {old for old, new in mapping.renames.items() if new not in mapping.casts}
+        held |= {old for to, old in mapping.restored.items() if to not in mapping.casts}
+        keys = zip((PARTITION_KEY, ROW_KEY), (self._old_partition, self._old_row), strict=True)
+        held |= {key for key, holder in keys if holder is not None}
+        needed = self._index_inputs
+        if needed is None:
+            lost = mapping.dropped | mapping.casts.keys() | mapping.constants.keys()
+            return tuple(sorted(lost - held)) if mapping.kept is None else ("*",)
+        carried = {name for name in needed if mapping.carries(name) and name not in mapping.casts}
+        return tuple(sorted(needed - held - carried - {TIMESTAMP}))
+
+    @cached_property
+    def _index_inputs(self) -> frozenset[str] | None:
+        """The properties and keys of source rows that index rows are made of; None: all of them."""
+        inputs = set[str]()
+        for index in self.migration.indexes:
+            mapping = index.property_mapping
+            if mapping.kept is None:
+                return None
+            keys = [index.partition_key, index.row_key, *([] if index.each is None else [index.each.of])]
+            inputs |= frozenset[str]().union(*(one.inputs() for one in keys))
+            inputs |= {*mapping.kept, *mapping.renames, *mapping.copies.values()}
+        return None if "*" in inputs else frozenset(inputs)
+
+    def index_rows(self, target_row: Row) -> list[TargetRow]:
+        """Return the index rows of a main target row by that row alone, as an application makes them; copies
+        of the source's Timestamp are of another moment.
+
+        Raises:
+            RowRefused: they cannot be made of it.
+        """
+        needed = self._index_inputs
+        try:
+            old_key = self.source_key(target_row)
+        except RowRefused:
+            if needed is None or needed & {PARTITION_KEY, ROW_KEY}:
+                raise
+            old_key = EntityKey("", "")
+        mapping = self.migration.target.property_mapping
+        row = mapping.source_properties(target_row, old_key, needed, self._main_scope)
+        row[TIMESTAMP] = target_row.get(TIMESTAMP)
+        return [
+            TargetRow(number, made)
+            for number, index in self._indexes
+            for made in index.make_all(row, target_row)
+        ]
 
     def _check_together(self, made: Sequence[TargetRow]) -> None:
         """Raise RowRefused where main and secondary rows could not be changed in one transaction."""

@@ -331,6 +331,17 @@ class Migration:
         return any(map(is_elsewhere, (self.source, *self.tables)))
 
     @property
+    def is_maintained(self) -> bool:
+        """Whether clients go on maintaining index tables and secondary rows after `complete`, until the
+        handover."""
+        return self.capture == "dual-write" and self.reverse and bool(self.indexes)
+
+    @property
+    def index_labels(self) -> tuple[str, ...]:
+        """What the index tables and the kinds of secondary rows are called where people read."""
+        return self.labels[1:]
+
+    @property
     def filled(self) -> tuple[Target | Index, ...]:
         """The target, then the indexes as declared."""
         return (self.target, *self.indexes)

@@ -16,6 +16,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as SetOf
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -152,7 +153,16 @@ class PropertyMapping:
             raise _not_reversible(scope, sorted(differing))
         return row
 
-    def _undo_properties(self, target: Row, row: Row, scope: Scope) -> None:
+    def source_properties(
+        self, target: Row, old_key: EntityKey, needed: SetOf[str] | None, scope: Scope
+    ) -> Row:
+        """Return a source row with those properties that a target row gives back, whether or not it maps to
+        that row again. `needed`: only these; None: all. Raises RowRefused as `undo`."""
+        row: Row = {PARTITION_KEY: old_key.partition, ROW_KEY: old_key.row}
+        self._undo_properties(target, row, scope, needed)
+        return row
+
+    def _undo_properties(self, target: Row, row: Row, scope: Scope, needed: SetOf[str] | None = None) -> None:
         old_names = {new: old for old, new in self.renames.items()} | self.restored
         for name in property_names(target):
             if name in old_names:
@@ -160,6 +170,8 @@ class PropertyMapping:
             elif self.carries(name) and name not in self.copies:
                 old = name
             else:
+                continue
+            if needed is not None and old not in needed:
                 continue
             value, edm = target[name], target.get(name + TYPE_SUFFIX)
             if name in self.casts:

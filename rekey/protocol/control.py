@@ -29,6 +29,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from rekey.core import edm
 from rekey.errors import (
@@ -44,14 +45,29 @@ from rekey.errors import (
 )
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row
-from rekey.phases import ControlPhase, is_legal
+from rekey.phases import FOLLOWED, ControlPhase, is_legal
 from rekey.protocol.stored import INT64, MAPPING, MOMENT, Kind, column, read, written
 from rekey.tables.base import Operation, TableService, Verb
 
 CONTROL_ROW_KEY = "control"
 FORMAT = 1
+# The format of a row in `complete` whose index tables clients maintain: a program that does not know of that
+# would write the main target alone, so it must not be able to read the row.
+FORMAT_MAINTAINED = 2
+
+
+class Maintainer(StrEnum):
+    """Who writes index rows and secondary rows after `complete`."""
+
+    # Clients and proxies of rekey, with the main row; the source and the mapping follow as before.
+    CLIENTS = "clients"
+    # The application itself, since the handover.
+    APPLICATION = "application"
+
+
 _PHASE = Kind(str, ControlPhase)
 _FLAG = Kind(bool, lambda value: value is True)
+_MAINTAINER = Kind(str, Maintainer)
 _NAMES = Kind(lambda names: json.dumps(list(names)), lambda text: tuple(json.loads(text)))
 _BYTES = Kind(
     lambda value: base64.b64encode(value).decode("ascii"),
@@ -86,6 +102,9 @@ class ControlRow:
         change_id: random, of the last change of rows that no verification made before it covers: a write
             outside propagate (a restored row, a repair, a copy made again), a rollback. A verification counts
             for cutover only if it began under the same id. "" before the first.
+        maintainer: who writes index rows after `complete`; None where there are none, where no replica
+            followed in `cutover`, and where a version completed the migration that handed nothing over.
+        handed_over_at: the service's time of the handover; None before.
         etag: as read; "" for a row that was not read.
     """
 
@@ -111,14 +130,32 @@ class ControlRow:
     elsewhere: str = field(default="", metadata=column("TargetsEndpoint", may_be_absent=True))
     group: str = field(default="", metadata=column("Group", may_be_absent=True))
     change_id: str = field(default="", metadata=column("ChangeId", may_be_absent=True))
+    maintainer: Maintainer | None = field(
+        default=None, metadata=column("Maintainer", _MAINTAINER, may_be_absent=True)
+    )
+    handed_over_at: str | None = field(
+        default=None, metadata=column("HandedOverAt", MOMENT, may_be_absent=True)
+    )
     etag: str = ""
 
     @property
+    def maintained(self) -> bool:
+        """Whether the migration is complete and clients still maintain its index tables: until the handover
+        the source and the mapping follow what they write, too."""
+        return self.phase is ControlPhase.COMPLETE and self.maintainer is Maintainer.CLIENTS
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether replicas follow what clients write."""
+        return self.phase in FOLLOWED or self.maintained
+
+    @property
     def ended_at(self) -> str | None:
-        """When the migration was completed, the service's time; None before."""
-        if self.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
+        """Since when nothing follows any more: the service's time of the handover, or of `complete` where
+        there was none to make; None before."""
+        if self.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED) or self.maintained:
             return None
-        return self.completed_at or self.updated_at
+        return self.handed_over_at or self.completed_at or self.updated_at
 
 
 def moved(row: ControlRow, then: ControlPhase, *, at: str, move_id: str) -> ControlRow:
@@ -139,7 +176,7 @@ def moved(row: ControlRow, then: ControlPhase, *, at: str, move_id: str) -> Cont
         case ControlPhase.CUTOVER if row.came_from is not ControlPhase.CUTOVER:
             return replace(after, cutover_at=at)
         case ControlPhase.DUAL_WRITE:
-            return replace(after, frozen_at=None, cutover_at=None)
+            return replace(after, frozen_at=None, cutover_at=None, maintainer=None)
         case ControlPhase.COMPLETE:
             return replace(after, completed_at=at)
     return after
@@ -158,13 +195,14 @@ def is_joint(now: ControlPhase, then: ControlPhase) -> bool:
 def to_row(control: ControlRow) -> Row:
     """Return the wire row."""
     key = control_key(control.script_id, control.group)
-    return {PARTITION_KEY: key.partition, ROW_KEY: key.row, "Format": FORMAT, **written(control)}
+    made_as = FORMAT_MAINTAINED if control.maintained else FORMAT
+    return {PARTITION_KEY: key.partition, ROW_KEY: key.row, "Format": made_as, **written(control)}
 
 
 def from_row(row: Row) -> ControlRow:
     """Read a wire row. Raises StateUnusable for another format, and for an absent or invalid column."""
     try:
-        if row["Format"] != FORMAT:
+        if row["Format"] not in (FORMAT, FORMAT_MAINTAINED):
             raise ValueError("format")
         script_id = row[ROW_KEY] if "Group" in row else row[PARTITION_KEY]
         return ControlRow(script_id, etag=row.get(ETAG, ""), **read(ControlRow, row))
@@ -338,6 +376,60 @@ class ControlStore:
             raise self._gone()
         return await self._replace([row], [replace(row, change_id=secrets.token_hex(16))])
 
+    async def keep_maintaining(self) -> ControlRow:
+        """Say, before the move to `complete`, that clients go on maintaining index tables after it. Phase and
+        epoch stay: until that move nothing changes for clients. Return the row as it is then.
+
+        Raises:
+            Refused: the row is not in `cutover`.
+            Moved: it is gone, or was moved meanwhile.
+            Ambiguous, Unavailable: as `mark_copied`.
+        """
+        row = await self.read()
+        if row is None:
+            raise self._gone()
+        if row.maintainer is not None:
+            return row
+        if row.phase is not ControlPhase.CUTOVER:
+            raise Refused(
+                f"{self.script_id} is in `{row.phase}`, not in `cutover`",
+                kept="everything; nothing was changed",
+                hint=f"`rekey status {self.script_id}` shows where it is and what comes next",
+            )
+        return await self._replace([row], [replace(row, maintainer=Maintainer.CLIENTS)])
+
+    async def hand_over(self) -> ControlRow:
+        """Let clients maintain index tables no longer: a new epoch of `complete`. Return the row as it is
+        then, also when that was done before.
+
+        Raises:
+            Refused: clients do not maintain any.
+            Moved: the row is gone, or was changed meanwhile.
+            Ambiguous, Unavailable: the outcome is unknown, and reading back did not show it; run the same
+                command again.
+        """
+        row = await self.read()
+        if row is None:
+            raise self._gone()
+        if row.maintainer is Maintainer.APPLICATION:
+            return row
+        if not row.maintained:
+            raise Refused(
+                f"clients of {self.script_id} maintain no index table in `{row.phase}`",
+                kept="everything; nothing was changed",
+                hint=f"`rekey status {self.script_id}` shows where it is and what comes next",
+            )
+        at, move_id = await self._service.server_time(), secrets.token_hex(16)
+        after = replace(
+            row,
+            epoch=row.epoch + 1,
+            maintainer=Maintainer.APPLICATION,
+            handed_over_at=at,
+            updated_at=at,
+            move_id=move_id,
+        )
+        return await self._replace([row], [after])
+
     async def delete(self, control: ControlRow) -> None:
         """Delete the control row, for a migration that is taken back whole. A row that is gone is no error.
 
@@ -377,6 +469,7 @@ class ControlStore:
             and there.move_id == after.move_id
             and there.copied >= after.copied
             and there.change_id == after.change_id
+            and there.maintainer == after.maintainer
         ):
             return there
         raise problem

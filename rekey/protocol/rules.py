@@ -11,6 +11,9 @@ Rules kept here (ADR 0017):
   In such a migration writes in the new view are refused before cutover: nothing says what they are in the
   source.
 * In a freeze writes wait and reads go on.
+* Index tables and secondary rows are maintained by clients until the handover, also after `complete`: a write
+  in the new view goes the way that it goes in `cutover` (ADR 0046). In a migration without them nothing
+  follows after `complete`.
 """
 
 from __future__ import annotations
@@ -63,6 +66,7 @@ OLD_VIEW_OVER = "old-view-over"
 FROZEN = "frozen"
 INDEX_TABLE = "index-table"
 SECONDARY_ROW = "secondary-row"
+SECONDARY_DIFFERS = "secondary-differs"
 
 
 def authority(phase: ControlPhase | None) -> Side | None:
@@ -86,7 +90,9 @@ def is_settled_by_clients(phase: ControlPhase | None, *, reverse: bool) -> bool:
     return False
 
 
-def route(phase: ControlPhase | None, view: View, *, copied: bool, reverse: bool) -> Route:
+def route(
+    phase: ControlPhase | None, view: View, *, copied: bool, reverse: bool, maintained: bool = False
+) -> Route:
     """Return the route of a write.
 
     Args:
@@ -94,6 +100,7 @@ def route(phase: ControlPhase | None, view: View, *, copied: bool, reverse: bool
         view: the view of the client.
         copied: whether the control row says that the backfill is done.
         reverse: whether the declaration has a way back.
+        maintained: whether the control row says that clients maintain index tables after `complete`.
     """
     match phase:
         case None | ControlPhase.SOURCE:
@@ -109,7 +116,9 @@ def route(phase: ControlPhase | None, view: View, *, copied: bool, reverse: bool
                 return Route.CROSS_VIEW if reverse else Route.REFUSED
             return Route.SAME_VIEW if reverse else Route.PLAIN
         case ControlPhase.COMPLETE | ControlPhase.RETIRED:
-            return Route.REFUSED if view is View.OLD else Route.PLAIN
+            if view is View.OLD:
+                return Route.REFUSED
+            return Route.SAME_VIEW if maintained else Route.PLAIN
 
 
 def reads_refused(phase: ControlPhase | None, view: View, *, copied: bool, reverse: bool) -> str:
@@ -149,6 +158,10 @@ _REFUSALS = {
     SECONDARY_ROW: (
         "secondary rows of {table} follow their main rows and are not written by themselves until `complete`",
         "write the main row: its secondary rows follow in the same transaction",
+    ),
+    SECONDARY_DIFFERS: (
+        "a secondary row of {table} would become something else than its main row gives by the script",
+        "write it as the script declares it, with its main row or after it, until the handover",
     ),
     FROZEN: (
         "writes to {table} wait while the migration moves the authority",

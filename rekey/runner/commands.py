@@ -36,6 +36,7 @@ from rekey.plan.plan import make_plan
 from rekey.plan.result import Plan
 from rekey.plan.subject import PlanOptions, subject_of
 from rekey.present.text import counted
+from rekey.protocol.control import ControlRow
 from rekey.protocol.rules import SOURCE, authority
 from rekey.runner.clients import until_quiet, wait_for_present, while_sweeping
 from rekey.runner.erase.expiry import expire_removed
@@ -47,7 +48,7 @@ from rekey.runner.remaining import closed_by_count, require_droppable
 from rekey.runner.run import Run, asks_again, of_member
 from rekey.runner.session import Session
 from rekey.runner.stop import expected_stop_s
-from rekey.runner.verification import context, rows_to_read, verify_full
+from rekey.runner.verification import compares_indexes, context, rows_to_read, verify_full, verify_indexes
 from rekey.state.audit import expressible
 from rekey.state.models import ON_TOP, PLAN_FACT
 from rekey.status.facts import ESTIMATED_ROWS, FOLLOWING
@@ -397,8 +398,15 @@ def verify(
     run = session.resume(script_id)
     control = session.do(run.control.read())
     phase = control.phase if control is not None else ControlPhase.SOURCE
-    _require_comparable(run, phase)
+    indexes = control is not None and compares_indexes(run, control)
+    if indexes and mode is not Mode.FULL:
+        target = run.targets[0].name
+        raise refusal("indexes-only-in-full", script=script_id, phase=phase, target=target)
+    if not indexes:
+        _require_comparable(run, control)
     try:
+        if indexes:
+            return session.do(verify_indexes(run, repair=repair, keys=keys))
         if mode is not Mode.FULL:
             total = rows_to_read(run) if mode is Mode.COUNT else None
             with session.progress.task(f"verify {mode}", total=total) as advance:
@@ -419,8 +427,9 @@ def verify(
         session.add_on_top(script_id, OnTop.REPEATS)
 
 
-def _require_comparable(run: Run, phase: ControlPhase) -> None:
+def _require_comparable(run: Run, control: ControlRow | None) -> None:
     """Raise Refused in a phase in which the replicas do not follow: differences would say nothing."""
+    phase = ControlPhase.SOURCE if control is None else control.phase
     if phase is ControlPhase.SOURCE:
         raise refusal("nothing-to-compare", script=run.script_id)
     what, hint, target = "", f"`rekey status {run.script_id}` says what is next", run.targets[0].name
@@ -431,7 +440,7 @@ def _require_comparable(run: Run, phase: ControlPhase) -> None:
             code = "way-back-by-copying" if run.declared.migration.reverse else "no-way-back"
             hint = str(next_step(code, script=run.script_id, target=target))
     elif not run.is_delta:
-        ended = phase in (ControlPhase.COMPLETE, ControlPhase.RETIRED)
+        ended = control is not None and control.ended_at is not None
         if ended or (phase is ControlPhase.CUTOVER and not run.declared.migration.reverse):
             what = f"nothing follows {target} any more, so differences say nothing"
     if what:

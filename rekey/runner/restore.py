@@ -66,7 +66,7 @@ def restore(session: Session, script_id: str, given: str, reason: str = "") -> R
     async def work() -> Restored:
         control = await run.control.read()
         phase = control.phase if control is not None else ControlPhase.SOURCE
-        if phase not in _PHASES:
+        if phase not in _PHASES or (control is not None and control.maintained):
             now, following = map(run.declared.migration.shown, (phase, ControlPhase.DUAL_WRITE))
             raise refusal("restore-in-phase", script=script_id, phase=now, following=following)
         removed = RemovedRows(run.mapping)

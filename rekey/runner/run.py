@@ -136,6 +136,8 @@ class Run:
     # if the hook fails: then GateClosed is raised; None: a hook that fails is only told.
     tell: Callable[..., Coroutine[Any, Any, None]] = tell_nobody
 
+    # The migrations of the project that fill its source.
+    builds_on: Sequence[Declared] = ()
     # The runs of its whole group, itself among them, where a command works on the group.
     group: Sequence[Run] = ()
     # Figures of the last crossing that moved this migration, which the run of another member made.

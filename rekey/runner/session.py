@@ -347,6 +347,7 @@ class Session:
             pool=Pool(self.factory, self.config.executor.tasks) if self.factory else None,
             by_workers=self.accounts.by_workers,
             tell=partial(self.tell, script_id),
+            builds_on=[one for one in self.scripts.values() if asked.source.lower() in one.fills],
         )
         if not run.is_delta:
             propagator.announce = announcing(run.journal, run.clock)

@@ -47,12 +47,15 @@ from rekey.protocol.control import ControlRow
 from rekey.protocol.rules import SOURCE, TARGET, authority
 from rekey.runner.clients import InFlight, heard_of_until, look, until_quiet, while_sweeping
 from rekey.runner.hooks import HookEvent
+from rekey.runner.indexes import compare_indexes, index_context
+from rekey.runner.refusals import refusal
 from rekey.runner.remaining import require_rows
 from rekey.runner.run import Run
 from rekey.runner.workers import Workers
 from rekey.state.models import PLAN_FACT, WATERMARK, StoredSums, Verification
 from rekey.status.facts import (
     ESTIMATED_ROWS,
+    INDEXES_VERIFIED,
     RETURNED_AT,
     UNFOLLOWED,
     VERIFIED_UNDER,
@@ -332,6 +335,37 @@ def unfollowed(run: Run) -> bool:
     """Tell whether the last full verification was made while no client was registered."""
     last = run.state.latest_verification(run.script_id)
     return last is not None and is_unfollowed(last, run.state.facts(run.script_id))
+
+
+def compares_indexes(run: Run, control: ControlRow) -> bool:
+    """Tell whether index rows are compared with main rows alone: there are some, and nothing of rekey follows
+    the main target any more."""
+    delta = run.is_delta and control.phase is ControlPhase.CUTOVER
+    over = control.phase in (ControlPhase.COMPLETE, ControlPhase.RETIRED) and not control.maintained
+    return bool(run.declared.migration.indexes) and (delta or over)
+
+
+async def verify_indexes(run: Run, *, repair: bool = False, keys: Keys | None = None) -> FullReport:
+    """Compare index rows with the main rows, and record the result in the audit log.
+
+    Args:
+        run: the migration.
+        repair: make index rows what main rows say, where they differ stably.
+        keys: takes the keys of rows that the report names.
+
+    Raises:
+        Refused: index rows are made of properties that main rows do not hold.
+    """
+    if lost := run.mapper.index_inputs_lost:
+        kept = ", ".join(run.declared.migration.index_labels)
+        raise refusal("indexes-not-comparable", script=run.script_id, rows=kept, lost=", ".join(lost))
+    with run.progress.task("compare index rows") as advance:
+        given = context(run, ControlPhase.CUTOVER, advance, keys=keys)
+        report = await compare_indexes(index_context(given, RemovedRows(run.mapping).keep), repair=repair)
+    run.state.audit("index-verification", run.script_id, report.as_json())
+    said = {"at": report.finished_at, "divergences": report.found.stable}
+    run.state.set_fact(run.script_id, INDEXES_VERIFIED, json.dumps(said))
+    return report
 
 
 def last_number(run: Run) -> int:

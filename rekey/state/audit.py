@@ -45,6 +45,9 @@ _LARGEST_INTEGER = 2**53 - 1
 EVIDENCE_EXPORTED = "evidence-exported"
 EVIDENCE_VERIFIED = "evidence-verified"
 
+# Event: index tables were handed over to the application after `complete`.
+HANDED_OVER = "handed-over"
+
 # Events before and after each erasure from a mapping (`Erasures`).
 ERASURE_BEGUN = "erasure-begun"
 ERASURE_ENDED = "erasure-ended"

@@ -17,6 +17,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -48,7 +49,7 @@ from rekey.protocol.registry import (
 from rekey.protocol.rules import is_settled_by_clients
 from rekey.protocol.sweeper import Company
 from rekey.state.applied import aligned, applied_phases, handover
-from rekey.state.audit import EVIDENCE_VERIFIED, AuditEvent, erasures
+from rekey.state.audit import EVIDENCE_VERIFIED, HANDED_OVER, AuditEvent, erasures
 from rekey.state.filelock import has_ended
 from rekey.state.models import BACKFILL, MigrationRecord, PhaseRun, Segment, Verification
 from rekey.state.store import State
@@ -73,6 +74,8 @@ VERIFIED_UNDER = "verified_under"
 LATE_UNTIL = "late_until"
 # Fact: since when `apply --follow` follows, and why its last cutover was refused, as JSON.
 FOLLOWING = "following"
+# Fact: when index rows were last compared with main rows after the handover, and how many differed, as JSON.
+INDEXES_VERIFIED = "indexes_verified"
 
 # Of an intent that does not say how long its write may be in flight, where no client has a row.
 _LONGEST_OPERATION_S = 30.0
@@ -134,6 +137,24 @@ class Intents:
     oldest_at: int | None = field(metadata=told(form=format_ticks))
     kept: int = 0
     abandoned: Abandoned | None = field(default=None, metadata=told(if_any=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Indexes:
+    """The index tables and kinds of secondary rows, and who maintains their rows now.
+
+    Attributes:
+        tables: what they are called.
+        maintained_by: `rekey` (its clients, or the runner) or `application`.
+        since: when the application took over, by the service's clock; None before that.
+        compared_at, differing: the last comparison with the main rows since then, and how many rows differed.
+    """
+
+    tables: tuple[str, ...]
+    maintained_by: str
+    since: str | None = None
+    compared_at: str | None = None
+    differing: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,12 +295,35 @@ class Facts:
 
     @property
     def retention_ends_at(self) -> int | None:
-        """When the retention period ends, in ticks; None unless the control phase is `complete`."""
+        """When the retention period ends, in ticks; None unless the control phase is `complete`, and while
+        clients maintain index tables: it begins with the handover then."""
         control = self.control
         if control is None or control.phase is not ControlPhase.COMPLETE:
             return None
-        since = ticks_of(control.completed_at or control.updated_at)
-        return since + round(self.gates.retention_s * TICKS_PER_SECOND)
+        if control.ended_at is None:
+            return None
+        return ticks_of(control.ended_at) + round(self.gates.retention_s * TICKS_PER_SECOND)
+
+    @property
+    def indexes_verified(self) -> tuple[str, int] | None:
+        """When index rows were last compared after the handover, and how many differed; None if never."""
+        said = self.facts.get(INDEXES_VERIFIED)
+        found = None if said is None else json.loads(said)
+        return None if found is None else (str(found["at"]), int(found["divergences"]))
+
+    @property
+    def indexes(self) -> Indexes | None:
+        """The index tables, and who maintains them; None where there are none, or nothing was written yet."""
+        control, tables = self.control, self.declared.migration.index_labels
+        if control is None or not tables:
+            return None
+        phase = control.phase
+        is_theirs = control.ended_at is not None or (self.is_delta and phase is ControlPhase.CUTOVER)
+        if not is_theirs:
+            return Indexes(tables, "rekey")
+        since = control.cutover_at if self.is_delta else control.handed_over_at or control.completed_at
+        at, differing = self.indexes_verified or (None, None)
+        return Indexes(tables, "application", since, at, differing)
 
     @property
     def due(self) -> tuple[Cohort, ...]:
@@ -394,7 +438,8 @@ def is_proved(events: Iterable[AuditEvent]) -> bool:
     """
     completed, proved = 0, False
     for event in events:
-        if event.event == "phase-done" and event.details.get("phase") == Phase.COMPLETE:
+        is_end = event.event == "phase-done" and event.details.get("phase") == Phase.COMPLETE
+        if is_end or event.event == HANDED_OVER:
             completed, proved = event.seq, False
         if event.event == EVIDENCE_VERIFIED and event.details["signed"]:
             proved = proved or event.details["exported"] > completed

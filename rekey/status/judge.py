@@ -33,7 +33,7 @@ from rekey.core.texts import catalogue, filled
 from rekey.errors import Collision, RowRefused, WriterAtWork, in_words
 from rekey.next_steps import TEXTS as STEPS
 from rekey.next_steps import NextStep, after_findings, apply_to, next_step, with_names
-from rekey.phases import FOLLOWED, ORDER, ControlPhase, Phase
+from rekey.phases import ORDER, ControlPhase, Phase
 from rekey.present.text import counted, moment
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import ClientRow, Standing, over_at, standing
@@ -214,6 +214,7 @@ class Status:
             "watermark": facts.facts.get(WATERMARK),
             "lag_s": self.lag_s,
             "retention_ends_at": self.retention_ends_at,
+            "indexes": plain(self.facts.indexes),
             "mapping": [
                 {
                     "cohort": one.name,
@@ -285,7 +286,7 @@ def _lag(facts: Facts) -> float | None:
         watermark = facts.facts.get(WATERMARK)
         following = phase in (ControlPhase.DUAL_WRITE, ControlPhase.FREEZE)
         return facts.since(watermark) if watermark and following else None
-    if facts.intents is None or phase not in FOLLOWED:
+    if facts.intents is None or facts.control is None or not facts.control.is_followed:
         return None
     oldest = facts.intents.oldest_at
     return 0.0 if oldest is None else facts.since(format_ticks(oldest))
@@ -422,6 +423,8 @@ def _undoubted(facts: Facts, closed: str) -> Verdict:
     match facts.control.phase:
         case ControlPhase.FREEZE:
             found = _in_freeze(facts, facts.control)
+        case ControlPhase.COMPLETE if facts.control.maintained:
+            return _with_clients(facts, facts.control.phase, _maintained(facts, closed))
         case ControlPhase.COMPLETE:
             return _erasing(facts) or _in_complete(facts)
         case ControlPhase.RETIRED:
@@ -647,8 +650,28 @@ def _waiting(facts: Facts, control: ControlRow) -> str:
     return said
 
 
+def _maintained(facts: Facts, closed: str) -> Verdict:
+    """Return the verdict in `complete`, while clients maintain index tables."""
+    name, last, kept = facts.script_id, facts.verification, ", ".join(facts.declared.migration.index_labels)
+    found = _told("complete-maintained", facts, kept=kept)
+    if facts.at_work:
+        return replace(found, command=f"status {name}", remark="a runner is at work; look again")
+    if last is not None and last.divergences:
+        step = after_findings(name, facts.source, last.report)
+        sentence = f"{found.sentence} But {closed}."
+        return replace(found, sentence=sentence, command=step.command, remark=step.remark, safe=False)
+    step = next_step("hand-over", script=name)
+    return replace(found, command=step.command, remark=step.remark)
+
+
 def _in_complete(facts: Facts) -> Verdict:
-    name, ends, found = facts.script_id, facts.retention_ends_at, _told("complete", facts)
+    name, ends, kept = facts.script_id, facts.retention_ends_at, facts.declared.migration.index_labels
+    listed = ", ".join(kept)
+    found = _told("complete-handed-over", facts, kept=listed) if kept else _told("complete", facts)
+    compared = facts.indexes_verified
+    if kept and compared is not None and compared[1]:
+        said = f"{counted(compared[1], 'row')} differed"
+        return _told("indexes-differ", facts, safe=False, kept=listed, differ=said)
     if not facts.proved:
         export = f"evidence export evidence-{name} {name}"
         return replace(found, command=export, remark="then verify it; `retire` asks for that")

@@ -56,7 +56,8 @@ def told(
     title = status.facts.declared.doc.partition("\n")[0]
     lines = wrapped(status.facts.script_id + (f": {title}" if title else ""))
     lines += verdict_lines(status, command)
-    parts = [_stage(status, verbose), _copied(status, verbose), _followed(status, verbose), _kept(status)]
+    parts = [_stage(status, verbose), _copied(status, verbose), _followed(status, verbose)]
+    parts += [_indexes(status), _kept(status)]
     for label, text in chain(*parts, _spent(status) if requests else []):
         lines += labelled(label, text)
     return lines
@@ -149,6 +150,27 @@ def _abandoned(facts: Facts, left: Abandoned) -> str:
     others = len(facts.settlers) - 1
     more = f", or one of {others:,} more if it cannot" if others else ""
     return f"{said}; {first.name} (process {first.pid} on {first.host}) finishes them {when}{more}"
+
+
+def _indexes(status: Status) -> _Fields:
+    """Yield who maintains index tables and secondary rows."""
+    facts, indexes = status.facts, status.facts.indexes
+    if indexes is None:
+        return
+    listed = ", ".join(indexes.tables)
+    if indexes.maintained_by == "rekey":
+        by = "rekey" if facts.is_delta else "rekey's clients"
+        until = "`rekey handover`" if not facts.is_delta else "cutover"
+        yield "indexes", f"{listed}: maintained by {by}, until {until}"
+        return
+    said = f"{listed}: maintained by the application"
+    said += "" if indexes.since is None else f" since {moment(indexes.since)}"
+    if indexes.compared_at is not None and indexes.differing is not None:
+        compared = "all equal" if not indexes.differing else f"{counted(indexes.differing, 'row')} differed"
+        said += f"; compared {moment(indexes.compared_at)}: {compared}"
+    else:
+        said += f"; `rekey verify {facts.script_id}` compares them with the main rows"
+    yield "indexes", said
 
 
 def _clients(clients: Sequence[Client], verbose: bool) -> _Fields:

@@ -227,6 +227,18 @@ def complete(project: Project) -> None:
     project.do("evidence", "keygen", str(project.folder / "evidence.pem"))
 
 
+def with_an_index(project: Project) -> None:
+    """The same table, with an index, while the application writes; complete."""
+    path = project.folder / "migrations" / f"{SCRIPT}.py"
+    index = """
+    indexes=[Index("UsersByMail", partition_key=keys.literal("all"), row_key=keys.prop("RowKey"))],
+    waive={"personal-data": "made-up addresses"},
+    capture="dual-write","""
+    text = path.read_text("utf-8").replace('\n    capture="delta",', index)
+    path.write_text(text.replace("import Migration", "import Index, Migration"), "utf-8")
+    ended(project)
+
+
 def with_a_proxy(project: Project) -> None:
     """The configuration names a key for an application."""
     project.configure(gates='[proxy.access.keys.orders]\nfile = "orders.key"')
@@ -244,6 +256,7 @@ PRESUMED: dict[str, Callable[[Project], None]] = {
     "doctor": not_begun,
     "erasure": complete,
     "evidence": at_the_gate,
+    "handover": with_an_index,
     "id-secret": ended,
     "lookup": at_the_gate,
     "lost-table": without_target,

@@ -10,7 +10,7 @@ from rekey.errors import Ambiguous, Moved, Refused, StateUnusable, Unavailable
 from rekey.mapping.rows import CONTROL_TABLE
 from rekey.model import content_of
 from rekey.phases import MOVES, ControlPhase
-from rekey.protocol.control import ControlRow, ControlStore, from_row, moved, to_row
+from rekey.protocol.control import ControlRow, ControlStore, Maintainer, from_row, moved, to_row
 from tests.fakeclock import FakeClock
 from tests.faults import Call, Fault, FaultKind
 from tests.memory import MemoryTableService
@@ -78,6 +78,8 @@ def test_a_row_survives_the_wire() -> None:
         updated_at="2024-01-01T00:00:03.0000000Z",
         move_id="m",
         change_id="c",
+        maintainer=Maintainer.APPLICATION,
+        handed_over_at="2024-01-01T00:00:04.0000000Z",
         etag="e",
     )
     assert from_row({**to_row(full), "odata.etag": "e"}) == full
@@ -92,7 +94,7 @@ def test_no_repr_shows_the_key_of_the_safe_ids() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"Format": 2}, {"Phase": "limbo"}, {"Epoch": "x"}, {"IdKey": "?"}, {"Targets": "["}, {"CameFrom": "x"}],
+    [{"Format": 3}, {"Phase": "limbo"}, {"Epoch": "x"}, {"IdKey": "?"}, {"Targets": "["}, {"CameFrom": "x"}],
 )
 def test_a_row_of_a_newer_program_or_somebody_else_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(StateUnusable, match="cannot be read"):

@@ -298,6 +298,24 @@ def _a_client_still_uses_the_old_view(rekey: Steps) -> None:
     rekey(*words)
 
 
+@situation("hand-over")
+def _clients_maintain_index_tables_after_complete(rekey: Steps) -> None:
+    index = """indexes=[Index("UsersByMail", partition_key=keys.literal("all"), row_key=keys.prop("RowKey"))],
+    waive={"personal-data": "made up"},"""
+    script = under_writes(USERS_SCRIPT).replace("capture=", f"{index}\n    capture=")
+    script = script.replace("import Migration", "import Index, Migration")
+    rekey.begin(script)
+    rekey("apply", "--to", "cutover", STOPPED)
+    rekey("apply", "--to", "complete", "--yes", SCRIPT)
+    words = rekey.told(rekey("status"), "hand-over")
+    assert rekey.told(rekey("retire", "--table", "Users", code=3), "hand-over") == words
+    assert rekey.told(rekey("expire", "--confirm", SCRIPT, code=3), "hand-over") == words
+    assert rekey.told(rekey(*words, code=3), "hand-over") == words
+    rekey("verify")
+    rekey(*words)
+    assert "handover" not in rekey("status").all
+
+
 @situation("no-way-back")
 def _the_declaration_has_no_way_back(rekey: Steps) -> None:
     rekey.begin(USERS_SCRIPT.replace('capture="delta"', 'capture="delta", reverse=False'))

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from rekey.errors import Refused
 from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import Phase
 from rekey.protocol.rules import View
 from rekey.runner.commands import Mode
+from rekey.runner.handover import hand_over
 from rekey.runner.restore import restore
 from rekey.state.audit import AuditEvent
 from rekey.state.store import State
@@ -429,7 +431,7 @@ def test_erasing_a_person_takes_the_removed_rows_of_theirs(
     assert asyncio.run(opened()) == STRAY
 
 
-def test_with_clients_alive_an_index_row_removed_after_cutover_comes_back_after_complete(
+def test_with_clients_alive_an_index_row_removed_after_cutover_comes_back_after_the_handover(
     tmp_path: Path,
 ) -> None:
     """In capture "dual-write"; of the main target, which is the authority then, nothing is removed."""
@@ -446,6 +448,11 @@ def test_with_clients_alive_an_index_row_removed_after_cutover_comes_back_after_
         assert made.verify().found.stable == 0
         made.apply(Phase.COMPLETE)
         [key] = mapping(made.project, "x")
+        with made.session() as session, pytest.raises(Refused, match="handover"):
+            restore(session, made.script_id, key.row[:12])
+        made.verify()
+        with made.session() as session:
+            hand_over(session, made.script_id)
         with made.session() as session:
             assert restore(session, made.script_id, key.row[:12]).table == "PostsByTag"
         assert key_of(foreign) in {key_of(row) for row in made.project.rows("PostsByTag")}

@@ -15,19 +15,21 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from rekey.client import authority, replicas, send
+from rekey.client import authority, replicas, route, send
 from rekey.client.authority import Authority, Flow, SourceAuthority, TargetAuthority
 from rekey.client.route import Writer
 from rekey.client.work import ClientParts, State, Work
 from rekey.mapping.rows import Forward, Owner, TargetKey
 from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row, key_of
+from rekey.phases import ControlPhase
 from rekey.protocol import effects, propagate
 from rekey.protocol.journal import Journal
 from rekey.protocol.operations import FULL, as_sent
 from rekey.protocol.propagate import Propagated, Propagator
 from rekey.protocol.reverse import ReversePropagator
-from rekey.protocol.rules import Side
+from rekey.protocol.rules import Route, Side, View
+from rekey.protocol.rules import route as _route
 from rekey.runner import clients
 from rekey.runner.phases import cutover
 from rekey.tables.base import Operation, Table, Verb
@@ -58,6 +60,15 @@ class ForgetsOpenWrites(Writer):
             give_up(flow)
 
         self.finisher.give_up = forgets  # type: ignore[method-assign]
+
+
+def main_rows_alone_after_complete() -> Any:
+    """Write the main target alone as soon as the migration is complete."""
+
+    def plainly(phase: ControlPhase | None, view: View, **more: Any) -> Route:
+        return _route(phase, view, **{**more, "maintained": False})
+
+    return mock.patch.object(route, "route", plainly)
 
 
 def unconditional() -> Any:

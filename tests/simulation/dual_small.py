@@ -45,7 +45,7 @@ from tests.simulation.repeating import Repeating
 from tests.simulation.scheduler import Held, HeldTable, Scheduler, Waits
 from tests.simulation.small import Parts, SmallWorld
 from tests.simulation.witness import DELETE, READ, Client, Do, Step, Witness
-from tests.worlds import SCRIPT, go_on, nothing
+from tests.worlds import SCRIPT, contents, go_on, nothing
 
 LONGEST_S = 30.0
 """The longest operation."""
@@ -125,7 +125,7 @@ class DualWorld(SmallWorld):
 
         Args:
             scheduler, migration, before, clients, parts: the world and the parts it is made of.
-            phase: `dual_write` or `cutover`, throughout.
+            phase: `dual_write`, `cutover`, or `complete` while clients maintain index tables; throughout.
             copied: whether all rows are copied at the beginning.
             backfill: whether a backfill runs beside the clients.
             sweeps: how often a sweeper sweeps beside the clients.
@@ -148,7 +148,7 @@ class DualWorld(SmallWorld):
             self.crashing |= {"sweeper"}
         self.repeats, self.open_sweeps = repeats, open_sweeps
         self.announcing = itertools.count()
-        self.permit = Permit(phase, 2, copied)
+        self.permit = Permit(phase, 2, copied, maintained=phase is ControlPhase.COMPLETE)
         self.copied, self.backfill, self.sweeps = copied, backfill, sweeps
         self.abandoned = abandoned
         self.earlier = earlier
@@ -159,7 +159,7 @@ class DualWorld(SmallWorld):
     @property
     def authority(self) -> Side:
         """The side that decides."""
-        return TARGET if self.permit.phase is ControlPhase.CUTOVER else SOURCE
+        return TARGET if self.permit.phase in (ControlPhase.CUTOVER, ControlPhase.COMPLETE) else SOURCE
 
     # --- the scenario --------------------------------------------------------------------------------------
 
@@ -230,10 +230,32 @@ class DualWorld(SmallWorld):
         places = [TargetKey(number, *key_of(made)) for row in rows for number, made in self.mapper.map(row)]
         if len(set(places)) < len(places):
             return "two rows of the source map to one target key"
+        if self.permit.phase is ControlPhase.COMPLETE and (rotten := self.rotten()):
+            return rotten
         if wrong := super().wrong():
             return wrong
         history = self.witness.history(self.before, self.sources.dump(self.source.name))
         return "" if history.is_linearizable() else f"clients were told what cannot be:\n{history}"
+
+    def rotten(self) -> str:
+        """Tell which index rows are not what the main rows give by themselves, "" if all are."""
+        for name, expected in self.given_by_main_rows().items():
+            actual = contents(self.others.dump(name))
+            if name == self.mapper.tables[0]:
+                actual = {key: row for key, row in actual.items() if self.mapper.kind_of(key.row)}
+            if actual != expected:
+                return f"{name} is not what the main rows give"
+        return ""
+
+    def given_by_main_rows(self) -> dict[str, dict[EntityKey, Row]]:
+        """Return what index tables should hold, from what the main target holds."""
+        tables = self.mapper.tables
+        given: dict[str, dict[EntityKey, Row]] = {name: {} for name in tables[1:]}
+        for row in self.others.dump(tables[0]):
+            if not self.mapper.kind_of(row["RowKey"]):
+                for number, made in self.mapper.index_rows(row):
+                    given[tables[number]][key_of(made)] = made
+        return given
 
     # --- the actors ----------------------------------------------------------------------------------------
 

@@ -41,6 +41,14 @@ def test_the_way_of_a_write(
     assert route(phase, view, copied=copied, reverse=reverse) is way
 
 
+@pytest.mark.parametrize(("phase", "view", "copied", "reverse", "way"), WAYS)
+def test_after_complete_a_write_goes_as_in_cutover_while_clients_maintain_index_tables(
+    phase: ControlPhase | None, view: View, copied: bool, reverse: bool, way: Route
+) -> None:
+    taken = route(phase, view, copied=copied, reverse=reverse, maintained=phase is P.COMPLETE)
+    assert taken is (Route.SAME_VIEW if (phase, view) == (P.COMPLETE, View.NEW) else way)
+
+
 def test_the_authority_is_what_the_table_of_phases_says() -> None:
     assert [authority(phase) for phase in ALL] == [
         "source",

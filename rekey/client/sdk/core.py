@@ -6,7 +6,8 @@ Rules kept here:
 * Before a migration has begun there is no control row and no replica: writes go to the table alone, under a
   permit that says so. The writer is made when the control row is there, since the ids of the mapping are in
   it; a writer never works under a permit of another run than the one it was made for.
-* An index table is read in the new view, and written only once the migration is complete.
+* An index table is read in the new view, and written only once the migration is complete; until the handover
+  its rows are then put right by their main rows.
 * A credential that does not reach every table of the migration is told when the client opens, also before
   the migration begins: later it would leave replicas behind.
 * A table that a migration works with is not deleted through a client.
@@ -134,7 +135,8 @@ class ClientCore:
     async def _look_at_tables(self, tables: TableService, control: ControlRow | None) -> None:
         """Raise CredentialRefused when the client's credential does not reach a table that it may write."""
         migration, over = self.plan.declared.migration, (ControlPhase.COMPLETE, ControlPhase.RETIRED)
-        if self.plan.is_index or (control is not None and control.phase in over):
+        is_over = control is not None and control.phase in over and not control.maintained
+        if self.plan.is_index or is_over:
             return
 
         async def look(name: str) -> None:
@@ -208,9 +210,15 @@ class ClientCore:
             if code:
                 raise refusal(code, self.table)
             table, settings = self._opened().accounts.tables.table(self.table), self.plan.settings
+            writer = None
+            if permit.maintained and lease.control is not None:
+                writer = (await self._worker(lease, lease.control)).writer
             with while_allowed(partial(lease.check, permit)):
                 async with asyncio.timeout(settings.sending_s):
-                    etags = await send_alone(table, operations, partial(asyncio.sleep, settings.late_s))
+                    if writer is not None:
+                        etags = await writer.write_index(table, operations, permit)
+                    else:
+                        etags = await send_alone(table, operations, partial(asyncio.sleep, settings.late_s))
             self.counters.writes += len(operations)
             if not self.plan.is_index and not lease.in_time(permit):
                 try:
@@ -259,7 +267,8 @@ class ClientCore:
         lease = await self.open()
         async with lease.operation(writes=False) as permit:
             done = permit.phase in (None, ControlPhase.RETIRED)
-            if done or (permit.phase is ControlPhase.COMPLETE and self.plan.view is View.NEW):
+            is_complete = permit.phase is ControlPhase.COMPLETE and not permit.maintained
+            if done or (is_complete and self.plan.view is View.NEW):
                 return
         raise WritesRefused(
             TABLE_IN_USE,

@@ -2,8 +2,9 @@
 
 Rules kept here:
 
-* Only after `complete`, when every client has acknowledged it and the journal is empty: before that the
-  protocol needs the mapping, and a client that still settles a write would bring back what is erased.
+* Only after `complete`, or the handover where there are index tables, when every client has acknowledged it
+  and the journal is empty: before that the protocol needs the mapping, and a client that still settles a
+  write would bring back what is erased.
 * An erasure is recorded in the audit log before anything is deleted, and once more after it. The record names
   source rows by safe id, and none of their target rows: it does not link again what the erasure has unlinked.
 * The source row is deleted first, by its ETag, and only if it was not written since the source was quiet (the
@@ -38,7 +39,7 @@ from rekey.mapping.lookup import Lookup, Query
 from rekey.mapping.removed import Kept, Removed, RemovedRows
 from rekey.mapping.rows import day_of, pointer_of
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, etag_of, key_of
-from rekey.next_steps import apply_to
+from rekey.next_steps import apply_to, next_step
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.control import ControlRow
 from rekey.runner.clients import any_intent, heard_of_until, wait_for_present
@@ -129,6 +130,10 @@ async def require_complete(run: Run) -> ControlRow:
     if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
         completes = apply_to(run.declared.named, Phase.COMPLETE)
         raise refusal("not-complete", script=run.script_id, completes=completes)
+    if now.maintained:
+        kept = ", ".join(run.declared.migration.index_labels)
+        step = next_step("hand-over", script=run.script_id)
+        raise refusal("not-handed-over", script=run.script_id, rows=kept, step=step)
     await wait_for_present(run)
     until = await heard_of_until(run)
     if until is not None:

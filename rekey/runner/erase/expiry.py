@@ -160,7 +160,7 @@ async def _empty(run: Run, control: ControlRow, on: str) -> dict[str, int]:
         How many rows were deleted, and how many were kept: those that are younger, or changed meanwhile.
     """
     mapping, counts = run.mapping, {"deleted_rows": 0, "kept_rows": 0}
-    completed = ticks_of(control.completed_at or control.updated_at)
+    completed = ticks_of(control.ended_at or control.updated_at)
     keep = round(run.config.gates.mapping_retention_s * TICKS_PER_SECOND)
     now = ticks_of(await run.restricted.server_time())
     on = await _mark(run, on, done=False)

@@ -64,7 +64,7 @@ async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int
         now = await ControlStore(run.restricted, other.script_id, other.migration.group).read()
         if now is not None and now.phase is ControlPhase.RETIRED:
             gone.add(source.lower())
-        elif to_write and now is not None and now.phase not in (ControlPhase.SOURCE, ControlPhase.COMPLETE):
+        elif to_write and now is not None and now.is_followed:
             raise refusal("target-is-a-source", source=source, other=other, phase=now.phase)
     there = {name for name in dict.fromkeys(names) if await run.tables.table_exists(name)}
     return frozenset(n for n, name in enumerate(names) if name in there and name.lower() not in gone)

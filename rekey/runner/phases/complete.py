@@ -1,4 +1,4 @@
-"""complete: the source is no longer written; from here there is no way back.
+"""complete: the old view ends; from here there is no way back, and the source is no longer written.
 
 Rules kept here:
 
@@ -8,6 +8,9 @@ Rules kept here:
   that could not be settled by then, and whose row the source cannot express, is given up after the move and
   recorded: otherwise no command could ever end it.
 * Of a group all members are settled before all move.
+* Capture "dual-write" with index tables or secondary rows: their rows must not rot when nobody was asked to
+  maintain them. So clients go on as in `cutover`, with the source as well, until the handover
+  (`rekey.runner.handover`); what is done here last of all is done there.
 * Capture "dual-write": not before the last client of the old view has ended. The source is written until
   every client has acknowledged and the journal is drained; that moment is stored, and `retire` compares rows
   with it.
@@ -19,15 +22,18 @@ from rekey.copy.delta import fresh_second
 from rekey.errors import Findings, GateClosed
 from rekey.next_steps import next_step
 from rekey.phases import ControlPhase, Phase
+from rekey.protocol.control import Maintainer
 from rekey.protocol.rules import TARGET
 from rekey.runner import clients
 from rekey.runner.clients import Deadline
 from rekey.runner.remaining import closed_by_tables
 from rekey.runner.run import Counters, Run, of_member
-from rekey.runner.verification import closed_by_difference
+from rekey.runner.verification import closed_by_difference, last_number
 
 # Fact: the service's time from which on no client and no runner writes to the source.
 QUIET_AT = "quiet_at"
+# Fact: the number of the last full verification at `complete`, where there are index tables.
+COMPLETED_AFTER = "completed_after"
 
 
 async def gate(run: Run) -> list[str]:
@@ -56,15 +62,27 @@ async def run(run: Run) -> Counters:
         for one in run.together:
             with of_member(one):
                 await _settle_before(one)
+        for one in run.together:
+            if one.declared.migration.is_maintained:
+                one.state.set_fact(one.script_id, COMPLETED_AFTER, str(last_number(one)))
+                await one.control.keep_maintaining()
         await clients.move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
-    counters: Counters = {}
-    if not run.is_delta:
-        counters["intents_settled"] = await _drain(run) if run.declared.migration.reverse else 0
-        # The intents that are left are settled and kept, or (without `reverse`) the source does not follow.
-        await run.journal.clear()
-        await clients.forget_ended(run)
-        run.state.set_fact(run.script_id, QUIET_AT, await fresh_second(run.source_time, run.clock))
+    now = await run.control.read()
+    counters = {} if now is not None and now.maintained else await end_following(run)
     run.state.forget_keys(run.script_id)
+    return counters
+
+
+async def end_following(run: Run) -> Counters:
+    """Settle what was announced while replicas followed, now that every client has acknowledged that nothing
+    follows any more; note since when the source is not written."""
+    if run.is_delta:
+        return {}
+    counters = {"intents_settled": await _drain(run) if run.declared.migration.reverse else 0}
+    # The intents that are left are settled and kept, or (without `reverse`) the source does not follow.
+    await run.journal.clear()
+    await clients.forget_ended(run)
+    run.state.set_fact(run.script_id, QUIET_AT, await fresh_second(run.source_time, run.clock))
     return counters
 
 
@@ -108,6 +126,10 @@ async def undo(_run: Run) -> None:
 
 async def again(run: Run) -> int:
     """Settle the intents that are left; without `reverse` no replica follows, and they are removed."""
+    now = await run.control.read()
+    ended = run.state.get_fact(run.script_id, QUIET_AT) is not None
+    if now is not None and now.maintainer is Maintainer.APPLICATION and not ended:
+        return (await end_following(run)).get("intents_settled", 0)  # a handover was cut off
     if run.declared.migration.reverse:
         return await clients.settle_again(run, side=TARGET)
     if not run.is_delta:

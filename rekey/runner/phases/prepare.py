@@ -16,6 +16,8 @@ from contextlib import suppress
 from rekey.errors import TableBeingDeleted, TableMissing
 from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import DIRECTIONS, JOURNAL_TABLE, MAPPING_TABLE
+from rekey.next_steps import next_step
+from rekey.protocol.control import ControlStore
 from rekey.runner.clients import until_quiet
 from rekey.runner.refusals import refusal
 from rekey.runner.remaining import require_source, tables_with_rows
@@ -38,7 +40,7 @@ async def gate(run: Run) -> list[str]:
         raise refusal(
             "source-missing", table=run.source, account=account, section=section, file=file, similar=similar
         )
-    reasons = []
+    reasons = await _still_maintained(run)
     for table in run.mapper.read_once:
         target = whole(run.targets[table])
         if not await run.tables.table_exists(target.name):
@@ -50,6 +52,19 @@ async def gate(run: Run) -> list[str]:
             if not await run.mapping.owns(run.mapper.number_of(table, page.rows[0]), page.rows[0]):
                 reasons.append(f"target table {target.name} holds rows that this migration did not write")
             break
+    return reasons
+
+
+async def _still_maintained(run: Run) -> list[str]:
+    """Return a reason for each earlier migration whose clients still maintain index tables of the source:
+    what is written through clients of this one would be missing there."""
+    reasons = []
+    for other in run.builds_on:
+        now = await ControlStore(run.restricted, other.script_id, other.migration.group).read()
+        if now is not None and now.maintained:
+            kept = ", ".join(other.migration.index_labels)
+            step = next_step("hand-over", script=other.script_id)
+            reasons.append(f"clients of {other.script_id} still maintain {kept}; {step}")
     return reasons
 
 

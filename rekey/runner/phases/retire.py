@@ -20,6 +20,7 @@ from rekey.core.clock import later, ticks_of
 from rekey.core.concurrency import for_each
 from rekey.errors import ConditionFailed, RowMissing
 from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row, etag_of, key_of
+from rekey.next_steps import next_step
 from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow
 from rekey.protocol.registry import SAFETY_S
@@ -40,9 +41,9 @@ async def gate(run: Run) -> list[str]:
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
         return [f"the control row says `{now.phase if now else 'nothing'}`, not `complete`"]
-    reasons = []
-    if now.phase is ControlPhase.COMPLETE:
-        over_at = later(now.completed_at or now.updated_at, run.config.gates.retention_s)
+    reasons = [] if not now.maintained else [still_maintained(run)]
+    if now.phase is ControlPhase.COMPLETE and now.ended_at is not None:
+        over_at = later(now.ended_at, run.config.gates.retention_s)
         if ticks_of(await run.source_time()) < ticks_of(over_at):
             reasons.append(f"the retention period ends at {over_at}")
     if run.options.typed_table != run.source.name:
@@ -93,7 +94,16 @@ def quiet_at(run: Run, now: ControlRow) -> str:
     # longer than this.
     settings = LeaseSettings()
     longest = settings.lease_s + settings.longest_operation_s + SAFETY_S
-    return kept or later(now.completed_at or now.updated_at, longest)
+    return kept or later(now.ended_at or now.updated_at, longest)
+
+
+def still_maintained(run: Run) -> str:
+    """Return the reason that nothing is deleted while clients maintain index tables."""
+    kept = ", ".join(run.declared.migration.index_labels)
+    return (
+        f"rekey's clients still maintain {kept}, and for that the source and the mapping: nobody would after"
+        f" this; {next_step('hand-over', script=run.script_id)}"
+    )
 
 
 async def delete_unchanged(run: Run, row: Row, moment: str) -> Literal["deleted", "gone", "changed"]:

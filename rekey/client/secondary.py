@@ -1,0 +1,71 @@
+"""Secondary rows that an application writes itself while clients still maintain them (ADR 0046).
+
+Rules kept here:
+
+* The client writes the secondary rows of a main row in the transaction of that row. So a secondary row that
+  the application asks for is compared with what its main row gives, and is not written a second time.
+* One that differs is refused before anything is written: an acknowledged write must not be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+
+from rekey.client.intent import SameView
+from rekey.client.work import ClientParts
+from rekey.mapping.rows import TargetKey
+from rekey.model import Row, etag_of
+from rekey.protocol.operations import as_stored, row_after
+from rekey.protocol.replicas import same_content
+from rekey.protocol.rules import SECONDARY_DIFFERS, refusal
+from rekey.tables.base import Operation
+
+
+@dataclass(slots=True)
+class WithSecondary(SameView):
+    """A write of main rows and of secondary rows that they give, in one transaction.
+
+    Attributes:
+        asked: the operations on secondary rows, as the caller gave them.
+    """
+
+    _: KW_ONLY
+    asked: Sequence[Operation] = ()
+
+    async def prepare(self) -> bool:
+        if not await super(WithSecondary, self).prepare():
+            return False
+        for operation in self.asked:
+            self._compare(operation)
+        return True
+
+    def _compare(self, operation: Operation) -> None:
+        """Raise what the service would answer, or WritesRefused where the main rows give something else."""
+        number = self.authority.mapper.kind_of(operation.key.row)
+        place = TargetKey(number, *operation.key)
+        before = next((row for work in self.works if (row := work.early.get(place))), None)
+        wanted = next((row for work in self.works if (row := (work.expected or {}).get(place))), None)
+        _require_same(self.client, row_after(as_stored(operation)[0], before), wanted)
+
+
+async def confirmed(client: ClientParts, operation: Operation) -> str | None:
+    """Return the ETag of the secondary row that an operation asks for, which stands already: its main row was
+    written before, and the secondary row with it.
+
+    Raises:
+        WritesRefused: its main row gives something else.
+        ServiceError: as the service would answer.
+    """
+    there = await client.table.get(operation.key)
+    after = row_after(as_stored(operation)[0], there)
+    _require_same(client, after, there)
+    return None if there is None else etag_of(there)
+
+
+def _require_same(client: ClientParts, asked: Row | None, given: Row | None) -> None:
+    """Raise WritesRefused if a secondary row is to become something else than what its main row gives."""
+    if asked is None and given is None:
+        return
+    if asked is None or given is None or not same_content(asked, given):
+        raise refusal(SECONDARY_DIFFERS, client.table.name)

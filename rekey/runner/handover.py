@@ -1,0 +1,95 @@
+"""The handover of index tables and secondary rows to the application, after `complete` (ADR 0046).
+
+Rules kept here:
+
+* Until then clients maintain them, and for that the source and the mapping; the application may maintain them
+  as well, which changes nothing where it writes what the script declares. So there is no moment in which
+  nobody does.
+* It asks for a clean and recent full verification: what is handed over is right.
+* Clients acknowledge the new epoch, then the journal is drained: from then on nothing of rekey writes an
+  index row, and nothing writes the source. Retention begins.
+* A handover that was cut off is ended by the same command again. There is no way back: from then on rows may
+  be written that the mapping does not know.
+"""
+
+from __future__ import annotations
+
+from rekey.errors import GateClosed
+from rekey.evidence.log import make_checkpoint
+from rekey.next_steps import after_findings, next_step
+from rekey.phases import ControlPhase
+from rekey.protocol.control import ControlRow, Maintainer
+from rekey.protocol.rules import TARGET
+from rekey.runner import clients
+from rekey.runner.phases.complete import COMPLETED_AFTER, QUIET_AT, end_following
+from rekey.runner.refusals import refusal
+from rekey.runner.run import Counters, Run
+from rekey.runner.session import Session
+from rekey.state.audit import HANDED_OVER
+from rekey.status.facts import verification_problem
+from rekey.tables.allowance import while_allowed
+
+
+def hand_over(session: Session, script_id: str) -> Counters:
+    """Let clients maintain the index tables of a completed migration no longer; the application does.
+
+    Returns:
+        Figures of the work.
+
+    Raises:
+        Refused: it is not complete, or has nothing to hand over; or clients did not follow in time.
+        GateClosed: rows are not known to be right, or intents cannot be settled.
+    """
+    run = session.resume(script_id)
+
+    async def work() -> Counters:
+        with while_allowed(run.still_alone):
+            return await _hand_over(run)
+
+    counters = session.do(work())
+    make_checkpoint(session.state, session.signer, f"{script_id}: handed over", session.progress)
+    return counters
+
+
+def _closed_by_verification(run: Run, now: ControlRow) -> list[str]:
+    """Return why the last full verification does not show that what is handed over is right."""
+    last, name = run.state.latest_verification(run.script_id), run.script_id
+    max_age_s, facts = run.config.gates.verification_max_age_s, run.state.facts(run.script_id)
+    problem = verification_problem(
+        last, facts, now=run.clock.ticks(), max_age_s=max_age_s, control=now, writers_stopped=True
+    )
+    if not problem and last is not None and last.number <= int(facts.get(COMPLETED_AFTER, "0")):
+        problem = "nothing has been verified in full since `complete`"
+    if not problem:
+        return []
+    again = f"`rekey verify {name} --mode full`"
+    if last is not None and last.divergences:
+        again = f"`rekey {after_findings(name, run.source.name, last.report).command}`"
+    return [f"{problem}; run {again}"]
+
+
+async def _hand_over(run: Run) -> Counters:
+    now, name = await run.control.read(), run.script_id
+    if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
+        raise refusal("hand-over-in-phase", script=name, phase="nothing" if now is None else now.phase)
+    if now.maintainer is None:
+        raise refusal("nothing-to-hand-over", script=name)
+    if now.maintained:
+        await clients.until_quiet(run)
+        await clients.wait_for_present(run)
+        reasons = _closed_by_verification(run, now)
+        settled = await clients.settle_stale(run, TARGET)
+        if settled.failed:
+            unsettled = f"{settled.failed} intents of the journal cannot be settled"
+            reasons.append(f"{unsettled}; {clients.unsettled_hint(run)}")
+        if reasons:
+            step = next_step("hand-over", script=name)
+            raise GateClosed("handover", reasons, hint=f"when that is mended: {step}")
+        now = await run.control.hand_over()
+    elif now.phase is ControlPhase.RETIRED or run.state.get_fact(name, QUIET_AT) is not None:
+        return {}
+    followed = await clients.wait_for_clients(run, now)
+    counters = {"clients": followed, **await end_following(run)}
+    details = {"maintainer": Maintainer.APPLICATION, "at": now.handed_over_at, "counters": counters}
+    run.state.audit(HANDED_OVER, name, details)
+    return counters

@@ -1,0 +1,153 @@
+"""Index rows compared with the main rows that they are made of, once nothing follows the source any more.
+
+Rules kept here:
+
+* The main target takes the part of the source: its rows are mapped by themselves alone, to themselves and to
+  their index rows. So the comparison is a full verification of rows that the application maintains.
+* A repair writes no main row. It writes an index row on the condition of what was read before the main row,
+  and reads the main row once more afterwards.
+* There is no journal: a difference counts when it stands still for `RECHECK_S`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rekey.core.concurrency import for_each
+from rekey.core.safe_ids import SafeIds
+from rekey.declaration.mapper import Mapper, TargetRow
+from rekey.errors import Collision, ConditionFailed, RowExists, RowMissing, Unavailable
+from rekey.mapping.rows import TargetKey, pointer_of
+from rekey.model import EntityKey, Row, content_of, key_of
+from rekey.protocol.propagate import MAX_ROUNDS, version_of
+from rekey.protocol.replicas import Rows, difference
+from rekey.tables.base import Operation, Table, TableWrapper
+from rekey.verify.context import RecheckPolicy, ReconcileContext
+from rekey.verify.full import full
+from rekey.verify.report import FullReport
+
+# Seconds between two observations of a difference: an application writes its index rows after the main row.
+RECHECK_S = 5.0
+
+
+class MainRows(Mapper):
+    """Maps main target rows to themselves and to their index rows."""
+
+    def __init__(self, of: Mapper) -> None:
+        """Create it from the mapper of the migration, `of`."""
+        self.__dict__.update(of.__dict__)
+
+    def _map(self, rows: Sequence[Row]) -> list[list[TargetRow]]:
+        return [[TargetRow(0, content_of(row)), *self.index_rows(row)] for row in rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexContext(ReconcileContext):
+    """The context of a comparison of index rows with main rows."""
+
+    def not_compared(self, table: int) -> frozenset[str]:
+        """Return the properties of an index table that hold the source row's Timestamp."""
+        return self.mapper.timestamp_copies[table] if table else frozenset()
+
+
+def index_context(
+    given: ReconcileContext,
+    keep_removed: Callable[[int, Row, EntityKey | None], Awaitable[None]],
+) -> IndexContext:
+    """Return the context in which index rows are compared with main rows.
+
+    Args:
+        given: the context in which source and targets are compared: tables, rates, what stops it.
+        keep_removed: as there; the source key of a row that is removed is not known.
+    """
+    mapper, (main, *indexes) = MainRows(given.mapper), given.targets
+    mender = _Mender(mapper, [main, *indexes], given.ids)
+
+    async def itself(main_key: EntityKey) -> EntityKey:
+        return main_key
+
+    async def keep(table: int, row: Row, _main_key: EntityKey | None) -> None:
+        await keep_removed(table, row, None)
+
+    names = {name: getattr(given, name) for name in _TAKEN}
+    return IndexContext(
+        source=TableWrapper(main),
+        targets=[main, *indexes],
+        mapper=mapper,
+        owner=itself,
+        authority_is_target=True,  # so a repair deletes no main row
+        propagate=mender.mend,
+        keep_removed=keep,
+        recheck=RecheckPolicy(delay_s=RECHECK_S),
+        **names,
+    )
+
+
+_TAKEN = ("ids", "keys", "folder", "advance", "stop", "concurrency", "scans", "ahead", "take", "clock")
+
+
+async def compare_indexes(ctx: IndexContext, *, repair: bool = False) -> FullReport:
+    """Compare all index rows with the main rows; `repair`: make them what main rows say."""
+    report = await full(ctx, repair=repair)
+    return replace(report, tables=report.tables[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class _Mender:
+    """Makes the index rows of a main row what that row says, as the application does: there is no mapping and
+    no journal. Every write is conditional on rows that were read before the main row."""
+
+    mapper: Mapper
+    tables: Sequence[Table]
+    ids: SafeIds
+
+    async def mend(self, main_key: EntityKey) -> None:
+        """Make the index rows of a main row what that row says now.
+
+        Raises:
+            RowRefused: its index rows cannot be made of it.
+            Collision: an index row that belongs to another main row stands in the place of one of its own.
+            Unavailable: the row kept changing.
+        """
+        for _ in range(MAX_ROUNDS):
+            expected = self._expected(await self.tables[0].get(main_key))
+            found: Rows = {}
+            for place in expected:
+                row = await self.tables[place.table].get(place.key)
+                if row is not None:
+                    found[place] = row
+            before = await self.tables[0].get(main_key)
+            if self._expected(before).keys() != expected.keys():
+                continue
+            expected = self._expected(before)
+            for place, row in found.items():
+                other = pointer_of(row)
+                if other != main_key and place in self._expected(await self.tables[0].get(other)):
+                    name = self.tables[0].name
+                    first, second = self.ids.short(name, other), self.ids.short(name, main_key)
+                    raise Collision(self.tables[place.table].name, first, second)
+            if await self._write(expected, found) and version_of(before) == version_of(
+                await self.tables[0].get(main_key)
+            ):
+                return
+        raise Unavailable("a main row kept changing while its index rows were mended", hint="run it again")
+
+    def _expected(self, row: Row | None) -> Rows:
+        if row is None:
+            return {}
+        return {TargetKey(number, *key_of(made)): made for number, made in self.mapper.index_rows(row)}
+
+    async def _write(self, expected: Rows, found: Rows) -> bool:
+        done = True
+
+        async def write(place: TargetKey, operation: Operation) -> None:
+            nonlocal done
+            try:
+                await self.tables[place.table].write(operation)
+            except (ConditionFailed, RowExists, RowMissing):
+                done = False
+
+        writes = difference(expected, found, {})
+        await for_each(writes, lambda one: write(*one), limit=4)
+        return done
