@@ -40,7 +40,7 @@ STAND_IN = "2000-01-01T00:00:00.0000000Z"
 
 CURE = (
     "fix the row in the target so that it can be expressed in the source, or stay with the target and"
-    " go on to `complete`"
+    " go on to `complete` (with index tables: to `rekey handover`)"
 )
 
 Rows = dict[TargetKey, Row]

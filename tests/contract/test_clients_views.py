@@ -35,6 +35,7 @@ from azure.data.tables import (
 from rekey import DualWriteRefused, DualWriteTableClient, Index, LeaseSettings, Migration, Target, keys, props
 from rekey.aio import DualWriteTableClient as AsyncDualWriteTableClient
 from rekey.client.route import OtherRun
+from rekey.declaration.mapper import Mapper
 from rekey.errors import ConfigurationError, DeclarationError, SecretMissing, Unavailable
 from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey
@@ -260,6 +261,40 @@ async def test_an_index_table_is_read_and_not_written_before_the_end(setting: Se
     async with setting.client(setting.by_tag) as index:
         await index.raw("upsert_entity", {**seen, "Own": 1})
         assert (await index.raw("get_entity", "a", "one"))["Own"] == 1
+
+
+@both_kinds
+async def test_index_rows_follow_each_write_after_complete_until_the_handover(
+    setting: Setting, sync: bool
+) -> None:
+    await setting.reach("dual_write", "cutover")
+    await setting.begun.store.keep_maintaining()
+    await setting.reach("complete")
+
+    async def index_rows() -> list[tuple[str, str]]:
+        found = (await setting.rows(setting.by_tag)).items()
+        return sorted((key.partition, row["MainRowKey"][:5]) for key, row in found)
+
+    def new_row(slug: str, tags: str) -> dict[str, Any]:
+        return dict(Mapper(setting.begun.declared.migration, SECRETS).map(post(slug, Tags=tags))[0].row)
+
+    one, two = new_row("one", "a,b"), new_row("two", "d")
+    first, second = one["RowKey"][:5], two["RowKey"][:5]
+    async with setting.client(setting.main, sync=sync) as new, setting.client(setting.by_tag) as index:
+        await new.raw("create_entity", one)
+        assert await index_rows() == [("a", first), ("b", first)]
+        await new.raw("update_entity", {**one, "Tags": "b,c"}, mode="replace")
+        assert await index_rows() == [("b", first), ("c", first)]
+        pointer = {"MainPartitionKey": one["PartitionKey"], "MainRowKey": one["RowKey"]}
+        await index.raw("upsert_entity", {"PartitionKey": "c", "RowKey": "one", "Own": 1, **pointer})
+        found = await setting.rows(setting.by_tag)
+        assert "Own" not in found[EntityKey("c", "one")], "put right by its main row"
+        await new.raw("submit_transaction", [("delete", one), ("create", two)])
+        assert await index_rows() == [("d", second)]
+        await setting.begun.store.hand_over()
+        await asyncio.sleep(3 * QUICK.poll_s)
+        await new.raw("delete_entity", two)
+        assert await index_rows() == [("d", second)], "the application's own"
 
 
 # --- refusals ---------------------------------------------------------------------------------------------

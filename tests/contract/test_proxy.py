@@ -20,11 +20,12 @@ import pytest
 from azure.core.credentials import AzureNamedKeyCredential
 from azure.data.tables import TableSasPermissions, generate_table_sas
 
-from rekey import Migration, Target, keys, props
+from rekey import Index, Migration, Target, keys, props
 from rekey.client.lease import Permit
 from rekey.client.route import Writer
 from rekey.core.edm import canonical
 from rekey.core.limits import ELSEWHERE, own_name
+from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
 from rekey.errors import ConfigurationError
 from rekey.phases import ControlPhase
@@ -35,7 +36,7 @@ from rekey.rehearse.azurite import Azurite
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, TableService, TwoAccounts
 from rekey.tables.credentials import SharedKey
-from tests.begun import Begun, declared_as
+from tests.begun import SECRETS, Begun, declared_as
 from tests.proxying import (
     QUICK,
     Answered,
@@ -508,6 +509,44 @@ async def test_what_is_written_through_a_proxy_is_in_the_new_table_too(
         assert {client.name for client in await clients_of(begun)} == {"proxy"}
         assert {client.view for client in await clients_of(begun)} == {"old", "new"}
     assert not await clients_of(begun), "leases are returned at the end"
+
+
+async def test_a_proxy_maintains_index_rows_after_complete_until_the_handover(
+    config: Config,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+) -> None:
+    """Behind it an application does not even know of the index."""
+    plain = migration_of(table_name)
+    by_name = table_name("ByName")
+    index = Index(by_name, partition_key=keys.literal("all"), row_key=keys.prop("Nm"))
+    declared = declared_as(plain.script_id, replace(plain.migration, indexes=[index]))
+    target = declared.migration.target.table
+    begun = await begun_in(STATES["cutover"], declared, tables_service, restricted_service)
+    await begun.store.keep_maintaining()
+    await begun.move(ControlPhase.COMPLETE)
+    async with between(config, azurite, declared) as (direct, behind):
+
+        async def names() -> list[tuple[str, str]]:
+            found = (await direct.ask("GET", f"{by_name}()")).json["value"]
+            return sorted((one["RowKey"], one["MainRowKey"]) for one in found)
+
+        mapper = Mapper(declared.migration, SECRETS)
+        a, b = (dict(mapper.map(row(key, Nm=key))[0].row) for key in "ab")
+        for one in (a, b):
+            assert (await behind.ask("POST", target, one, NO_ECHO)).status == 204
+        assert await names() == [("a", a["RowKey"]), ("b", b["RowKey"])]
+        assert (await behind.ask("MERGE", target + place(a["RowKey"]), {"Nm": "c"}, IF_ANY)).status == 204
+        assert (await behind.ask("DELETE", target + place(b["RowKey"]), None, IF_ANY)).status == 204
+        assert await names() == [("c", a["RowKey"])]
+        kept = await behind.ask("DELETE", f"Tables('{target}')")
+        assert (kept.status, kept.code) == (403, "table-in-use")
+        await begun.store.hand_over()
+        await followed(begun)
+        assert (await behind.ask("DELETE", target + place(a["RowKey"]), None, IF_ANY)).status == 204
+        assert await names() == [("c", a["RowKey"])], "the application's own"
 
 
 ODD_VALUES: dict[str, tuple[Any, str | None]] = {
