@@ -84,7 +84,7 @@ def test_a_bundle_that_is_not_right_is_not_computed_again(rekey: Commands, key: 
     folder = exported(rekey)
     (folder / "data/more").write_text("x", "utf-8")
     said = rekey("evidence", "recompute", str(folder), code=1)
-    assert "no table was read" in said.err
+    assert "No table was read" in said.err
 
 
 def test_another_script_does_not_pass_for_the_one_of_the_bundle(rekey: Commands, key: PublicKey) -> None:

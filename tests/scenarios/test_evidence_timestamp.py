@@ -184,7 +184,7 @@ def test_a_stamp_that_was_taken_away_is_found(rekey: Commands, authority: Author
     for words in ((), ("--without-timestamp",), ("--key", str(rekey.project.folder / "evidence.pub.pem"))):
         said = rekey("evidence", "verify", str(folder), *words, code=1)
         assert "the time stamp is gone" in said.out
-    assert "no table was read" in rekey("evidence", "recompute", str(folder), code=1).err
+    assert "No table was read" in rekey("evidence", "recompute", str(folder), code=1).err
     rekey("evidence", "export", str(plain))
     rekey("evidence", "verify", str(plain))
 
