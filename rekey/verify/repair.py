@@ -8,6 +8,8 @@ Rules kept here:
   the ETag that was seen. Afterwards its owner is read once more and propagated, in case a writer claimed the
   key, found the row there and left it: a writer claims before it reads the row, so either the writer finds
   the row gone or the repair finds the claim.
+* What is counted as mended was observed afterwards and is: an answer of "done" alone proves nothing, where a
+  request may have reached another row, or none.
 * What is removed is kept first (`ctx.keep_removed`), so that it can be restored: no one can tell from ids
   alone whose row it was.
 * Where the main target is the authority its rows are never deleted: one to which no source row maps, and
@@ -29,6 +31,8 @@ from rekey.verify.context import ReconcileContext
 from rekey.verify.report import LISTED, Kind, Outcome, Repair, RepairReport
 from rekey.verify.settle import Candidate, Found, Point, observe, owner_of
 
+_MENDS = (Outcome.PROPAGATED, Outcome.MOVED, Outcome.DELETED)
+
 
 async def repair_all(ctx: ReconcileContext, kept: Spill[Found]) -> RepairReport:
     """Mend every divergence in `kept`.
@@ -41,6 +45,8 @@ async def repair_all(ctx: ReconcileContext, kept: Spill[Found]) -> RepairReport:
     async def mend(found: Found) -> None:
         ctx.stop()
         outcome = await repair(ctx, found)
+        if outcome in _MENDS and (await observe(ctx, found.point)).verdict is not None:
+            outcome = Outcome.UNCONFIRMED
         counts[outcome.value] += 1
         if len(listed) < LISTED:
             listed.append(Repair(found.divergence, outcome))

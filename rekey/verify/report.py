@@ -94,6 +94,9 @@ class Outcome(StrEnum):
     DELETED = "deleted"
     # The row was mended, or deleted, before the repair came to it.
     GONE = "gone"
+    # The service answered that it was done, and the row still differs: it changed meanwhile, or the request
+    # was misread on the way. Verify again.
+    UNCONFIRMED = "unconfirmed"
     # The row changed during the repair and was left alone: verify again.
     CHANGED = "changed"
     # The mapping or a collision forbids the repair, or the row is one of the authority that cannot be taken

@@ -359,11 +359,13 @@ class Found:
 
     Attributes:
         divergence: the divergence without keys.
+        point: the row that differs; of `wrong-key`, the missing one.
         source: the source key to propagate; None for a foreign row.
         stray: the target row to delete as (table number, key, ETag that was seen), or None.
     """
 
     divergence: Divergence
+    point: Point
     source: EntityKey | None = field(repr=False)
     stray: tuple[int, EntityKey, str] | None = field(default=None, repr=False)
 
@@ -425,7 +427,7 @@ def _divergences(ctx: ReconcileContext, settled: Sequence[Looked]) -> Iterator[F
             continue
         if verdict.kind is Kind.REFUSED:
             name, source_id = ctx.source.name, ctx.source_id(point.key)
-            yield Found(Divergence(Kind.REFUSED, name, "", source_id, code=verdict.code), point.key)
+            yield Found(Divergence(Kind.REFUSED, name, "", source_id, code=verdict.code), point, point.key)
             continue
         table = ctx.label(point.table)
         row_id = ctx.target_id(point.table, point.key)
@@ -437,7 +439,7 @@ def _divergences(ctx: ReconcileContext, settled: Sequence[Looked]) -> Iterator[F
                 properties=verdict.properties,
                 other_id="" if verdict.holder is None else ctx.source_id(verdict.holder),
             )
-            yield Found(divergence, source, stray)
+            yield Found(divergence, point, source, stray)
 
 
 def _wrong_key(ctx: ReconcileContext, one: Looked, other: Looked) -> Found | None:
@@ -454,4 +456,4 @@ def _wrong_key(ctx: ReconcileContext, one: Looked, other: Looked) -> Found | Non
         ctx.source_id(source),
         stray_id=ctx.target_id(table, other.point.key),
     )
-    return Found(divergence, source, (table, other.point.key, stray.etag))
+    return Found(divergence, one.point, source, (table, other.point.key, stray.etag))

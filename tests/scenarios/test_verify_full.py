@@ -14,7 +14,7 @@ from rekey.core import spill
 from rekey.errors import Collision, ExitCode
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.present.text import WIDTH
-from rekey.tables.base import Table
+from rekey.tables.base import Operation, Table
 from rekey.tables.split import find_middle
 from rekey.verify.full import full
 from rekey.verify.render import render
@@ -22,7 +22,7 @@ from rekey.verify.report import Change, Kind, Outcome, PropertyDifference, exit_
 from rekey.verify.trace import Trace
 from tests.every import every
 from tests.fakeclock import FakeClock
-from tests.memory import MemoryTableService, Mood
+from tests.memory import MemoryTable, MemoryTableService, Mood
 from tests.scenarios.test_verify_resumed import small_pages
 from tests.verifying import context, filled, rows_of, source_id, target_id
 from tests.worlds import LOWERED, POSTS, USERS, World, post, user
@@ -221,6 +221,30 @@ async def test_an_index_row_that_nobody_claimed_but_points_to_a_main_row_is_remo
     assert report.repair is not None
     assert report.repair.counts == {"deleted": 1}
     world.assert_in_step()
+
+
+@pytest.mark.parametrize("lost", ["delete", "replace"])
+async def test_a_repair_that_changed_nothing_is_not_counted_as_done(
+    memory: MemoryTableService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """The service answers that it is done; the request reached no row, or another one."""
+    world = await filled(World(memory, USERS), [user("a@example.com"), user("b@example.com")])
+    if lost == "delete":
+        await world.targets[0].insert({"PartitionKey": "eu", "RowKey": "foreign"})
+    else:
+        [target] = rows_of(world, 0, key_of(user("b@example.com")))
+        await world.targets[0].merge({**target, "Name": "changed by hand"})
+    write = MemoryTable.write_at_address
+
+    async def lose(table: MemoryTable, operation: Operation) -> str:
+        is_lost = operation.verb == lost and table.name == "UsersV2"
+        return 'W/"lost"' if is_lost else await write(table, operation)
+
+    monkeypatch.setattr(MemoryTable, "write_at_address", lose)
+    report = await full(context(world, tmp_path), repair=True)
+    assert report.repair is not None
+    assert report.repair.counts == {"unconfirmed": 1}
+    assert (await full(context(world, tmp_path))).findings
 
 
 async def test_source_rows_that_map_to_one_key_are_a_collision_and_nothing_is_overwritten(
