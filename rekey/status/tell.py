@@ -36,6 +36,7 @@ _ON_TOP = {
     OnTop.CHANGES: "for rows that changed or were there",
     OnTop.RETRIES: "sent again",
     OnTop.REPEATS: "for phases and comparisons carried out again",
+    OnTop.PROBES: "to try odd keys",
     OnTop.WAY_BACK: "for the way back",
 }
 # Labels and texts.

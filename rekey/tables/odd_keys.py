@@ -8,15 +8,15 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from rekey.errors import ServiceError
+from rekey.errors import RequestRejected, ServiceError, Unavailable
 from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.tables.base import Operation, Table, Verb
 
-# The partition in which rows are tried. No application's: it holds every odd character.
-PROBE_PARTITION = "rekey probe %25+'\u00e9."
+_PARTITION = "probe"
+# Seconds for which an odd address is asked for: something on the way may cut the connection each time.
+_MOST_S = 5.0
 # RowKeys by what they try.
 ODD_KEYS = {
     "%25": "a%25b",
@@ -37,20 +37,20 @@ class Misread:
     in_queries: tuple[str, ...]
 
 
-async def probe_odd_keys(table: Table, partition: str = PROBE_PARTITION) -> Misread:
+async def probe_odd_keys(table: Table, partition: str = _PARTITION) -> Misread:
     """Write a row for each kind of odd key in one transaction, read it both ways, and delete them all.
 
     Rows that an interrupted probe left are taken over.
 
     Raises:
-        ServiceError: the rows could not be written or deleted.
+        ServiceError: the rows could not be written, queried or deleted.
     """
     rows: list[Row] = [{PARTITION_KEY: partition, ROW_KEY: key} for key in ODD_KEYS.values()]
     await table.transact([Operation(Verb.INSERT_OR_REPLACE, row) for row in rows])
     keys = dict(zip(ODD_KEYS, map(key_of, rows), strict=True))
     try:
-        addressed = await asyncio.gather(*(_arrives(table.at_address, key) for key in keys.values()))
-        queried = await asyncio.gather(*(_arrives(table.by_query, key) for key in keys.values()))
+        addressed = await asyncio.gather(*(_arrives(table, key) for key in keys.values()))
+        queried = await asyncio.gather(*(_is_found(table, key) for key in keys.values()))
     finally:
         await table.transact([Operation(Verb.DELETE, row, "*") for row in rows])
     wrong = [
@@ -60,11 +60,25 @@ async def probe_odd_keys(table: Table, partition: str = PROBE_PARTITION) -> Misr
     return Misread(*wrong)
 
 
-async def _arrives(read: Callable[..., Awaitable[Row | None]], key: EntityKey) -> bool:
-    """Tell whether the row of a key is read. A refusal is an answer, too: a changed address breaks the
-    signature."""
+async def _arrives(table: Table, key: EntityKey) -> bool:
+    """Tell whether the row of a key is read at its address, as far as there is an answer.
+
+    A refusal is one: an address that was changed does not fit its signature.
+    """
     try:
-        row = await read(key, select=(ROW_KEY,))
+        async with asyncio.timeout(_MOST_S):
+            row = await table.at_address(key, select=(ROW_KEY,))
+    except (Unavailable, TimeoutError):
+        return True  # busy, or not reached: nothing is known
     except ServiceError:
+        return False
+    return row is not None and key_of(row) == key
+
+
+async def _is_found(table: Table, key: EntityKey) -> bool:
+    """Tell whether a query for a key returns its row; one that is refused does not."""
+    try:
+        row = await table.by_query(key, select=(ROW_KEY,))
+    except RequestRejected:
         return False
     return row is not None and key_of(row) == key

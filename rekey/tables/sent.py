@@ -58,6 +58,8 @@ class OnTop(StrEnum):
     RETRIES = "retries"
     # By a phase or a comparison that was carried out once more.
     REPEATS = "repeats"
+    # Before anything is copied, to try whether odd keys arrive as they are.
+    PROBES = "probes"
     # By taking a phase back.
     WAY_BACK = "way_back"
 

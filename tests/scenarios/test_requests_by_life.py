@@ -72,7 +72,7 @@ def test_a_rollback_to_source_ends_a_life_and_the_next_one_counts_from_zero(
     found = requests(rekey)
     assert [one["phase"] for one in found["phases"]] == ["prepare", "dual_write"]
     assert comparable(found)
-    assert not found["on_top"], "verification and way back were of the life before"
+    assert set(found["on_top"]) == {"probes"}, "verification and way back were of the life before"
     rekey("apply", "0")
     assert comparable(requests(rekey))
 
@@ -80,7 +80,7 @@ def test_a_rollback_to_source_ends_a_life_and_the_next_one_counts_from_zero(
 def test_phases_carried_out_again_and_the_way_back_are_no_part_of_what_is_compared(rekey: Commands) -> None:
     rekey("apply", "0")
     before = by_phase(rekey)
-    assert not requests(rekey)["on_top"]
+    assert set(requests(rekey)["on_top"]) == {"probes"}
     rekey("apply", "0", "--to", "cutover", "--writers-stopped")
     first = by_phase(rekey)["cutover"]
     rekey("rollback", "0", "--writers-stopped")

@@ -4,6 +4,9 @@ Rules kept here:
 
 * A target table must be new or empty, unless this migration itself filled it: foreign rows would be taken
   for copies.
+* Whether odd keys arrive as they are is tried on a throw-away table of each account that holds the source or
+  a target, before anything is copied. Misread addresses are a note: such rows are read by queries. Misread
+  queries are refused: rows would be copied, compared and deleted by what another key says.
 * Undo drops the targets and the migration's rows in the mapping and the journal, or keeps all of them, as the
   operator chose: dropping only some would leave rows that nothing accounts for. (Control row and data keys
   are deleted after it, by `rekey.runner.commands.rollback`.)
@@ -11,9 +14,11 @@ Rules kept here:
 
 from __future__ import annotations
 
+import secrets
 from contextlib import suppress
 
-from rekey.errors import TableBeingDeleted, TableMissing
+from rekey.core.limits import ELSEWHERE, is_elsewhere
+from rekey.errors import CredentialRefused, TableBeingDeleted, TableMissing
 from rekey.mapping.removed import RemovedRows
 from rekey.mapping.rows import DIRECTIONS, JOURNAL_TABLE, MAPPING_TABLE
 from rekey.next_steps import next_step
@@ -24,7 +29,12 @@ from rekey.runner.remaining import require_source, tables_with_rows
 from rekey.runner.run import Counters, Run, nothing_left
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb
 from rekey.tables.kinds import whole
+from rekey.tables.odd_keys import probe_odd_keys
+from rekey.tables.sent import OnTop, on_top
 from rekey.tables.similar import similar_tables
+
+# What the name of a throw-away table begins with.
+PROBE_TABLE = "rekeyprobe"
 
 
 async def gate(run: Run) -> list[str]:
@@ -81,7 +91,38 @@ async def run(run: Run) -> Counters:
             what = f"target table {name} is still being deleted by the service"
             hint = "a deleted table's name is taken for 40 seconds and more; run the same command later"
             raise TableBeingDeleted(what, code="TableBeingDeleted", status=409, hint=hint) from None
+    names = (run.source.name, *run.declared.migration.table_names)
+    for elsewhere in sorted({is_elsewhere(name) for name in names}):
+        with on_top(OnTop.PROBES):
+            await _try_odd_keys(run, f"{PROBE_TABLE}{secrets.token_hex(8)}{ELSEWHERE if elsewhere else ''}")
     return {"tables_created": made}
+
+
+async def _try_odd_keys(run: Run, name: str) -> None:
+    """Try odd keys in a table of this name, which is deleted again.
+
+    Raises:
+        ConfigurationError: queries return other rows than they ask for.
+    """
+    if not run.tables.table(name).guarantees.ordered:
+        return  # Cosmos DB, of which nothing of this is known
+    account = run.config.holding(name)[1]
+    try:
+        await run.tables.create_table(name)
+        try:
+            misread = await probe_odd_keys(run.tables.table(name))
+        finally:
+            await run.tables.delete_table(name)
+    except CredentialRefused:
+        said = "odd keys were not tried: the credential may not make a table of its own"
+        run.progress.note(f"{account.name}: {said}; `rekey doctor --live` tries them", "odd-keys-untried")
+        return
+    if misread.in_queries:
+        raise refusal("keys-misread", account=account, keys=", ".join(misread.in_queries))
+    if misread.at_addresses:
+        said = f"addresses of rows are misread on the way to {account.name}, of keys with"
+        done = "such rows are read by queries, and written by transactions"
+        run.progress.note(f"{said} {', '.join(misread.at_addresses)}: {done}", "addresses-misread")
 
 
 async def undo(run: Run) -> None:

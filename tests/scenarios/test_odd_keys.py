@@ -1,0 +1,102 @@
+"""A migration whose rows have odd keys, on a service that decodes the addresses of rows twice."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rekey.errors import CredentialRefused
+from rekey.model import EntityKey, Row, content_of, key_of
+from tests.commands import Commands
+from tests.memory import MemoryTable, MemoryTableService, Mood
+from tests.projects import USERS_SCRIPT, Project
+from tests.worlds import user
+
+# Two keys, of which decoding makes one, and one of which it makes a key that no row has.
+ODD = ("ann%40example.com", "ann@example.com", "two%20words@example.com")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = Project(tmp_path)
+    made.tables.mood = Mood.DECODES_TWICE
+    made.script(USERS_SCRIPT)
+    asyncio.run(made.fill("Users", [user(name) for name in ODD]))
+    return made
+
+
+@pytest.fixture
+def rekey(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+    return Commands(project, capsys, monkeypatch)
+
+
+def names(rekey: Commands, table: str, email: str, name: str) -> dict[str, str]:
+    return {row[email]: row[name] for row in rekey.project.rows(table)}
+
+
+def test_rows_with_odd_keys_are_migrated_and_taken_back(rekey: Commands) -> None:
+    """Every row is read and written under its own key: none is taken for its look-alike, none for absent."""
+    said = rekey("apply", "0")
+    assert "addresses of rows are misread" in said.err and "%25, %2F" in said.err
+    table = rekey.project.tables.table("Users")
+
+    def change(number: int) -> None:
+        for name in ODD:
+            row: Row = {**user(name), "Nm": f"{name} {number}"}
+            asyncio.run(table.upsert(row))
+
+    change(1)
+    rekey("apply", "0")
+    rekey("verify", "0", "--mode", "full")
+    changed = {name: f"{name} 1" for name in ODD}
+    assert names(rekey, "UsersV2", "ContactEmail", "Name") == changed
+    asyncio.run(table.delete(EntityKey("eu", ODD[0])))
+    rekey("apply", "0", "--to", "cutover", "--writers-stopped")
+    del changed[ODD[0]]
+    assert names(rekey, "UsersV2", "ContactEmail", "Name") == changed
+    target = rekey.project.tables.table("UsersV2")
+    for row in rekey.project.rows("UsersV2"):
+        asyncio.run(target.replace({**content_of(row), "Name": "new"}))
+    rekey("rollback", "0", "--writers-stopped")
+    assert names(rekey, "Users", "RowKey", "Nm") == dict.fromkeys(changed, "new")
+
+
+def test_prepare_leaves_nothing_of_what_it_tried(rekey: Commands) -> None:
+    rekey("apply", "0", "--to", "prepare")
+    assert sorted(asyncio.run(rekey.project.tables.table_names())) == ["Users", "UsersV2"]
+    assert rekey.project.rows("UsersV2") == []
+
+
+def test_misread_queries_are_refused_before_anything_is_copied(
+    rekey: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is absent could then not be told at all."""
+    by_query = MemoryTable.by_query
+
+    async def misread(table: MemoryTable, key: EntityKey, **more: object) -> Row | None:
+        return await by_query(table, Mood.DECODES_TWICE.addressed(key), **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MemoryTable, "by_query", misread)
+    said = rekey("apply", "0", code=2)
+    assert "return other rows than they ask for, or none, where keys have %25, %2F" in said.err
+    assert "connect without it" in said.err
+    assert rekey.project.rows("UsersV2") == []
+    assert sorted(asyncio.run(rekey.project.tables.table_names())) == ["Users", "UsersV2"]
+
+
+def test_a_credential_that_may_not_make_a_table_of_its_own_migrates_all_the_same(
+    rekey: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = MemoryTableService.create_table
+
+    async def refused(service: MemoryTableService, name: str) -> bool:
+        if name.startswith("rekeyprobe"):
+            raise CredentialRefused("create table: 403", code="AuthorizationPermissionMismatch", status=403)
+        return await create(service, name)
+
+    monkeypatch.setattr(MemoryTableService, "create_table", refused)
+    assert "odd keys were not tried" in rekey("apply", "0").err
+    assert {key_of(row).row for row in rekey.project.rows("Users")} == set(ODD)
+    assert len(rekey.project.rows("UsersV2")) == len(ODD)
