@@ -12,7 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -219,14 +219,14 @@ class Stage:
                 wanted_source[old_key] = content_of(self.mapper.reverse(row, old_key, source.get(old_key)))
             if len(wanted_source) != len(main):
                 return ["two main target rows stand for one source row"]
-            wrong = _differences("source", wanted_source, source)
+            wrong = differences("source", wanted_source, source)
         else:
             wanted_source, wrong = source, []
         wanted: tuple[dict[Any, Row], dict[Any, Row]] = ({}, {})
         for row in wanted_source.values():
             for table, made in self.mapper.map(row):
                 wanted[table][key_of(made)] = made
-        return wrong + _differences("main target", wanted[0], main) + _differences("index", wanted[1], index)
+        return wrong + differences("main target", wanted[0], main) + differences("index", wanted[1], index)
 
     # --- what the restricted store and the state file say -------------------------------------------------
 
@@ -297,7 +297,8 @@ def _seconds(moment: str) -> float:
     return ticks_of(moment) / TICKS_PER_SECOND
 
 
-def _differences(name: str, wanted: dict[Any, Row], found: dict[Any, Row]) -> list[str]:
+def differences(name: str, wanted: Mapping[Any, Row], found: Mapping[Any, Row]) -> list[str]:
+    """Return how the rows of a table differ from those wanted, key by key."""
     wrong = [f"{name}: {key} is missing" for key in wanted.keys() - found.keys()]
     wrong += [f"{name}: {key} must not be there" for key in found.keys() - wanted.keys()]
     wrong += [
