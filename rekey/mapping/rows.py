@@ -59,9 +59,6 @@ _CHUNK = 30_000
 # Chunks that fit in one row of at most 1 MiB; a source row that fans out to more is refused.
 _MAX_CHUNKS = 15
 
-# All directions, those that name target keys first.
-DIRECTIONS = ("i", "r", "f")
-
 # The one cohort of a mapping in the clear; its tombstone stands where sealed migrations have data keys.
 WHOLE = "all"
 # The property of that tombstone that says that nothing of the content is left.
@@ -222,10 +219,42 @@ class MappingRows:
         content["NewPartitionKey"], content["NewRowKey"] = target_key
         return content if reserved is None else content | _plain(reserved)
 
+    @property
+    def passed_partition(self) -> str:
+        """The partition of the records of claims that passed to another source key."""
+        return f"{self.script_id}.t"
+
+    def passed_row(self, target: TargetKey, former: EntityKey) -> Row:
+        """Return the record of a claim that passes on. It names the mapping rows alone, no key.
+
+        Args:
+            target: the target key.
+            former: the source key that owned it.
+        """
+        reverse, forward = self.reverse_key(target.key, target.table), self.forward_key(former)
+        return {
+            PARTITION_KEY: self.passed_partition,
+            ROW_KEY: f"{reverse.row}.{forward.row}",
+            "Reverse": reverse.partition,
+            "Forward": forward.partition,
+        }
+
+    def read_passed(self, row: Row) -> tuple[EntityKey, EntityKey]:
+        """Return the keys of the reverse row of a claim that passed on, and of its former owner's forward
+        row."""
+        reverse, _, forward = str(row[ROW_KEY]).partition(".")
+        return EntityKey(row["Reverse"], reverse), EntityKey(row["Forward"], forward)
+
     def partitions(self, direction: str) -> list[str]:
         """Return all partitions of a direction, in key order: `f` forward, `r` reverse, `i` reverse rows of
         index keys."""
         return [f"{self.script_id}.{direction}.{first}" for first in ALPHABET]
+
+    @property
+    def all_partitions(self) -> list[str]:
+        """All partitions of mapping rows, those whose rows name target keys first."""
+        directions = [one for direction in ("i", "r", "f") for one in self.partitions(direction)]
+        return [self.passed_partition, *directions]
 
     # --- reading; raises SealedUnreadable for a sealed row that cannot be opened, Erased for a tombstone --
 

@@ -7,6 +7,7 @@ Rules kept here:
 * A target key has one owner. A second claimant is a collision, unless the owner's source row is gone or maps
   elsewhere by now (an old row deleted, a new one written under a key that maps alike): then the claim passes
   to the second one, conditionally on the reverse row that was read.
+* Before a claim passes to another source key, that is recorded: cutover reads the rows of both again.
 * Where two source keys can have one target key, a write that creates a row reserves the target key in the
   reverse row first, also where its source key is the owner already. The claim does not pass to another source
   key while a write that reserved it may take effect: so of two creators one finds the reservation of the
@@ -453,6 +454,8 @@ class MappingStore:
         """
         await self.fresh()
         row = self.rows.reverse_row(source_key, target.key, target.table, reserved)
+        if owner is not None and owner.source != source_key:
+            await self.table.upsert(self.rows.passed_row(target, owner.source))
         try:
             if owner is None:
                 etag = await self.table.insert(row)
@@ -523,6 +526,30 @@ class MappingStore:
             async for page in self.table.scan(KeyRange.of_rows(partition)):
                 await self.learn(page.rows)
                 yield page
+
+    async def passed(self, since: str) -> AsyncIterator[tuple[TargetKey, EntityKey, EntityKey]]:
+        """Iterate over the claims that passed to another source key: the target key, the former owner and the
+        present one. A claim whose mapping rows are gone or erased is left out.
+
+        Args:
+            since: from when on, by the service's clock.
+        """
+        bounds = KeyRange.of_rows(self.rows.passed_partition)
+        async for page in self.table.scan(bounds, modified_from=since):
+            for row in page.rows:
+                reverse_at, forward_at = self.rows.read_passed(row)
+                reverse, forward = await self.row_at(reverse_at), await self.row_at(forward_at)
+                if reverse is None or forward is None:
+                    continue
+                try:
+                    owner, former = self.rows.read_owner(reverse), self.rows.read_forward(forward)
+                except errors.Erased:
+                    continue
+                now = await self.forward(owner.source)
+                listed = former.targets | (now.targets if now else frozenset())
+                for target in listed:
+                    if self.rows.reverse_key(target.key, target.table) == reverse_at:
+                        yield target, former.source, owner.source
 
     async def lookup(self, direction: str, prefix: str) -> list[Row]:
         """Return the mapping rows of a direction whose digest starts with `prefix` (a safe id)."""

@@ -4,7 +4,7 @@ clients were told is what one row that changes at once could have said.
 
 What is searched: two clients in both views, in `dual_write` (the source is the authority) and in `cutover`
 (the target is), with keys from keys (users), keys from content with an index table (posts) and keys that pass
-from one row to another (folded), alone or beside a backfill and its sweep, a sweeper of the journal, or a
+from one row to another (folded; `seats` for those of an index), alone or beside a backfill and its sweep, a sweeper of the journal, or a
 runner that takes the authority to the other side. A search says how many states it visited, and whether it is
 complete or bounded by a number of preemptions.
 Worlds here are chosen to take seconds; `make soak` draws from all of them, with larger bounds.
@@ -110,6 +110,21 @@ TWO_CLIENTS = [
     ("races, dual_write: old move | old rename", "no faults", 0),
     ("races, cutover: new move | old delete", "no faults", 0),
     ("races, cutover, absent: new insert | old upsert elsewhere", "no faults", 0),
+    ("lowered, dual_write, gone: old insert | old insert the other", "no faults", 1),
+    ("lowered, dual_write, gone: old upsert | old upsert the other", "a crash, late requests", 0),
+    ("lowered, dual_write, gone: old upsert | old upsert the other", "an open outcome", 0),
+    ("lowered, dual_write, gone: old upsert | old upsert the other", "a busy service", 0),
+    ("lowered, dual_write, gone: new upsert | new insert the other", "no faults", 1),
+    ("lowered, dual_write, gone: new upsert | old upsert the other", "no faults", 1),
+    ("lowered, dual_write, absent: old insert | old insert the other", "no faults", 1),
+    ("lowered, dual_write: old upsert | old delete, then insert the other", "no faults", 0),
+    ("lowered, cutover, gone: old insert | old insert the other", "no faults", 1),
+    ("lowered, cutover, gone: old insert | new insert the other", "no faults", 1),
+    ("lowered, cutover, gone: new upsert | new upsert the other", "no faults", 0),
+    ("lowered, cutover, gone: new upsert | new upsert the other", "an open outcome", 0),
+    ("seats, dual_write, gone: old insert | old insert the other", "no faults", 0),
+    ("seats, dual_write: old leave the seat | old upsert the other", "no faults", 0),
+    ("seats, cutover, gone: new upsert | new upsert the other", "no faults", 0),
 ]
 BESIDE_A_BACKFILL = [
     ("users, dual_write: old delete", "a crash, late requests", 0),
@@ -125,6 +140,12 @@ _EACH = 6
 """Of SOAK_SECONDS each of some fifty worlds has this part."""
 
 LARGE_TWO = [
+    ("lowered, dual_write, gone: old upsert | old upsert the other", "a crash, late requests", 0),
+    ("lowered, dual_write, gone: old upsert | old upsert the other", "an open outcome", 0),
+    ("lowered, dual_write, gone: old upsert | old upsert the other", "a busy service", 0),
+    ("lowered, dual_write, absent: old insert | old insert the other", "no faults", 1),
+    ("lowered, cutover, gone: old insert | new insert the other", "no faults", 1),
+    ("lowered, cutover, gone: new upsert | new upsert the other", "an open outcome", 0),
     ("folded, dual_write: new delete | old upsert the other", "an open outcome", 0),
     ("races, cutover, absent: new insert | old upsert elsewhere", "no faults", 0),
     ("users, dual_write, absent: old insert | old delete", "an open outcome", 0),

@@ -190,6 +190,39 @@ def test_the_source_row_of_a_former_owner_goes_before_its_key_passes_on() -> Non
         lost(dual(f"{MOVE} | new replace", BOUNDED), OLDER)
 
 
+TWO_SPELLINGS = "lowered, dual_write, gone: old insert | old insert the other"
+TWO_GUESTS = "seats, dual_write, gone: old insert | old insert the other"
+TWO_ROWS = "two rows of the source map to one target key"
+LEFT_OVER = "1 intents are left"
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "what"),
+    [
+        (dual_broken.no_target_key_reservations, TWO_SPELLINGS, LEFT_OVER),
+        (dual_broken.no_target_key_reservations, TWO_GUESTS, LEFT_OVER),
+        (dual_broken.reservations_are_not_waited_for, TWO_SPELLINGS, LEFT_OVER),
+        (dual_broken.own_claims_are_not_reserved, TWO_SPELLINGS, TWO_ROWS),
+        (dual_broken.index_keys_are_not_claimed, TWO_GUESTS, LEFT_OVER),
+        (
+            dual_broken.upserts_are_sent_as_given,
+            "lowered, dual_write: old upsert | old delete, then insert the other",
+            TWO_ROWS,
+        ),
+        (
+            dual_broken.upserts_are_sent_as_given,
+            "lowered, cutover, gone: new upsert | new upsert the other",
+            TWO_ROWS,
+        ),
+    ],
+)
+def test_of_two_rows_that_want_one_target_key_one_is_refused(rule: Any, name: str, what: str) -> None:
+    """A write that creates a row reserves its keys, also where the claim is its own; a reservation of another
+    write is waited for; only a write that reserved its keys can create a row."""
+    with rule():
+        lost(dual(name, BOUNDED), what)
+
+
 def test_the_owner_of_a_deleted_row_is_read_after_the_delete() -> None:
     """Another client may claim the key and make the row while it is being deleted."""
     with dual_broken.owner_is_read_once():

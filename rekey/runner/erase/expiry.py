@@ -26,7 +26,7 @@ from rekey.core.clock import TICKS_PER_SECOND, format_ticks, ticks_of
 from rekey.core.concurrency import for_each
 from rekey.evidence.log import make_checkpoint
 from rekey.mapping.removed import RemovedRows
-from rekey.mapping.rows import DIRECTIONS, DONE, ERASED_ON, WHOLE, Cohort, day_of, is_tombstone
+from rekey.mapping.rows import DONE, ERASED_ON, WHOLE, Cohort, day_of, is_tombstone
 from rekey.mapping.sealing import key_partition
 from rekey.mapping.store import cohorts_kept
 from rekey.model import TIMESTAMP, EntityKey, KeyRange, Row, etag_of, key_of
@@ -179,7 +179,7 @@ async def _empty(run: Run, control: ControlRow, on: str) -> dict[str, int]:
             counts["deleted_rows"] += 1
 
     with run.progress.task("empty the mapping") as advance:
-        for partition in [one for direction in DIRECTIONS for one in mapping.rows.partitions(direction)]:
+        for partition in mapping.rows.all_partitions:
             async for page in mapping.table.scan(KeyRange.of_rows(partition), select=[ERASED_ON]):
                 run.check()
                 await for_each(page.rows, remove, limit=run.config.limits.concurrency)

@@ -12,6 +12,8 @@ Rules kept here, in capture "dual-write" (ADR 0019):
 * Without a live client, or when no client was registered at the last verification, the journal proves
   nothing: then all is compared under freeze. In the first case no client waits meanwhile; in the second the
   operator has said that nothing writes.
+* Claims of target keys that passed to another source key since the verification began are read again before
+  the freeze, and those that passed since then under it: two rows that both map to such a key are a collision.
 * A freeze that is not drained within `[gates] freeze_timeout`, or that fails in any other way, goes back to
   the phase that it came from; nothing is lost, and the error says what the freeze waited for.
 * The way back is refused while rows are known to differ: it would make the source's rows the true ones.
@@ -96,6 +98,8 @@ from rekey.verify.report import FullReport
 FROZEN_AT = "frozen_at"
 # Fact: the same by the clock of the target's account, where that is another one.
 TARGET_FROZEN_AT = "target_frozen_at"
+# By how many seconds the clocks of a machine and of the service may differ.
+_CLOCKS_S = 300.0
 # How many rows an error names at most.
 _NAMED = 20
 _NOT_STOPPED = "nobody has confirmed that the application's writers are stopped (--writers-stopped)"
@@ -242,6 +246,7 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
     """
     side: Side = SOURCE if start is ControlPhase.DUAL_WRITE else TARGET
     runs = run.together
+    checked: dict[str, str] = {}
     for one in runs:
         control = await one.control.read()
         if control is None or control.phase is not start:
@@ -253,6 +258,11 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
                 unsettled = f"{settled.failed} intents of the journal cannot be settled"
                 raise GateClosed(end, [unsettled], hint=unsettled_hint(one))
         one.crossed = {"clients": 0, "intents_settled": settled.settled}
+        if end is ControlPhase.CUTOVER:
+            checked[one.script_id] = await one.restricted.server_time()
+            last = one.state.latest_verification(one.script_id)
+            with of_member(one):
+                await _require_claims(one, control.updated_at if last is None else last.started_at)
     await _about_to_freeze(run, end)
     deadline = Deadline(run.clock, run.config.gates.freeze_timeout_s)
     frozen = await run.control.move(start, ControlPhase.FREEZE)
@@ -260,6 +270,8 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
         for one in runs:
             with of_member(one):
                 await _drained(one, await _as_moved(one, run, frozen), side, end, deadline)
+                if end is ControlPhase.CUTOVER:
+                    await _require_claims(one, checked[one.script_id])
         run.check()
         after = await run.control.move(ControlPhase.FREEZE, end)
     except Exception as error:
@@ -303,6 +315,21 @@ async def _drained(run: Run, frozen: ControlRow, side: Side, end: ControlPhase, 
         if report.findings:
             step = after_findings(run.script_id, run.source.name, report.as_json())
             raise refusal("rows-differ-drained", rows=wrong(report), next=step)
+
+
+async def _require_claims(run: Run, since: str) -> None:
+    """Raise Collision if a target key that passed to another source key has a row of both.
+
+    Args:
+        run: the migration; the source is the authority.
+        since: from when on the key passed; the clocks of machine and service may differ by `_CLOCKS_S`.
+    """
+    async for target, former, owner in run.mapping.passed(earlier(since, _CLOCKS_S)):
+        run.check()
+        if former == owner:
+            continue
+        if await run.propagator.still_owns(former, target) and await run.propagator.still_owns(owner, target):
+            raise run.mapping.collision(target, former, owner)
 
 
 async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bool:

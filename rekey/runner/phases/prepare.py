@@ -20,7 +20,8 @@ from contextlib import suppress
 from rekey.core.limits import ELSEWHERE, is_elsewhere
 from rekey.errors import CredentialRefused, TableBeingDeleted, TableMissing
 from rekey.mapping.removed import RemovedRows
-from rekey.mapping.rows import DIRECTIONS, JOURNAL_TABLE, MAPPING_TABLE
+from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
+from rekey.model import KeyRange
 from rekey.next_steps import next_step
 from rekey.protocol.control import ControlStore
 from rekey.runner.clients import until_quiet
@@ -138,8 +139,8 @@ async def undo(run: Run) -> None:
     for name in run.declared.migration.table_names:
         await run.tables.delete_table(name)
     with suppress(TableMissing):  # the run was cut off before it made the mapping table
-        for direction in DIRECTIONS:
-            async for page in run.mapping.scan(direction):  # a page is of one partition
+        for partition in run.mapping.rows.all_partitions:
+            async for page in run.mapping.table.scan(KeyRange.of_rows(partition)):
                 writes = [Operation(Verb.DELETE, row, "*") for row in page.rows]
                 for start in range(0, len(writes), MAX_BATCH_OPERATIONS):
                     await run.mapping.table.transact(writes[start : start + MAX_BATCH_OPERATIONS])
