@@ -4,10 +4,10 @@ clients were told is what one row that changes at once could have said.
 
 What is searched: two clients in both views, in `dual_write` (the source is the authority) and in `cutover`
 (the target is), with keys from keys (users), keys from content with an index table (posts) and keys that pass
-from one row to another (folded; `seats` for those of an index), alone or beside a backfill and its sweep, a sweeper of the journal, or a
-runner that takes the authority to the other side. A search says how many states it visited, and whether it is
-complete or bounded by a number of preemptions.
-Worlds here are chosen to take seconds; `make soak` draws from all of them, with larger bounds.
+from one row to another (folded; seats, for those of an index), alone or beside a backfill and its sweep, a
+sweeper of the journal, or a runner that takes the authority to the other side. A search says how many states
+it visited, and whether it is complete or bounded by a number of preemptions. Worlds here are chosen to take
+seconds; `make soak` draws from all of them, with larger bounds.
 """
 
 from __future__ import annotations

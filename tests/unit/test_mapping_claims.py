@@ -1,4 +1,4 @@
-"""Claims of target keys that two source keys can have: reserved while a row is created; then they may pass on."""
+"""Claims of target keys that two source keys can have: they are reserved while a row is created."""
 
 from __future__ import annotations
 
