@@ -283,7 +283,9 @@ class Client:
     async def die(self) -> None:
         """End as a process ends that is killed: nothing is given back, nothing is said."""
         self.dead = True
-        await cancel(self.lease._tasks.values())
+        finisher = None if self.writer is None else self.writer.finisher
+        behind = [] if finisher is None else [*finisher._tasks, *(left.task for left in finisher._kept)]
+        await cancel([*self.lease._tasks.values(), *behind])
 
     async def write(self, *operations: Operation) -> list[str | None]:
         """Write through the client."""

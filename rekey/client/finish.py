@@ -3,7 +3,8 @@
 Rules kept here (ADR 0017):
 
 * A key that is not known to be finished keeps its intent, and is looked at again by this client. The intent
-  stays in the journal meanwhile: keys that this process forgets are settled by the runner's sweeper.
+  stays in the journal meanwhile: keys that this process forgets are settled by `TakeOver`, here or in another
+  client, and by the runner's sweeper.
 * Work after the answer runs under the operation's permit and ends with its deadline.
 * Intents are removed one transaction after the other: those of calls that end meanwhile go with the next.
 * Each attempt at a leftover runs under a current permit, touches the intent first (its age begins anew), and
@@ -40,7 +41,7 @@ from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side, authority
 from rekey.tables.allowance import while_allowed
 
-# Most leftovers that a client keeps; further ones are left to the sweeper.
+# Most leftovers that a client keeps; further ones are settled by `TakeOver` and by the sweeper.
 MAX_KEPT = 1_000
 PAUSES = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)
 _LEFTOVERS_AT_ONCE = 16

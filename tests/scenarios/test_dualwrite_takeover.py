@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace as changed
+from pathlib import Path
 
 import pytest
 
@@ -17,11 +18,17 @@ from rekey.model import EntityKey, Row
 from rekey.phases import ControlPhase
 from rekey.protocol.registry import SAFETY_S, ClientRow, Registry, over_at
 from rekey.protocol.sweeper import Company
+from rekey.runner.commands import Mode
+from rekey.runner.look import look
+from rekey.state.store import State
+from rekey.status.judge import Status
 from rekey.tables.base import SIGNED_S
+from tests.company import company as company_of
 from tests.dualwriting import DualWorld, memory_world, replace
 from tests.fakeclock import FakeClock
 from tests.faults import Call, Fault, FaultKind, Planned, PlannedFaults
 from tests.memory import MemoryTableService
+from tests.projects import USERS_SCRIPT
 from tests.worlds import SCRIPT, USERS, go_on, user
 
 BUSY = Fault(FaultKind.NOT_SENT)
@@ -261,3 +268,37 @@ async def test_clients_settle_where_replicas_follow_and_no_freeze_is_on(
     memory.gate = gate
     await TakeOver(world.writer(client="living").finisher).look(registry)
     assert (JOURNAL_TABLE in scans) is settles
+
+
+def test_the_command_that_status_names_where_nobody_lives_settles(tmp_path: Path) -> None:
+    ours = company_of(tmp_path, USERS_SCRIPT, [user("ann@example.com", Nm="old")])
+    project = ours.project
+
+    def status() -> Status:
+        declared = project.scripts[ours.script_id]
+        with State.open(project.config.state, read_only=True) as state:
+            accounts = project.connect(project.config)
+            return ours.do(look(project.config, project.scripts, declared, state, accounts, project.clock))
+
+    try:
+        client = ours.client()
+        ours.apply()
+        project.tables.faults = PlannedFaults(Planned(BUSY, table="UsersV2", times=1_000))
+        ours.do(client.write(replace(user("ann@example.com", Nm="new"))))
+        ours.do(client.die())
+        project.tables.faults = PlannedFaults()
+        ours.live(20)
+        early = status().verdict
+        assert not early.safe
+        assert early.remark.startswith("not before "), "it would be young for the command, too"
+        ours.live(60)
+        verdict = status().verdict
+        assert (verdict.safe, verdict.command) == (False, f"verify {ours.script_id} --mode sample")
+        ours.verify(Mode.SAMPLE)
+        ours.assert_in_step()
+        settled = status()
+        assert settled.facts.intents is not None
+        assert settled.facts.intents.abandoned is None
+        assert settled.verdict.safe
+    finally:
+        ours.close()
