@@ -20,7 +20,13 @@ from itertools import count, product
 from typing import Any, Literal
 
 from azure.core.credentials import AzureNamedKeyCredential
-from azure.core.exceptions import AzureError, HttpResponseError, ResourceExistsError, ServiceResponseError
+from azure.core.exceptions import (
+    AzureError,
+    HttpResponseError,
+    ResourceExistsError,
+    ResourceNotFoundError,
+    ServiceResponseError,
+)
 from azure.data.tables.aio import TableClient
 
 from rekey import aio
@@ -462,6 +468,7 @@ class Life:
         began = time.monotonic()
         async with self._open(endpoint):
             await self._run("apply")
+            await self._opened_new_view()
             await self._race("dual_write", 0.15)
             await self._race_during("while cutting over", 0.45, "apply", "--to", "cutover")
             await self._race("cutover", 0.6)
@@ -475,6 +482,7 @@ class Life:
         """Run all races in one phase; return what is wrong, also if something is left unsettled."""
         async with self._open(""):
             await self._run("apply", *(("--to", phase) if phase == "cutover" else ()))
+            await self._opened_new_view()
             await self._race(phase, 1)
             with suppress(AssertionError):
                 await self._settled(10.0)
@@ -511,6 +519,13 @@ class Life:
         chosen = [("--group", self._group)] if self._group else [(one,) for one in self.scripts.values()]
         for one in chosen:
             (await asyncio.to_thread(self.project.run, *words, *one)).ended(0)
+
+    async def _opened_new_view(self) -> None:
+        """Wait until all clients of the new view know that all rows are copied."""
+        for world in WORLDS:
+            for client in self._clients[world.name, "new"]:
+                with suppress(ResourceNotFoundError):
+                    await _insisting(partial(client.get_entity, "no", "row"), HTTPStatus.FORBIDDEN)
 
     async def _race_during(self, phase: str, until: float, *words: str) -> None:
         """Run races while a command runs, until such a share of all has been run."""
@@ -617,15 +632,17 @@ class Life:
         )
 
 
-async def _insisting(write: Callable[[], Awaitable[object]]) -> None:
-    """Write, again while the phase changes."""
-    for _ in range(20):
+async def _insisting(
+    call: Callable[[], Awaitable[object]], refused: HTTPStatus = HTTPStatus.SERVICE_UNAVAILABLE
+) -> None:
+    """Make a call, again while it is refused with a status because the phase changes."""
+    for _ in range(50):
         try:
-            await write()
+            await call()
         except HttpResponseError as error:
-            if error.status_code != 503:
+            if error.status_code != refused:
                 raise
             await asyncio.sleep(0.2)
         else:
             return
-    raise AssertionError("a write was refused again and again")
+    raise AssertionError("a call was refused again and again")
