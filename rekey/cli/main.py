@@ -67,7 +67,7 @@ _COMMANDS = {
     "throttle": "Change how fast copying may be, while it runs.",
     "proceed": "Let `rekey apply --follow` cut over now.",
     "rollback": "Take a migration back.",
-    "handover": "Let the application maintain its index tables after `complete`.",
+    "handover": "Hand index tables over to the application.",
     "retire": "Delete the source table of a completed migration.",
     "lookup": "Show which old key became which new keys, and back.",
     "erase": "Erase rows from the mapping and from the source table.",

@@ -72,8 +72,6 @@ _MAX_ROUNDS = 50
 _PAUSE_S = 0.05
 # Seconds added to what a reservation says: after that, an unknown outcome counts as over.
 MARGIN_S = 5.0
-# For how many seconds a runner waits for a reserved claim: longer than one lasts whose writer died.
-RESERVED_S = 90.0
 # The most reservations of others that are remembered with the time they were first seen.
 _REMEMBERED = 10_000
 
@@ -296,7 +294,7 @@ class MappingStore:
         rows: builds and reads its rows.
         keyring: the data keys of sealed rows; None for a mapping in the clear.
         patience_s: for how many seconds a claim that another write has reserved is waited for before it
-            counts as a collision.
+            counts as a collision; infinite: until the reservation is over.
     """
 
     table: Table

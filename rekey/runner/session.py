@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
 import orjson
@@ -37,7 +38,7 @@ from rekey.evidence.log import make_checkpoint
 from rekey.evidence.signing import open_signer
 from rekey.mapping.rows import MAPPING_TABLE
 from rekey.mapping.sealing import SealedKeys, cursors_key
-from rekey.mapping.store import RESERVED_S, Keyring
+from rekey.mapping.store import Keyring
 from rekey.phases import ControlPhase, Phase
 from rekey.project.config import Config
 from rekey.protocol.control import ControlRow
@@ -313,7 +314,7 @@ class Session:
         # Also for one that a version began which kept no script: the digest says that this is the same one.
         self.state.keep_script(script_id, row.targets, declared.content)
         mapping = await migration.mapping(row)
-        mapping.patience_s = RESERVED_S  # a copy that meets a write of a client is no collision yet
+        mapping.patience_s = inf  # a copy that meets a write of a client is no collision yet
         if mapping.keyring is not None:
             # From now on checkpoints are sealed. Data keys are wrapped again if the wrapping key has changed.
             cursors = cursors_key(mapping.keyring.root, row.id_key)

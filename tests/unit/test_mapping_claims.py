@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 
 import pytest
 
@@ -137,6 +138,26 @@ async def test_a_reservation_that_ends_in_time_is_waited_for(store: MappingStore
     releasing = asyncio.ensure_future(release())
     await store.claim_main(LOWER, MAIN, Owners().still_own)
     await releasing
+
+
+async def test_a_runner_waits_until_the_reservation_of_a_dead_writer_is_over(
+    store: MappingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await claimed(store, UPPER, reserved(UPPER))
+    store.patience_s = inf
+    loop = asyncio.get_running_loop()
+    first_seen, slept = loop.time(), list[float]()
+
+    async def sleep(_seconds: float) -> None:
+        slept.append(10.0)
+        monkeypatch.setattr(loop, "time", lambda: first_seen + sum(slept))
+
+    monkeypatch.setattr("rekey.mapping.store.asyncio.sleep", sleep)
+    await store.claim_main(LOWER, MAIN, Owners().still_own)
+    assert sum(slept) > SECONDS + MARGIN_S
+    owner = await store.owner(MAIN.key)
+    assert owner is not None
+    assert owner.source == LOWER
 
 
 async def test_a_claim_that_passes_on_is_recorded_with_both_source_keys(store: MappingStore) -> None:

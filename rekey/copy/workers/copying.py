@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from math import inf
 
 from rekey.copy.checkpoint import copy_segments
 from rekey.copy.map import Copied
@@ -23,7 +24,7 @@ from rekey.copy.workers.opened import Opened
 from rekey.copy.workers.tasks import Ended, Result, Task
 from rekey.copy.write import Copier
 from rekey.core.clock import rising_seconds
-from rekey.mapping.store import RESERVED_S, MappingStore
+from rekey.mapping.store import MappingStore
 from rekey.model import Row
 from rekey.project.config import Limits
 from rekey.protocol.propagate import Propagator
@@ -54,7 +55,7 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
     reached = Segment(1, task.basis.script_id, "slice", after=within.after, upto=within.upto)
     copied, begun = Copied(), False
     store, source, filled = opened.mapping, opened.table(), opened.mapper.migration
-    mapping = MappingStore(FencedTable(store.table, fence), store.rows, store.keyring, RESERVED_S)
+    mapping = MappingStore(FencedTable(store.table, fence), store.rows, store.keyring, patience_s=inf)
 
     def targets_of(table: Callable[[str], Table]) -> list[Table]:
         return by_number(filled.tables, filled.beginnings, lambda name: FencedTable(table(name), fence))
