@@ -19,8 +19,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,7 +72,6 @@ from tests.simulation.driving import Driver
 from tests.simulation.dual_people import (
     Application,
     Client,
-    KeyWitness,
     Notes,
     Posts,
     Races,
@@ -80,6 +79,7 @@ from tests.simulation.dual_people import (
     Users,
     plan_for,
 )
+from tests.simulation.dual_shared import FOLDED, SEATED, Guests, drawn, drawn_folded
 from tests.simulation.judging import (
     Found,
     PairsWatch,
@@ -93,6 +93,7 @@ from tests.simulation.judging import (
 )
 from tests.simulation.linearizable import Undecided
 from tests.simulation.repeatable import made_repeatable
+from tests.simulation.shared_keys import SharedKeysWatch
 from tests.simulation.storm import (
     SIGNED_S,
     MachineClock,
@@ -121,12 +122,19 @@ _INDEXED_SCRIPT = USERS_SCRIPT.replace('    capture="delta",', _INDEX).replace(
     "Migration,", "Index, Migration,"
 )
 
-KINDS: dict[str, tuple[str, type[Application]]] = {
+Script = str | Callable[[object], str]
+"""A script, or what draws one from a seed."""
+
+KINDS: dict[str, tuple[Script, type[Application]]] = {
     "keys from keys": (under_writes(USERS_SCRIPT), Users),
     "keys from keys, indexed": (under_writes(_INDEXED_SCRIPT), Users),
     "keys from content": (under_writes(POSTS_SCRIPT), Posts),
     "keys from keys, secondary rows": (under_writes(SECONDARY_FROM_KEYS_SCRIPT), Races),
     "keys from content, secondary rows": (under_writes(SECONDARY_SCRIPT), Races),
+    "folded keys": (FOLDED, Guests),
+    "a unique index": (SEATED, Guests),
+    "drawn keys": (drawn, Guests),
+    "drawn keys, folded": (drawn_folded, Guests),
 }
 
 
@@ -138,9 +146,11 @@ class Life:
     kind: str
     seed: int
     harsh: bool = True
-    kinds: ClassVar[dict[str, tuple[str, type[Application]]]] = KINDS
+    kinds: ClassVar[Mapping[str, tuple[Script, type[Application]]]] = KINDS
     moves: ClassVar[bool] = True
     """Whether it is drawn that the main target is in another account."""
+    whole: ClassVar[bool] = True
+    """Whether it goes on after the first cutover."""
     random: random.Random = field(init=False)
     commands: Counter[str] = field(default_factory=Counter)
     clients: list[Client] = field(default_factory=list)
@@ -158,6 +168,7 @@ class Life:
         self.loop = StormLoop()
         self.storm = Storm(f"{self.kind} {self.seed}", self.loop)
         script, application = self.kinds[self.kind]
+        script = script if isinstance(script, str) else script(f"{self.kind} {self.seed}")
         self.project = Project(self.folder, StormClock(self.loop))
         self.project.tables = StormService(self.storm, self.project.clock)
         self.project.restricted = StormService(self.storm, self.project.clock)
@@ -172,6 +183,7 @@ class Life:
         self.mapper = Mapper(self.declared.migration, {"users": SECRET})
         self.application = application(self.mapper)
         self.pairs = PairsWatch(self.mapper)
+        self.shared = SharedKeysWatch(self.mapper, lambda: self._standing().side)
         self.settings = self.random.choice(
             (
                 LeaseSettings(poll_s=1.0, lease_s=4.0, longest_operation_s=9.0, freeze_wait_s=5.0),
@@ -179,7 +191,7 @@ class Life:
             )
         )
         self.failing = self.random.choice((0.0, 0.003, 0.02))
-        self.notes = Notes(self.mapper)
+        self.notes = Notes(self.mapper, group=self.application.group)
         self.source = self.declared.migration.source
         self.main = self.mapper.tables[0]
         self.before: dict[EntityKey, Row] = {}
@@ -190,15 +202,25 @@ class Life:
 
     def live(self) -> None:
         """Live it whole. Raises Found."""
-        with self.made_repeatable(), self.pairs.watching(), self.loop, self._all_ending():
+        with (
+            self.made_repeatable(),
+            self.pairs.watching(),
+            self.shared.watching() if self.application.shares else nullcontext(),
+            self.loop,
+            self._all_ending(),
+        ):
             self._begin()
             self._apply()
             if self.random.random() < 0.15:
+                self._share_nothing()
                 self._go_back_to_the_beginning()
                 self._apply()
             self._work(20)
             self._cut_over()
             self._work(20)
+            if not self.whole:
+                self._pause("at the end")
+                return
             for _ in range(self.random.choice((0, 1, 1, 2))):
                 self._roll_back()
                 self._work(15)
@@ -208,8 +230,9 @@ class Life:
 
     def _begin(self) -> None:
         self._make_table()
+        self.application.settle({}, self.random)
         for key in self.application.keys:
-            if self.random.random() < 0.6:
+            if self.random.random() < 0.6 and self.application.may_create(key):
                 row = self.application.row(self.random, key)
                 self.loop.run(self.project.tables.table(self.source).insert(row))
         self.before = self._contents(self.source)
@@ -228,9 +251,16 @@ class Life:
             self._go_back_to_the_beginning(drop=True)
         self._until_done("apply", lambda one: commands.apply(one, SCRIPT))
         self._expect_phase(ControlPhase.DUAL_WRITE)
+        self.application.share()
         if self.random.random() < 0.5:
             self._pause("after apply")
         self._verify()
+
+    def _share_nothing(self) -> None:
+        """Before no client knows of the others' target keys any more."""
+        if self.application.shares:
+            self._pause("before nothing is shared")
+            self.application.settle(self._contents(self.source), self.random)
 
     def _go_back_to_the_beginning(self, *, drop: bool | None = None) -> None:
         """Take it back, also right after a kill; the service deletes tables slowly."""
@@ -301,7 +331,7 @@ class Life:
         }
         self.notes = Notes(self.mapper, plain=True)
         self.before = rows
-        self.pairs.paused = True
+        self.pairs.paused = self.shared.paused = True
         self._until_done("complete", lambda one: commands.apply(one, SCRIPT, to=Phase.COMPLETE))
         self._expect_phase(ControlPhase.COMPLETE)
         self._work(10)
@@ -396,7 +426,8 @@ class Life:
         self._raise_faults()
 
     def _raise_faults(self) -> None:
-        self.require(not self.pairs.wrong, "; ".join(self.pairs.wrong[:1]))
+        for wrong in (*self.pairs.wrong, *self.shared.wrong):
+            raise Found(f"{self}: {wrong}")
         for client in self.clients:
             if client.faults:
                 raise Found(f"{self}: a client fell over") from client.faults[0]
@@ -540,7 +571,7 @@ class Life:
             self._attempt("apply", lambda one: commands.apply(one, SCRIPT))
             self._pass(wait)
         self._judge(when)
-        self.notes = Notes(self.mapper, self.notes.plain)
+        self.notes = Notes(self.mapper, self.notes.plain, self.application.group)
         self.quiet = self.storm.calm = False
 
     def _judge(self, when: str) -> None:
@@ -565,16 +596,19 @@ class Life:
         """What clients were told of each key fits one row that changes at once."""
         plain = self.notes.plain
         after = main_rows(self.mapper, self._contents(self.main)) if plain else self._contents(self.source)
-        for key in sorted(self.before.keys() | after.keys() | self.notes.by_key.keys()):
-            witness = self.notes.by_key.get(key) or KeyWitness(self.mapper, [key])
+        there = {self.notes.keys_of(key) for key in self.before.keys() | after.keys()}
+        for keys in sorted(there | self.notes.by_keys.keys()):
+            witness = self.notes.of_keys(keys)
             self.operations += len(witness.noted)
-            history = witness.history(_only(self.before, key), _only(after, key))
+            history = witness.history(_only(self.before, keys), _only(after, keys))
             try:
                 fits = history.is_linearizable()
             except Undecided:
                 self.storm.happened["history not decided"] += 1
                 continue
-            self.require(fits, f"{when} clients were told of {key} what cannot be:\n{history}")
+            self.require(
+                fits, f"{when} clients were told of {', '.join(map(str, keys))} what cannot be:\n{history}"
+            )
         self.before = after
 
     def _rows(self, table: str, service: StormService | None = None) -> list[Row]:
@@ -638,8 +672,14 @@ class Life:
         return f"kind {self.kind!r}, seed {self.seed}"
 
 
+class ToCutover(Life):
+    """A life that ends some time after the cutover."""
+
+    whole = False
+
+
 _record = verification.record
 
 
-def _only(rows: dict[EntityKey, Row], key: EntityKey) -> Sequence[Row]:
-    return [rows[key]] if key in rows else []
+def _only(rows: dict[EntityKey, Row], keys: Sequence[EntityKey]) -> Sequence[Row]:
+    return [rows[key] for key in keys if key in rows]

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.plan import Plan
-from rekey.declaration.mapper import Mapper
+from rekey.declaration.mapper import Mapper, TargetRow
 from rekey.errors import (
     Collision,
     ConditionFailed,
@@ -92,6 +92,22 @@ class Application:
     fixed: dict[EntityKey, Row] = field(default_factory=dict)
     keys: ClassVar[tuple[EntityKey, ...]] = ()
     in_keys: ClassVar[tuple[str, ...]] = ()
+    shares: ClassVar[bool] = False
+    """Whether two of its rows can have a target key in common."""
+
+    def group(self, key: EntityKey) -> tuple[EntityKey, ...]:
+        """Return the source keys, this one included, that one main target key can stand for."""
+        return (key,)
+
+    def settle(self, _rows: Mapping[EntityKey, Row], _draw: random.Random) -> None:
+        """Create no row from now on whose target key another row may have. `_rows`: the source rows."""
+
+    def share(self) -> None:
+        """Create such rows from now on."""
+
+    def may_create(self, _key: EntityKey) -> bool:
+        """Tell whether a client may create the row of a source key now."""
+        return True
 
     def row(self, _draw: random.Random, _key: EntityKey) -> Row:
         """Return content for a source row."""
@@ -174,12 +190,16 @@ class Races(Application):
         return {**row, "Club": draw.choice("cd"), "Teams": ",".join(teams) or "w"}
 
 
+@dataclass
 class KeyWitness(Witness):
-    """What clients did to one key.
+    """What clients did to one key, or to the keys that one main target key can stand for: of two rows with a
+    target key in common, the second one is refused.
 
     What a read saw of the table that follows is not held against anything here. A condition that such a read
     gave says that the content was the same when it held; when it did not, it says nothing.
     """
+
+    _mapped: dict[Frozen, list[TargetRow]] = field(default_factory=dict)
 
     def history(self, before: Iterable[Row], after: Iterable[Row]) -> History:
         found: list[Seen] = []
@@ -203,6 +223,23 @@ class KeyWitness(Witness):
             found.append(seen)
         return History(self._all(before), found, [self._all(after)])
 
+    def _act(self, content: Content, one: Noted) -> Content | Refuses:
+        result = super()._act(content, one)
+        if len(self.keys) == 1 or isinstance(result, Refuses):
+            return result
+        targets = [target for row in result if row is not None for target in self._targets(row)]  # type: ignore[attr-defined]
+        return Refuses(REFUSED) if len({*targets}) < len(targets) else result
+
+    def _view_row(self, source_row: Row) -> Row:
+        frozen_row = frozen(source_row) or ()
+        if frozen_row not in self._mapped:
+            self._mapped[frozen_row] = self.mapper.map(source_row)
+        return self._mapped[frozen_row][0].row
+
+    def _targets(self, row: Frozen) -> list[tuple[int, EntityKey]]:
+        self._view_row(dict(row))
+        return [(made.table, key_of(made.row)) for made in self._mapped[row]]
+
     def _if_it_shows(self, one: Noted, saw: Frozen | None) -> Callable[[Content], Content | Refuses]:
         def act(content: Content) -> Content | Refuses:
             same = self._shown(content, one.view, key_of(one.step[0].row)) == saw
@@ -225,21 +262,30 @@ class Notes:
 
     mapper: Mapper
     plain: bool = False
-    by_key: dict[EntityKey, KeyWitness] = field(default_factory=dict)
+    group: Callable[[EntityKey], tuple[EntityKey, ...]] = lambda key: (key,)
+    """The source keys that are judged together with one."""
+    by_keys: dict[tuple[EntityKey, ...], KeyWitness] = field(default_factory=dict)
+
+    def keys_of(self, key: EntityKey) -> tuple[EntityKey, ...]:
+        """Return the keys that are judged together with one."""
+        return (key,) if self.plain else self.group(key)
 
     def of(self, doing: Doing) -> KeyWitness:
         """Return the witness of what an operation is about."""
-        key = key_of(doing.do.row) if self.plain else doing.about
-        if key not in self.by_key:
+        return self.of_keys(self.keys_of(key_of(doing.do.row) if self.plain else doing.about))
+
+    def of_keys(self, keys: tuple[EntityKey, ...]) -> KeyWitness:
+        """Return the witness of keys."""
+        if keys not in self.by_keys:
             # After the end the application writes main rows alone; intents of killed clients are still swept.
             mended = self.plain and bool(self.mapper.together)
-            self.by_key[key] = KeyWitness(self.mapper, [key], mended=mended)
-        return self.by_key[key]
+            self.by_keys[keys] = KeyWitness(self.mapper, keys, mended=mended)
+        return self.by_keys[keys]
 
     @property
     def pause_s(self) -> float:
         """How long clients pause between two calls: longer when there is much to be judged already."""
-        noted = sum(len(witness.noted) for witness in self.by_key.values())
+        noted = sum(len(witness.noted) for witness in self.by_keys.values())
         return max(1.0, noted / 150)
 
     def view(self, view: View) -> View:
@@ -328,33 +374,43 @@ class Client:
                 return
             etag = etag_of(row)
         began = self.standing()
-        noted = [self._begin(one, None if read is None else read.number) for one in step]
-        outcomes = [OPEN] * len(step)
+        parts = self._by_witness(step)
+        noted = [self._begin(part, None if read is None else read.number) for part in parts]
+        outcomes = [OPEN] * len(parts)
         try:
             await self.core.write([one.do.operation(etag) for one in step])
-            outcomes = [DONE] * len(step)
+            outcomes = [DONE] * len(parts)
         except (RowExists, RowMissing, ConditionFailed) as error:
             # Of a transaction nothing was done; whose fault it was is known of one operation at most.
-            outcomes = [REFUSED] * len(step)
-            if len(step) == 1 or error.index is not None:
-                outcomes[error.index or 0] = _WORDS[type(error)]
-        except (RowRefused, Collision, WritesRefused, RequestRejected):
-            outcomes = [REFUSED] * len(step)
+            index = 0 if len(step) == 1 else error.index
+            at_fault = None if index is None else [step[index]]
+            outcomes = [_WORDS[type(error)] if part == at_fault else REFUSED for part in parts]
+        except (RowRefused, Collision, WritesRefused, RequestRejected) as error:
+            if isinstance(error, Collision):
+                self.storm.happened["collision"] += 1
+            outcomes = [REFUSED] * len(parts)
         except (ServiceError, TimeoutError):
             pass
         finally:
             follows = not self._decides(began)
             if follows and read is not None:
                 read.replica = True  # what follows may be written anew with the same content
-            for one, note, outcome in zip(step, noted, outcomes, strict=True):
+            for part, note, outcome in zip(parts, noted, outcomes, strict=True):
                 note.replica = follows
-                self._end(one, note, outcome)
+                self._end(part[0], note, outcome)
+
+    def _by_witness(self, step: list[Doing]) -> list[list[Doing]]:
+        """Return the operations of a call, those together that are judged together."""
+        parts: dict[int, list[Doing]] = {}
+        for one in step:
+            parts.setdefault(id(self.notes().of(one)), []).append(one)
+        return list(parts.values())
 
     async def _read(self, doing: Doing) -> tuple[Row | None, Noted]:
         began = self.standing()
         only_key = {name: doing.do.row[name] for name in (PARTITION_KEY, ROW_KEY)}
         doing = replace(doing, do=Do(READ, only_key))
-        noted = self._begin(doing, None)
+        noted = self._begin([doing], None)
         try:
             async with self.core.reading():
                 row = await self.table.get(key_of(doing.do.row))
@@ -366,11 +422,12 @@ class Client:
         self._end(doing, noted, DONE)
         return row, noted
 
-    def _begin(self, doing: Doing, basis: int | None) -> Noted:
+    def _begin(self, part: Sequence[Doing], basis: int | None) -> Noted:
         notes = self.notes()
         actor = f"{self.process.name}.{self._number}"
-        witness = notes.of(doing)
-        noted = witness.begin(actor, notes.view(self.view), (doing.do,), basis, replica=True)
+        witness = notes.of(part[0])
+        step = tuple(one.do for one in part)
+        noted = witness.begin(actor, notes.view(self.view), step, basis, replica=True)
         witness.released(actor)
         return noted
 

@@ -12,8 +12,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -21,7 +23,8 @@ import pytest
 from rekey.protocol import propagate
 from rekey.protocol.propagate import Propagated
 from rekey.protocol.reverse import ReversePropagator
-from tests.simulation.dual_life import KINDS, Life
+from tests.simulation import dual_broken
+from tests.simulation.dual_life import KINDS, Life, ToCutover
 from tests.simulation.judging import Found
 from tests.simulation.living import lived
 from tests.soaking import others_in_soak
@@ -44,6 +47,16 @@ IN_THE_SOAK = (
     ("keys from content, secondary rows", 2),
 )
 """A life takes ten to twenty seconds of processor. The soak lives these and more of every kind."""
+SHARED_QUICK = (("folded keys", 71), ("a unique index", 75), ("drawn keys, folded", 71))
+"""Lives in which two rows want one target key, to their cutover: one of each kind."""
+SHARED_IN_THE_SOAK = (
+    *(("folded keys", seed) for seed in range(71, 81)),
+    *(("a unique index", seed) for seed in range(71, 76)),
+    *(("drawn keys", seed) for seed in range(71, 80)),
+    *(("drawn keys, folded", seed) for seed in range(71, 77)),
+)
+"""The same kinds, whole lives."""
+TWO_ROWS = "have target key .* in common|source rows .* map to the same key"
 MORE_SEEDS = (5, 6)
 EVERY_KIND_OF_EVENT = {
     "client started",
@@ -79,6 +92,27 @@ def test_a_life_under_writes_loses_nothing(kind: str, seed: int) -> None:
     life = lived(Life, kind, seed)
     assert life.operations > 100
     assert bool(life.pairs.looks) == bool(life.mapper.together)
+
+
+@pytest.mark.parametrize(("kind", "seed"), SHARED_QUICK)
+def test_of_clients_that_want_one_target_key_one_has_it(kind: str, seed: int) -> None:
+    """Several clients create rows whose target keys are the same, delete them and create others, also in one
+    transaction. At no moment have two rows of the authority a target key in common, and all else holds
+    as in other lives."""
+    one_has_it(lived(ToCutover, kind, seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("kind", "seed"), SHARED_IN_THE_SOAK)
+def test_in_a_whole_life_of_shared_target_keys_each_is_one_rows(kind: str, seed: int) -> None:
+    """On the way back, after another cutover and until `complete` too."""
+    one_has_it(lived(Life, kind, seed))
+
+
+def one_has_it(life: Life) -> None:
+    assert life.operations > 100
+    assert life.shared.looks > 100
+    assert bool(life.storm.happened["collision"]) == bool(life.mapper.shared)
 
 
 def happened_in(lives: Iterable[tuple[str, int]]) -> set[str]:
@@ -153,6 +187,25 @@ def test_without_transactions_a_life_finds_half_a_pair(tmp_path: Path) -> None:
     here = mock.patch.object(Life, "moves", False)
     with alone, here, pytest.raises(Found, match="are not what their main rows say"):
         for seed in range(20):
+            Life(tmp_path / str(seed), kind, seed).live()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    [
+        (dual_broken.no_target_key_reservations, "folded keys"),
+        (dual_broken.no_target_key_reservations, "a unique index"),
+        (dual_broken.own_claims_are_not_reserved, "folded keys"),
+    ],
+)
+def test_without_reserving_target_keys_a_life_finds_two_rows(
+    tmp_path: Path, rule: Callable[[], AbstractContextManager[Any]], kind: str
+) -> None:
+    """Two clients that create rows of one target key find neither the other's row nor that it is coming."""
+    with rule(), pytest.raises(Found, match=TWO_ROWS):
+        for seed in range(71, 81):
             Life(tmp_path / str(seed), kind, seed).live()
 
 
