@@ -191,6 +191,6 @@ def test_a_file_with_a_mistake_is_refused_with_its_line_before_anything_is_writt
     ran = project.run("stress", "--mix", "mix.toml").ended(
         2, "mix.toml, line 9: [range_query] tops: unknown key"
     )
-    assert "Next: remove it; known here: top" in ran.said
+    assert "Next: write top; known here: top" in ran.said
     project.run("stress", "--mix", "absent.toml").ended(2, "there is no configuration file", "absent.toml")
     assert tables_of_tests(project) == set()

@@ -190,7 +190,7 @@ def test_a_second_runner_exits_3_while_status_and_plan_go_on(rekey: Commands, pr
             ("retire", "--table", "Users"),
         ):
             said = rekey(*words, code=3)
-            assert f"process {os.getpid()}" in said.err
+            assert f"pid {os.getpid()}" in said.err
             assert_clear(said)
         rekey("status")
         rekey("plan")

@@ -232,7 +232,8 @@ class MovingWorld(DualWorld):
             still_alone=go_on,
             checkpointed=lambda **_: None,
             progress=Progress(),
-            state=SimpleNamespace(audit=lambda *_: None),
+            state=SimpleNamespace(audit=lambda *_: None, latest_verification=lambda _script_id: None),
+            propagator=propagator,
             options=Options(),
             tell=tell_nobody,
         )

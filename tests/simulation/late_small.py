@@ -299,6 +299,7 @@ class LateWorld(DeltaWorld):
             script_id=SCRIPT, is_delta=not self.follows,
             declared=SimpleNamespace(digest=DIGEST, named=SCRIPT, migration=SimpleNamespace(group="")),
             tables=self.sources, restricted=self.others, control=self.store, mapper=propagator.mapper,
+            targets=self.targets,
             mapping=self.mapping, source=self.source, propagator=propagator, copier=Copier(propagator, 1),
             state=self.file, config=config, clock=Waits(self.scheduler), progress=Progress(),
             pool=Executor(self), stop=StopFlag(), lease_id=lease_id,

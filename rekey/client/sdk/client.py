@@ -136,14 +136,29 @@ class DualWriting(ABC, Generic[CredentialT]):
         check_endpoint(tables_endpoint, "tables")
 
     @classmethod
-    def from_connection_string(cls, *_args: Any, **_kwargs: Any) -> Self:
-        """Raise ConfigurationError: the SDK's client needs an account, this one a migration as well."""
-        raise _needs_a_migration("from_connection_string")
+    def from_connection_string(cls, *args: Any, **kwargs: Any) -> Self:
+        """Make a client as the SDK does, with the keywords of the constructor.
+
+        Raises:
+            ConfigurationError: there is no `migration` among them.
+        """
+        return cls._made_by("from_connection_string", *args, **kwargs)
 
     @classmethod
-    def from_table_url(cls, *_args: Any, **_kwargs: Any) -> Self:
-        """Raise ConfigurationError: the SDK's client needs an account, this one a migration as well."""
-        raise _needs_a_migration("from_table_url")
+    def from_table_url(cls, *args: Any, **kwargs: Any) -> Self:
+        """Make a client as the SDK does, with the keywords of the constructor.
+
+        Raises:
+            ConfigurationError: there is no `migration` among them.
+        """
+        return cls._made_by("from_table_url", *args, **kwargs)
+
+    @classmethod
+    def _made_by(cls, name: str, *args: Any, **kwargs: Any) -> Self:
+        if "migration" not in kwargs:
+            raise _needs_a_migration(name)
+        made: Self = getattr(super(), name)(*args, **kwargs)
+        return made
 
     @classmethod
     def from_config(
