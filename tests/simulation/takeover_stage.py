@@ -9,9 +9,12 @@ from contextvars import Context
 from functools import partial
 
 from rekey.client.takeover import settled_within_s
-from rekey.mapping.rows import JOURNAL_TABLE
-from rekey.model import Row, key_of
+from rekey.core.clock import TICKS_PER_SECOND
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE
+from rekey.model import ROW_KEY, Row, key_of
+from rekey.protocol import journal, registry
 from rekey.protocol.rules import View
+from rekey.protocol.sweeper import Company
 from rekey.tables.base import Operation, Verb
 from tests.simulation.dual_life import Life
 from tests.simulation.dual_people import Client, Notes
@@ -77,6 +80,20 @@ class TakeoverStage(Stage):
     def unsettled(self) -> list[Row]:
         """Intents that are not settled."""
         return unsettled_in(self)
+
+    def due_at(self) -> float:
+        """Return when what was left is due for the first client, in seconds of the loop's clock."""
+        rows = [
+            registry.from_row(row)
+            for row in self._rows(CONTROL_TABLE, self.project.restricted)
+            if row[ROW_KEY].startswith(registry.CLIENT_PREFIX)
+        ]
+        now = self.project.clock.ticks()
+        company = Company.of(rows, now, usual_s=self.settings.longest_operation_s)
+        left = [journal._age(row) for row in self.unsettled]
+        due = [company.over_at(intent) for intent in left]
+        due += [registry.over_at(company.clients[intent.client_id]) for intent in left]
+        return self.loop.now + (max(due) - now) / TICKS_PER_SECOND
 
     def settled_after(self, limit_s: float) -> float:
         """Let time pass until nothing is unsettled; return how long that took. Raises Found if it takes
