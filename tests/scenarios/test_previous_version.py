@@ -21,7 +21,8 @@ from rekey.errors import GateClosed
 from rekey.model import TIMESTAMP, EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
-from rekey.tables.base import Operation, Verb
+from rekey.runner.handover import hand_over
+from rekey.tables.base import SIGNED_S, Operation, Verb
 from tests.commands import Commands
 from tests.company import Company
 from tests.evidence import handed_over
@@ -230,7 +231,14 @@ def assert_lives_on(ours: Company) -> None:
     ours.assert_in_step()
     ours.apply(Phase.COMPLETE)
     assert ours.phase is ControlPhase.COMPLETE
-    assert ours.intents == []
+    assert ours.unsettled == [], "what is kept for a suspended process is settled"
+    ours.live(SIGNED_S)
+    ours.apply()
+    assert ours.intents == [], "the service refuses what the process has signed"
+    assert not ours.verify().findings
+    with ours.session() as session:
+        hand_over(session, SCRIPT)
+    ours.assert_in_step()
 
 
 # --- plans and evidence -----------------------------------------------------------------------------------
