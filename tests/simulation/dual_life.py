@@ -92,6 +92,7 @@ from tests.simulation.judging import (
     wrong_targets,
 )
 from tests.simulation.linearizable import Undecided
+from tests.simulation.reasons import asks_for_reason, with_reason
 from tests.simulation.repeatable import made_repeatable
 from tests.simulation.shared_keys import SharedKeysWatch
 from tests.simulation.storm import (
@@ -444,6 +445,9 @@ class Life:
             if self._attempt(name, work, options):
                 self.storm.calm = False
                 return
+            if asks_for_reason(self._refused, options):
+                self.storm.happened["reason given"] += 1
+                options = with_reason(options)
             self._pass(self.random.random() * 40)
         raise Found(f"{self}: `{name}` was not done after {PATIENCE + 6} attempts: {self._said}")
 
@@ -455,6 +459,7 @@ class Life:
         *,
         beside: bool = False,
     ) -> bool:
+        self._refused = None
         self.commands[name] += 1
         number = sum(self.commands.values())
         process = Process(
@@ -484,7 +489,7 @@ class Life:
                 self._verify()
             return False
         except (ServiceError, Interrupted, Refused) as error:
-            self._said = f"{error}"
+            self._said, self._refused = f"{error}", error
             return False
         except Findings as error:
             if isinstance(error, Collision) or not self._was_sent_late():
@@ -550,6 +555,7 @@ class Life:
         return machine
 
     _said = ""
+    _refused: RekeyError | None = None
 
     # --- pausing and judging -------------------------------------------------------------------------------
 

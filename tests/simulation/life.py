@@ -6,6 +6,8 @@ Rules kept here:
 * Whoever operates it repeats a command until it is done, as the messages say. Only failures of the service
   and kills excuse a command that did not get done; collisions are finds, and so are findings, unless a
   request of a killed runner landed late: then they are repaired, as the message says.
+* A step that is refused because it would delete rows gets a reason once the authority is seen to hold what
+  the application was told: then the application deleted them.
 * They wait for nothing that no message names: neither after a kill nor before they move the authority.
 * Judged is what counts: targets equal the mapping of the source, every row is accounted for, and the rows are
   those that the application was told are there.
@@ -31,6 +33,7 @@ from rekey.phases import ControlPhase, Phase
 from rekey.plan import subject
 from rekey.protocol import lease
 from rekey.protocol.control import ControlStore
+from rekey.protocol.rules import TARGET, authority
 from rekey.runner import commands, session
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options
@@ -59,6 +62,7 @@ from tests.simulation.judging import (
     wrong_mapping,
     wrong_targets,
 )
+from tests.simulation.reasons import asks_for_reason, with_reason
 from tests.simulation.repeating import Repeating
 from tests.worlds import SECRET, Killed, contents
 
@@ -106,6 +110,7 @@ class Life:
     application: Application = field(init=False)
     commands: Counter[str] = field(default_factory=Counter)
     _late_seen: int = 0
+    _refused: RekeyError | None = None
 
     def __post_init__(self) -> None:
         self.random = random.Random(f"{self.kind} {self.seed}")
@@ -233,11 +238,17 @@ class Life:
             with mock.patch.object(lease, "_PROCESS", f"process {sum(self.commands.values())}"):
                 if self._attempt(name, work, options):
                     return
+            if asks_for_reason(self._refused, options):
+                self._judge_authority()
+                self.adversary.happened["reason given"] += 1
+                options = with_reason(options)
+                continue
             if self.random.random() < 0.5:
                 self.project.clock.advance(self.random.random() * 2 * LONGEST_REQUEST_S)
         raise Found(f"{self}: `{name}` was not done after {PATIENCE + 3} attempts")
 
     def _attempt(self, name: str, work: Callable[[Session], object], options: Options | None = None) -> bool:
+        self._refused = None
         self.adversary.begin_command()
         machine = self.adversary.machine
         for service in (self.project.tables, self.project.targets, self.project.restricted):
@@ -257,6 +268,9 @@ class Life:
             self._until_done("verify --repair", self._repair)
             return False
         except RekeyError as error:
+            if asks_for_reason(error, options):
+                self._refused = error
+                return False
             raise Found(f"{self}: `{name}` said {type(error).__name__}: {error}") from error
         return True
 
@@ -284,6 +298,15 @@ class Life:
     def _judge_source(self) -> None:
         """The source holds what the application was told, and nothing else."""
         self._require(self._contents(self.source.name) == self.application.rows, "the source was changed")
+
+    def _judge_authority(self) -> None:
+        """The table that is the authority holds what the application was told, and nothing else."""
+        phase = self._phase()
+        if phase is None or authority(phase) != TARGET:
+            self._judge_source()
+            return
+        rows = main_rows(self.mapper, self._contents(self.main.name))
+        self._require(rows == self.application.rows, "the target was changed")
 
     def _judge(self, when: str) -> None:
         self._require(not self.pairs.wrong, "; ".join(self.pairs.wrong[:1]))

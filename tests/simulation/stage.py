@@ -42,6 +42,7 @@ from tests.declared import under_writes
 from tests.projects import USERS_SCRIPT, Project
 from tests.simulation.dual_life import RUNNER_REQUEST_S, SCRIPT, Life
 from tests.simulation.dual_people import Application, Client, Users
+from tests.simulation.reasons import asks_for_reason, with_reason
 from tests.simulation.storm import SIGNED_S, Fate, MachineClock, Process
 from tests.worlds import Killed
 
@@ -191,6 +192,8 @@ class Stage(Life):
                     self.run(partial(verify, repair=True))
             except (Refused, ServiceError) as error:
                 said = error
+                if asks_for_reason(error, options):
+                    options = with_reason(options or Options(writers_stopped=True))
                 self.pass_(30)
             else:
                 return

@@ -69,7 +69,7 @@ def test_over_the_quick_seeds_everything_happens() -> None:
     lives = [lived(Life, kind, seed) for kind in KINDS for seed in QUICK_SEEDS]
     happened = {event for life in lives for event in life.adversary.happened}
     expected = {"write", "kill", "late request", "lost-answer", "lost-request", "empty-page", "short-page"}
-    expected |= {"clock set"}
+    expected |= {"clock set", "reason given"}
     assert expected <= happened
 
 
