@@ -36,6 +36,7 @@ from rekey.protocol.registry import Registry
 from rekey.protocol.rules import View
 from rekey.runner import commands
 from rekey.runner.commands import Mode
+from rekey.runner.handover import hand_over
 from rekey.runner.run import Options
 from rekey.runner.session import Session
 from rekey.tables.base import Operation, TableService, Verb
@@ -154,6 +155,12 @@ class Company:
         """`rekey verify`; returns the report."""
         with self.session() as session:
             return commands.verify(session, self.script_id, mode=mode, repair=repair)
+
+    def hand_over(self) -> None:
+        """`rekey handover`, after the verification that it asks for."""
+        assert not self.verify().findings
+        with self.session() as session:
+            hand_over(session, self.script_id)
 
     def retire(self) -> None:
         """`rekey retire`."""

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from azure.data.tables import UpdateMode
 
@@ -23,7 +24,7 @@ from rekey.core.limits import own_name
 from rekey.core.texts import catalogue, filled
 from rekey.errors import ExitCode
 from rekey.model import content_of, key_of, property_names
-from rekey.next_steps import apply_to
+from rekey.next_steps import apply_to, next_step
 from rekey.phases import Phase
 from rekey.rehearse.application import Application, LiveApplication, changed_by_one, to_entity
 from rekey.rehearse.project import RETENTION_SECONDS, Project, Result, Running
@@ -46,6 +47,11 @@ _OUTPUT_LINES = 60
 _LEGACY_KEYS_LOOKED_FOR = 20_000
 # A shorter key may occur in a text by accident.
 _TELLING_CHARACTERS = 12
+
+
+def hand_over(script_id: str) -> list[str]:
+    """Return the words after `rekey` that hand the index tables of a completed migration over."""
+    return next_step("hand-over", script=script_id).command.split()
 
 
 class NotAsItMustBe(Exception):
@@ -80,6 +86,8 @@ class Life:
     steps: list[Result] = field(default_factory=list)
     proofs: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    # The step whose text says why the whole source could go.
+    why_retired: ClassVar = "retire"
 
     def __post_init__(self) -> None:
         declared = self.project.declared
@@ -113,6 +121,9 @@ class Life:
             self._run("apply", one.script_id)
             self._run("verify", one.script_id, "--mode", "full")
             self._run(*apply_to(one.named, Phase.COMPLETE).split(), "--writers-stopped")
+            if one.migration.is_maintained:
+                self._run("verify", one.script_id, "--mode", "full")
+                self._run(*hand_over(one.script_id))
             self._leave_out("dependency", needed=one.script_id)
 
     # --- steps -------------------------------------------------------------------------------------------
@@ -232,7 +243,7 @@ class Life:
         self._prove("retire-refused", self.witness.exists(source), source=source)
         self._run("evidence", "export", _BUNDLE, self._script_id)
         self._run("evidence", "verify", _BUNDLE, why="evidence")
-        self._run("retire", self._script_id, "--table", source, why="retire")
+        self._run("retire", self._script_id, "--table", source, why=self.why_retired)
         after = self.witness.compare_targets(expected.expected)
         gone, wrong = not self.witness.exists(source), "; ".join(after.wrong) or f"{source} is still there"
         said = {"source": source, "rows": after.target_rows, "targets": targets, "wrong": wrong}
@@ -341,6 +352,7 @@ class LifeUnderWrites(Life):
     """
 
     application: LiveApplication
+    why_retired = "retire-under-writes"
 
     def live(self) -> None:
         """Go through the whole life. Raises NotAsItMustBe."""
@@ -385,7 +397,20 @@ class LifeUnderWrites(Life):
         self._prove(step, "application-old" in refused.output)
         self.application.old.close()
         self._run(*self._to_complete, why=step)
-        return self._same("After completion", after_cutover=True)
+        completed = self._same("After completion", after_cutover=True)
+        return self._hand_over() if self._migration.is_maintained else completed
+
+    def _hand_over(self) -> Finding:
+        """Verify while the application still writes main rows alone, then hand the index tables over."""
+        rows = ", ".join(self._migration.index_labels)
+        self._say("handover", rows=rows)
+        self._run(*hand_over(self._script_id), expect=(ExitCode.REFUSED,), why="handover-refused")
+        self.application.begin_counting()
+        verify = ("verify", self._script_id, "--mode", "full")
+        self._run_live(*verify, why="verify-completed", write=self.application.write_target)
+        self._same(f"After {self.application.told()} in the new view", after_cutover=True)
+        self._run(*hand_over(self._script_id), why="handover")
+        return self._same("After the handover", after_cutover=True)
 
     def _waited(self, during: str) -> None:
         longest = self.application.longest_seconds

@@ -34,6 +34,9 @@ def test_persons_go_from_all_tables_and_all_others_stay(
     project.fill(rows)
     project.run("evidence", "keygen").ended(0)
     project.run("apply", "--to", "complete", "--writers-stopped", "--yes", project.script_id).ended(0)
+    if script != POSTS:
+        project.run("verify", "--mode", "full").ended(0)
+        project.run("handover", "--yes", project.script_id).ended(0)
     wire, tables = project.wire, (project.source, project.target, project.index)
     before = {table: wire.contents(table) for table in tables}
 

@@ -99,19 +99,24 @@ def test_a_migration_with_content_derived_keys_and_index_tables_lives_its_whole_
 def test_a_migration_in_capture_dual_write_lives_its_life_while_the_application_never_stops(
     tmp_path: Path,
 ) -> None:
-    """Both cutovers and the rollback under writes in both views; completion waits for the old version."""
+    """Both cutovers and the rollback under writes in both views; completion waits for the old version, and
+    retire for the handover."""
     script = tmp_path / "0002_posts_by_month.py"
     text = (EXAMPLES / script.name).read_text("utf-8")
     script.write_text(text.replace('capture="delta"', 'capture="dual-write"'), "utf-8")
     report = rehearse(script, rows=120, out=lambda _: None, folder=tmp_path / "own")
     assert report.passed, report.failure
     assert not [step for step in report.steps if "--writers-stopped" in step.words]
+    last = ["handover", "verify", "handover", "retire", "evidence", "evidence", "retire", "status"]
+    assert _commands(report)[-len(last) :] == last
     proofs = "\n".join(report.proofs)
     for proof in (
         "in both views",
         "during the cutover, none lost",
         "during the rollback, none lost",
         "by name of the client that still uses old keys",
+        "deletes in the new view",
+        "After the handover",
     ):
         assert proof in proofs
     assert list((tmp_path / "own").iterdir()) == [], "nothing is left behind"

@@ -117,7 +117,7 @@ def test_a_user_at_a_terminal_may_still_say_no(posts: Commands, monkeypatch: pyt
 
     monkeypatch.setattr(click, "confirm", no)
     said = posts("erase", *by_old(subject(posts)), *WHY, code=3)
-    assert "nothing was erased or recorded" in said.err and len(questions) == 1
+    assert "Nothing was erased or recorded." in said.err and len(questions) == 1
     assert mapping(posts.project) == before and erasures(posts.project) == []
     posts("erase", *by_old(subject(posts)), *WHY, WITH)
     assert len(questions) == 1, "with --with-targets nothing of the person stays, and nothing is asked"
@@ -282,7 +282,8 @@ def erase_with_targets(made: Company, row: Row) -> Done:
 
 
 def test_with_clients_alive_what_was_erased_stays_erased(tmp_path: Path) -> None:
-    """In capture "dual-write": a client of the new view goes on, and the source follows nothing any more."""
+    """In capture "dual-write", after the handover: a client of the new view goes on, and the source follows
+    nothing any more."""
     rows = [post("a", tags="x,y"), post("b", tags="x")]
     made = company(tmp_path, POSTS_SCRIPT, rows)
     try:
@@ -293,6 +294,7 @@ def test_with_clients_alive_what_was_erased_stays_erased(tmp_path: Path) -> None
         # A write after cutover: its index rows follow, under keys that the source never had.
         made.do(client.write(Operation(Verb.MERGE, {**_key(main), "Tags": "y,z"}, "*")))
         made.apply(Phase.COMPLETE)
+        made.hand_over()
         done = erase_with_targets(made, rows[0])
         assert dict(done.target_rows) == {"PostsV2": 1, "PostsByTag": 2}
         made.do(client.write(Operation(Verb.MERGE, {**_key(main), "RowKey": "b", "Title": "on"}, "*")))
@@ -303,6 +305,8 @@ def test_with_clients_alive_what_was_erased_stays_erased(tmp_path: Path) -> None
             for name in ("Posts", *made.mapper.tables)
         }
         assert left == {"Posts": {"b"}, "PostsV2": {"b"}, "PostsByTag": {"b"}}
+        titles = {name: [row["Title"] for row in made.project.rows(name)] for name in ("Posts", "PostsV2")}
+        assert titles["PostsV2"] == ["on"] != titles["Posts"]
     finally:
         made.close()
 
@@ -326,6 +330,7 @@ def test_main_and_secondary_rows_go_in_one_transaction(tmp_path: Path, script: s
         made.client(View.NEW)
         for phase in (None, Phase.CUTOVER, Phase.COMPLETE):
             made.apply(phase)
+        made.hand_over()
         project.tables.gate = project.restricted.gate = look
         erase_with_targets(made, rows[0])
         assert seen == {rows_of_one, 0}
