@@ -343,7 +343,7 @@ class Authority(ABC):
         it if another source key can have it. None when the claim is another one."""
         shared = target.table in self.mapper.shared
         before = None if seen is None else seen.reserved
-        reserved = self._reservation_of(work, before) if shared else None
+        reserved = self._reservation(work, work.old_key, before) if shared else None
         claimed = await self.mapping.take(work.old_key, target, seen, reserved)
         if claimed is not None and shared:
             work.reserved[target] = claimed
@@ -380,7 +380,7 @@ class Authority(ABC):
                 await self.mapping.require_free(work.old_key, target, owner, still_owns)
             new_owner = owner.source if owner is not None and keeps_owner else work.old_key
             claimed = await self.mapping.take(
-                new_owner, target, owner, self._reservation_of(work, owner and owner.reserved)
+                new_owner, target, owner, self._reservation(work, work.old_key, owner and owner.reserved)
             )
             if claimed is not None:
                 work.reserved[target] = claimed
@@ -420,10 +420,10 @@ class Authority(ABC):
                 return
             owner = await self.mapping.owner(target.key, target.table)
 
-    def _reservation_of(self, work: Work, present: Reservation | None) -> Reservation:
-        """Return the reservation of a target key by a write. `present`: the one that its claim holds."""
-        mine = Reservation(work.old_key, frozenset({work.word}), self._takes_effect_s)
-        if present is None or present.key != work.old_key:
+    def _reservation(self, work: Work, key: EntityKey, present: Reservation | None) -> Reservation:
+        """Return the reservation of a mapping row by a write, for `key`. `present`: the one that it holds."""
+        mine = Reservation(key, frozenset({work.word}), self._takes_effect_s)
+        if present is None or present.key != key:
             return mine
         writers = present.writers | mine.writers
         return mine._replace(writers=writers, seconds=max(present.seconds, self._takes_effect_s))
@@ -769,7 +769,9 @@ class TargetAuthority(Authority):
             await self._reserve_on(work, known, targets)
             if work.forward is not None:
                 return
-        reserved = self._reservation(work, None) if self.mapper.content_derived else None
+        reserved = (
+            self._reservation(work, found(work.authority_key), None) if self.mapper.content_derived else None
+        )
         read, made = await side_by_side(
             [self.mapping.forward(work.old_key), self.mapping.reserve(work.old_key, None, targets, reserved)]
         )
@@ -813,7 +815,7 @@ class TargetAuthority(Authority):
         # Each sets its own result, so that a reservation is known, and given up, when the other call fails.
         async def reserve() -> None:
             work.forward = await self.mapping.reserve(
-                work.old_key, known, targets, self._reservation(work, None)
+                work.old_key, known, targets, self._reservation(work, found(work.authority_key), None)
             )
 
         async def look() -> None:
@@ -839,15 +841,12 @@ class TargetAuthority(Authority):
                 hint="repeat the operation; a write that was cut off is over after its longest time",
             )
         forward = await self.mapping.reserve(
-            work.old_key, work.forward, self.listed(work), self._reservation(work, mine)
+            work.old_key,
+            work.forward,
+            self.listed(work),
+            self._reservation(work, found(work.authority_key), mine),
         )
         work.forward, work.outdated = forward or work.forward, forward is None
-
-    def _reservation(self, work: Work, others: Reservation | None) -> Reservation:
-        key = found(work.authority_key)
-        if others is None:
-            return Reservation(key, frozenset({work.word}), self._takes_effect_s)
-        return Reservation(key, others.writers | {work.word}, max(others.seconds, self._takes_effect_s))
 
     def _is_over(self, work: Work, reserved: Reservation) -> bool:
         """Tell whether no other write of a reservation can take effect any more: only this write holds it, or
