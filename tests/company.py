@@ -43,7 +43,7 @@ from rekey.tables.base import Operation, TableService, Verb
 from rekey.tables.kinds import by_number
 from tests.declared import under_writes
 from tests.evidence import prove
-from tests.faults import Call
+from tests.faults import Call, Fault, FaultKind, SeededFaults
 from tests.projects import Project
 from tests.worlds import SECRET, Killed, contents, mapped
 
@@ -398,6 +398,40 @@ async def traffic(client: Client, keys: list[EntityKey], change: Change, ledger:
             ledger.writes += 1
         ledger.longest_wait_s = max(ledger.longest_wait_s, (clock.ticks() - began) / TICKS_PER_SECOND)
         await clock.sleep(rng.choice((0.0, 0.05, 0.3)))
+
+
+class ApplicationFaults:
+    """Faults that meet the application only; the runner's commands would have to be repeated.
+
+    Args:
+        seed: of the faults that are drawn.
+        rate: the share of the application's calls that fail.
+        table: the first row that is written there is lost in every attempt: its outcome stays unknown.
+
+    Attributes:
+        unanswered: the key of that row.
+    """
+
+    def __init__(self, seed: int, *, rate: float, table: str) -> None:
+        kinds = (FaultKind.BUSY, FaultKind.TIMED_OUT, FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST)
+        self._drawn = SeededFaults(seed, rate=rate, kinds=kinds)
+        self._table = table
+        self._ended = False
+        self.unanswered: EntityKey | None = None
+
+    def end(self) -> None:
+        """Let every later call through."""
+        self._ended = True
+
+    def decide(self, call: Call) -> Fault | None:
+        """Draw for one call."""
+        if self._ended or not application.get():
+            return None
+        if call.writes and call.table == self._table:
+            self.unanswered = self.unanswered or call.operations[0].key
+            if call.operations[0].key == self.unanswered:
+                return Fault(FaultKind.LOST_REQUEST)
+        return self._drawn.decide(call)
 
 
 def project_tables(project: Project) -> TableService:

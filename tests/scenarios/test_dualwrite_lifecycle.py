@@ -15,8 +15,8 @@ from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation, Verb
-from tests.company import Company, Ledger, application, company, traffic
-from tests.faults import Call, Fault, FaultKind, SeededFaults
+from tests.company import ApplicationFaults, Company, Ledger, application, company, traffic
+from tests.faults import Call
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT
 from tests.soaking import others_in_soak
 from tests.worlds import post, user
@@ -221,37 +221,26 @@ def test_writes_of_ten_clients_wait_less_than_five_seconds_for_a_cutover(users: 
 # --- failures -----------------------------------------------------------------------------------------------
 
 
-class ForTheApplication:
-    """Faults that hit the application only: the runner's commands would have to be repeated."""
-
-    def __init__(self, seed: int) -> None:
-        kinds = (FaultKind.BUSY, FaultKind.TIMED_OUT, FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST)
-        self._faults = SeededFaults(seed, rate=0.03, kinds=kinds)
-
-    def decide(self, call: Call) -> Fault | None:
-        return self._faults.decide(call) if application.get() else None
-
-
 @pytest.mark.parametrize("seed", [1])
 def test_what_clients_left_open_is_finished_before_the_authority_moves(posts: Company, seed: int) -> None:
     ledgers = [Ledger(), Ledger()]
     for number, ledger in enumerate(ledgers):
         keys = own_keys(f"w{number}", "blog", 30)
         posts.writes(traffic(posts.client(), keys, old_post, ledger, seed=seed + number))
-    posts.project.tables.faults = ForTheApplication(seed)
+    faults = ApplicationFaults(seed, rate=0.03, table="Posts")
+    posts.project.tables.faults = faults
     posts.live(3)
     posts.apply()
     posts.live(20)
     posts.apply(Phase.CUTOVER)
     posts.live(20)
     posts.rollback()
-    posts.project.tables.faults = ForTheApplication(-1)
-    posts.project.tables.faults._faults._rate = 0.0
+    faults.end()
     posts.live(60)
     posts.settle()
     posts.apply()
     posts.assert_in_step()
-    assert sum(len(ledger.doubtful) for ledger in ledgers) > 0
+    assert faults.unanswered in ledgers[0].doubtful | ledgers[1].doubtful
     for ledger in ledgers:
         assert_kept(posts, ledger, "Posts", "Title")
 

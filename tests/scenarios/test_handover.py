@@ -21,10 +21,10 @@ from rekey.runner import commands
 from rekey.runner.handover import hand_over
 from rekey.runner.run import Options
 from rekey.tables.base import Operation, Verb
-from tests.company import Client, Company, Ledger, application, company, traffic
+from tests.company import ApplicationFaults, Client, Company, Ledger, application, company, traffic
 from tests.declared import RACES, named
 from tests.evidence import prove
-from tests.faults import Call, Fault, FaultKind, SeededFaults
+from tests.faults import Call
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT
 from tests.soaking import others_in_soak
 from tests.worlds import post, racer, user
@@ -154,19 +154,13 @@ def test_what_faults_and_lost_answers_leave_after_complete_is_settled_by_the_cli
     for number, ledger in enumerate(ledgers):
         client = posts.client(View.NEW)
         posts.writes(traffic(client, keys_of(f"w{number}", 30), new_post, ledger, seed=seed + number))
-    kinds = (FaultKind.BUSY, FaultKind.TIMED_OUT, FaultKind.LOST_ANSWER, FaultKind.LOST_REQUEST)
-    faults = SeededFaults(seed, rate=0.04, kinds=kinds)
-
-    class ForTheApplication:
-        def decide(self, call: Call) -> Fault | None:
-            return faults.decide(call) if application.get() else None
-
-    posts.project.tables.faults = ForTheApplication()
+    faults = ApplicationFaults(seed, rate=0.04, table="PostsV2")
+    posts.project.tables.faults = faults
     posts.live(20)
-    faults._rate = 0.0
+    faults.end()
     posts.live(90)
     posts.settle()
-    assert sum(len(ledger.doubtful) for ledger in ledgers) > 0
+    assert faults.unanswered in ledgers[0].doubtful | ledgers[1].doubtful
     assert posts.unsettled == []
     assert without_index_rows(posts) == []
     for ledger in ledgers:
