@@ -34,10 +34,10 @@ def migration(
     return Migration("Table", target, capture="delta", **{"reverse": True, **more})
 
 
-def facts(rows: Sequence[Row], what: Migration, *, scale: int = 1, is_cosmos: bool = False) -> Facts:
+def facts(rows: Sequence[Row], what: Migration, *, scale: int = 1) -> Facts:
     """Count facts over rows; `scale`: as if there were so many times more rows in the same partitions."""
     mapper = Mapper(what, dict.fromkeys(("users", "posts"), SECRET))
-    gatherer = Gatherer(what, mapper.map, is_cosmos=is_cosmos)
+    gatherer = Gatherer(what, mapper.map)
     targets: list[Counter[tuple[str, str]]] = [Counter() for _ in what.tables]
     for row in rows:
         mapped = mapper.map(row)

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rekey.core.guarantees import Guarantees
 from rekey.errors import ServiceError
 from rekey.rehearse.azurite import AzuriteAccount
 from rekey.tables.azure import AzureTableService
@@ -68,8 +67,8 @@ def _account(prefix: str) -> AzuriteAccount:
     return AzuriteAccount(name, endpoint, os.environ.get(f"{prefix}_KEY", ""))
 
 
-def open_account(account: AzuriteAccount, *, guarantees: Guarantees | None = None) -> AzureTableService:
+def open_account(account: AzuriteAccount) -> AzureTableService:
     """Open the tables of an account: with its key, or as the identity of this process; as of a service that
     guarantees what its endpoint says, or `guarantees`."""
     credential = credential_of(account.name, account.key or None)
-    return AzureTableService.open(account.endpoint, credential, guarantees=guarantees)
+    return AzureTableService.open(account.endpoint, credential)

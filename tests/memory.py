@@ -21,13 +21,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
-from hashlib import blake2b
 from typing import TypeAlias
 from urllib.parse import unquote
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock, format_ticks, ticks_of
 from rekey.core.edm import DATETIME
-from rekey.core.guarantees import COSMOS, STORAGE, Guarantees
 from rekey.core.limits import own_name
 from rekey.errors import (
     Ambiguous,
@@ -35,7 +33,6 @@ from rekey.errors import (
     RequestRejected,
     RowExists,
     RowMissing,
-    RowRefused,
     ServiceError,
     TableBeingDeleted,
     TableMissing,
@@ -54,13 +51,13 @@ from rekey.model import (
 )
 from rekey.tables import allowance
 from rekey.tables.base import (
+    MAX_BATCH_BYTES,
     MAX_PAGE_ROWS,
     SIGNED_S,
     Operation,
     Page,
     Table,
     Verb,
-    rejected,
 )
 from rekey.tables.rules import (
     check_batch,
@@ -83,10 +80,6 @@ class Mood(Enum):
     STORAGE: fractions of Timestamps, ETags and DateTimes have no trailing zeros; an error of a transaction of
         one operation names it for a missing table alone. (Of 409 there is no recording: it is taken to be
         like 404 and 412.)
-    COSMOS: of Cosmos DB for Table, what is recorded and documented (`rekey.core.guarantees`): rows come in
-        no order and pages go on by a token, keys are not empty and shorter, some names of properties are
-        refused, DateTimes have 7 digits, 2 MiB are the most of a transaction, a missing table is a missing
-        row, and names of tables differ by case. Answers say what they charge.
     DECODES_TWICE: like AZURITE, and the address of a row is decoded twice, as Microsoft documented for the
         Table service and gateways do: `a%25b` is read and written as `a%b`. Queries and transactions are not
         affected.
@@ -94,7 +87,6 @@ class Mood(Enum):
 
     AZURITE = "azurite"
     STORAGE = "storage"
-    COSMOS = "cosmos"
     DECODES_TWICE = "decodes-twice"
 
     def addressed(self, key: EntityKey) -> EntityKey:
@@ -115,12 +107,6 @@ def _formatted(ticks: int, mood: Mood) -> str:
 
 Order: TypeAlias = tuple[bytes, bytes]
 """`EntityKey.order`: where a row stands."""
-
-
-@lru_cache(maxsize=65_536)
-def _scattered(place: Order) -> bytes:
-    """Return where a row comes in a scan that is in no order: the same each time, and by no key."""
-    return blake2b(b"\0\0".join(place), digest_size=8).digest()
 
 
 @dataclass(slots=True)
@@ -165,11 +151,9 @@ class StoredRows:
         ticks = max(now, self.last_ticks.get(place, 0) + 1)
         self.last_ticks[place] = ticks
         for name in [name for name, kind in content.items() if kind == DATETIME]:
-            if name.endswith(TYPE_SUFFIX) and self.mood in (Mood.STORAGE, Mood.COSMOS):
+            if name.endswith(TYPE_SUFFIX) and self.mood is Mood.STORAGE:
                 moment = format_ticks(ticks_of(content[name.removesuffix(TYPE_SUFFIX)]))
-                content[name.removesuffix(TYPE_SUFFIX)] = (
-                    unpadded(moment) if self.mood is Mood.STORAGE else moment
-                )
+                content[name.removesuffix(TYPE_SUFFIX)] = unpadded(moment)
         stored = StoredRow(content, ticks, self.mood)
         if place not in self.rows:
             bisect.insort(self.order, place)
@@ -251,11 +235,6 @@ class MemoryTableService:
         """For how long what was signed is accepted: as with a shared key."""
         return SIGNED_S
 
-    @property
-    def guarantees(self) -> Guarantees:
-        """What the service guarantees."""
-        return COSMOS if self.mood is Mood.COSMOS else STORAGE
-
     def table(self, name: str) -> MemoryTable:
         """Return a handle; the table need not exist yet."""
         check_table_name(name, elsewhere=self.elsewhere)
@@ -270,25 +249,25 @@ class MemoryTableService:
         check_table_name(name, elsewhere=self.elsewhere)
         fault = await self.enter("create_table", name)
         self._refuse_deleted(name)
-        made = self._at(name) not in self._tables
-        self._tables.setdefault(self._at(name), StoredRows(mood=self.mood))
-        self._names.setdefault(self._at(name), name)
+        made = name.lower() not in self._tables
+        self._tables.setdefault(name.lower(), StoredRows(mood=self.mood))
+        self._names.setdefault(name.lower(), name)
         self.leave(fault)
         return made
 
     async def delete_table(self, name: str) -> bool:
         """Delete a table; False when there was none. Its name stays taken for `deletion_seconds`."""
         fault = await self.enter("delete_table", name)
-        dropped = self._tables.pop(self._at(name), None) is not None
+        dropped = self._tables.pop(name.lower(), None) is not None
         if dropped:
-            self._being_deleted[self._at(name)] = self.clock.ticks() + self._deletion_ticks
+            self._being_deleted[name.lower()] = self.clock.ticks() + self._deletion_ticks
         self.leave(fault)
         return dropped
 
     async def table_exists(self, name: str) -> bool:
         """Tell whether the table exists (one that is being deleted does not)."""
         self.leave(await self.enter("table_exists", name))
-        return self._at(name) in self._tables
+        return name.lower() in self._tables
 
     async def table_names(self) -> list[str]:
         """Return the names of all tables, as they were made."""
@@ -306,7 +285,7 @@ class MemoryTableService:
 
     def dump(self, name: str) -> list[Row]:
         """Return all rows of a table as read, without a gate, a fault or a call being counted."""
-        rows = self._tables[self._at(name)]
+        rows = self._tables[name.lower()]
         return [rows.rows[place].as_read(None) for place in rows.order]
 
     async def enter(
@@ -320,8 +299,6 @@ class MemoryTableService:
             allowance.check()
         self._calls += 1
         self.sent.add(_KINDS.get(action, Kind.WRITE).value)
-        if self.mood is Mood.COSMOS:
-            self.sent.charge("1.24" if action in _READS else f"{5.33 * max(1, len(operations)):.2f}")
         if action == "transact":
             self.sent.add(OPERATIONS, len(operations))
         call = Call(action, table, operations, self._calls, read)
@@ -343,17 +320,14 @@ class MemoryTableService:
 
     def rows(self, name: str) -> StoredRows:
         """Return a table's rows. Raises TableMissing, TableBeingDeleted."""
-        rows = self._tables.get(self._at(name))
+        rows = self._tables.get(name.lower())
         if rows is None:
             self._refuse_deleted(name)
             raise TableMissing(f"there is no table {name} (TableNotFound)", code="TableNotFound", status=404)
         return rows
 
-    def _at(self, name: str) -> str:
-        return name if self.mood is Mood.COSMOS else name.lower()
-
     def _refuse_deleted(self, name: str) -> None:
-        until = self._being_deleted.get(self._at(name))
+        until = self._being_deleted.get(name.lower())
         if until is not None and self.clock.ticks() < until:
             raise TableBeingDeleted(
                 f"table {name} is being deleted (TableBeingDeleted)", code="TableBeingDeleted", status=409
@@ -366,12 +340,7 @@ class MemoryTable(Table):
     def __init__(self, service: MemoryTableService, name: str) -> None:
         self._service = service
         self._name = name
-        self._encoder = Encoder("https://account.table.core.windows.net", own_name(name), service.guarantees)
-
-    @property
-    def guarantees(self) -> Guarantees:
-        """What the service guarantees."""
-        return self._service.guarantees
+        self._encoder = Encoder("https://account.table.core.windows.net", own_name(name))
 
     @property
     def name(self) -> str:
@@ -390,12 +359,7 @@ class MemoryTable(Table):
         check_key_part(key.partition)
         check_key_part(key.row)
         self._service.leave(await self._service.enter("get", self._name, read=key.partition))
-        try:
-            stored = self._service.rows(self._name).rows.get(key.order)
-        except TableMissing:
-            if self._service.mood is not Mood.COSMOS:
-                raise
-            stored = None
+        stored = self._service.rows(self._name).rows.get(key.order)
         return None if stored is None else stored.as_read(select)
 
     async def write_at_address(self, operation: Operation) -> str:
@@ -413,8 +377,8 @@ class MemoryTable(Table):
     async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
         """Apply all operations or none; return the new ETags."""
         check_batch(operations)
-        if sum(map(self.encoded_size, operations)) > self.guarantees.batch_bytes:
-            raise too_large(self.guarantees)
+        if sum(map(self.encoded_size, operations)) > MAX_BATCH_BYTES:
+            raise too_large()
         return await self._run("transact", tuple(operations))
 
     async def scan(
@@ -433,18 +397,7 @@ class MemoryTable(Table):
         rest = within
         after, upto = within.after, within.upto
         one = after.partition if after and upto and after.partition == upto.partition else None
-        token: bytes | None = b""
-        while self._service.mood is Mood.COSMOS and token is not None:
-            fault = await self._service.enter("page", self._name, read=one)
-            stored, token = self._after(token, one, _page_limit(fault, page_rows))
-            found = [
-                row.as_read(select)
-                for row in stored
-                if key_of(row.content) in within and (since is None or row.ticks >= since)
-            ]
-            if found or token is not None:
-                yield Page(found, None, full=len(stored) == page_rows)
-        while self._service.mood is not Mood.COSMOS:
+        while True:
             fault = await self._service.enter("page", self._name, read=one)
             limit = _page_limit(fault, page_rows)
             places, more = self._places(rest, since, limit)
@@ -456,19 +409,6 @@ class MemoryTable(Table):
                 yield Page(page, rest.after if rest is not within else None, full=len(page) == page_rows)
             if not more:
                 return
-
-    def _after(self, token: bytes, partition: str | None, limit: int) -> tuple[list[StoredRow], bytes | None]:
-        """Return the next rows, at most `limit`, of all or one partition, in no order, and the token of the
-        page that follows."""
-        rows = self._service.rows(self._name).rows
-        rest = sorted(
-            (at, place)
-            for place, row in rows.items()
-            if (at := _scattered(place)) > token and partition in (None, row.content[PARTITION_KEY])
-        )
-        taken = rest[:limit]
-        following = taken[-1][0] if taken else token
-        return [rows[place] for _, place in taken], following if len(rest) > limit else None
 
     def _places(self, rest: KeyRange, since: int | None, limit: int) -> tuple[list[Order], bool]:
         """Return where the next rows of a range are, at most `limit`, and whether more follow."""
@@ -487,7 +427,7 @@ class MemoryTable(Table):
     async def _run(self, action: str, operations: tuple[Operation, ...]) -> list[str | None]:
         """Check, pass the gate, apply all or none, then lose the answer if a fault says so."""
         prepared = [
-            _prepare(operation, index if action == "transact" else None, self.guarantees)
+            _prepare(operation, index if action == "transact" else None)
             for index, operation in enumerate(operations)
         ]
         fault = await self._service.enter(action, self._name, operations)
@@ -499,9 +439,6 @@ class MemoryTable(Table):
                     refused.index = 0
                 elif len(operations) == 1:
                     refused.index = None
-            if isinstance(refused, TableMissing) and self._service.mood is Mood.COSMOS:
-                missing = "the resource does not exist (ResourceNotFound)"
-                raise RowMissing(missing, code="ResourceNotFound", status=404) from None
             raise
         self._service.leave(fault)
         return etags
@@ -525,21 +462,16 @@ class MemoryTable(Table):
         return etags
 
 
-def _prepare(operation: Operation, index: int | None, guarantees: Guarantees) -> Row:
+def _prepare(operation: Operation, index: int | None) -> Row:
     """Return the content to store (of a delete: its key), or raise RequestRejected as the service would."""
     try:
         if operation.verb is not Verb.DELETE:
-            content = stored_form(operation.row)
-            guarantees.check_row(content, "")
-            return content
+            return stored_form(operation.row)
         check_key_part(operation.row.get(PARTITION_KEY))
         check_key_part(operation.row.get(ROW_KEY))
     except RequestRejected as refused:
         refused.index = index
         raise
-    except RowRefused as refused:
-        code = "PropertiesNeedValue" if refused.code == "empty-key" else "InvalidInput"
-        raise rejected(code, refused.problem, index) from None
     return operation.row
 
 

@@ -25,7 +25,7 @@ from rekey.runner.session import Session
 from rekey.tables.base import Accounts
 from tests.declared import MOVE, POSTS, SECONDARY, SECONDARY_FROM_KEYS, USERS, named
 from tests.fakeclock import FakeClock, Skewed
-from tests.memory import MemoryTableService, Mood
+from tests.memory import MemoryTableService
 
 CONFIG = """\
 [tables]
@@ -47,12 +47,6 @@ retention = "0s"
 ELSEWHERE = """
 [targets]
 endpoint = "http://127.0.0.1:10003/devstoreaccount1"
-"""
-COSMOS_ELSEWHERE = """
-[targets]
-endpoint = "https://contoso.table.cosmos.azure.com"
-key_env = "COSMOS_KEY"
-consistency = "strong"
 """
 SKEW_S = 40.0
 
@@ -124,8 +118,6 @@ class Project:
 
     def move_elsewhere(self, text: str = ELSEWHERE) -> None:
         """Give the project an account of targets: what its configuration says of it."""
-        if text == COSMOS_ELSEWHERE:
-            self.targets.mood = Mood.COSMOS
         with (self.folder / "rekey.toml").open("a", encoding="utf-8") as file:
             file.write(text)
 

@@ -41,7 +41,7 @@ PURE = {
     "declaration.property_mapping",
     "declaration.casts",
     "core.crockford",
-    "core.guarantees",
+    "core.endpoints",
     "core.macs",
     "declaration.migration",
     "doctor.judge",

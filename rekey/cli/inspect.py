@@ -51,8 +51,6 @@ def inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> ExitCode:
 async def _inspect(shell: Shell, table: str, exact: bool, show_keys: bool) -> tuple[Inspection, Facts]:
     config = load_config(shell.config_path)
     section, account = config.holding(table)
-    if not account.guarantees.ordered:
-        raise refusal("no-ranges", table=table, service=account.guarantees.service)
     async with shell.connect(config) as accounts:
         try:
             found, profile = await inspect_table(

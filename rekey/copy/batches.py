@@ -3,7 +3,7 @@
 Rules kept here:
 
 * A batch holds one partition of one table, at most 100 operations, at most as many bytes of encoded body as
-  the service takes (4 MiB; `Table.guarantees`), and each row once (the service's limits).
+  the service takes, and each row once (the service's limits).
 * Within a partition new operations are ordered by row key before they are cut, so that a batch's keys lie
   close together and a conflict can be looked up with one range query.
 * Writes that fill no batch are held back for a few windows, then written in a smaller batch: a rare partition
@@ -51,24 +51,23 @@ def in_order(members: list[Op]) -> list[Op]:
     return [member for _, member in sorted(zip(order, members, strict=True), key=itemgetter(0))]
 
 
-def cut(members: list[Op], size_of: SizeOf, most: int = MAX_BATCH_BYTES) -> Iterator[list[Op]]:
-    """Yield operations of one partition, in the order given, in batches of at most `most` bytes; the last one
-    may be small."""
+def cut(members: list[Op], size_of: SizeOf) -> Iterator[list[Op]]:
+    """Yield operations of one partition, in the order given, in batches; the last one may be small."""
     for start in range(0, len(members), MAX_BATCH_OPERATIONS):
         batch = members[start : start + MAX_BATCH_OPERATIONS]
-        if sum(map(size_of, batch)) > most:  # the rest one by one
-            yield from cut_units(([operation] for operation in members[start:]), size_of, most)
+        if sum(map(size_of, batch)) > MAX_BATCH_BYTES:  # the rest one by one
+            yield from cut_units(([operation] for operation in members[start:]), size_of)
             return
         yield batch
 
 
-def cut_units(units: Iterable[list[Op]], size_of: SizeOf, most: int = MAX_BATCH_BYTES) -> Iterator[list[Op]]:
+def cut_units(units: Iterable[list[Op]], size_of: SizeOf) -> Iterator[list[Op]]:
     """Yield operations of one partition in batches; those of a unit, which fits into one, stay together."""
     batch: list[Op] = []
     size = 0
     for unit in units:
         bytes_more = size_of(unit[0]) if len(unit) == 1 else sum(map(size_of, unit))
-        full = len(batch) + len(unit) > MAX_BATCH_OPERATIONS or size + bytes_more > most
+        full = len(batch) + len(unit) > MAX_BATCH_OPERATIONS or size + bytes_more > MAX_BATCH_BYTES
         if batch and full:
             yield batch
             batch, size = [], 0
@@ -101,7 +100,7 @@ class BatchBuffer:
         self.numbers = numbers
         self.together = len(numbers) > 1
         self.unit = attrgetter("source" if self.together else "key")
-        self._measure = table.encoded_size, table.guarantees.batch_bytes
+        self._size_of = table.encoded_size
         self._windows = windows
         self._held: dict[str, list[Write]] = {}
 
@@ -116,9 +115,9 @@ class BatchBuffer:
             members = [write for write in members if not met or self.unit(write) not in met]
         if self.together:
             units = sorted(_by_source(members), key=lambda unit: utf16_order(unit[0].row[ROW_KEY]))
-            full = list(cut_units(_by_source(held) + units, *self._measure))
+            full = list(cut_units(_by_source(held) + units, self._size_of))
         else:
-            full = list(cut(held + in_order(members), *self._measure))
+            full = list(cut(held + in_order(members), self._size_of))
         if len(full[-1]) < MAX_BATCH_OPERATIONS:
             self._held[partition] = full.pop()
         return full, twice

@@ -23,14 +23,12 @@ from typing import NamedTuple
 import orjson
 
 from rekey.core.edm import STRING, edm_type
-from rekey.core.guarantees import STORAGE, Guarantees
 from rekey.core.limits import (
     SURELY_ADDRESSED,
     SURELY_SMALL_FIELDS,
     check_address,
     check_key,
     check_row,
-    is_elsewhere,
 )
 from rekey.declaration.keys.base import Evaluator, Expression, Literal, PageEvaluator, Scope
 from rekey.declaration.keys.hashes import Opaque
@@ -90,15 +88,12 @@ class Mapper:
             the authority, writing back gives the source row another one: do not compare these then.
     """
 
-    def __init__(
-        self, migration: Migration, secrets: Mapping[str, bytes], elsewhere: Guarantees = STORAGE
-    ) -> None:
+    def __init__(self, migration: Migration, secrets: Mapping[str, bytes]) -> None:
         """Compile the declaration.
 
         Args:
             migration: the declaration.
             secrets: secret bytes by name, at least those of `required_secrets(migration)`.
-            elsewhere: what the service of the account of `[targets]` guarantees, and refuses.
 
         Raises:
             SecretMissing: a secret is absent or shorter than 16 bytes.
@@ -117,10 +112,9 @@ class Mapper:
         self.timestamp_copies = tuple(one.property_mapping.from_timestamp for one in migration.filled)
         self.needs_timestamp = any(self.timestamp_copies) or TIMESTAMP in migration.key_inputs
         self._main_scope = Scope("target.properties", secrets)
-        self._main = _RowMaker(migration.target, "target", secrets, elsewhere)
+        self._main = _RowMaker(migration.target, "target", secrets)
         self._indexes = [
-            (number, _IndexMaker(index, secrets, elsewhere))
-            for number, index in enumerate(migration.indexes, start=1)
+            (number, _IndexMaker(index, secrets)) for number, index in enumerate(migration.indexes, start=1)
         ]
         self._old_partition, self._old_row = migration.target.old_key_fields()
 
@@ -339,11 +333,8 @@ class Mapper:
 class _RowMaker:
     """Maker of the rows of one table."""
 
-    def __init__(
-        self, of: Target | Index, where: str, secrets: Mapping[str, bytes], elsewhere: Guarantees
-    ) -> None:
+    def __init__(self, of: Target | Index, where: str, secrets: Mapping[str, bytes]) -> None:
         self._where = where
-        self._narrower = elsewhere if is_elsewhere(of.table) and elsewhere is not STORAGE else None
         self._partition, self._partitions = _key_makers(
             of.partition_key, f"{where}.partition_key", secrets, of.allow_empty
         )
@@ -374,15 +365,13 @@ class _RowMaker:
             keys_units = len(out[PARTITION_KEY]) + len(out[ROW_KEY])
             if len(out) > SURELY_SMALL_FIELDS or keys_units > SURELY_ADDRESSED:
                 check_row(out, self._where)
-            if self._narrower is not None:
-                self._narrower.check_row(out, self._where)
 
 
 class _IndexMaker(_RowMaker):
     """Maker of the rows of one index table, each with the pointer to the main row."""
 
-    def __init__(self, index: Index, secrets: Mapping[str, bytes], elsewhere: Guarantees) -> None:
-        super().__init__(index, index.where, secrets, elsewhere)
+    def __init__(self, index: Index, secrets: Mapping[str, bytes]) -> None:
+        super().__init__(index, index.where, secrets)
         self._hidden = [name for name in sorted(POINTER) if index.property_mapping.carries(name)]
         scope = Scope(f"{index.where}.each", secrets)
         self._items = None if index.each is None else index.each.compile(scope)

@@ -215,8 +215,6 @@ def _kind(seen: AccountSeen, section: str) -> Iterator[Told]:
     server = seen.anonymous.server
     if seen.kind is Kind.AZURITE:
         yield found("azurite", section, answer=server)
-    elif seen.kind is Kind.COSMOS:
-        yield found("cosmos-targets" if seen.section == "targets" else "cosmos", section)
     elif seen.kind is Kind.UNKNOWN:
         answer = f"Server: {server[:60]}" if server else "no header `Server`"
         yield found("service-unknown", section, answer=answer)

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rekey.core.guarantees import COSMOS
 from rekey.errors import RekeyError
 from rekey.project.config import AZURITE_ACCOUNT, Account
 from rekey.tables.probe import NO_TOKEN, Heard
@@ -119,7 +118,6 @@ class Kind(StrEnum):
 
     STORAGE = "Azure Table Storage"
     AZURITE = "Azurite"
-    COSMOS = "Cosmos DB for Table"
     UNKNOWN = "an unknown service"
     SILENT = "no answer"
 
@@ -161,13 +159,10 @@ class AccountSeen:
 
         Azurite names itself in the header `Server` of every answer. Azure Storage does so only once it knows
         who asks: an answer to a request without a valid credential comes from the server in front, with a
-        code of the service (recordings of azure-data-tables, `test_new_invalid_key`). Cosmos DB for Table is
-        recognised by its host name, which no other service has. An answer with any other `Server` is of an
-        unknown service: of a proxy in between, or of an imitation.
+        code of the service (recordings of azure-data-tables, `test_new_invalid_key`). An answer with any
+        other `Server` is of an unknown service: of a proxy in between, or of an imitation.
         """
         server = self.anonymous.server.lower()
-        if self.account.guarantees is COSMOS:
-            return Kind.COSMOS
         if not self.anonymous.answered:
             return Kind.SILENT
         if server.startswith("azurite"):

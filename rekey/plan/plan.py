@@ -83,7 +83,7 @@ def plan_offline(subjects: Sequence[Subject], options: PlanOptions, clock: Clock
     planned = []
     for subject in subjects:
         migration = subject.declared.migration
-        facts = facts_of_declaration(migration, is_cosmos=options.is_cosmos)
+        facts = facts_of_declaration(migration)
         states = tuple(TableState(name, False, False) for name in dict.fromkeys(migration.tables))
         plan = _without_rows(subject, options, None, states, ())
         planned.append(replace(plan, advice=advise(facts), queries=rated(facts)))

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekey.core.guarantees import COSMOS
 from rekey.core.safe_ids import SafeIds, new_key
 from rekey.declaration.mapper import Mapper
 from rekey.declaration.migration import Declared
@@ -79,7 +78,6 @@ class PlanOptions:
         show_keys: keep keys of examples and collisions in the result, for the operator's eyes only.
         sample: how much a sample reads.
         limits: the configured limits: window size, concurrency, rate.
-        is_cosmos: the account of `[targets]` is Cosmos DB's.
         gates: the configured gates: the retention period says how long both tables exist.
         tries_rows: `apply` will try every row before the first write.
         prices: the configured prices.
@@ -89,7 +87,6 @@ class PlanOptions:
     show_keys: bool = False
     sample: SampleSize = field(default_factory=SampleSize)
     limits: Limits = field(default_factory=Limits)
-    is_cosmos: bool = False
     gates: Gates = field(default_factory=Gates)
     tries_rows: bool = True
     prices: Prices = field(default_factory=Prices)
@@ -97,9 +94,7 @@ class PlanOptions:
     @classmethod
     def of(cls, config: Config, **how: Any) -> PlanOptions:
         """Return the options that a configuration gives; `how`: the others, or other ones."""
-        is_cosmos = config.targets is not None and config.targets.guarantees is COSMOS
-        given = {"gates": config.gates, "prices": config.prices, "is_cosmos": is_cosmos}
-        return cls(**{"limits": config.rates, **given, **how})
+        return cls(**{"limits": config.rates, "gates": config.gates, "prices": config.prices, **how})
 
 
 async def subject_of(migration: OpenMigration, record: MigrationRecord | None = None) -> Subject:

@@ -122,7 +122,7 @@ class Survey:
         self.mapped = [0 for _ in PARTS]
         self.target_rows = [[0] * len(mapper.tables) for _ in PARTS]
         self.packing = Packing(len(mapper.tables), window_of(options.limits), mapper.together)
-        self.gatherer = Gatherer(migration, mapper.map, is_cosmos=options.is_cosmos, prices=options.prices)
+        self.gatherer = Gatherer(migration, mapper.map, prices=options.prices)
         self.portrayer = Portrayer(migration)
         self._mapper, self.together = mapper, mapper.together
         # Names a source row.

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from rekey.core.guarantees import COSMOS, Guarantees, account_in, guarantees_of, is_secondary
+from rekey.core.endpoints import COSMOS_REFUSED, endpoint_problem, is_cosmos
 from rekey.core.limits import ACCOUNT_TARGET, PARTITION_TARGET, is_elsewhere, table_name_problem
 from rekey.errors import ConfigurationError, reason_of
 from rekey.project.keyvault import split_url
@@ -65,12 +65,10 @@ class Account:
     Attributes:
         endpoint: `https://…` or, on loopback and of Azurite's account, `http://…`, without a trailing slash.
         key_env: name of the environment variable that holds its shared key, or None.
-        consistency: what a Cosmos DB account is said to be set to; rekey cannot see it.
     """
 
     endpoint: str
     key_env: str | None = None
-    consistency: str | None = None
 
     @property
     def is_https(self) -> bool:
@@ -87,11 +85,6 @@ class Account:
         """Return the account's name: the path of an emulator's endpoint, else the host's first label."""
         parts = urlsplit(self.endpoint)
         return parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
-
-    @property
-    def guarantees(self) -> Guarantees:
-        """What the account's service guarantees."""
-        return guarantees_of(self.endpoint)
 
     def is_same_as(self, other: Account) -> bool:
         """Tell whether another endpoint is of the same account, however it is written."""
@@ -497,9 +490,11 @@ def read_toml(path: Path, *, absent: str) -> Section:
         raise ConfigurationError(said, hint=hint) from None
 
 
-def _account(section: Section, *more: str) -> Account:
-    section.allow("endpoint", "key_env", *more)
+def _account(section: Section) -> Account:
     endpoint = section.text("endpoint")
+    if endpoint is not None:  # before the other keys: those of another service would be called unknown
+        endpoint = _endpoint(section, endpoint.strip())
+    section.allow("endpoint", "key_env")
     if endpoint is None:
         section.fail("endpoint", "is missing", 'write endpoint = "https://ACCOUNT.table.core.windows.net"')
     key_env = section.text("key_env")
@@ -507,20 +502,17 @@ def _account(section: Section, *more: str) -> Account:
         cure = "put the key into an environment variable and write that variable's name here; if a key was"
         cure += " pasted here, treat it as known to others and renew it"
         section.fail("key_env", "is not the name of an environment variable", cure)
-    return Account(_endpoint(section, endpoint.strip()), key_env)
+    return Account(endpoint, key_env)
 
 
 def _targets(section: Section, tables: Account) -> Account | None:
     if not section.content:
         return None
-    account = _account(section, "consistency")
+    account = _account(section)
     if account.is_same_as(tables):
         # `Users` and `Users@targets` would be one table, copied onto itself and retired.
         section.fail("endpoint", "is the account of [tables]", "name the other account, or remove [targets]")
-    consistency = section.text("consistency")
-    if consistency is not None and account.guarantees is not COSMOS:
-        section.fail("consistency", "is said of Cosmos DB alone", "remove it: Table storage has none")
-    return replace(account, consistency=consistency)
+    return account
 
 
 def is_same_account(one: str, other: str) -> bool:
@@ -543,7 +535,11 @@ def _endpoint(section: Section, text: str) -> str:
     cure = 'write endpoint = "https://ACCOUNT.table.core.windows.net"'
     renew = "; if it was a real secret, treat it as known to others and renew it"
     marks = ("accountkey=", "endpointsprotocol=", "sharedaccesssignature=", ";")
-    if any(mark in text.lower() for mark in marks):
+    is_connection_string = any(mark in text.lower() for mark in marks)
+    if is_cosmos(text):
+        problem, other = COSMOS_REFUSED
+        section.fail("endpoint", problem, other + renew * is_connection_string)
+    if is_connection_string:
         section.fail("endpoint", "looks like a connection string, which holds a secret", cure + renew)
     if (placeholder := _PLACEHOLDER.match(text)) is not None:
         section.fail(
@@ -561,9 +557,8 @@ def _endpoint(section: Section, text: str) -> str:
     if host == "localhost" or host.endswith(".localhost"):
         problem = "`localhost` is taken for another service by the Azure SDK"
         section.fail("endpoint", problem, "write 127.0.0.1 instead of localhost")
-    if (account := account_in(text)) is not None:
-        own = f'write the endpoint of its account: endpoint = "{account}"'
-        section.fail("endpoint", "is the URL of a table", own)
+    if (refused := endpoint_problem(text)) is not None:
+        section.fail("endpoint", *refused)
     if host in _LOOPBACK and not parts.path.strip("/"):
         azurite = f"http://127.0.0.1:10002/{AZURITE_ACCOUNT}"
         named = f'add its name as the path; for Azurite write endpoint = "{azurite}"'
@@ -571,10 +566,6 @@ def _endpoint(section: Section, text: str) -> str:
     service = host.partition(".")[2].partition(".")[0]
     if service in _OTHER_SERVICES and host.endswith(f".{service}.core.windows.net"):
         section.fail("endpoint", f"is of the {service} service; rekey works on Table Storage", cure)
-    if is_secondary(text):
-        # It cannot be written, and its rows may be minutes old: a copy of them would miss the latest writes.
-        problem = "is the read-only endpoint of the account's secondary region, which lags behind the account"
-        section.fail("endpoint", problem, "leave out `-secondary`: name the account's primary endpoint")
     if parts.scheme == "http" and host not in _LOOPBACK and parts.path.strip("/") != AZURITE_ACCOUNT:
         problem = f"http is allowed on 127.0.0.1 and [::1], and for Azurite's account {AZURITE_ACCOUNT}, only"
         section.fail("endpoint", problem, "write https://, which encrypts")

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import urlsplit
 
-from rekey.core.guarantees import COSMOS, guarantees_of
-from rekey.core.limits import ELSEWHERE, is_elsewhere
+from rekey.core.limits import ELSEWHERE
 from rekey.core.safe_ids import SafeIds
 from rekey.declaration.mapper import Mapper
-from rekey.declaration.migration import Declared, Migration, required_secrets
+from rekey.declaration.migration import Declared, required_secrets
 from rekey.errors import ConfigurationError, Moved, Refused, RekeyError, SecretMissing
 from rekey.mapping.rows import MAPPING_TABLE, MappingRows, is_tombstone
 from rekey.mapping.sealing import LocalWrappingKey, WrappingKey, WrappingKeys, ids_key
@@ -63,8 +62,7 @@ class Prepared:
         """Prepare a migration of a project.
 
         Raises:
-            ConfigurationError: it has a table in the account of `[targets]`, and there is no such section; or
-                it would use Cosmos DB for what is not known to be safe there.
+            ConfigurationError: it has a table in the account of `[targets]`, and there is no such section.
         """
         if config.targets is None and declared.migration.is_elsewhere:
             lines = declared.content.decode("utf-8", "replace").split("\n")
@@ -76,11 +74,6 @@ class Prepared:
                 kept="Nothing was changed.",
                 hint='add [targets] with endpoint = "https://ACCOUNT.table.core.windows.net"; or, before the'
                 f" migration begins, take {ELSEWHERE} out of the script",
-            )
-        if unfit := unfit_for_cosmos(config, declared.migration):
-            problem, cure = unfit
-            raise ConfigurationError(
-                f"{declared.script_id}: {problem}", kept="Nothing was changed.", hint=cure
             )
         targets = "" if config.targets is None else config.targets.endpoint
         return cls(
@@ -136,7 +129,7 @@ class Prepared:
     @cached_property
     def mapper(self) -> Mapper:
         """The mapper of the declaration. Raises SecretMissing."""
-        return Mapper(self.declared.migration, self.secrets, guarantees_of(self.targets))
+        return Mapper(self.declared.migration, self.secrets)
 
     def require(self) -> None:
         """Raise SecretMissing when a secret, or the wrapping key of a sealed mapping, is missing."""
@@ -201,47 +194,6 @@ class OpenMigration:
         migration = self.prepared.declared.migration
         targets = by_number(migration.tables, migration.beginnings, table)
         return Propagator(table(migration.source), targets, self.prepared.mapper, mapping, width)
-
-
-def unfit_for_cosmos(config: Config, migration: Migration) -> tuple[str, str] | None:
-    """Return why a migration is refused that would use Cosmos DB for Table, and the cure; None where it would
-    not, or may (ADR 0044)."""
-    storage = "an account of Azure Table Storage (https://ACCOUNT.table.core.windows.net)"
-    for section in ("tables", "restricted"):
-        if config.accounts[section].guarantees is COSMOS:
-            problem = f"[{section}] is Cosmos DB for Table, which can hold targets alone"
-            return problem, f"name {storage} there, and Cosmos DB in [targets]"
-    targets = config.targets
-    if targets is None or targets.guarantees is not COSMOS or not migration.is_elsewhere:
-        return None
-    refused = (
-        (
-            is_elsewhere(migration.source),
-            "its source is in Cosmos DB for Table, which can hold targets alone",
-            f"move from {storage}",
-        ),
-        (
-            migration.capture != "delta",
-            "Cosmos DB for Table takes no dual writes: how late a write may be there is not known",
-            'say capture="delta" in the script; then writers stop for the cutover',
-        ),
-        (
-            bool(migration.secondary) and is_elsewhere(migration.target.table),
-            "Cosmos DB for Table takes no secondary rows: that its transactions are whole was not seen",
-            "give the index a table of its own",
-        ),
-        (
-            targets.key_env is None,
-            "[targets] names no key, and an identity was never tried on Cosmos DB for Table",
-            'put the key of the account into an environment variable, and its name into key_env = "…"',
-        ),
-        (
-            targets.consistency != "strong",
-            "whether reads show all earlier writes is a setting of [targets], which rekey cannot see",
-            'set its default consistency to Strong, then write consistency = "strong" to [targets]',
-        ),
-    )
-    return next(((problem, cure) for applies, problem, cure in refused if applies), None)
 
 
 def open_migration(prepared: Prepared, accounts: Accounts) -> OpenMigration:

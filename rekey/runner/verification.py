@@ -188,8 +188,6 @@ async def verify_full(
     writers_run = brings and control is ControlPhase.DUAL_WRITE
     since = await _begun(run, anew=work is None) if writers_run else None
     label, done = "compare" if brings else "verify", 0 if work is None else _rows_read(work)
-    # A table that can only be read from its beginning to its end is no work for slices.
-    pool = run.pool if all(one.guarantees.ordered for one in run.targets) else None
     with run.progress.task(label, total=rows_to_read(run), done=done) as advance:
         ctx = context(run, control, advance, brings=brings, since=since, keys=keys)
         comparing = full(
@@ -197,7 +195,7 @@ async def verify_full(
             partial=work,
             checkpoint=lambda sums: keep(run, basis, sums),
             repair=repair,
-            reader=None if pool is None else await Workers.of(run, pool, writes=False),
+            reader=None if run.pool is None else await Workers.of(run, run.pool, writes=False),
         )
         try:
             with while_allowed(run.still_alone):

@@ -41,7 +41,7 @@ from rekey.state.audit import SUBJECTS
 from rekey.state.models import BACKFILL, ON_TOP, PLAN_FACT, WATERMARK, PhaseRun
 from rekey.status.facts import ESTIMATED_ROWS, Facts, verification_problem
 from rekey.status.progress import Following, Progress, following, progress_of
-from rekey.tables.sent import OPERATIONS, OnTop, apart, charged, requests_in
+from rekey.tables.sent import OPERATIONS, OnTop, apart, requests_in
 
 # From so many seconds on after their time, unsettled intents of dead clients need attention: by then the last
 # of many live clients has begun to settle them.
@@ -115,15 +115,13 @@ class PhaseCost:
 @dataclass(frozen=True, slots=True)
 class Spent:
     """Requests of the phases that are done, the estimate of the whole, what came on top by its reason
-    (`OnTop`), all phases that were begun, in order, and the request units that Cosmos DB said it charged for
-    them. As JSON its members have the order of the fields."""
+    (`OnTop`), all phases that were begun, in order. As JSON its members have the order of the fields."""
 
     estimated_of_phases_done: int
     sent_in_phases_done: int
     estimated_whole: int
     on_top: Mapping[str, int]
     phases: tuple[PhaseCost, ...]
-    request_units: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +381,6 @@ def _spent(facts: Facts) -> Spent | None:
         estimated_whole=sum(requests_in(kinds) for kinds in estimated.values()),
         on_top={str(why): on_top[why] for why in OnTop if on_top[why]},
         phases=tuple(phases),
-        request_units=sum(charged(run.requests) for runs in entered.values() for run in runs),
     )
 
 

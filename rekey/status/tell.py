@@ -220,8 +220,6 @@ def _spent(status: Status) -> _Fields:
     if cost.on_top:
         on_top = (f"{number:,} {_ON_TOP[OnTop(why)]}" for why, number in cost.on_top.items())
         yield "", f"on top of that: {', '.join(on_top)}"
-    if cost.request_units:
-        yield "", f"{cost.request_units:,.0f} request units charged, as Cosmos DB told"
     for one in cost.phases:
         phase = status.facts.declared.migration.shown(one.phase)
         said = f"{phase}: {one.sent:,} sent, {one.estimated:,} estimated"

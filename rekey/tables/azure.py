@@ -16,15 +16,13 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from urllib.parse import urlsplit
 
 import orjson
 
 from rekey import errors
-from rekey.core.clock import Clock, SystemClock, ticks_of
+from rekey.core.clock import Clock, SystemClock
 from rekey.core.distribution import VERSION
-from rekey.core.guarantees import STORAGE, Guarantees, guarantees_of
 from rekey.core.limits import own_name
 from rekey.model import ETAG, EVERYTHING, PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, KeyRange, Row, key_of
 from rekey.tables import wire
@@ -38,7 +36,17 @@ from rekey.tables.answers import (
     read_tables,
     read_time,
 )
-from rekey.tables.base import MAX_PAGE_ROWS, SHARED_SERVICE_S, Operation, Page, Silence, Table, Verb, rejected
+from rekey.tables.base import (
+    MAX_BATCH_BYTES,
+    MAX_PAGE_ROWS,
+    SHARED_SERVICE_S,
+    Operation,
+    Page,
+    Silence,
+    Table,
+    Verb,
+    rejected,
+)
 from rekey.tables.credentials import Credential
 from rekey.tables.paging import FIRST_PAGE_ROWS, PageSize, Parameters, read_range
 from rekey.tables.requests import Landed, Requester, RetryPolicy, all_landed
@@ -60,7 +68,6 @@ class AzureTableService:
 
     Attributes:
         endpoint: without a trailing slash.
-        guarantees: what the service guarantees.
         elsewhere: whether this is the account of `[targets]`: the names of its tables end with `@targets`
             everywhere but on the wire.
         sizes: page sizes, by table and selection.
@@ -72,7 +79,6 @@ class AzureTableService:
     endpoint: str
     _transport: Transport
     _requester: Requester
-    guarantees: Guarantees = STORAGE
     elsewhere: bool = False
     sizes: dict[tuple[str, str], PageSize] = field(default_factory=dict)
 
@@ -88,7 +94,6 @@ class AzureTableService:
         clock: Clock | None = None,
         proxies: Mapping[str, str] | None = None,
         connection_verify: bool | str = True,
-        guarantees: Guarantees | None = None,
         elsewhere: bool = False,
     ) -> AzureTableService:
         """Return a service; the first request connects.
@@ -102,11 +107,9 @@ class AzureTableService:
             clock: times the waits between attempts.
             proxies: address of the proxy by scheme, before what the environment names.
             connection_verify: whether the server's certificate is checked, or a file of those to trust.
-            guarantees: what the service guarantees; None: what its endpoint says.
             elsewhere: whether this is the account of `[targets]`.
         """
         endpoint = endpoint.rstrip("/")
-        guarantees = guarantees or guarantees_of(endpoint)
         transport = Transport(
             endpoint,
             credential,
@@ -115,16 +118,10 @@ class AzureTableService:
             agent=f"rekey/{VERSION}",
             proxies=proxies or {},
             verify=connection_verify,
-            signs_whole=guarantees.signs_whole,
         )
         jitter = random.Random()  # noqa: S311 - spreads retries, keeps no secret
         requester = Requester(transport, retry or RetryPolicy(), clock or SystemClock(), jitter)
-        return cls(endpoint, transport, requester, guarantees, elsewhere)
-
-    @cached_property
-    def headers(self) -> dict[str, str]:
-        """The headers of every request."""
-        return {**wire.COMMON_HEADERS, "x-ms-version": self.guarantees.api_version}
+        return cls(endpoint, transport, requester, elsewhere)
 
     @property
     def last_open(self) -> float | None:
@@ -176,7 +173,7 @@ class AzureTableService:
         """Create a table; False when it was there already. Raises TableBeingDeleted."""
         check_table_name(name, elsewhere=self.elsewhere)
         body = orjson.dumps({"TableName": own_name(name)})
-        request = Request("POST", "Tables", f"create table {name}", {**self.headers, **_SENDING}, body)
+        request = Request("POST", "Tables", f"create table {name}", {**wire.COMMON_HEADERS, **_SENDING}, body)
         outcome = await self._requester.call(request, read_done)
         if outcome.error is not None and outcome.error.code == "TableAlreadyExists":
             return False
@@ -193,7 +190,9 @@ class AzureTableService:
         """Delete a table; False when there was none, or it is being deleted already (but True where an
         earlier attempt of this call may have deleted it)."""
         check_table_name(name, elsewhere=self.elsewhere)
-        request = Request("DELETE", f"Tables('{own_name(name)}')", f"delete table {name}", self.headers)
+        request = Request(
+            "DELETE", f"Tables('{own_name(name)}')", f"delete table {name}", wire.COMMON_HEADERS
+        )
         outcome = await self._requester.call(request, read_done)
         if isinstance(outcome.error, errors.TableMissing | errors.RowMissing | errors.TableBeingDeleted):
             return outcome.ambiguous
@@ -202,9 +201,8 @@ class AzureTableService:
     async def table_exists(self, name: str) -> bool:
         """Tell whether the table exists. Needs permission to read that table only."""
         check_table_name(name, elsewhere=self.elsewhere)
-        selected = [("$select", PARTITION_KEY)] if self.guarantees.narrows else []
-        path = f"{own_name(name)}()" + wire.query_string([*selected, ("$top", "1")])
-        request = Request("GET", path, f"look for table {name}", self.headers)
+        path = f"{own_name(name)}()" + wire.query_string([("$select", PARTITION_KEY), ("$top", "1")])
+        request = Request("GET", path, f"look for table {name}", wire.COMMON_HEADERS)
         try:
             return await self._requester.read(request, read_done)
         except (errors.TableMissing, errors.RowMissing, errors.TableBeingDeleted):
@@ -224,7 +222,7 @@ class AzureTableService:
     async def server_time(self) -> str:
         """Return the service's time, in whole seconds. A refusal to list tables (403) tells it, too."""
         path = "Tables" + wire.query_string([("$top", "1")])
-        request = Request("GET", path, "ask the service for its time", self.headers)
+        request = Request("GET", path, "ask the service for its time", wire.COMMON_HEADERS)
         return await self._requester.read(request, read_time)
 
     async def close(self) -> None:
@@ -246,12 +244,7 @@ class AzureTable(Table):
     ) -> None:
         self._service, self._name, self._own = service, name, own_name(name)
         self._requester, self._service_s = requester, service_s
-        self._encoder = wire.Encoder(service.endpoint, self._own, service.guarantees)
-
-    @property
-    def guarantees(self) -> Guarantees:
-        """What the service guarantees."""
-        return self._service.guarantees
+        self._encoder = wire.Encoder(service.endpoint, self._own)
 
     @property
     def name(self) -> str:
@@ -260,10 +253,9 @@ class AzureTable(Table):
 
     async def at_address(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
         """Return the row that the service reads at the address of a key."""
-        selected = select is not None and self.guarantees.narrows
-        parameters = [("$select", _selection(select or ()))] if selected else []
+        parameters = [] if select is None else [("$select", _selection(select))]
         path = wire.entity_path(self._own, key) + wire.query_string(parameters)
-        request = Request("GET", path, f"read a row of {self._name}", self._service.headers)
+        request = Request("GET", path, f"read a row of {self._name}", wire.COMMON_HEADERS)
         try:
             row = await self._requester.read(request, read_row)
         except errors.RowMissing:
@@ -272,8 +264,7 @@ class AzureTable(Table):
 
     async def by_query(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
         """Return the row that a query for a key returns."""
-        selected = select is not None and self.guarantees.narrows
-        parameters = [("$select", _selection(select or ()))] if selected else []
+        parameters = [] if select is None else [("$select", _selection(select))]
         parameters.append(("$filter", wire.key_filter(key)))
         pages = read_range(
             self._requester,
@@ -281,18 +272,12 @@ class AzureTable(Table):
             EVERYTHING,
             lambda _: [parameters],
             size=PageSize(0),
-            headers=self._service.headers,
             ahead=False,
-            ordered=False,  # only the service's continuation says where the query goes on
         )
-        try:
-            async with aclosing(pages):
-                async for fetched, _ in pages:
-                    for row in fetched.rows:
-                        return row if select is None else wire.projected(row, select)
-        except errors.TableMissing:
-            if self.guarantees.ordered:
-                raise  # Cosmos DB answers a read of a missing table like one of a missing row
+        async with aclosing(pages):
+            async for fetched, _ in pages:
+                for row in fetched.rows:
+                    return row if select is None else wire.projected(row, select)
         return None
 
     def encoded_size(self, operation: Operation) -> int:
@@ -303,11 +288,11 @@ class AzureTable(Table):
         """Apply all operations or none; return the new ETags (None for deletes)."""
         check_batch(operations)
         parts = [self._encoder.encode(operation) for operation in operations]
-        if sum(map(len, parts)) + len(parts) * wire.BOUNDARY_BYTES > self.guarantees.batch_bytes:
-            raise too_large(self.guarantees)
+        if sum(map(len, parts)) + len(parts) * wire.BOUNDARY_BYTES > MAX_BATCH_BYTES:
+            raise too_large()
         mark = secrets.token_hex(16)
         doing, body = f"write a batch to {self._name}", wire.batch_body(parts, mark)
-        headers = {**self._service.headers, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
+        headers = {**wire.COMMON_HEADERS, "Content-Type": f"multipart/mixed; boundary=batch_{mark}"}
         # All or nothing: once the version of one row has changed, the transaction can no longer be applied.
         on_version = any(map(_on_version, operations))
         request = Request("POST", "$batch", doing, headers, body, on_version, self._service_s)
@@ -326,18 +311,15 @@ class AzureTable(Table):
         """Iterate over the rows of a key range; with `ahead`, one page is fetched ahead."""
         if not 1 <= page_rows <= MAX_PAGE_ROWS:
             raise rejected("InvalidInput", "a page has 1 to 1,000 rows")
-        ordered, finds = self.guarantees.ordered, self.guarantees.narrows
-        selection = "" if select is None or not finds else _selection(select)
+        selection = "" if select is None else _selection(select)
         common = [("$select", selection)] if selection else []
         changed = "" if modified_from is None else wire.modified_filter(modified_from)
 
         def queries(rest: KeyRange) -> list[Parameters]:
-            if not ordered:
-                return [[("$filter", one)] if one else [] for one in wire.partition_filters(rest)]
-            filters = [wire.both(one, changed) for one in wire.range_filters(rest)]
-            return [[*common, ("$filter", one)] if one else common for one in filters]
+            filters = [wire.both(keys, changed) for keys in wire.range_filters(rest)]
+            return [[*common, ("$filter", condition)] if condition else common for condition in filters]
 
-        cursor = within.after if ordered else None
+        cursor = within.after
         # A selection is of keys and small properties: a thousand rows of them are no large page.
         unsure = 0 if selection else FIRST_PAGE_ROWS
         size = self._service.sizes.setdefault((self._name, selection), PageSize(unsure))
@@ -347,21 +329,14 @@ class AzureTable(Table):
             within,
             queries,
             size=size,
-            headers=self._service.headers,
             most=page_rows,
             ahead=ahead,
-            ordered=ordered,
         )
-        since = ticks_of(modified_from) if modified_from is not None and not finds else None
         async with aclosing(reading) as pages:
             async for fetched, more in pages:
                 rows = fetched.rows
-                if ordered and rows:
+                if rows:
                     cursor = key_of(rows[-1])
-                if not ordered:
-                    rows = [row for row in rows if key_of(row) in within]
-                if since is not None:
-                    rows = [row for row in rows if ticks_of(row[TIMESTAMP]) >= since]
                 if select is not None:
                     rows = [wire.projected(row, select) for row in rows]
                 if rows or more:
@@ -374,11 +349,9 @@ class AzureTable(Table):
         if verb is not Verb.INSERT:
             path = wire.entity_path(self._own, operation.key)
             doing = f"{verb.replace('_', ' ')} a row of {self._name}"
-        headers, body, method = self._service.headers, None, wire.METHODS[verb]
+        headers, body, method = wire.COMMON_HEADERS, None, wire.METHODS[verb]
         if verb is not Verb.DELETE:
             headers, body = {**headers, **_SENDING}, wire.encode_row(operation.row)
-        if method == "PATCH" and self.guarantees.merges_by_post:
-            method, headers = "POST", {**headers, "X-HTTP-Method": "MERGE"}
         if verb in wire.CONDITIONAL:
             headers = {**headers, "If-Match": "*" if operation.etag is None else operation.etag}
         request = Request(method, path, doing, headers, body, _on_version(operation), self._service_s)

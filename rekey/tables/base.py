@@ -8,11 +8,10 @@ Rules kept here:
   RequestRejected, TableMissing, CredentialRefused or EndpointDown has not. Only Unavailable and Ambiguous
   leave it open. Before they raise these, implementations retry and settle ambiguous outcomes by reading back.
 * `transact` is all or nothing: at most 100 operations of one partition, each row once, and as many bytes as
-  the service guarantees (`Table.guarantees`), as `encoded_size` counts them.
+  the service takes, as `encoded_size` counts them.
 * A row is read by its address only where no server on the way can take one key for another
   (`rekey.tables.addresses`), else by a query; what comes back is compared with the key that was asked for.
-* Results of `scan` come in service order (`EntityKey.order`), where the service guarantees one, and are not a
-  snapshot.
+* Results of `scan` come in service order (`EntityKey.order`), and are not a snapshot.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from rekey.core.guarantees import STORAGE, Guarantees
 from rekey.core.limits import is_elsewhere
 from rekey.errors import RequestRejected, ServiceError
 from rekey.model import EVERYTHING, PARTITION_KEY, ROW_KEY, EntityKey, KeyRange, Row, key_of
@@ -31,8 +29,8 @@ from rekey.tables.addresses import is_addressable
 from rekey.tables.sent import Sent
 
 MAX_BATCH_OPERATIONS = 100
-# Most bytes of the operations of a transaction of Azure Table Storage.
-MAX_BATCH_BYTES = STORAGE.batch_bytes
+# Most bytes of the operations of a transaction. The service takes 4 MiB; 1 KiB is for the body around them.
+MAX_BATCH_BYTES = 4 * 1024 * 1024 - 1024
 MAX_PAGE_ROWS = 1000
 # Most seconds that the service works on a write to a table that other clients write too (the `timeout`
 # parameter of the request): what was sent takes effect within this time or not at all.
@@ -95,8 +93,7 @@ class Page:
 
     Attributes:
         rows: wire rows in service order.
-        cursor: everything up to and including this key has been returned; None if nothing was yet, and where
-            rows come in no order: such a scan cannot be resumed.
+        cursor: everything up to and including this key has been returned; None if nothing was yet.
         bytes: size of the rows on the wire; 0 where they did not come over a wire.
         full: whether it has as many rows as were asked for.
     """
@@ -121,11 +118,6 @@ class Table(Protocol):
     @property
     def name(self) -> str:
         """The table's name as declared."""
-
-    @property
-    def guarantees(self) -> Guarantees:
-        """What the service guarantees that it is in."""
-        return STORAGE
 
     async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
         """Return the row with its ETag and Timestamp, or None when there is none.
@@ -209,8 +201,7 @@ class Table(Protocol):
         page_rows: int = MAX_PAGE_ROWS,
         ahead: bool = True,
     ) -> AsyncIterator[Page]:
-        """Iterate over the rows of a key range: in service order, where there is one. Else the whole table is
-        read, or the partition in which the range lies, and other rows are left out.
+        """Iterate over the rows of a key range in service order.
 
         Args:
             within: the key range.
@@ -233,11 +224,6 @@ class TableWrapper(Table):
     def name(self) -> str:
         """The table's name as declared."""
         return self.whole.name
-
-    @property
-    def guarantees(self) -> Guarantees:
-        """What the service guarantees that it is in."""
-        return self.whole.guarantees
 
     async def at_address(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
         """Return the row that the service reads at the address of a key."""

@@ -4,8 +4,7 @@ Rules kept here:
 
 * `insert_absent` never overwrites: it returns the rows that are there already, and the caller decides.
 * A conflict costs one or a few range queries for the whole batch, not one retry per row, as long as the
-  batch's keys lie close together; keys that lie far apart are read one by one, concurrently, as all are
-  where no range can be asked for.
+  batch's keys lie close together; keys that lie far apart are read one by one, concurrently.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ async def read_keys(table: Table, keys: Sequence[EntityKey]) -> dict[EntityKey, 
     """Return those of the given rows (all of one partition) that exist."""
     ordered = sorted(keys, key=lambda key: key.order)
     found: dict[EntityKey, Row] = {}
-    if len(ordered) < 4 or not table.guarantees.ordered:
+    if len(ordered) < 4:
         await _read_one_by_one(table, ordered, found)
         return found
     wanted = set(ordered)

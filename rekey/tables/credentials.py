@@ -4,8 +4,7 @@ Rules kept here:
 
 * A repr never shows a key. A request is signed after everything else about it is decided, over the address
   as it goes out.
-* Source: "Authorize with Shared Key", sections "Table service (Shared Key Lite
-  authorization)" and "Table service (Shared Key authorization)".
+* Source: "Authorize with Shared Key", section "Table service (Shared Key Lite authorization)".
 """
 
 from __future__ import annotations
@@ -101,11 +100,10 @@ class Signer:
 
     Args:
         credential: the credential.
-        whole: a key signs method and content type, too (Shared Key), not date and address alone (Lite).
     """
 
-    def __init__(self, credential: Credential, *, whole: bool = False) -> None:
-        self._credential, self._whole = credential, whole
+    def __init__(self, credential: Credential) -> None:
+        self._credential = credential
         self._token: BearerToken | None = None
         if hasattr(credential, "get_token"):
             from rekey.tables.tokens import BearerToken  # with azure-core: a tenth of the start of a command
@@ -143,8 +141,7 @@ class Signer:
             return await exchange(address, headers)
         if (named := getattr(credential, "named_key", None)) is not None:
             credential = SharedKey.of(*named)
-        before = f"{method}\n\n{headers.get('Content-Type', '')}\n" if self._whole else ""
-        headers.update(signed_headers(credential, address, before))
+        headers.update(signed_headers(credential, address))
         return await exchange(address, headers)
 
     @property
@@ -162,17 +159,15 @@ class Signer:
             await close()
 
 
-def signed_headers(credential: SharedKey, url: str, before: str = "") -> dict[str, str]:
-    """Return date and signature (Shared Key Lite) of a request to a table service that is sent now. `before`:
-    what Shared Key signs before the date: method, Content-MD5 and Content-Type, each with a line end."""
+def signed_headers(credential: SharedKey, url: str) -> dict[str, str]:
+    """Return date and signature (Shared Key Lite) of a request to a table service that is sent now."""
     date = _date(int(time.time() - credential.signed_s_ago))
     resource, _, query = url.partition("?")
     path = "/".join(resource.split("/", 3)[3:])
     comp = parse_qs(query).get("comp") if "comp=" in query else None  # the only parameter that is signed
-    text = f"{before}{date}\n/{credential.account}/{path}{f'?comp={comp[0]}' if comp else ''}"
-    scheme = "SharedKey" if before else "SharedKeyLite"
+    text = f"{date}\n/{credential.account}/{path}{f'?comp={comp[0]}' if comp else ''}"
     signature = base64.b64encode(_mac(credential.key)(text.encode())).decode("ascii")
-    return {"x-ms-date": date, "Authorization": f"{scheme} {credential.account}:{signature}"}
+    return {"x-ms-date": date, "Authorization": f"SharedKeyLite {credential.account}:{signature}"}
 
 
 _mac = lru_cache(maxsize=8)(hmac_sha256)

@@ -4,7 +4,6 @@ Rules kept here:
 
 * The same filter and selection are sent again with every continuation; the row key of a continuation may be
   missing. Where query and continuation are too long for an address, a new query from the last row on is made.
-* Where rows come in no order, the service's own continuation alone says where a query goes on.
 * The last query may go on beyond the range: rows after its end are dropped, and nothing follows them.
 * A page is asked for so that it has about `PAGE_BYTES` at most, by the bytes per row of the pages before it.
   The first page of a table, of which nothing is known, is small.
@@ -17,7 +16,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeVar
 
 from rekey.core.concurrency import cancel
@@ -71,10 +70,8 @@ async def read_range(
     queries: Callable[[KeyRange], Sequence[Parameters]],
     *,
     size: PageSize,
-    headers: Mapping[str, str] = COMMON_HEADERS,
     most: int = MAX_PAGE_ROWS,
     ahead: bool = True,
-    ordered: bool = True,
 ) -> AsyncGenerator[tuple[Fetched, bool], None]:
     """Iterate over the pages of a key range of a table.
 
@@ -84,11 +81,8 @@ async def read_range(
         within: the range.
         queries: returns the parameters of the queries whose rows, one query after the other, are a range.
         size: the page size of this table and selection; every page is recorded in it.
-        headers: of the requests.
         most: at most so many rows a page.
         ahead: whether a page may be requested while the caller still works on the one before it.
-        ordered: whether rows come by key. Else all rows of the queries are given, and only the service's own
-            continuation says where a query goes on.
 
     Yields:
         A page, and whether more follow.
@@ -102,7 +96,7 @@ async def read_range(
         rows = size.next_rows(most)
         top = [("$top", str(rows))] if rows < MAX_PAGE_ROWS else []
         parameters = [*top, *left[0], *continuation] if left else None
-        return None if parameters is None else _Asked(requester, table, rows, parameters, headers)
+        return None if parameters is None else _Asked(requester, table, rows, parameters)
 
     def following(continuation: Parameters | None, last: EntityKey | None) -> _Asked | None:
         if continuation is None:
@@ -110,7 +104,7 @@ async def read_range(
             return asked()
         upcoming = asked(continuation)
         too_long = upcoming is not None and upcoming.address_bytes > MAX_ADDRESS_BYTES
-        if too_long and ordered and last is not None:
+        if too_long and last is not None:
             left[:] = queries(within.behind(last))
             return asked()
         return upcoming
@@ -121,7 +115,7 @@ async def read_range(
             fetched = await upcoming.page()
             last = key_of(fetched.rows[-1]) if fetched.rows else None
             size.saw(len(fetched.rows), fetched.bytes)
-            rows, _, ended = Page(fetched.rows, last).cut(within.upto if ordered else None)
+            rows, _, ended = Page(fetched.rows, last).cut(within.upto)
             fetched = fetched._replace(rows=rows, full=len(fetched.rows) == upcoming.rows)
             upcoming = None if ended else following(fetched.continuation, last)
             if upcoming is not None and ahead:
@@ -136,12 +130,11 @@ async def read_range(
 class _Asked:
     """The request for one page, sent ahead (`begin`) or when the page is wanted (`page`)."""
 
-    def __init__(
-        self, requester: Requester, table: str, rows: int, parameters: Parameters, headers: Mapping[str, str]
-    ) -> None:
+    def __init__(self, requester: Requester, table: str, rows: int, parameters: Parameters) -> None:
         self._requester, self._table, self.rows = requester, table, rows
         doing = f"read a page of {table}"
-        self._request = Request("GET", f"{own_name(table)}()" + query_string(parameters), doing, headers)
+        path = f"{own_name(table)}()" + query_string(parameters)
+        self._request = Request("GET", path, doing, COMMON_HEADERS)
         self.address_bytes = len(self._request.path)
         self._answer: asyncio.Future[Answer] | None = None
 

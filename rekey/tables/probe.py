@@ -16,7 +16,6 @@ from typing import Any
 
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.distribution import VERSION
-from rekey.core.guarantees import guarantees_of
 from rekey.tables.answers import clean_code, moment_of
 from rekey.tables.connections import Connection, Connections
 from rekey.tables.credentials import SCOPE, Credential, NoToken, SharedKey, signed_headers
@@ -130,13 +129,11 @@ async def ask(
 
 
 async def _headers(address: str, credential: Credential | None) -> dict[str, str]:
-    guarantees = guarantees_of(address)
-    headers = {**COMMON_HEADERS, "x-ms-version": guarantees.api_version, "User-Agent": f"rekey/{VERSION}"}
+    headers = {**COMMON_HEADERS, "User-Agent": f"rekey/{VERSION}"}
     if credential is None:
         return headers
     if isinstance(credential, SharedKey):
-        before = "GET\n\n\n" if guarantees.signs_whole else ""
-        return {**headers, **signed_headers(credential, address, before)}
+        return {**headers, **signed_headers(credential, address)}
     asked: Any = getattr(credential, "get_token", None)
     if asked is None:
         raise ValueError("a configuration names a key or an identity")

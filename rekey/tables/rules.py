@@ -21,7 +21,6 @@ from typing import NamedTuple
 from uuid import UUID
 
 from rekey.core import edm, limits
-from rekey.core.guarantees import Guarantees
 from rekey.errors import RequestRejected
 from rekey.model import PARTITION_KEY, ROW_KEY, TYPE_SUFFIX, Row, is_custom
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, rejected
@@ -73,11 +72,10 @@ def check_key_part(value: object) -> None:
         raise rejected("OutOfRangeInput", "a key has a character that the service refuses")
 
 
-def too_large(guarantees: Guarantees) -> RequestRejected:
+def too_large() -> RequestRejected:
     """Return the error for a transaction with more bytes than the service takes ("Performing entity group
     transactions": the payload may be no more than 4 MiB)."""
-    most = (guarantees.batch_bytes + 1024) // 1024**2
-    return rejected("RequestBodyTooLarge", f"a transaction has more than {most} MiB", status=413)
+    return rejected("RequestBodyTooLarge", "a transaction has more than 4 MiB", status=413)
 
 
 def check_batch(operations: Sequence[Operation]) -> None:

@@ -14,7 +14,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,11 +41,6 @@ class Kind(StrEnum):
 
 # The name under which the operations of batches are counted.
 OPERATIONS = "operations"
-# The name under which what the service says that it charged is counted, in hundredths of a request unit
-# (Cosmos DB's `x-ms-request-charge`).
-CHARGED = "charged"
-NO_REQUESTS = (OPERATIONS, CHARGED)
-_CHARGE = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
 
 
 class OnTop(StrEnum):
@@ -67,7 +61,7 @@ class OnTop(StrEnum):
 # All names under which requests are counted: by kind, and by kind under the reason for which they came on
 # top: `scan`, `changes.scan`.
 COUNTED = frozenset(
-    f"{why}{name}" for why in ("", *(f"{one}." for one in OnTop)) for name in (*Kind, *NO_REQUESTS)
+    f"{why}{name}" for why in ("", *(f"{one}." for one in OnTop)) for name in (*Kind, OPERATIONS)
 )
 _TALLY: ContextVar[Counter[str] | None] = ContextVar("tally", default=None)
 _ON_TOP: ContextVar[OnTop | None] = ContextVar("on_top", default=None)
@@ -113,11 +107,6 @@ class Sent:
         if (tally := _TALLY.get()) is not None:
             tally[name] += number
 
-    def charge(self, told: str) -> None:
-        """Count what an answer told that it charged, in request units; "" and what is no number: nothing."""
-        if _CHARGE.fullmatch(told):
-            self.add(CHARGED, round(100 * float(told)))
-
 
 def kind_of(method: str, path: str) -> Kind:
     """Return the kind of an HTTP request, by its method and its path below the endpoint."""
@@ -138,13 +127,8 @@ def since(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
 
 
 def requests_in(counts: Mapping[str, int]) -> int:
-    """Return how many requests there are in counts: all but operations of batches and charges."""
-    return sum(number for name, number in counts.items() if not name.endswith(NO_REQUESTS))
-
-
-def charged(counts: Mapping[str, int]) -> float:
-    """Return how many request units the service said that it charged for the requests in counts."""
-    return sum(number for name, number in counts.items() if name.endswith(CHARGED)) / 100
+    """Return how many requests there are in counts: all but operations of batches."""
+    return sum(number for name, number in counts.items() if not name.endswith(OPERATIONS))
 
 
 def apart(counts: Mapping[str, int]) -> tuple[Counter[str], Counter[str]]:
@@ -154,6 +138,6 @@ def apart(counts: Mapping[str, int]) -> tuple[Counter[str], Counter[str]]:
         why, _, kind = name.rpartition(".")
         if not why:
             undisturbed[name] += number
-        elif kind not in NO_REQUESTS:
+        elif kind != OPERATIONS:
             extra[why] += number
     return undisturbed, extra

@@ -122,7 +122,6 @@ class Transport:
         agent: what the User-Agent begins with.
         proxies: address of the proxy by scheme, before what the environment names.
         verify: whether the server's certificate is checked, or a file of those to trust.
-        signs_whole: whether a key signs by Shared Key, not Shared Key Lite.
     """
 
     def __init__(
@@ -135,12 +134,11 @@ class Transport:
         agent: str,
         proxies: Mapping[str, str] = MappingProxyType({}),
         verify: bool | str = True,
-        signs_whole: bool = False,
     ) -> None:
         self._endpoint = endpoint
         parts = urlsplit(endpoint)
         self._shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        self._signer = Signer(credential, whole=signs_whole)
+        self._signer = Signer(credential)
         self.timeouts = timeouts
         self._connections = connections
         self._proxy = proxies.get(parts.scheme) or environment_proxy(endpoint)
@@ -187,7 +185,6 @@ class Transport:
         try:
             answer = await self._signer.send(request.method, address, headers, exchange)
             outcome = str(answer.status)
-            self.sent.charge(answer.headers.get("x-ms-request-charge", ""))
             if self.listener is not None:
                 self.listener(kind, answer.status, time.monotonic() - started)
             return answer

@@ -33,7 +33,6 @@ from urllib.parse import quote
 import orjson
 
 from rekey.core.edm import DOUBLE
-from rekey.core.guarantees import STORAGE, Guarantees
 from rekey.errors import RequestRejected
 from rekey.model import (
     ETAG,
@@ -49,7 +48,7 @@ from rekey.model import (
 )
 from rekey.tables.base import Operation, Verb, rejected
 
-API_VERSION = STORAGE.api_version
+API_VERSION = "2020-12-06"  # the oldest that takes tokens; Azurite 3.35 knows it
 ACCEPT = "application/json;odata=minimalmetadata"
 
 # Headers of every request.
@@ -153,17 +152,6 @@ def range_filters(within: KeyRange) -> list[str]:
     rest = [] if after.row == LAST_ROW else [_rest_of_partition(after)]
     beyond = f"PartitionKey gt {quoted(after.partition)}"
     return [*rest, *([beyond] if upto is None else _up_to(beyond, upto))]
-
-
-def partition_filters(within: KeyRange) -> list[str]:
-    """Return the filters of the partition in which a range lies, or of all rows where it lies in several: for
-    a service of which a range of keys cannot be asked. The range's rows are among their results."""
-    after, upto = within.after, within.upto
-    if after is None or upto is None:
-        return [""]
-    if upto.order <= after.order:
-        return []
-    return [f"PartitionKey eq {quoted(after.partition)}" if after.partition == upto.partition else ""]
 
 
 def key_filter(key: EntityKey) -> str:
@@ -315,11 +303,9 @@ class Encoder:
     Args:
         endpoint: the account's endpoint without a trailing slash.
         table: the table's name.
-        guarantees: what the service guarantees.
     """
 
-    def __init__(self, endpoint: str, table: str, guarantees: Guarantees = STORAGE) -> None:
-        self._merges_by_post = guarantees.merges_by_post
+    def __init__(self, endpoint: str, table: str) -> None:
         self._base = f"{endpoint}/".encode()
         self._table = table
         self._insert_head = _PART_HEAD + b"POST " + self._base + table.encode() + _INSERT_HEAD
@@ -348,10 +334,8 @@ class Encoder:
             condition = b"If-Match: %b\r\n" % ("*" if operation.etag is None else operation.etag).encode()
         if verb is Verb.DELETE:
             return b"".join((_PART_HEAD, b"DELETE ", self._base, path, _PLAIN_HEAD, condition, b"\r\n"))
-        body, method = encode_row(operation.row), METHODS[verb]
-        if method == "PATCH" and self._merges_by_post:
-            method, condition = "POST", b"X-HTTP-Method: MERGE\r\n" + condition
-        asked = b"%b %b%b" % (method.encode(), self._base, path)
+        asked = b"%b %b%b" % (METHODS[verb].encode(), self._base, path)
+        body = encode_row(operation.row)
         return b"".join((_PART_HEAD, asked, _JSON_HEAD, condition, b"\r\n", body, b"\r\n"))
 
 

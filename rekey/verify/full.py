@@ -9,8 +9,7 @@ Rules kept here:
   content, so that a row under a wrong key is recognised when exactly one row is missing and exactly one is
   extra with that content.
 * Where a comparison brings what is missing (`ctx.brings`), the first pass notes which page each row came in
-  (`trace`); of the second only the pages are read that have a row without an equal one
-  (where rows come in no order, that table, once). Those rows are taken
+  (`trace`); of the second only the pages are read that have a row without an equal one. Those rows are taken
   out of the sums, propagated, observed, and put back as they are then: so equal sums prove the tables equal
   after that, too. In a comparison that was cut off and goes on, all is read again, and sums stay as read.
 * The joins give candidates, not findings: tables changed while they were read. Each candidate is observed by
@@ -103,9 +102,6 @@ async def full(
     work = partial or Partial.fresh(len(ctx.targets), ctx.mapper.read_once)
     # Rows that an earlier sitting read are in no trace.
     traces = ctx.brings and reader is None and not work.sitting
-    for number in ctx.mapper.read_once:
-        if not ctx.targets[number].guarantees.ordered:
-            work.start_over(number, ctx.mapper.together if number in ctx.mapper.together else {number})
     work.sit_down(ctx.now())
     sides = list(zip(work.expected, work.actual, strict=True))
     found, repaired, changed_between = Findings(), None, False
@@ -277,8 +273,6 @@ async def spill_left_over(
     async def read(place: tuple[int, KeyRange]) -> None:
         wanted = places[place]
         missed = set(wanted)
-        # A page is held for a second look; a table without order, of which no page can be asked for, is not.
-        is_page = ctx.whole(place[0]).guarantees.ordered
         held: list[tuple[Side, bytes]] = []
         async for one, digest in _read_sides(ctx, place, digesters):
             if digest in wanted:
@@ -286,15 +280,14 @@ async def spill_left_over(
                 missed.discard(digest)
             if not digest or digest in wanted:
                 spill.put(_record(one, not_compared, digest))
-            elif is_page:
+            else:
                 held.append((one, digest))
         # Of a row that is not there as it was read first, all that may be it now are looked at.
         groups = {wanted[digest] for digest in missed}
         if groups:
             again.exact = False
-            async for one, digest in _held(held) if is_page else _read_sides(ctx, place, digesters):
-                is_put = digest in wanted and digest not in missed
-                if digest and not is_put and group_of(bucket_of(*key_of(one[2]))) in groups:
+            for one, digest in held:
+                if group_of(bucket_of(*key_of(one[2]))) in groups:
                     spill.put(_record(one, not_compared, digest))
 
     await for_each(places, read, limit=ctx.scans)
@@ -317,11 +310,6 @@ async def _read_sides(
             for one, digest in zip(sides, digesters[number].digests([one[2] for one in sides]), strict=True):
                 yield one, digest
         await ctx.taken(table, page)
-
-
-async def _held(sides: list[tuple[Side, bytes]]) -> AsyncIterator[tuple[Side, bytes]]:
-    for one in sides:
-        yield one
 
 
 # --- the second pass: rows of differing buckets ----------------------------------------------------------

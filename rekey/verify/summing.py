@@ -5,7 +5,7 @@ Rules kept here:
 * Cursor and sums move together, between two awaits: the state stored at any moment is one from which summing
   is resumed without counting a row twice or leaving one out.
 * Idle readers split the rest of another reader's part, as those of the backfill do; the sums do not depend on
-  where a table was split. A table whose rows come in no order is one part, which has no cursor.
+  where a table was split.
 * When the work is interrupted, the sums are stored first.
 """
 
@@ -128,13 +128,7 @@ class _Summing:
                 return self._active[-1]
             if not self._active:
                 return None
-            worth = [
-                one
-                for one in self._active
-                if one.fresh >= self._least
-                and not one.probed
-                and self._ctx.table(one.part.table).guarantees.ordered
-            ]
+            worth = [one for one in self._active if one.fresh >= self._least and not one.probed]
             if worth:
                 await self._divide(max(worth, key=lambda one: one.fresh))
             else:
@@ -169,8 +163,7 @@ class _Summing:
                 after = part.rest.after
                 rows, ended = active.take(page)
                 if rows and self._trace is not None:
-                    within = KeyRange(after, key_of(rows[-1])) if table.guarantees.ordered else part.within
-                    self._trace.begin_page(part.table, within, len(rows))
+                    self._trace.begin_page(part.table, KeyRange(after, key_of(rows[-1])), len(rows))
                 self._adding.add(part.table, rows)
                 self._work.was_read(part.table, len(rows), ctx.now())
                 ctx.advance(len(rows))

@@ -223,15 +223,6 @@ class Partial:
         parts = [Part(table, EVERYTHING) for table in (SOURCE, *(range(targets) if read is None else read))]
         return cls(parts, [BucketSums() for _ in range(targets)], [BucketSums() for _ in range(targets)])
 
-    def start_over(self, table: int, numbers: Iterable[int]) -> None:
-        """Take out what was read of a target that is not read to its end: where rows come in no order, a scan
-        that was cut off begins anew. `numbers`: of the targets whose rows stand in it."""
-        if all(part.done for part in self.parts if part.table == table):
-            return
-        for number in numbers:
-            self.actual[number] = BucketSums()
-        self.reads = {at: read for at, read in self.reads.items() if read.table != table}
-
     def as_state(self) -> dict[str, Any]:
         """Return a JSON-able value to resume from. It holds keys: for the state file only."""
         return {

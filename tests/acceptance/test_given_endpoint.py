@@ -26,7 +26,7 @@ TESTS = [
 
 
 def test_suites_run_on_a_given_account_and_remove_their_tables(azurite: Azurite, tmp_path: Path) -> None:
-    """What stands between the tests and their own Azurite is skipped: proxies, one that does as Cosmos DB."""
+    """What stands between the tests and their own Azurite is skipped: proxies."""
     wire = Wire(azurite.tables)
     before = wire.names()
     no_folder = tmp_path / "file"

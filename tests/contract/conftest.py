@@ -1,6 +1,5 @@
 """The same tests on both implementations of the table interface: in memory in each mood; on Azurite, also
-spoken to as to Cosmos DB for Table, which sends what that service takes and asks for no more than it does,
-and through a gateway that decodes the addresses of rows twice."""
+through a gateway that decodes the addresses of rows twice."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from rekey.core.guarantees import COSMOS, STORAGE
 from rekey.tables.base import Table, TableService
 from tests.fakeclock import FakeClock
 from tests.gateway import DecodingGateway
@@ -19,9 +17,9 @@ from tests.memory import MemoryTableService, Mood
 @pytest.fixture(
     params=[
         *Mood,
-        *(pytest.param(one, marks=pytest.mark.azurite) for one in (STORAGE, COSMOS, DecodingGateway)),
+        *(pytest.param(through, marks=pytest.mark.azurite) for through in (None, DecodingGateway)),
     ],
-    ids=[*(f"memory-{mood.value}" for mood in Mood), "azurite", "azurite-as-cosmos", "azurite-decodes-twice"],
+    ids=[*(f"memory-{mood.value}" for mood in Mood), "azurite", "azurite-decodes-twice"],
 )
 async def service(request: pytest.FixtureRequest) -> AsyncIterator[TableService]:
     """The tables of one account."""
@@ -35,7 +33,7 @@ async def service(request: pytest.FixtureRequest) -> AsyncIterator[TableService]
         ):
             yield found
         return
-    async with open_account(request.getfixturevalue("azurite").tables, guarantees=request.param) as found:
+    async with open_account(request.getfixturevalue("azurite").tables) as found:
         yield found
 
 

@@ -53,15 +53,12 @@ def unknown(seen: Mapping[str, Seen]) -> list[Deviation]:
 
 @pytest.mark.parametrize("mood", Mood)
 async def test_tables_in_memory_do_what_is_taken_for_granted(mood: Mood) -> None:
-    """They are stricter than Azurite: nothing is excused. What Cosmos DB does otherwise is found: for that
-    reason it holds targets alone."""
+    """They are stricter than Azurite: nothing is excused."""
     memory = MemoryTableService(mood=mood)
     stage = Stage(memory, new_prefix(await memory.server_time()), Account("http://127.0.0.1:1/memory"))
     seen = await checked(stage, ALIKE, asyncio.get_running_loop().time() + 60)
     found = {name for name, each in seen.items() if deviations(name, each, azurite=False)}
-    unlike = {"order", "odd-keys", "pages", "key-limits", "tables"}
-    expected = {Mood.COSMOS: unlike, Mood.DECODES_TWICE: {"addresses"}}
-    assert found == expected.get(mood, set())
+    assert found == ({"addresses"} if mood is Mood.DECODES_TWICE else set())
     if mood is Mood.DECODES_TWICE:
         assert seen["addresses"] == {"misread": "%25, %2F"}
 

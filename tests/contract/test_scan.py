@@ -15,7 +15,6 @@ from rekey.model import EVERYTHING, LAST_ROW, EntityKey, KeyRange, key_of
 from rekey.tables.base import Operation, Table, TableService, Verb
 from rekey.tables.sent import Kind
 from tests.every import every
-from tests.guaranteed import in_order, taken
 
 PARTITIONS = ["", "a", "a'b", "b", "\uff5e", "😀"]
 ROWS = ["", "1", "1'", "2"]
@@ -23,7 +22,6 @@ GRID = [EntityKey(partition, row) for partition in PARTITIONS for row in ROWS]
 
 
 async def fill(table: Table, keys: list[EntityKey]) -> None:
-    keys = taken(table, keys)
     for _, members in itertools.groupby(keys, key=lambda key: key.partition):
         rest = [Operation(Verb.INSERT, {"PartitionKey": key.partition, "RowKey": key.row}) for key in members]
         for start in range(0, len(rest), 100):
@@ -31,12 +29,10 @@ async def fill(table: Table, keys: list[EntityKey]) -> None:
 
 
 async def keys_in(table: Table, within: KeyRange = EVERYTHING, **options: Any) -> list[EntityKey]:
-    found = [key_of(row) async for page in table.scan(within, **options) for row in page.rows]
-    return in_order(table, found)
+    return [key_of(row) async for page in table.scan(within, **options) for row in page.rows]
 
 
-def ordered(table: Table) -> list[EntityKey]:
-    return sorted(taken(table, GRID), key=lambda key: key.order)
+ORDERED = sorted(GRID, key=lambda key: key.order)
 
 
 async def test_every_range_holds_exactly_its_keys_in_service_order(table: Table) -> None:
@@ -58,7 +54,7 @@ async def test_every_range_holds_exactly_its_keys_in_service_order(table: Table)
     ]
     for after, upto in itertools.product(bounds, bounds):
         within = KeyRange(after, upto)
-        assert await keys_in(table, within) == [key for key in ordered(table) if key in within], within
+        assert await keys_in(table, within) == [key for key in ORDERED if key in within], within
 
 
 async def test_pages_are_no_larger_than_asked_for_and_carry_a_cursor(table: Table) -> None:
@@ -67,22 +63,18 @@ async def test_pages_are_no_larger_than_asked_for_and_carry_a_cursor(table: Tabl
     async for page in table.scan(page_rows=5):
         assert len(page.rows) <= 5
         seen += map(key_of, page.rows)
-        assert page.cursor == (seen[-1] if table.guarantees.ordered else None)
-    assert in_order(table, seen) == ordered(table)
+        assert page.cursor == seen[-1]
+    assert seen == ORDERED
 
 
 @pytest.mark.parametrize("within", [EVERYTHING, KeyRange(EntityKey("a", "1"), EntityKey("b", "1'"))])
 async def test_a_scan_resumed_behind_any_cursor_neither_repeats_nor_skips(
     table: Table, within: KeyRange
 ) -> None:
-    """Where rows come in no order no page has a cursor: there such a scan begins anew."""
     await fill(table, GRID)
     everything = await keys_in(table, within)
-    assert everything == [key for key in ordered(table) if key in within]
+    assert everything == [key for key in ORDERED if key in within]
     async for page in table.scan(within, page_rows=3):
-        if not table.guarantees.ordered:
-            assert page.cursor is None
-            continue
         assert page.cursor is not None
         done = everything.index(page.cursor) + 1
         assert await keys_in(table, within.behind(page.cursor), page_rows=3) == everything[done:]
@@ -109,7 +101,7 @@ async def test_a_page_is_asked_for_before_it_is_wanted_only_where_that_is_allowe
             found += map(key_of, page.rows)
             await asyncio.sleep(0.05 if ahead else 0)
             asked.append(service.sent.counts[Kind.SCAN] - before)
-    assert in_order(table, found) == await keys_in(table)
+    assert found == await keys_in(table)
     assert len(asked) > 1
     if not ahead:
         assert asked == list(range(1, len(asked) + 1))
@@ -117,7 +109,7 @@ async def test_a_page_is_asked_for_before_it_is_wanted_only_where_that_is_allowe
 
 async def test_an_empty_table_or_range_gives_no_rows(table: Table) -> None:
     assert await keys_in(table) == []
-    first, second = taken(table, GRID)[:2]
+    first, second = GRID[:2]
     await fill(table, [first, second])
     assert await keys_in(table, KeyRange(second, second)) == []
     assert await keys_in(table, KeyRange(second, first)) == []
@@ -149,7 +141,7 @@ async def test_modified_from_works_within_a_range_and_with_a_selection(table: Ta
     await fill(table, GRID)
     within = KeyRange(EntityKey("a", "1"), EntityKey("b", "1"))
     found = await keys_in(table, within, modified_from="1601-01-01T00:00:00Z", select=["Nothing"])
-    assert found == [key for key in ordered(table) if key in within]
+    assert found == [key for key in ORDERED if key in within]
 
 
 async def test_a_scan_may_be_given_up_after_any_page(table: Table) -> None:
@@ -161,7 +153,7 @@ async def test_a_scan_may_be_given_up_after_any_page(table: Table) -> None:
     pages = table.scan(page_rows=2)
     await anext(pages)
     await pages.aclose()  # type: ignore[attr-defined]
-    assert await keys_in(table) == ordered(table)
+    assert await keys_in(table) == ORDERED
 
 
 async def test_writing_while_scanning_never_repeats_a_row(table: Table) -> None:
@@ -172,4 +164,4 @@ async def test_writing_while_scanning_never_repeats_a_row(table: Table) -> None:
         seen += map(key_of, page.rows)
         for key in seen[-4:]:
             await table.replace({"PartitionKey": key.partition, "RowKey": key.row, "A": 1})
-    assert in_order(table, seen) == ordered(table)
+    assert seen == ORDERED

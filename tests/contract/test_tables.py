@@ -20,8 +20,7 @@ from rekey.errors import (
 )
 from rekey.model import EntityKey, Row, content_of, etag_of, key_of
 from rekey.tables.base import MAX_BATCH_BYTES, Operation, Table, TableService, Verb
-from rekey.tables.sent import CHARGED, OPERATIONS, Kind, requests_in, since
-from tests.memory import MemoryTable, MemoryTableService, Mood
+from rekey.tables.sent import OPERATIONS, Kind, requests_in, since
 
 KEY = EntityKey("p", "r")
 
@@ -190,15 +189,7 @@ async def test_of_many_writers_with_one_etag_one_wins(table: Table) -> None:
 # --- transactions ------------------------------------------------------------------------------------
 
 
-def not_of_azurite_as_cosmos(table: Table) -> None:
-    """Skip a merge in a transaction where Azurite plays Cosmos DB: there it takes no POST for MERGE. What is
-    sent is compared with the recordings in tests/unit/test_guarantees.py."""
-    if table.guarantees.merges_by_post and not isinstance(table, MemoryTable):
-        pytest.skip("Azurite knows no MERGE by POST in a transaction")
-
-
 async def test_a_transaction_applies_every_verb_and_returns_etags_in_order(table: Table) -> None:
-    not_of_azurite_as_cosmos(table)
     kept = await table.insert(row("merged", A=1, B=1))
     await table.insert(row("replaced", A=1, B=1))
     await table.insert(row("gone", A=1))
@@ -247,8 +238,6 @@ async def test_a_transaction_applies_every_verb_and_returns_etags_in_order(table
 async def test_a_failing_operation_is_named_and_undoes_all_others(
     table: Table, failing: Operation, error: type[ServiceError]
 ) -> None:
-    if failing.verb is Verb.MERGE:
-        not_of_azurite_as_cosmos(table)
     before = await table.insert(row("there", A=1))
     with pytest.raises(error) as raised:
         await table.transact(
@@ -306,13 +295,13 @@ async def test_a_transaction_outside_the_limits_is_refused_whole(
 
 
 async def test_encoded_sizes_tell_what_fits_into_a_transaction(table: Table) -> None:
-    """As many bytes as the service guarantees, and no row more. CJK costs 3 bytes a character on the wire, an
+    """As many bytes as the service takes, and no row more. CJK costs 3 bytes a character on the wire, an
     emoji 4: what counts is the encoding, not the length."""
     plain = table.encoded_size(Operation(Verb.INSERT, row(A="")))
     assert table.encoded_size(Operation(Verb.INSERT, row(A="漢😀a"))) == plain + 3 + 4 + 1
     operations = [Operation(Verb.INSERT, row(f"{number:02}", A="漢" * 20_000)) for number in range(70)]
-    fit = table.guarantees.batch_bytes // max(map(table.encoded_size, operations))
-    assert fit == (69 if table.guarantees.batch_bytes == MAX_BATCH_BYTES else 34)
+    fit = MAX_BATCH_BYTES // max(map(table.encoded_size, operations))
+    assert fit == 69
     with pytest.raises(RequestRejected):
         await table.transact(operations[: fit + 1])
     await table.transact(operations[:fit])
@@ -325,9 +314,7 @@ async def test_encoded_sizes_tell_what_fits_into_a_transaction(table: Table) -> 
 async def test_a_table_is_made_once_whatever_the_case(service: TableService, table: Table) -> None:
     assert await service.table_exists(table.name)
     assert not await service.create_table(table.name)
-    # The names of Cosmos DB differ by case; the account that plays it need not be one.
-    same = not (isinstance(service, MemoryTableService) and service.mood is Mood.COSMOS)
-    assert await service.create_table(table.name.upper()) is not same
+    assert not await service.create_table(table.name.upper())
 
 
 async def test_a_deleted_table_is_gone_and_a_second_delete_says_so(
@@ -348,17 +335,10 @@ async def test_an_impossible_table_name_is_refused(service: TableService, name: 
 
 
 async def test_every_call_on_an_absent_table_says_so(service: TableService) -> None:
-    """Cosmos DB says of a row that it is missing, where the table is."""
-    says = TableMissing
-    if isinstance(service, MemoryTableService) and service.mood is Mood.COSMOS:
-        says = (TableMissing, RowMissing)
     absent = service.table("NoSuchTable")
     batch = [Operation(Verb.INSERT, row("a")), Operation(Verb.INSERT, row("b"))]
-    if says is TableMissing:
-        with pytest.raises(TableMissing):
-            await absent.get(KEY)
-    else:
-        assert await absent.get(KEY) is None
+    with pytest.raises(TableMissing):
+        await absent.get(KEY)
     for call in (
         absent.insert(row()),
         absent.replace(row()),
@@ -368,7 +348,7 @@ async def test_every_call_on_an_absent_table_says_so(service: TableService) -> N
         absent.transact(batch),
         anext(absent.scan()),
     ):
-        with pytest.raises(says):
+        with pytest.raises(TableMissing):
             await call
     assert not await service.table_exists("NoSuchTable")
 
@@ -414,7 +394,7 @@ async def test_requests_are_counted_by_kind_alike(service: TableService, table: 
     await table.delete(EntityKey("p", "a"))
     await service.table_exists(table.name)
     await service.server_time()
-    counted = {name: number for name, number in since(service.sent.counts, before).items() if name != CHARGED}
+    counted = since(service.sent.counts, before)
     assert counted == {
         Kind.WRITE: 2,
         Kind.BATCH: 1,

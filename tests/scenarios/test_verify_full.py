@@ -22,7 +22,7 @@ from rekey.verify.report import Change, Kind, Outcome, PropertyDifference, exit_
 from rekey.verify.trace import Trace
 from tests.every import every
 from tests.fakeclock import FakeClock
-from tests.memory import MemoryTable, MemoryTableService, Mood
+from tests.memory import MemoryTable, MemoryTableService
 from tests.scenarios.test_verify_resumed import small_pages
 from tests.verifying import context, filled, rows_of, source_id, target_id
 from tests.worlds import LOWERED, POSTS, USERS, World, post, user
@@ -142,10 +142,10 @@ async def check_plant(world: World, table: int, source_key: EntityKey, plant: Pl
     assert list(folder.iterdir()) == []
 
 
-@pytest.fixture(params=[Mood.AZURITE, Mood.COSMOS], ids=lambda mood: mood.value)
-def memory(request: pytest.FixtureRequest, clock: FakeClock) -> MemoryTableService:
-    """Tables in memory, with rows in the order of their keys and in none."""
-    return MemoryTableService(clock=clock, mood=request.param)
+@pytest.fixture
+def memory(clock: FakeClock) -> MemoryTableService:
+    """Tables in memory."""
+    return MemoryTableService(clock=clock)
 
 
 @pytest.mark.parametrize("name", PLANTS)
@@ -423,7 +423,7 @@ async def test_a_comparison_that_brings_finds_all_that_differs_on_many_pages_in_
             case 2:
                 await world.source.delete(source)
     report = await full(context(world, tmp_path, brings=True))
-    assert bool(divided) is (memory.mood is not Mood.COSMOS)
+    assert divided
     assert report.found.brought == 6
     assert report.equal
     assert not report.findings

@@ -74,10 +74,10 @@ async def write_on(world: World, journal: Journal, seed: int, stop: asyncio.Even
     return writes
 
 
-@pytest.fixture(params=[Mood.AZURITE, Mood.COSMOS], ids=lambda mood: mood.value)
-def memory(request: pytest.FixtureRequest, clock: FakeClock) -> MemoryTableService:
-    """Tables in memory, with rows in the order of their keys and in none."""
-    return MemoryTableService(clock=clock, mood=request.param)
+@pytest.fixture
+def memory(clock: FakeClock) -> MemoryTableService:
+    """Tables in memory."""
+    return MemoryTableService(clock=clock)
 
 
 @pytest.mark.parametrize("seed", others_in_soak(range(4), kept=[0]))
@@ -340,7 +340,6 @@ async def test_a_foreign_row_that_gets_an_owner_before_its_repair_is_left_alone(
         """The target table: a client's write comes before the third look, the one before the delete."""
 
         name = target.name
-        guarantees = target.guarantees
         scan = staticmethod(target.scan)
         delete = staticmethod(target.delete)
 
@@ -373,7 +372,6 @@ async def test_a_foreign_row_claimed_at_the_very_moment_of_its_delete_is_written
         """The target table; a client's whole write comes between the last look and the delete."""
 
         name = target.name
-        guarantees = target.guarantees
         scan = staticmethod(target.scan)
         get = staticmethod(target.get)
 

@@ -39,8 +39,8 @@ from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.runner.session import Session
 from tests.fakeclock import Skewed
+from tests.projects import ELSEWHERE as TARGETS
 from tests.projects import (
-    COSMOS_ELSEWHERE,
     POSTS_SCRIPT,
     SECONDARY_FROM_KEYS_SCRIPT,
     SECONDARY_SCRIPT,
@@ -48,7 +48,6 @@ from tests.projects import (
     USERS_SCRIPT,
     Project,
 )
-from tests.projects import ELSEWHERE as TARGETS
 from tests.simulation.adversary import LONGEST_REQUEST_S, Adversary, Connected
 from tests.simulation.applications import Application, Names, Posts, Races, Users
 from tests.simulation.judging import (
@@ -102,8 +101,6 @@ class Life:
     seed: int
     moves: bool = True
     """Whether it is drawn that the main target is in another account."""
-    cosmos: bool = False
-    """Whether it is, and that account is of Cosmos DB."""
     random: random.Random = field(init=False)
     project: Project = field(init=False)
     adversary: Adversary = field(init=False)
@@ -120,8 +117,6 @@ class Life:
         self.project.tables, self.project.restricted = Connected(clock=clock), Connected(clock=clock)
         self.project.targets = Connected(clock=Skewed(clock, -SKEW_S), elsewhere=True)
         script = elsewhere_or_not(script, f"{self.kind} {self.seed}") if self.moves else script
-        while self.cosmos and ELSEWHERE not in script:
-            script = elsewhere_or_not(script, self.random.random())
         self.elsewhere = ELSEWHERE in script
         self.project.script(script, f"{SCRIPT}.py")
         draw_limits(self.folder, self.random)
@@ -131,7 +126,7 @@ class Life:
         self.adversary = Adversary(self.random, self.project.clock)
         self.adversary.swift = self.random.random() < 0.5
         if self.elsewhere:
-            self.project.move_elsewhere(COSMOS_ELSEWHERE if self.cosmos else TARGETS)
+            self.project.move_elsewhere(TARGETS)
             self.adversary.own(self.project.targets)
             self.adversary.may_be_away = self.project.targets
         self.adversary.own(self.project.tables)

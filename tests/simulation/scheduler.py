@@ -216,9 +216,7 @@ class HeldTable(MemoryTable):
             self._service.changed(self.name)
             return etags
         places = range(len(operations)) if action == "transact" else [None] * len(operations)
-        prepared = [
-            _prepare(one, place, self.guarantees) for one, place in zip(operations, places, strict=True)
-        ]
+        prepared = [_prepare(one, place) for one, place in zip(operations, places, strict=True)]
 
         def effect() -> list[str | None]:
             self._service.changed(self.name)

@@ -565,9 +565,7 @@ class StormTable(MemoryTable):
         if process is None:
             return await super()._run(action, operations)
         places = range(len(operations)) if action == "transact" else [None] * len(operations)
-        prepared = [
-            _prepare(one, place, self.guarantees) for one, place in zip(operations, places, strict=True)
-        ]
+        prepared = [_prepare(one, place) for one, place in zip(operations, places, strict=True)]
         text = f"{action} {self.name} {[tuple(one.key) for one in operations]}"
 
         def effect() -> list[str | None]:

@@ -13,12 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from rekey.tables.sent import Kind
 from tests.simulation.life import KINDS, Life
 from tests.simulation.living import lived
 from tests.soaking import others_in_soak
 
-OF_COSMOS = [kind for kind in KINDS if "secondary" not in kind]
 QUICK_SEEDS = (1,)
 MORE_SEEDS = (2,)
 """For the soak, which lives more lives of all kinds anyway."""
@@ -34,20 +32,6 @@ def test_a_life_loses_nothing(kind: str, seed: int) -> None:
     life = lived(Life, kind, seed)
     assert life.adversary.happened["write"] > 0
     assert bool(life.pairs.looks) == bool(life.mapper.together)
-
-
-@pytest.mark.parametrize(
-    ("kind", "seed"),
-    others_in_soak(
-        [(kind, seed) for seed in range(1, 6) for kind in OF_COSMOS],
-        kept=[("keys from keys", 2)],
-    ),
-)
-def test_a_life_with_targets_in_cosmos_db_loses_nothing(tmp_path: Path, kind: str, seed: int) -> None:
-    """The same, where the targets' rows come in no order and every scan begins anew."""
-    life = Life(tmp_path, kind, seed, cosmos=True)
-    life.live()
-    assert life.project.targets.sent.counts[Kind.SCAN] > 0
 
 
 @pytest.mark.parametrize(

@@ -251,14 +251,6 @@ CASES: dict[str, Case] = {
         severity=Severity.WARNING,
         evidence="says New",
     ),
-    "cosmos-limits": Case(
-        migration(table="TableV2@targets"),
-        migration(),
-        rows=rows(50),
-        options={"is_cosmos": True},
-        severity=Severity.NOTE,
-        evidence="tested on 1,445 recorded answers of it, never on the service",
-    ),
 }
 
 
@@ -303,15 +295,6 @@ def test_no_advice_holds_a_key() -> None:
 
 
 # --- what rules look at, further ----------------------------------------------------------------------------
-
-
-def test_an_order_that_cosmos_db_does_not_keep_is_a_warning() -> None:
-    asked = migration(table="TableV2@targets", queries=[query.range("RowKey", within=["PartitionKey"])])
-    found = [
-        one.severity for one in advise(facts(rows(50), asked, is_cosmos=True)) if one.code == "cosmos-limits"
-    ]
-    assert sorted(found) == sorted([Severity.NOTE, Severity.WARNING])
-    assert "cosmos-limits" not in planned(facts(rows(50), asked))
 
 
 def test_the_same_range_is_served_by_an_index() -> None:

@@ -369,6 +369,54 @@ def test_the_url_of_a_table_is_refused_when_the_client_is_made(which: str) -> No
         )
 
 
+COSMOS = "https://shop.table.cosmos.azure.com"
+
+
+@pytest.mark.parametrize("which", ["endpoint", "restricted_endpoint", "targets_endpoint"])
+@pytest.mark.parametrize("address", [COSMOS, COSMOS.removeprefix("https://"), f"{COSMOS}:443/?sv=1&sig=x"])
+def test_an_account_of_cosmos_db_is_refused_when_the_client_is_made(which: str, address: str) -> None:
+    named = AzureNamedKeyCredential("account", "a2V5")
+    endpoints = dict.fromkeys(("endpoint", "restricted_endpoint", "targets_endpoint"), BASE) | {
+        which: address
+    }
+    with pytest.raises(
+        ConfigurationError, match=r"is of Azure Cosmos DB[\s\S]*account of Azure Table Storage"
+    ):
+        DualWriteTableClient(
+            table_name="Users",
+            credential=named,
+            restricted_credential=named,
+            targets_credential=named,
+            migration=declared_as("0001_users", USERS),
+            secrets=SECRETS,
+            wrapping_key=WRAPPING_KEY,
+            **endpoints,
+        )
+
+
+@pytest.mark.parametrize(
+    "connection",
+    [
+        f"DefaultEndpointsProtocol=https;AccountName=shop;AccountKey=a2V5;TableEndpoint={COSMOS}:443/;",
+        "DefaultEndpointsProtocol=https;AccountName=shop;AccountKey=a2V5;EndpointSuffix=cosmos.azure.com",
+        "AccountEndpoint=https://shop.documents.azure.com:443/;AccountKey=a2V5;",
+    ],
+)
+@pytest.mark.parametrize("client", [DualWriteTableClient, AsyncDualWriteTableClient])
+def test_a_connection_string_of_cosmos_db_is_refused_without_its_key(client: Any, connection: str) -> None:
+    with pytest.raises(ConfigurationError, match="is of Azure Cosmos DB") as error:
+        client.from_connection_string(
+            connection,
+            "Users",
+            migration=declared_as("0001_users", USERS),
+            restricted_endpoint=BASE,
+            restricted_credential=AzureNamedKeyCredential("account", "a2V5"),
+            secrets=SECRETS,
+            wrapping_key=WRAPPING_KEY,
+        )
+    assert "a2V5" not in str(error.value)
+
+
 @pytest.mark.parametrize("which", ["endpoint", "restricted_endpoint", "targets_endpoint"])
 @pytest.mark.parametrize(
     "address",

@@ -415,7 +415,6 @@ def test_the_endpoint_of_a_secondary_region_is_refused_in_every_section(
             "https://shop.privatelink.table.core.windows.net",
         ),
         ("https://shop.z12.table.storage.azure.net/Users", "https://shop.z12.table.storage.azure.net"),
-        ("https://shop.table.cosmos.azure.com/Users", "https://shop.table.cosmos.azure.com"),
         ("http://127.0.0.1:10002/devstoreaccount1/Users", "http://127.0.0.1:10002/devstoreaccount1"),
         ("http://azurite:10002/devstoreaccount1/Users", "http://azurite:10002/devstoreaccount1"),
     ],
@@ -425,7 +424,7 @@ def test_the_url_of_a_table_is_no_endpoint_and_its_account_is_named(
 ) -> None:
     with pytest.raises(ConfigurationError, match="is the URL of a table") as error:
         load_config(write(file, MINIMAL.replace("https://vault.table.core.windows.net/", url)))
-    assert error.value.hint.endswith(f'"{account}"')
+    assert error.value.hint == f"name the endpoint of its account: {account}"
 
 
 def test_a_gateway_may_have_a_path(file: Path) -> None:
@@ -455,9 +454,24 @@ def test_http_elsewhere_is_for_azurites_account_with_its_published_key(
         load_config(write(file, text.replace("devstoreaccount1", "shop")))
 
 
-def test_an_account_of_cosmos_db_may_have_a_name_that_ends_like_a_secondary_region(file: Path) -> None:
-    text = MINIMAL + '[targets]\nendpoint = "https://shop-secondary.table.cosmos.azure.com"\n'
-    assert load_config(write(file, text)).accounts["targets"].name == "shop-secondary"
+@pytest.mark.parametrize("section", ["tables", "restricted", "targets"])
+@pytest.mark.parametrize("secret", ["", "c2VjcmV0"])
+def test_an_account_of_cosmos_db_is_refused_in_every_section_and_no_secret_is_repeated(
+    file: Path, section: str, secret: str
+) -> None:
+    """Before anything else that the section says: `consistency` was for such accounts alone."""
+    sections = {
+        name: f"https://{name}.table.core.windows.net" for name in ("tables", "restricted", "targets")
+    }
+    at = "https://shop.table.cosmos.azure.com:443/"
+    sections[section] = f"AccountName=shop;AccountKey={secret};TableEndpoint={at};" if secret else at
+    text = "".join(f'[{name}]\nendpoint = "{at}"\n' for name, at in sections.items())
+    text = text.replace(f'"{sections[section]}"\n', f'"{sections[section]}"\nconsistency = "strong"\n')
+    error = refused(file, text)
+    assert f"[{section}] endpoint: is of Azure Cosmos DB, which rekey does not support" in error.what
+    assert "name an account of Azure Table Storage" in error.hint
+    assert ("renew it" in error.hint) is bool(secret)
+    assert "c2VjcmV0" not in str(error)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from rekey.doctor.observe import file_system_of
 from rekey.doctor.observed import Crossing, Observed, Reading, SecretSeen, Writing
 from rekey.doctor.report import TEXTS, listed
 from rekey.errors import RekeyError
-from rekey.project.config import Account
 from rekey.tables.probe import Heard
 from tests.diagnosing import (
     DAY,
@@ -134,11 +133,6 @@ CASES: dict[str, Case] = {
         NOTE, SOUND, changed("tables", listing=heard(403, "AuthorizationPermissionMismatch"))
     ),
     "azurite": Case(NOTE, changed(tables=azurite("tables"))),
-    "cosmos": Case(ERROR, changed("tables", account=Account("https://contoso.table.cosmos.azure.com"))),
-    "cosmos-targets": Case(
-        WARNING,
-        changed(targets=account("targets", account=Account("https://contoso.table.cosmos.azure.com"))),
-    ),
     # access
     "source-unreadable": Case(ERROR, changed(sources={"Users": Reading.REFUSED}), changed(sources={})),
     "source-missing": Case(

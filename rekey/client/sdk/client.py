@@ -27,6 +27,7 @@ from rekey.client.sdk.plan import (
     AnyCredential,
     Plan,
     account_of,
+    check_connection_string,
     check_endpoint,
     connect,
     options_of,
@@ -136,13 +137,14 @@ class DualWriting(ABC, Generic[CredentialT]):
         check_endpoint(tables_endpoint, "tables")
 
     @classmethod
-    def from_connection_string(cls, *args: Any, **kwargs: Any) -> Self:
+    def from_connection_string(cls, conn_str: str, *args: Any, **kwargs: Any) -> Self:
         """Make a client as the SDK does, with the keywords of the constructor.
 
         Raises:
-            ConfigurationError: there is no `migration` among them.
+            ConfigurationError: there is no `migration` among them, or the account is of Cosmos DB.
         """
-        return cls._made_by("from_connection_string", *args, **kwargs)
+        check_connection_string(conn_str)
+        return cls._made_by("from_connection_string", conn_str, *args, **kwargs)
 
     @classmethod
     def from_table_url(cls, *args: Any, **kwargs: Any) -> Self:

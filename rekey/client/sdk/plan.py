@@ -32,7 +32,7 @@ from azure.core.credentials_async import AsyncTokenCredential
 
 from rekey.client.reading import ON_THE_WAY_S, ClientFacts, LeaseSettings
 from rekey.client.work import Acknowledge
-from rekey.core.guarantees import account_in, is_secondary
+from rekey.core.endpoints import COSMOS_REFUSED, endpoint_problem, is_cosmos
 from rekey.core.limits import own_name
 from rekey.declaration.migration import Declared, Migration
 from rekey.declaration.scripts import load_script
@@ -259,19 +259,20 @@ def _parts_of(endpoint: str) -> SplitResult:
 
 
 def check_endpoint(endpoint: str, which: str) -> None:
-    """Raise ConfigurationError for the endpoint of a secondary region, and for the URL of a table; `which`
+    """Raise ConfigurationError for an endpoint, without its query, that no account may be named by; `which`
     names the account."""
-    if (account := account_in(_parts_of(endpoint)._replace(query="", fragment="").geturl())) is not None:
-        raise ConfigurationError(
-            f"the endpoint of the {which} account is the URL of a table",
-            hint=f"give the endpoint of its account: {account}",
-        )
-    if is_secondary(_parts_of(endpoint).geturl()):
-        raise ConfigurationError(
-            f"the endpoint of the {which} account is the read-only one of its secondary region, which lags"
-            " behind the account",
-            hint="leave out `-secondary`: give the account's primary endpoint",
-        )
+    refused = endpoint_problem(_parts_of(endpoint)._replace(query="", fragment="").geturl())
+    if refused is not None:
+        problem, cure = refused
+        raise ConfigurationError(f"the endpoint of the {which} account {problem}", hint=cure)
+
+
+def check_connection_string(text: str) -> None:
+    """Raise ConfigurationError for the connection string of an account of Cosmos DB, which the SDK takes, or
+    calls malformed."""
+    if is_cosmos(text):
+        problem, cure = COSMOS_REFUSED
+        raise ConfigurationError(f"the account of the connection string {problem}", hint=cure)
 
 
 def account_of(endpoint: str, credential: AnyCredential | None, which: str = "restricted") -> Endpoint:
@@ -283,7 +284,7 @@ def account_of(endpoint: str, credential: AnyCredential | None, which: str = "re
         which: the account, for the error.
 
     Raises:
-        ConfigurationError: it is the endpoint of a secondary region, or the URL of a table.
+        ConfigurationError: no account may be named by it (`endpoint_problem`).
         CredentialMissing: there is no credential.
     """
     check_endpoint(endpoint, which)

@@ -15,7 +15,6 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any
 
 from rekey.core.concurrency import together
@@ -26,7 +25,7 @@ from rekey.doctor.live.life import life
 from rekey.doctor.live.stage import Scene, Stage, leftovers, new_prefix, opened
 from rekey.doctor.observed import AccountSeen, Kind
 from rekey.doctor.report import Fact, Told, found, listed
-from rekey.errors import ConfigurationError, MachineFailed, RekeyError, reason_of
+from rekey.errors import MachineFailed, RekeyError, reason_of
 from rekey.evidence.contents import LIVE_SCHEMA, live_path
 from rekey.evidence.keys import Signer
 from rekey.evidence.statement import LIVE_TYPE, Statement, signed
@@ -64,22 +63,11 @@ async def checked(stage: Stage, checks: Mapping[str, Check], until: float) -> di
 
 
 async def live(config: Config, accounts: tuple[AccountSeen, ...]) -> dict[str, Any]:
-    """Make a run on accounts that can be reached, and return its report. Cosmos DB is left out: what is tried
-    is what Table storage guarantees.
+    """Make a run on accounts that can be reached, and return its report.
 
     Raises:
-        ConfigurationError: `[tables]` or `[restricted]` is Cosmos DB.
         RekeyError: an account fails before the first check.
     """
-    if any(one.kind is Kind.COSMOS and one.section != "targets" for one in accounts):
-        raise ConfigurationError(
-            "[tables] or [restricted] is Cosmos DB for Table, which can hold targets alone",
-            kept="Nothing was tried.",
-            hint="name accounts of Azure Table Storage there",
-        )
-    if any(one.kind is Kind.COSMOS for one in accounts):
-        accounts = tuple(one for one in accounts if one.kind is not Kind.COSMOS)
-        config = replace(config, targets=None)
     until = asyncio.get_running_loop().time() + RUN_S
     told: list[dict[str, Any]] = []
     seen: list[tuple[str, str, bool, Seen]] = []

@@ -138,7 +138,6 @@ class Facts:
         repeated: rows that were mapped twice.
         unrepeatable: how many of these got other keys the second time.
         hash_inputs: the inputs of unkeyed hashes.
-        is_cosmos: the account of `[targets]` is Cosmos DB's.
         prices: as configured.
     """
 
@@ -149,7 +148,6 @@ class Facts:
     repeated: int = 0
     unrepeatable: int = 0
     hash_inputs: tuple[HashInput, ...] = ()
-    is_cosmos: bool = False
     prices: Prices = field(default_factory=Prices)
 
     @property

@@ -10,8 +10,6 @@ Rules kept here:
 * A key is stored in each row, and once more in every pointer and mapping row. Advice on long keys gives their
   bytes, and the cost of these bytes where `[prices]` allows it.
 * A table cannot be renamed: a name that tells a passing state (old, new, tmp) will be wrong.
-* Of targets in Cosmos DB for Table: that results are not sorted, and that it was not tried. Which rows it
-  refuses is no advice: the mapper refuses them (`rekey.core.guarantees`).
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from rekey.core.limits import MAX_ENTITY_BYTES, MAX_PROPERTIES, is_elsewhere
+from rekey.core.limits import MAX_ENTITY_BYTES, MAX_PROPERTIES
 from rekey.core.severity import Severity
 from rekey.declaration.migration import Index
 from rekey.inspect.profile import KeyColumn
@@ -166,20 +164,7 @@ def table_name(facts: Facts) -> Iterator[Advice]:
             yield table.advice("table-name", severity, passing=", ".join(passing))
 
 
-def cosmos_limits(facts: Facts) -> Iterator[Advice]:
-    """Yield advice on targets in Cosmos DB for Table."""
-    there = [one for one in facts.planned if facts.is_cosmos and is_elsewhere(one.table)]
-    for table in there:
-        said = "rekey was tested on 1,445 recorded answers of it, never on the service"
-        yield table.advice("cosmos-limits", Severity.NOTE, evidence=said, cure="try it on a copy first")
-    ordered = [one for one in facts.migration.queries if one.kind != "point"] if facts.migration else []
-    if ordered and there:
-        said = f"{ordered[0].describe()} is declared"
-        cure = "sort in the application, and ask for a range of keys rather than for the first rows"
-        yield there[0].advice("cosmos-limits", evidence=said, cure=cure)
-
-
 RULES = (
     *(unpadded_numbers, escaped_characters, non_ascii, long_keys),
-    *(row_size, property_count, pointer_dropped, fan_out, table_name, cosmos_limits),
+    *(row_size, property_count, pointer_dropped, fan_out, table_name),
 )

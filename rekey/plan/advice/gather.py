@@ -79,21 +79,18 @@ class Tally(RowCounts):
 class Gatherer:
     """Takes source rows with their target rows (`take`), then gives `facts`."""
 
-    def __init__(
-        self, migration: Migration, map_row: MapRow, *, is_cosmos: bool = False, prices: Prices | None = None
-    ) -> None:
+    def __init__(self, migration: Migration, map_row: MapRow, *, prices: Prices | None = None) -> None:
         """Create empty counts.
 
         Args:
             migration: the declaration.
             map_row: maps a row; the first rows are mapped with it a second time.
-            is_cosmos, prices: go into the facts unchanged.
+            prices: go into the facts unchanged.
         """
         # One for the source, then one for each target table.
         self.tallies = [Tally() for _ in (migration.source, *migration.filled)]
         self._migration = migration
         self._map = map_row
-        self._is_cosmos = is_cosmos
         self._prices = prices or Prices()
         self._repeated = self._unrepeatable = 0
         self._streams = [_stream_of(one, migration) for one in migration.filled]
@@ -150,7 +147,6 @@ class Gatherer:
             repeated=self._repeated,
             unrepeatable=self._unrepeatable,
             hash_inputs=tuple(found for found, _, _ in self._hashes),
-            is_cosmos=self._is_cosmos,
             prices=self._prices,
         )
 
@@ -177,11 +173,11 @@ def facts_of_profile(profile: TableProfile, inventory: Inventory) -> Facts:
     return Facts(today=today)
 
 
-def facts_of_declaration(migration: Migration, *, is_cosmos: bool = False) -> Facts:
+def facts_of_declaration(migration: Migration) -> Facts:
     """Return the facts that are known before any row is read."""
     tables = zip((migration.source, *migration.labels), (None, *migration.filled), strict=True)
     today, *planned = (TableFacts(label, RowCounts(), declared=declared) for label, declared in tables)
-    return Facts(today=today, planned=tuple(planned), migration=migration, is_cosmos=is_cosmos)
+    return Facts(today=today, planned=tuple(planned), migration=migration)
 
 
 def _hashes_of(

@@ -484,9 +484,8 @@ async def _each_changed(
     frozen_at = facts.get(TARGET_FROZEN_AT if run.declared.migration.is_elsewhere else FROZEN_AT)
     since = earlier(frozen_at or now.cutover_at or now.updated_at, run.config.gates.margin_s)
     limit = run.config.limits.concurrency
-    begin = since if run.targets[0].guarantees.narrows else None  # else every row is compared
     with run.progress.task(label) as advance:
-        async for page in run.targets[0].scan(modified_from=begin):
+        async for page in run.targets[0].scan(modified_from=since):
             run.check()
             await for_each(await back.differing(page.rows, limit=limit), work, limit=limit)
             advance(len(page.rows))

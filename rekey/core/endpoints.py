@@ -1,0 +1,76 @@
+"""Endpoints that no account may be named by: of Cosmos DB, of a table, of a secondary region. Pure.
+
+Rules kept here:
+
+* An endpoint of Cosmos DB is recognized in every cloud, on its emulator, and in a connection string. It is
+  refused first: the advice for other mistakes would lead to it again.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+_SECONDARY = "-secondary"
+# The Table API (`ACCOUNT.table.cosmos.azure.com`, also .cn and .us), an account's own endpoint
+# (`ACCOUNT.documents.azure.com`), the Table endpoint of its emulator (Azurite's has an account's name as the
+# path), and the key that only connection strings of Cosmos DB have.
+_COSMOS = re.compile(
+    r"(?:^|//|@)[^/;@?#\s]+\.(?:cosmos|cosmosdb|documents)\.azure\.[a-z]+(?=[:/;?#\s]|$)"
+    r"|//(?:localhost|127\.0\.0\.1|\[::1\]):8902/?(?=[;?#\s]|$)"
+    r"|(?:^|;)\s*accountendpoint\s*=",
+    re.ASCII | re.IGNORECASE,
+)
+# Why an account of Cosmos DB is refused, and the cure.
+COSMOS_REFUSED = (
+    "is of Azure Cosmos DB, which rekey does not support",
+    "name an account of Azure Table Storage; Microsoft's data migration tool copies tables to Cosmos DB",
+)
+
+
+def is_cosmos(text: str) -> bool:
+    """Tell whether a text, an endpoint or a connection string, names an account of Cosmos DB."""
+    return _COSMOS.search(text) is not None
+
+
+def endpoint_problem(endpoint: str) -> tuple[str, str] | None:
+    """Return why an endpoint cannot be that of an account, and the cure; None where it can."""
+    if is_cosmos(endpoint):
+        return COSMOS_REFUSED
+    if (account := account_in(endpoint)) is not None:
+        return "is the URL of a table", f"name the endpoint of its account: {account}"
+    if is_secondary(endpoint):
+        # It cannot be written, and its rows may be minutes old: a copy of them would miss the latest writes.
+        return (
+            "is the read-only endpoint of the account's secondary region, which lags behind the account",
+            f"leave out `{_SECONDARY}`: name the account's primary endpoint",
+        )
+    return None
+
+
+def account_in(table_url: str) -> str | None:
+    """Return the account's endpoint when a URL is that of a table, as the portal shows it; None for
+    the endpoint of an account.
+
+    A table is a segment of the path below the account: below the host of a table service, or on an emulator
+    below the account's name.
+    """
+    parts = urlsplit(table_url)
+    _, _, domain = (parts.hostname or "").partition(".")
+    segments = [segment for segment in parts.path.split("/") if segment]
+    own = 0 if ".table." in f".{domain}" else 1
+    if len(segments) <= own or (own and parts.scheme != "http"):
+        return None  # an https address of a gateway may have any path
+    return "/".join([f"{parts.scheme}://{parts.netloc}", *segments[:own]])
+
+
+def is_secondary(endpoint: str) -> bool:
+    """Tell whether an endpoint is the read-only one of an account's secondary region.
+
+    It has `ACCOUNT-secondary` in place of the account's name: in the host or, on an emulator, in the path. No
+    account of Azure Storage has a hyphen in its name ("Storage account overview", Azure documentation).
+    """
+    parts = urlsplit(endpoint.lower())
+    name, _, domain = (parts.hostname or "").partition(".")
+    in_path = parts.path.strip("/").partition("/")[0].endswith(_SECONDARY)
+    return in_path or (name.endswith(_SECONDARY) and "table." in domain)
