@@ -406,10 +406,10 @@ class ApplicationFaults:
     Args:
         seed: of the faults that are drawn.
         rate: the share of the application's calls that fail.
-        table: the first row that is written there is lost in every attempt: its outcome stays unknown.
+        table: every write of the first row that is written there is lost, until the faults end.
 
     Attributes:
-        unanswered: the key of that row.
+        unanswered: the key of that row, None as long as there is none.
     """
 
     def __init__(self, seed: int, *, rate: float, table: str) -> None:
