@@ -186,7 +186,8 @@ def _without_rows(
     """
     declared, started, fingerprints = subject.declared, subject.started, subject.secret_fingerprints
     problems = declaration_problems(
-        declared, started, subject.missing_secrets, fingerprints, subject.no_wrapping_key, subject.taken
+        *(declared, started, subject.missing_secrets, fingerprints, subject.no_wrapping_key, subject.taken),
+        key_ranges=options.key_ranges,
     )
     return MigrationPlan(
         script_id=declared.script_id,

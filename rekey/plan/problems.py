@@ -55,6 +55,8 @@ def declaration_problems(
     fingerprints: Mapping[str, str],
     no_wrapping_key: str = "",
     taken: str = "",
+    *,
+    key_ranges: bool = False,
 ) -> Iterator[Problem]:
     """Yield the problems of the declaration, its secrets and its history, without looking at tables.
 
@@ -66,6 +68,7 @@ def declaration_problems(
         no_wrapping_key: why the wrapping key of a sealed mapping cannot be used; "" when it can, or none is
             needed.
         taken: that another project's migration has the same id in the restricted store; "" if not.
+        key_ranges: applications use shared access signatures with a key range.
     """
     if taken:
         yield _problem("name-taken", message=taken, file=declared.path.name)
@@ -80,16 +83,22 @@ def declaration_problems(
         yield _problem("secret-missing", message=error.what, cure=error.hint)
     if migration.capture == "dual-write":
         yield from _dual_write_problems(declared)
-    for index in migration.indexes:
-        if index.table == migration.target.table and index.partition_key != migration.target.partition_key:
-            yield _problem("rows-apart", where=index.where)
-    if not migration.reverse:
-        yield _problem("no-way-back")
+    if key_ranges:
+        yield _problem("key-ranges", source=source, target=migration.target.table)
+    yield from _mapping_problems(migration)
     for name, known in sorted(started.secret_fingerprints.items()) if started is not None else ():
         if fingerprints.get(name, known) != known:
             yield _problem("secret-moved", name=name, script=declared.script_id)
     if no_wrapping_key:
         yield _problem("wrapping-key-missing", message=no_wrapping_key)
+
+
+def _mapping_problems(migration: Migration) -> Iterator[Problem]:
+    for index in migration.indexes:
+        if index.table == migration.target.table and index.partition_key != migration.target.partition_key:
+            yield _problem("rows-apart", where=index.where)
+    if not migration.reverse:
+        yield _problem("no-way-back")
 
 
 def _dual_write_problems(declared: Declared) -> Iterator[Problem]:

@@ -81,6 +81,7 @@ class PlanOptions:
         gates: the configured gates: the retention period says how long both tables exist.
         tries_rows: `apply` will try every row before the first write.
         prices: the configured prices.
+        key_ranges: applications use shared access signatures with a key range.
     """
 
     exact: bool = False
@@ -90,11 +91,13 @@ class PlanOptions:
     gates: Gates = field(default_factory=Gates)
     tries_rows: bool = True
     prices: Prices = field(default_factory=Prices)
+    key_ranges: bool = False
 
     @classmethod
     def of(cls, config: Config, **how: Any) -> PlanOptions:
         """Return the options that a configuration gives; `how`: the others, or other ones."""
-        return cls(**{"limits": config.rates, "gates": config.gates, "prices": config.prices, **how})
+        given = {"gates": config.gates, "prices": config.prices, "key_ranges": config.proxy.access.key_ranges}
+        return cls(**{"limits": config.rates, **given, **how})
 
 
 async def subject_of(migration: OpenMigration, record: MigrationRecord | None = None) -> Subject:

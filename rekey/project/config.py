@@ -263,11 +263,13 @@ class ProxyAccess(Serve):
     Attributes:
         keys: where the keys are that applications sign with, by the names they have here.
         bearer_tokens: whether bearer tokens are passed on to the account.
+        key_ranges: whether applications use shared access signatures with a key range. `rekey plan` warns.
         token: where the token is for which new keys are told at the admin address; None: they are not told.
     """
 
     keys: Mapping[str, SecretSource] = field(default_factory=dict)
     bearer_tokens: bool = False
+    key_ranges: bool = False
 
 
 @dataclass(frozen=True, slots=True)

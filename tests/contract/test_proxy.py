@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
 import aiohttp
@@ -762,6 +763,97 @@ async def test_a_signature_of_a_key_range_reads_and_writes_nothing_beyond_it(
             assert (await ask("POST", "$batch", *changeset(owner.endpoint, beyond)))[0] == 403
             rows = (await owner.ask("GET", f"{table}()")).json["value"]
             assert [(one["RowKey"], one.get("B")) for one in rows] == [("a", 1), ("b", None), ("c", None)]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
+async def test_a_signature_of_a_key_range_is_refused_under_an_alias_and_good_under_the_own_names(
+    elsewhere: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    azurite: Azurite,
+    table_name: Callable[[str], str],
+    tables_service: AzureTableService,
+    restricted_service: AzureTableService,
+) -> None:
+    """Compared with new keys, `epk=tenant-a` held for the rows of all three tenants."""
+    name = table_name("Users")
+    target = f"{name}{ELSEWHERE}" if elsewhere else f"{name}V2"
+    tenant = keys.opaque(keys.prop("PartitionKey"), domain="tenant", secret="users")
+    filled = Target(
+        target,
+        partition_key=tenant,
+        row_key=keys.prop("RowKey"),
+        properties=[props.copy("PartitionKey", to="Tenant")],
+    )
+    declared = declared_as(f"s{name}", Migration(source=name, target=filled, capture="dual-write"))
+    more = f'[proxy.views.moved]\n{name} = "{target}"\n[proxy.access.keys.moved]\nenv = "X"'
+    if elsewhere:
+        monkeypatch.setenv("PROXY_TARGETS_KEY", azurite.targets.key)
+        more += f'\n[targets]\nendpoint = "{azurite.targets.endpoint}"\nkey_env = "PROXY_TARGETS_KEY"'
+    credential = SharedKey.of(azurite.targets.name, azurite.targets.key)
+    async with AzureTableService.open(azurite.targets.endpoint, credential, elsewhere=True) as targets:
+        both = TwoAccounts(tables_service, targets)
+        endpoint = azurite.targets.endpoint if elsewhere else ""
+        await begun_in(STATES["dual_write"], declared, both, restricted_service, endpoint)
+    config, moved = config_of(tmp_path, azurite, monkeypatch, more), b"the key of the new version, 32 B"
+    async with (
+        proxied(config, declared, others={"moved": moved}) as proxy,
+        wired(through(proxy, azurite), azurite.tables) as old,
+        wired(through(proxy, azurite), replace(azurite.tables, key=b64encode(moved).decode())) as new,
+    ):
+        for letter, number in product("abc", range(6)):
+            entity = {"PartitionKey": f"tenant-{letter}", "RowKey": str(number)}
+            assert (await old.ask("POST", name, entity, NO_ECHO)).status == 204
+
+        async def ask(
+            wire: Wired, method: str, path: str, body: Any = None, headers: Any = None, **bounds: str
+        ) -> Answered:
+            signed = generate_table_sas(
+                AzureNamedKeyCredential(azurite.tables.name, wire.account.key),
+                path.partition("(")[0] if path.startswith(name) else name,
+                permission=TableSasPermissions(read=True, add=True, update=True, delete=True),
+                expiry=datetime(2200, 1, 1, tzinfo=UTC),
+                **cast(Any, bounds),
+            )
+            return await wire.ask(method, f"{path}?{signed}", body, headers, signs=False)
+
+        rows = (await ask(new, "GET", f"{name}()")).json["value"]
+        assert len(rows) == 18, "a signature without a range is good"
+        other = next(one for one in rows if one["RowKey"] == "5")
+        there = f"{name}(PartitionKey='{other['PartitionKey']}',RowKey='5')"
+        merge = ("MERGE", there, {"Taken": True}, {})
+        line = f"GET {new.endpoint}/{there} HTTP/1.1"
+        read = f"--b\r\nContent-Type: application/http\r\n\r\n{line}\r\n\r\n--b--\r\n"
+        requests: list[tuple[Any, ...]] = [
+            ("GET", f"{name}()"),
+            ("GET", there),
+            merge,
+            (*merge[:3], IF_ANY),
+            ("PUT", there, {"Taken": True}, IF_ANY),
+            ("DELETE", there, None, IF_ANY),
+            ("POST", name, {"PartitionKey": "tenant-a", "RowKey": "new"}, NO_ECHO),
+            ("POST", "$batch", *changeset(new.endpoint, [merge])),
+            ("POST", "$batch", read.encode(), {"Content-Type": "multipart/mixed; boundary=b"}),
+        ]
+        for bounds in (
+            {"end_pk": "tenant-a"},
+            {"start_pk": "0"},
+            {"start_pk": "0", "end_pk": "z", "end_rk": "z"},
+        ):
+            for request in requests:
+                refused = await ask(new, *request, **bounds)
+                assert refused.status == 403, (request, refused.body)
+                assert refused.code == "AuthorizationFailure"
+                assert b"a signature for a key range" in refused.body, (request, refused.body)
+        assert (await ask(new, "GET", f"{name}()")).json["value"] == rows
+
+        found = (await ask(old, "GET", f"{name}()", end_pk="tenant-a", end_rk="z")).json["value"]
+        assert [one["PartitionKey"] for one in found] == ["tenant-a"] * 6
+        if not elsewhere:  # for the table's own name a range is of the keys that it has
+            first = min(one["PartitionKey"] for one in rows)
+            bounds = {"start_pk": first, "end_pk": first}
+            found = (await ask(old, "GET", f"{target}()", **bounds)).json["value"]
+            assert [one["PartitionKey"] for one in found] == [first] * 6
 
 
 async def test_a_signature_is_good_for_what_its_stored_access_policy_says_now(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from rekey import props
 from rekey.core.severity import Severity
@@ -56,6 +59,16 @@ def test_capture_dual_write_says_that_clients_come_first() -> None:
     assert found(problems) == {"clients-first": Severity.NOTE}
     assert "Users" in problems[0].message
     assert "rekey status" in problems[0].cure
+
+
+@pytest.mark.parametrize("capture", ["delta", "dual-write"])
+def test_signatures_with_a_key_range_are_a_warning_where_the_configuration_names_them(capture: Any) -> None:
+    migration = declared(replace(USERS, capture=capture))
+    problems = list(declaration_problems(migration, None, (), FINGERPRINTS, key_ranges=True))
+    assert found(problems)["key-ranges"] is Severity.WARNING
+    [told] = [one for one in problems if one.code == "key-ranges"]
+    assert "Users" in told.message
+    assert "UsersV2" in told.cure
 
 
 def test_index_tables_that_nobody_could_follow_are_an_error() -> None:

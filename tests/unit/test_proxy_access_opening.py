@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rekey.errors import ConfigurationError, SecretMissing
+from rekey.plan.subject import PlanOptions
 from rekey.project.config import Config, load_config
 from rekey.proxy import tls
 from rekey.proxy.access import Access
@@ -64,6 +65,14 @@ def test_a_proxy_that_nobody_may_use_is_refused(tmp_path: Path) -> None:
         access_of(configured(tmp_path, ""))
     found = access_of(configured(tmp_path, "[proxy.access]\nbearer_tokens = true\n"))
     assert (found.keys, found.tokens) == ({}, True)
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_plan_knows_from_the_configuration_whether_signatures_have_key_ranges(
+    tmp_path: Path, said: bool
+) -> None:
+    config = configured(tmp_path, "[proxy.access]\nkey_ranges = true\n" if said else "")
+    assert PlanOptions.of(config).key_ranges is said
 
 
 @pytest.mark.parametrize(

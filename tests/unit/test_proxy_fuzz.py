@@ -109,7 +109,7 @@ class World:
         routes = Routes({}, {}, {})
         routes._routes[""]["moved"] = Route("Moved", cast(ClientCore, self))
         self.meter = Meter()
-        handler = Handler(
+        self.handler = Handler(
             ACCOUNT,
             cast(Upstream, self),
             routes,
@@ -118,7 +118,7 @@ class World:
             holds_restricted=True,
             limits=ProxyLimits(body=65_536, line=8_192, idle_s=5.0, request_s=MOST_S),
         )
-        self.sockets = Sockets(handler)
+        self.sockets = Sockets(self.handler)
 
     @asynccontextmanager
     async def send(self, method: str, path: str, _headers: Any, body: Any, **_: Any) -> AsyncIterator[Answer]:

@@ -6,13 +6,17 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
-from azure.core.credentials import AccessToken
+from azure.core.credentials import AccessToken, AzureNamedKeyCredential
+from azure.data.tables import generate_table_sas
 
+from rekey.client.sdk.core import ClientCore
 from rekey.proxy.forward import Upstream
+from rekey.proxy.route import Route
 from rekey.tables.credentials import Signer
-from tests.unit.test_proxy_fuzz import Answer, Wire, World, exchange
+from tests.unit.test_proxy_fuzz import ACCOUNT, KEY, Answer, Wire, World, exchange
 
 TOKEN = "Bearer a-token"
+UNDER_POLICY = generate_table_sas(AzureNamedKeyCredential(ACCOUNT, KEY), "Moved", policy_id="readers")
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,27 @@ async def test_a_token_that_the_account_refuses_makes_the_proxy_no_client(
     answered = await exchange(world, [sent], secure=True)
     assert answered.startswith(f"HTTP/1.1 {status} ".encode())
     assert ([path for _, path in world.passed], world.permits) == (asked, permits)
+
+
+@pytest.mark.parametrize(
+    ("signed", "header", "asked"),
+    [
+        ("", f"Authorization: {TOKEN}\r\n", ["New()?$top=1", "New()"]),
+        (f"?{UNDER_POLICY}", "", ["New?comp=acl"]),
+    ],
+    ids=["token", "stored policy"],
+)
+async def test_tokens_and_policies_of_a_table_in_another_account_are_sent_to_that_account_alone(
+    signed: str, header: str, asked: list[str]
+) -> None:
+    """The source's account must not see a token for another one, and has not that table's policies."""
+    world, there = World(tokens=True), World()
+    cast(Any, world).is_open = False
+    world.handler.elsewhere = cast(Upstream, there)
+    world.handler.routes._routes[""]["moved"] = Route("New@targets", cast(ClientCore, world), "Moved")
+    sent = f"GET /acct/Moved(){signed} HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode()
+    await exchange(world, [sent], secure=True)
+    assert ([path for _, path in there.passed], world.passed) == (asked, [])
 
 
 async def test_a_connection_that_is_gone_is_kept_by_no_timer() -> None:
