@@ -140,7 +140,7 @@ def _shown(header: str) -> bytes:
     """Return the token that a header shows, b"" for none."""
     scheme, _, given = header.partition(" ")
     if scheme.lower() == "bearer":
-        return given.strip().encode()
+        return given.strip().encode("utf-8", "surrogateescape")  # as aiohttp decodes headers
     if scheme.lower() != "basic":
         return b""
     try:

@@ -326,6 +326,27 @@ async def test_half_an_answer_does_not_look_like_a_whole_one(tmp_path: Path) -> 
             await wire.ask("GET", "Plain()")
 
 
+@pytest.mark.parametrize("odd", [b"\xff", b"\xc3\xbc", b"a \xff b", b"\xed\xa0\x80"])
+async def test_bytes_that_are_no_utf8_are_refused_at_the_admin_address(
+    odd: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEYS_TOKEN", "a token of sixteen bytes")
+    async with proxied(config_in(tmp_path, '[proxy.access.token]\nenv = "KEYS_TOKEN"')) as found:
+        admin = replace(found, url=found.admin)
+        for line, status in (
+            (b"GET /_rekey/keys?table=a&pk=b&rk=c HTTP/1.1\r\nAuthorization: Bearer " + odd, 401),
+            (b"GET /_rekey/keys?table=a&pk=b&rk=c HTTP/1.1\r\nAuthorization: Basic " + odd, 401),
+            (b"GET /_rekey/keys?table=" + odd + b" HTTP/1.1", 400),
+            (b"GET /" + odd + b" HTTP/1.1", 400),
+            (b"GET /health/liveness HTTP/1.1\r\nHost: " + odd, 200),
+            (b"GET /metrics HTTP/1.1\r\nAccept: " + odd, 200),
+            (b"GET /metrics HTTP/1.1\r\nCookie: a=" + odd, 200),
+        ):
+            host = b"" if b"Host" in line else b"\r\nHost: x"
+            answer = await exchange(admin, line + host + b"\r\nConnection: close\r\n\r\n")
+            assert answer.split(b" ")[1] == str(status).encode(), line
+
+
 async def test_readiness_ends_before_requests_do(listening: Listening) -> None:
     async with aiohttp.ClientSession() as session:
 
