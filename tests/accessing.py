@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from rekey.errors import RequestRejected
 from rekey.proxy.access import Access, Asked, Granted, judge, needs
+from rekey.proxy.parse import parameters
 
 ACCOUNT = "acme"
 KEY = b"secret of an application, 32 bytes"
@@ -23,10 +25,19 @@ DATE = "Mon, 23 Nov 2026 20:34:42 GMT"
 STARTS, ENDS = "2026-11-20T08:00:00Z", "2026-11-27T08:00:00Z"
 
 
-def asked(kind: str = "rows", method: str = "GET", query: str = "", **changed: Any) -> Asked:
-    """Return a request on the table Orders, over TLS, without a credential."""
+def asked(
+    kind: str = "rows",
+    method: str = "GET",
+    query: str = "",
+    headers: Iterable[tuple[str, str]] = (),
+    **changed: Any,
+) -> Asked:
+    """Return a request on the table Orders, over TLS. Raises RequestRejected for its query."""
     resource, rights = needs(kind, method, changed.pop("comp", ""), conditional=False)
-    whole = Asked(method, "/Orders", query, (), "10.0.0.5", True, "Orders", resource, rights)
+    lower = {name.lower(): value.strip() for name, value in headers}
+    whole = Asked(
+        *(method, "/Orders", parameters(query), lower, "10.0.0.5", True, "Orders", resource, rights)
+    )
     return replace(whole, **changed)
 
 

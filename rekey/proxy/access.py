@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import base64
 import hmac
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
@@ -25,13 +25,12 @@ from enum import StrEnum
 from rekey.errors import RequestRejected
 from rekey.model import EntityKey
 from rekey.proxy import sas
-from rekey.proxy.parse import OPERATIONS, parameters
+from rekey.proxy.parse import OPERATIONS
 from rekey.proxy.sas import NEVER, Within, refused, unauthenticated
 from rekey.tables.base import rejected
 
 # How far a request's date may be from now, as for the service.
 WINDOW_S = 15 * 60.0
-_SINGULAR = ("authorization", "x-ms-date", "date", "content-type", "content-md5")
 
 
 class CredentialKind(StrEnum):
@@ -48,8 +47,9 @@ class Asked:
     """What a request asks for.
 
     Attributes:
-        method, path, query: as sent; the query without its question mark.
-        headers: names and values, as sent.
+        method, path: as sent.
+        parameters: of the query, decoded, by their names as sent.
+        headers: by their names in lower case.
         peer: the address that the connection is from.
         secure: whether it came over TLS.
         table: the table that it names; None where it names none.
@@ -63,8 +63,8 @@ class Asked:
 
     method: str
     path: str = field(repr=False)
-    query: str = field(repr=False)
-    headers: Iterable[tuple[str, str]] = field(repr=False)
+    parameters: Mapping[str, str] = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
     peer: str
     secure: bool
     table: str | None
@@ -150,8 +150,7 @@ def judge(asked: Asked, access: Access, now: float) -> Granted:
         RequestRejected: it is refused; with the service's status and code.
         PolicyUnread: it is to be judged again, with policies.
     """
-    headers, said = _headers(asked.headers), parameters(asked.query)
-    shown = headers.get("authorization")
+    said, shown = asked.parameters, asked.headers.get("authorization")
     if shown is not None and "sig" in said:
         raise _malformed()
     if shown is None and "sig" in said:
@@ -163,13 +162,11 @@ def judge(asked: Asked, access: Access, now: float) -> Granted:
         return _by_token(asked, access, shown)
     if scheme not in ("SharedKey", "SharedKeyLite"):
         raise _malformed()
-    return _by_key(asked, access, now, headers, said, shown)
+    return _by_key(asked, access, now, shown)
 
 
-def _by_key(
-    asked: Asked, access: Access, now: float, headers: Mapping[str, str], said: Mapping[str, str], shown: str
-) -> Granted:
-    scheme, _, value = shown.partition(" ")
+def _by_key(asked: Asked, access: Access, now: float, shown: str) -> Granted:
+    headers, (scheme, _, value) = asked.headers, shown.partition(" ")
     account, _, signature = value.partition(":")
     date = headers.get("x-ms-date") or headers.get("date", "")
     try:
@@ -181,7 +178,7 @@ def _by_key(
     signed = [date]
     if scheme == "SharedKey":
         signed = [asked.method, headers.get("content-md5", ""), headers.get("content-type", ""), date]
-    comp = f"?comp={said['comp']}" if "comp" in said else ""
+    comp = f"?comp={asked.parameters['comp']}" if "comp" in asked.parameters else ""
     text = "\n".join([*signed, f"/{access.account}{asked.path}{comp}"])
     name = _signer(access, text, signature) if account == access.account else None
     if name is None:
@@ -226,17 +223,6 @@ def _signer(access: Access, text: str, signature: str) -> str | None:
         if hmac.compare_digest(base64.b64encode(hmac.digest(key, signed, "sha256")), given):
             return name
     return None
-
-
-def _headers(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return headers by their names in lower case. Raises RequestRejected for one twice."""
-    found: dict[str, str] = {}
-    for name, value in pairs:
-        lower = name.lower()
-        if lower in found and lower in _SINGULAR:
-            raise _malformed()
-        found[lower] = value.strip()
-    return found
 
 
 def _malformed() -> RequestRejected:

@@ -8,6 +8,8 @@ Rules kept here:
   own, and addresses of the upstream. An operation's own headers and body are kept.
 * Operations are answered in their order, each with the Content-ID of its own headers; that of a part's
   headers counts for nothing, as for the service (recordings).
+* A caller whose token only the account can verify gets this far as well: what a body holds is counted before
+  it is read.
 * Source: "Performing entity group transactions" in the Azure documentation.
 """
 
@@ -21,7 +23,7 @@ from typing import TypeAlias
 from uuid import uuid4
 
 from rekey.errors import RequestRejected
-from rekey.proxy.parse import Incoming, Kind, inner_target, parse, read_headers
+from rekey.proxy.parse import MAX_HEADERS, Incoming, Kind, inner_target, parse, read_headers
 from rekey.tables.base import MAX_BATCH_OPERATIONS, rejected
 
 _BOUNDARY = re.compile(
@@ -29,7 +31,7 @@ _BOUNDARY = re.compile(
 )
 _BLANK = re.compile(rb"\r?\n\r?\n|\A\r?\n")
 _LINE = re.compile(rb"\r?\n")
-_REQUEST = re.compile(r"([A-Z]+) (\S+) HTTP/1\.[01]")
+_REQUEST = re.compile(r"([A-Z]{1,32}) (\S{1,32768}) HTTP/1\.[01]")
 _WITHIN = (Kind.ROWS, Kind.ROW)
 _HEAD = ("Content-Type: application/http", "Content-Transfer-Encoding: binary")
 # First line, headers and body of a request or an answer.
@@ -64,17 +66,18 @@ def read_batch(asked: Incoming, account: str) -> Batch:
     Raises:
         RequestRejected: the body is no batch, or one that the service would refuse.
     """
-    parts = _parts(asked.content, asked.headers.get("content-type", ""))
+    parts = _parts(asked.content, asked.headers.get("content-type", ""), 1)
     if len(parts) != 1:
         raise _invalid("a batch has one changeset, or one query")
     headers, content = _head(parts[0])
     is_query = not headers.get("content-type", "").lower().startswith("multipart/")
     inner = [(headers, content)]
     if not is_query:
-        inner = [_head(part) for part in _parts(content, headers.get("content-type", ""))]
-    if len(inner) > MAX_BATCH_OPERATIONS:
-        said = "The batch request operation exceeds the maximum 100 changes per change set."
-        raise rejected("InvalidInput", said, MAX_BATCH_OPERATIONS - 1)  # as the service counts
+        operations = _parts(content, headers.get("content-type", ""), MAX_BATCH_OPERATIONS)
+        if len(operations) > MAX_BATCH_OPERATIONS:
+            said = "The batch request operation exceeds the maximum 100 changes per change set."
+            raise rejected("InvalidInput", said, MAX_BATCH_OPERATIONS - 1)  # as the service counts
+        inner = [_head(part) for part in operations]
     found = [_request(headers, content, account) for headers, content in inner]
     for one in found:
         if one.is_read is not is_query:
@@ -130,13 +133,15 @@ def _multipart(outer: str, inner: str, parts: Iterable[_Part]) -> tuple[str, byt
     return f"multipart/mixed; boundary={outer}", b"\r\n".join([*written, *ends, b""])
 
 
-def _parts(body: bytes, content_type: str) -> list[bytes]:
-    """Return the parts of a multipart body."""
+def _parts(body: bytes, content_type: str, most: int) -> list[bytes]:
+    """Return the parts of a multipart body; of one that has more than `most`, one more than that."""
     found = _BOUNDARY.fullmatch(content_type.strip())
     if found is None:
         raise _invalid("the content type names no boundary")
     mark = re.escape((found[1] or found[2]).encode())
-    pieces = re.split(rb"(?:\A|\r?\n)--" + mark + rb"(--)?[ \t]*(?=\r?\n|\Z)", body)
+    pieces = re.split(rb"(?:\A|\r?\n)--" + mark + rb"(--)?[ \t]*(?=\r?\n|\Z)", body, maxsplit=most + 2)
+    if len(pieces) == 2 * (most + 2) + 1:
+        return pieces[2 : 2 * (most + 2) : 2]
     # What is before the first boundary; then in turn whether one is the last, and what follows it.
     closed, parts = [end is not None for end in pieces[1::2]], pieces[2::2]
     if sum(closed) != 1 or not closed[-1]:
@@ -154,7 +159,7 @@ def _head(part: bytes) -> tuple[dict[str, str], bytes]:
 
 def _headers(lines: bytes) -> dict[str, str]:
     pairs = []
-    for line in _LINE.split(lines) if lines else ():
+    for line in _LINE.split(lines, MAX_HEADERS) if lines else ():
         name, colon, value = line.decode("latin-1").partition(":")
         if not colon:
             raise _invalid("a header has no colon")

@@ -45,7 +45,7 @@ from rekey.proxy.answer import Readdressing, Renaming, Reply, is_atom, reply_of,
 from rekey.proxy.batch import Batch, read_batch, write_batch
 from rekey.proxy.forward import Upstream, passed_back, passed_on
 from rekey.proxy.meter import Meter
-from rekey.proxy.parse import Incoming, Kind, host_in, parameters, parse, unsigned
+from rekey.proxy.parse import Incoming, Kind, host_in, parse, unsigned
 from rekey.proxy.route import RESTRICTED, Route, Routes
 from rekey.proxy.sas import confined, policies_in, refused, unauthenticated
 from rekey.tables.base import rejected
@@ -151,8 +151,7 @@ class Handler:
 
     async def _answered(self, one: _One) -> web.StreamResponse:
         request = one.request
-        headers = list(request.headers.items())
-        one.asked = asked = parse(request.method, request.raw_path, headers, self.account)
+        one.asked = asked = parse(request.method, request.raw_path, request.headers.items(), self.account)
         inserts = asked.kind is Kind.ROWS and asked.method == "POST"
         granted = await self._judged(one, asked, () if inserts or asked.kind is Kind.BATCH else (asked,))
         self._check_length(int(asked.headers.get("content-length", "0")))
@@ -198,9 +197,16 @@ class Handler:
             rights |= needed
             keys.append(each.key or inserted_key(each))
         known = [key for key in keys if key is not None]
-        headers, request = list(one.request.headers.items()), one.request
+        request = one.request
         judged = Asked(
-            *(request.method, asked.path, asked.query, headers, request.remote or "", request.secure),
+            *(
+                request.method,
+                asked.path,
+                asked.parameters,
+                asked.headers,
+                request.remote or "",
+                request.secure,
+            ),
             (operations[0].table if operations else asked.table) or None,
             resource,
             frozenset(rights),
@@ -404,7 +410,7 @@ class Handler:
             said = "This proxy takes no bearer token for writes that it carries: it cannot verify one."
             raise rejected("AuthorizationFailure", said, status=403)
         for each in (asked, *requests):
-            if not _TIMEOUT.fullmatch(parameters(each.query).get("timeout", "0")):
+            if not _TIMEOUT.fullmatch(each.parameters.get("timeout", "0")):
                 said = "The value of the parameter timeout is no number of seconds."
                 raise rejected("InvalidQueryParameterValue", said)
         for each in requests:

@@ -11,6 +11,8 @@ Rules kept here:
 * `ACCOUNT-secondary` names the account as well, for reads alone.
 * `X-HTTP-Method` counts for POST alone; the method that it names is the method from then on.
 * A refusal is a `RequestRejected` with the service's code and status. It repeats nothing of the request.
+* This runs before any credential is judged, on bytes of anybody: the work is linear in their number, headers
+  and query are read once, and how many of them there may be is bounded.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ _HIDDEN = re.compile(r"%(?:2[Ff]|5[Cc]|[01][0-9A-Fa-f]|7[Ff])|\\")
 # Parameters that decide what is asked. In other letters, the account might take them for the same.
 _EXACT = NAMES | {"comp", "restype", "$filter", "$select", "$top", "$format"}
 _TABLE = re.compile(r"[A-Za-z][A-Za-z0-9]{2,62}")
+# The service has about thirty parameters, and clients send about as many headers.
+MAX_PARAMETERS, MAX_HEADERS = 100, 128
 _ONE_TABLE = re.compile(r"Tables\('(?P<table>[A-Za-z][A-Za-z0-9]{2,62})'\)")
 
 
@@ -78,6 +82,7 @@ class Incoming:
     Attributes:
         method: the method, after `X-HTTP-Method`.
         path, query: as sent; the query without its question mark.
+        parameters: of the query, decoded.
         headers: by their names in lower case.
         kind: what kind of resource it names.
         resource: the last segment of the path, as sent; "" for the service itself.
@@ -90,6 +95,7 @@ class Incoming:
     method: str
     path: str = field(repr=False)
     query: str = field(repr=False)
+    parameters: Mapping[str, str] = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
     kind: Kind
     resource: str = field(repr=False)
@@ -116,7 +122,7 @@ class Incoming:
     @property
     def comp(self) -> str:
         """The part of the resource that is meant: `acl`, `properties`, `stats`, or "" for itself."""
-        return parameters(self.query).get("comp", "")
+        return self.parameters.get("comp", "")
 
 
 def parse(method: str, target: str, headers: Iterable[tuple[str, str]], account: str) -> Incoming:
@@ -156,8 +162,8 @@ def parse(method: str, target: str, headers: Iterable[tuple[str, str]], account:
     except UnicodeDecodeError:
         raise rejected("InvalidUri", "the path is no UTF-8") from None
     kind, table, key = _named(decoded)
-    asked = Incoming(tunnelled or method, path, query, said, kind, resource, table, key, prefix)
-    _check_verb(asked, found)
+    asked = Incoming(tunnelled or method, path, query, found, said, kind, resource, table, key, prefix)
+    _check_verb(asked)
     if prefix.endswith(_SECONDARY) and not asked.is_read:
         raise rejected("InsufficientAccountPermissions", "Write operations are not allowed.", status=403)
     return asked
@@ -179,27 +185,32 @@ def origin_form(target: str) -> str:
 
 
 def read_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return headers by their names in lower case. Raises RequestRejected for one that is there twice."""
-    said: dict[str, str] = {}
-    for name, value in headers:
+    """Return headers by their names in lower case. Raises RequestRejected for one twice, and for too many."""
+    said: dict[str, list[str]] = {}
+    for number, (name, value) in enumerate(headers):
+        if number == MAX_HEADERS:
+            raise rejected("InvalidHeaderValue", f"there are more than {MAX_HEADERS} headers", status=431)
         lower = name.lower()
         if not _NAME.fullmatch(name) or not _TEXT.fullmatch(value):
             raise rejected("InvalidHeaderValue", "a header is not written in ASCII")
         if lower in said and lower not in _LISTS:
             raise rejected("InvalidHeaderValue", "a header is there twice")
-        said[lower] = f"{said[lower]}, {value}" if lower in said else value.strip()
-    return said
+        said.setdefault(lower, []).append(value.strip())
+    return {name: ", ".join(values) for name, values in said.items()}
 
 
 def parameters(query: str) -> dict[str, str]:
-    """Return the parameters of a query, decoded. Raises RequestRejected for a doubtful one."""
-    found: dict[str, str] = {}
+    """Return the parameters of a query, decoded. Raises RequestRejected for a doubtful one, or too many."""
+    if query.count("&") >= MAX_PARAMETERS:
+        raise rejected("InvalidQueryParameterValue", f"there are more than {MAX_PARAMETERS} parameters")
+    found, names = dict[str, str](), set[str]()
     try:
         for part in query.split("&") if query else ():
             name, _, value = part.replace("+", " ").partition("=")
             name = unquote(name, errors="strict")
-            if name.lower() in map(str.lower, found):
+            if (lower := name.lower()) in names:
                 raise rejected("InvalidQueryParameterValue", "a parameter is there twice")
+            names.add(lower)
             if (known := name.strip().lower()) in _EXACT and name != known:
                 raise rejected("InvalidQueryParameterValue", "a parameter is not spelled as it must be")
             found[name] = unquote(value, errors="strict")
@@ -228,7 +239,7 @@ def inner_target(url: str) -> str:
 
 def _split(path: str, found: Mapping[str, str], account: str) -> tuple[str, str]:
     """Return the account's name in a path, "" where it is not, and the resource. Raises RequestRejected."""
-    segments = path.strip("/").split("/") if path.strip("/") else []
+    segments = path.strip("/").split("/", 3) if path.strip("/") else []
     if path.count("/") > 3 or "" in segments:
         raise rejected("InvalidUri", "the path has empty segments")
     prefix = ""
@@ -257,10 +268,10 @@ def _named(resource: str) -> tuple[Kind, str, EntityKey | None]:
     return (Kind.ROWS, name, None) if row is None else (Kind.ROW, name, row[1])
 
 
-def _check_verb(asked: Incoming, found: Mapping[str, str]) -> None:
+def _check_verb(asked: Incoming) -> None:
     """Raise RequestRejected for a verb or a part that the resource does not have."""
     verbs: Collection[str] = OPERATIONS[asked.kind]
-    comp = found.get("comp")
+    comp = asked.parameters.get("comp")
     if asked.kind is Kind.ROWS and comp == "acl":
         verbs = ("GET", "PUT")
     elif comp is not None and asked.kind is not Kind.SERVICE:

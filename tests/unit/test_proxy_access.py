@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from rekey.errors import RequestRejected
 from rekey.proxy.access import Access, CredentialKind, judge, needs
+from rekey.proxy.parse import parameters
 from rekey.proxy.sas import NEVER
 from tests.accessing import (
     ACCESS,
@@ -159,7 +160,7 @@ def test_the_date_may_differ_by_a_quarter_of_an_hour_and_no_more() -> None:
 
 def test_x_ms_date_counts_before_date() -> None:
     other = "Mon, 23 Nov 2026 20:30:00 GMT"
-    assert granted(replace(SIGNED, headers=[*SIGNED.headers, ("Date", other)])).name
+    assert granted(replace(SIGNED, headers={**SIGNED.headers, "date": other})).name
     assert granted(asked(headers=[("Date", DATE), key_header(LITE)])).name
     stale = [("x-ms-date", "Mon, 23 Nov 2026 10:00:00 GMT"), ("Date", DATE), key_header(LITE)]
     assert refusal(asked(headers=stale)) == "AuthenticationFailed"
@@ -180,9 +181,9 @@ def test_nothing_that_a_shared_key_covers_can_be_changed(changed: str) -> None:
     assert granted(first).name
     if changed in covered:
         covered[changed] = "other"
-        altered = replace(first, headers=[*covered.items(), ("x-ms-date", DATE), header])
+        altered = replace(first, headers={**first.headers, **covered})
     elif changed == "comp":
-        altered = replace(first, query="timeout=5")
+        altered = replace(first, parameters={"timeout": "5"})
     else:
         altered = replace(first, method="PUT") if changed == "method" else replace(first, path="/orders")
     assert refusal(altered) == "AuthenticationFailed"
@@ -190,14 +191,7 @@ def test_nothing_that_a_shared_key_covers_can_be_changed(changed: str) -> None:
 
 @pytest.mark.parametrize("query", ["comp=acl", "%63omp=acl", "c%6Fmp=acl"])
 def test_what_is_meant_cannot_be_changed_under_a_signature(query: str) -> None:
-    assert refusal(replace(SIGNED, query=query)) == "AuthenticationFailed"
-
-
-@pytest.mark.parametrize(
-    "query", ["COMP=acl", "Comp=acl", "RESTYPE=service", "%24Filter=x", "SIG=x", "a=1&A=2"]
-)
-def test_what_two_readers_could_read_in_two_ways_is_refused(query: str) -> None:
-    assert refusal(replace(SIGNED, query=query)) == "InvalidQueryParameterValue"
+    assert refusal(replace(SIGNED, parameters=parameters(query))) == "AuthenticationFailed"
 
 
 def test_the_account_that_is_named_is_that_of_the_proxy() -> None:
@@ -215,9 +209,7 @@ def test_another_scheme_is_refused(shown: str) -> None:
 
 def test_exactly_one_credential_is_taken() -> None:
     assert refusal(asked()) == "AuthenticationFailed"
-    assert refusal(replace(SIGNED, query=table_sas())) == "InvalidAuthenticationInfo"
-    twice = replace(SIGNED, headers=[*SIGNED.headers, key_header("x")])
-    assert refusal(twice) == "InvalidAuthenticationInfo"
+    assert refusal(replace(SIGNED, parameters=parameters(table_sas()))) == "InvalidAuthenticationInfo"
     assert (
         refusal(asked(query=table_sas(), headers=[("Authorization", "Bearer x")]))
         == "InvalidAuthenticationInfo"
