@@ -1,15 +1,11 @@
-"""Reading segments: several at a time; idle readers split the rest of the largest.
+"""Reading segments into windows: several at a time; idle readers split the rest of the largest.
 
 Rules kept here:
 
-* One reader a segment, so a segment's rows come in order, and all rows up to its cursor have been read.
-* A split is stored (shrunk and new segment in one transaction) before the new segment is read, and lies only
-  after what has been read: no row is read by two readers, and every row by one.
-* Which segment is the largest is not known. The one that gave the most rows since it was last split is likely
-  to have the most left; below `LEAST_PAGES` pages nothing is split. Where partitions have a rate, one page is
-  enough until there was a split for every reader: one scan alone would be held up by its partition.
+* A split is stored (shrunk and new segment in one transaction) before the new segment is read.
+* Where partitions have a rate, one page is enough to split a segment until there was a split for every
+  reader, and a partition has one reader: more would get no more rows, only refusals.
 * Where there are rates, a page is requested when they allow for it, not before.
-* A partition that has a rate has one reader: more readers would get no more rows, only refusals.
 * Readers split only while the consumer waits for pages: where writing takes the time, more scans would not
   help.
 * Bounded memory: at most as many pages as there are readers wait for the consumer, and no further page is
@@ -22,16 +18,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from rekey.copy.throttle import Throttle
-from rekey.core.concurrency import cancel, together
+from rekey.core.concurrency import cancel
 from rekey.model import PARTITION_KEY, EntityKey, Row
 from rekey.project.config import Limits
 from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
-from rekey.tables.split import find_middle
+from rekey.tables.parallel import ParallelScan, Reader
 
 # Pages a segment must have given since it was last split before it is split again.
 LEAST_PAGES = 3
@@ -67,27 +62,19 @@ def row_bytes(row: Row) -> int:
     return sum(len(name) + (len(value) if isinstance(value, str) else 8) + 6 for name, value in row.items())
 
 
-@dataclass(slots=True)
-class _Active:
-    """A segment that is being read.
+@dataclass(eq=False)
+class _SegmentReader(Reader):
+    """A segment that is read.
 
     Attributes:
-        now: the segment, its cursor and figures as of the last page read.
+        segment: its cursor and figures as of the last page read.
         expected: rows that its next page is likely to have; 0 after a page that was not full.
-        fresh_rows: rows read since it was begun or split.
-        shrunk: its end was moved after its scan began.
-        probed: a reader is looking for a key to split it at.
-        whole: it is not split: the rest lies in one partition, which has a rate.
         partition: the partition in which its last page ended; None before, and where partitions have no rate.
         within: the last page held rows of this partition alone, and the page before ended in it.
     """
 
-    now: Segment
-    expected: int
-    fresh_rows: int = 0
-    shrunk: bool = False
-    probed: bool = False
-    whole: bool = False
+    segment: Segment = field(kw_only=True)
+    expected: int = field(kw_only=True)
     partition: str | None = None
     within: bool = False
 
@@ -99,59 +86,52 @@ class _Active:
         self.partition = last
         return of_last
 
-    def take(self, page: Page) -> tuple[list[Row], bool]:
-        """Move the cursor past a page; return its rows in the segment, and whether the segment ends there."""
-        rows, cursor, ended = page.cut(self.now.upto if self.shrunk else None)
-        size = page.bytes or sum(map(row_bytes, rows))
-        self.now = replace(
-            self.now,
-            cursor=cursor or self.now.cursor,
-            rows=self.now.rows + len(rows),
-            bytes=self.now.bytes + size,
-        )
-        self.fresh_rows += len(rows)
-        return rows, ended
 
+class Reading(ParallelScan[_SegmentReader]):
+    """All readers of one source."""
 
-@dataclass(eq=False)
-class Reading:
-    """All readers of one source.
+    begins_anew = True
 
-    Attributes:
-        source: the table to scan.
-        segments: the key ranges to read; finished ones are skipped.
-        readers: how many scans at a time.
-        split: stores a split; None: segments are not split.
-        page_rows: rows a page.
-        modified_from: only rows whose Timestamp is at or after this.
-        throttle: limits the rate of reading; a scan fetches ahead only if there were no rates when it began.
-    """
+    def __init__(
+        self,
+        source: Table,
+        segments: Sequence[Segment],
+        readers: int = 1,
+        split: Split | None = None,
+        page_rows: int = MAX_PAGE_ROWS,
+        modified_from: str | None = None,
+        throttle: Throttle | None = None,
+    ) -> None:
+        """Create it.
 
-    source: Table
-    segments: Sequence[Segment]
-    readers: int = 1
-    split: Split | None = None
-    page_rows: int = MAX_PAGE_ROWS
-    modified_from: str | None = None
-    throttle: Throttle | None = None
-
-    def __post_init__(self) -> None:
-        self.readers = max(1, self.readers)
-        self.throttle = None if self.throttle is None else self.throttle.of(self.source.name)
-        self._open = deque(segment for segment in self.segments if not segment.done)
-        self._active: dict[int, _Active] = {}
+        Args:
+            source: the table to scan.
+            segments: the key ranges to read; finished ones are skipped.
+            readers: how many scans at a time.
+            split: stores a split; None: segments are not split.
+            page_rows: rows a page.
+            modified_from: only rows whose Timestamp is at or after this.
+            throttle: limits the rate of reading; a scan fetches ahead only if there were no rates when it
+                began.
+        """
+        self.source, self.page_rows, self.modified_from = source, page_rows, modified_from
+        super().__init__(self._reader(segment) for segment in segments if not segment.done)
+        self.readers, self._store_split = max(1, readers), split
+        self.throttle = None if throttle is None else throttle.of(source.name)
+        self.least, self.least_eager = LEAST_PAGES * page_rows, page_rows
+        self.eager = self.readers - 1 if self.partitions_apart else 0
+        self.may_split = False
         self._read: deque[tuple[list[Row], int, Segment]] = deque()
         self._read_bytes, self._most_bytes = 0, 0
-        self._hungry = False
-        self._eager = self.readers - 1 if self._has_partition_rate else 0
-        self._changed = asyncio.Event()
+
+    def _reader(self, segment: Segment) -> _SegmentReader:
+        return _SegmentReader(self.source, segment.rest, segment=segment, expected=self.page_rows)
 
     async def windows(self, size: WindowSize) -> AsyncGenerator[Window, None]:
         """Yield full windows; the last one may be small. Iterate within `aclosing`."""
         self._most_bytes = size.bytes
-        readers = together(self._reader() for _ in range(self.readers))
-        working: asyncio.Future[None] = asyncio.ensure_future(readers)
-        working.add_done_callback(lambda _: self._tell())
+        working: asyncio.Future[None] = asyncio.ensure_future(self.run(self.readers))
+        working.add_done_callback(lambda _: self.tell())
         window = Window()
         try:
             while (read := await self._next(working)) is not None:
@@ -178,117 +158,75 @@ class Reading:
                 if not self._read:
                     return None
                 break
-            self._hungry = True
-            await self._changed.wait()
-        self._hungry = False
-        self._tell()
+            self.may_split = self._store_split is not None
+            await self.change()
+        self.may_split = False
+        self.tell()
         read = self._read.popleft()
         self._read_bytes -= read[1]
         return read
 
-    async def _reader(self) -> None:
-        while (active := await self._take()) is not None:
-            try:
-                while await self._scan(active):
-                    pass
-                await self._put([], 0, replace(active.now, done=True))
-            finally:
-                del self._active[active.now.id]
-                self._tell()
+    @property
+    def partitions_apart(self) -> bool:  # type: ignore[override]
+        """Whether each partition has a rate."""
+        return self.throttle is not None and self.throttle.limits_partitions
 
-    async def _scan(self, active: _Active) -> bool:
-        """Read a segment; tell whether a split ended that before its end was reached."""
-        active.shrunk = False
-        pages = self.source.scan(
-            active.now.rest,
+    def pages(self, reader: _SegmentReader) -> AsyncIterator[Page]:
+        """Begin to scan the rest of a segment."""
+        return self.source.scan(
+            reader.rest,
             modified_from=self.modified_from,
             page_rows=self.page_rows,
             ahead=self.throttle is None or not self.throttle.has_rates,
         )
-        async with aclosing(pages):  # type: ignore[type-var]  # all scans are generators
-            while (page := await self._page(active, pages)) is not None:
-                before = active.now.bytes
-                rows, ended = active.take(page)
-                await self._put(rows, active.now.bytes - before, active.now)
-                if ended or active.shrunk:
-                    return not ended
-        return False
 
-    async def _page(self, active: _Active, pages: AsyncIterator[Page]) -> Page | None:
+    async def next_page(self, reader: _SegmentReader, pages: AsyncIterator[Page]) -> Page | None:
         """Return the next page when the rates allow for it; None at the end."""
         throttle = self.throttle
         if throttle is None:
             return await anext(pages, None)
         # After a page that was not full the next one is likely to be empty, or small.
-        asked = active.expected
-        partition = None if active.partition is None else (self.source.name, active.partition)
+        asked = reader.expected
+        partition = None if reader.partition is None else (self.source.name, reader.partition)
         if asked and partition is not None:
             await throttle.made_up(partition)
         # A partition that fills whole pages takes longest: its next page goes before the queue.
-        await throttle.take(asked, first=active.within)
+        await throttle.take(asked, first=reader.within)
         with throttle.taken(asked, partition):
             page = await anext(pages, None)
         rows = [] if page is None else page.rows
         throttle.give_back(asked - len(rows))
-        active.expected = len(rows) if page is not None and page.full else 0
+        reader.expected = len(rows) if page is not None and page.full else 0
         if rows and throttle.limits_partitions:
-            throttle.count(active.follow(rows), (self.source.name, rows[-1][PARTITION_KEY]))
+            throttle.count(reader.follow(rows), (self.source.name, rows[-1][PARTITION_KEY]))
         return page
+
+    async def take(
+        self, reader: _SegmentReader, page: Page, rows: list[Row], cursor: EntityKey | None
+    ) -> None:
+        """Pass a page's rows on to the consumer."""
+        segment, size = reader.segment, page.bytes or sum(map(row_bytes, rows))
+        reader.segment = replace(
+            segment,
+            cursor=cursor or segment.cursor,
+            rows=segment.rows + len(rows),
+            bytes=segment.bytes + size,
+        )
+        await self._put(rows, size, reader.segment)
+
+    async def finish(self, reader: _SegmentReader) -> None:
+        """Tell the consumer that a segment was read to its end."""
+        await self._put([], 0, replace(reader.segment, done=True))
+
+    def split(self, reader: _SegmentReader, middle: EntityKey) -> _SegmentReader:
+        """Store that a segment ends at a key, and return its rest."""
+        upper = self._store_split(reader.segment, middle)  # type: ignore[misc]  # `may_split` is False without
+        reader.segment = replace(reader.segment, upto=middle)
+        return self._reader(upper)
 
     async def _put(self, rows: list[Row], size: int, segment: Segment) -> None:
         while len(self._read) >= self.readers or self._read_bytes >= self._most_bytes:
-            await self._changed.wait()
+            await self.change()
         self._read.append((rows, size, segment))
         self._read_bytes += size
-        self._tell()
-
-    async def _take(self) -> _Active | None:
-        """Return the next segment to read, if need be one split off another; None when there is none."""
-        while True:
-            if self._open:
-                active = _Active(self._open.popleft(), self.page_rows)
-                self._active[active.now.id] = active
-                return active
-            if self.split is None or not self._active:
-                return None
-            least = (1 if self._eager else LEAST_PAGES) * self.page_rows
-            worth = [
-                one
-                for one in self._active.values()
-                if one.fresh_rows >= least and not (one.probed or one.whole)
-            ]
-            if worth and self._hungry:
-                await self._divide(max(worth, key=lambda one: one.fresh_rows), self.split)
-            else:
-                await self._changed.wait()
-
-    async def _divide(self, active: _Active, split: Split) -> None:
-        """Look for a key in the middle of the rest of a segment, and split it there."""
-        active.probed = True
-        try:
-            apart = self._has_partition_rate
-            middle = await find_middle(
-                self.source, active.now.rest, active.now.cursor, partitions_apart=apart
-            )
-        finally:
-            active.probed = False
-        active.fresh_rows = 0
-        self._eager = max(0, self._eager - 1)
-        active.whole = apart and middle is None
-        # Meanwhile its reader may have passed that key, or reached the end. From here on nothing is awaited,
-        # so the cursor stands still.
-        if middle is None or self._active.get(active.now.id) is not active or middle not in active.now.rest:
-            return
-        self._open.append(split(active.now, middle))
-        active.now = replace(active.now, upto=middle)
-        active.shrunk = True
-        self._tell()
-
-    @property
-    def _has_partition_rate(self) -> bool:
-        return self.throttle is not None and self.throttle.limits_partitions
-
-    def _tell(self) -> None:
-        """Wake all that wait for a change; each checks whether its own condition holds now."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.tell()

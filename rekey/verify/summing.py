@@ -11,18 +11,15 @@ Rules kept here:
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 
-from rekey.core.concurrency import together
 from rekey.declaration.mapper import Mapper
 from rekey.errors import Interrupted, RowRefused
-from rekey.model import KeyRange, Row, key_of
+from rekey.model import EntityKey, KeyRange, Row, key_of
 from rekey.tables.base import MAX_PAGE_ROWS, Page
-from rekey.tables.split import find_middle
+from rekey.tables.parallel import ParallelScan, Reader
 from rekey.verify.context import ReconcileContext
 from rekey.verify.digest import Digester
 from rekey.verify.sums import SOURCE, Part, Partial
@@ -64,125 +61,66 @@ async def sum_up(
     """
     if all(part.done for part in work.parts):
         return
-    summing = _Summing(ctx, work, checkpoint, trace)
     try:
-        await together(summing.reader() for _ in range(max(1, ctx.scans)))
+        await _Summing(ctx, work, checkpoint, trace).run(ctx.scans)
     except Interrupted:
         checkpoint(work)
         raise
     checkpoint(work)
 
 
-@dataclass(slots=True, eq=False)
-class _Active:
-    """A part that is being read.
+@dataclass(eq=False)
+class _PartReader(Reader):
+    """A part that is read."""
 
-    Attributes:
-        part: the part, its cursor as of the last page read.
-        fresh: rows it gave since it was begun or split.
-        shrunk: its end was moved after its scan began.
-        probed: another reader is looking for a key to split it at.
-    """
-
-    part: Part
-    fresh: int = 0
-    shrunk: bool = False
-    probed: bool = False
-
-    def take(self, page: Page) -> tuple[list[Row], bool]:
-        """Move the cursor past a page; return its rows within the part, and whether the part ends there."""
-        rows, cursor, ended = page.cut(self.part.within.upto if self.shrunk else None)
-        self.part.cursor = cursor or self.part.cursor
-        self.fresh += len(rows)
-        return rows, ended
+    part: Part = field(kw_only=True)
 
 
-class _Summing:
+class _Summing(ParallelScan[_PartReader]):
     """All readers of one comparison."""
 
     def __init__(
         self, ctx: ReconcileContext, work: Partial, checkpoint: Checkpoint, trace: Trace | None
     ) -> None:
         self._ctx, self._work, self._checkpoint, self._trace = ctx, work, checkpoint, trace
-        self._open = deque(part for part in work.parts if not part.done)
-        self._active: list[_Active] = []
-        self._least = LEAST_ROWS if ctx.ahead else LEAST_AT_RATES
+        super().__init__(self._reader(part) for part in work.parts if not part.done)
+        self.least = LEAST_ROWS if ctx.ahead else LEAST_AT_RATES
         self._since = 0
-        self._changed = asyncio.Event()
         not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
         self._adding = Adding(ctx.source.name, ctx.mapper, not_compared, work, trace)
 
-    async def reader(self) -> None:
-        """Read parts, also ones split off others, until there is none left to begin."""
-        while (active := await self._take()) is not None:
-            try:
-                await self._read(active)
-            finally:
-                self._active.remove(active)
-                self._tell()
+    def _reader(self, part: Part) -> _PartReader:
+        return _PartReader(self._ctx.whole(part.table), part.rest, part=part)
 
-    async def _take(self) -> _Active | None:
-        while True:
-            if self._open:
-                self._active.append(_Active(self._open.popleft()))
-                return self._active[-1]
-            if not self._active:
-                return None
-            worth = [one for one in self._active if one.fresh >= self._least and not one.probed]
-            if worth:
-                await self._divide(max(worth, key=lambda one: one.fresh))
-            else:
-                await self._changed.wait()
+    def pages(self, reader: _PartReader) -> AsyncIterator[Page]:
+        """Begin to scan the rest of a part."""
+        return reader.table.scan(reader.rest, ahead=self._ctx.ahead)
 
-    async def _divide(self, active: _Active) -> None:
-        """Look for a key in the middle of the rest of a part, and split it there."""
-        part = active.part
-        active.probed = True
-        try:
-            middle = await find_middle(self._ctx.table(part.table), part.rest, part.cursor)
-        finally:
-            active.probed = False
-        active.fresh = 0
-        # Meanwhile its reader may have passed that key, or reached the end. From here on nothing is awaited,
-        # so the cursor stands still.
-        if middle is None or active not in self._active or middle not in part.rest:
-            return
-        part.within, rest = part.within.split(middle)
-        upper = Part(part.table, rest)
-        active.shrunk = True
-        self._work.parts.append(upper)
-        self._open.append(upper)
-        self._tell()
+    async def take(self, reader: _PartReader, page: Page, rows: list[Row], cursor: EntityKey | None) -> None:
+        """Add the rows of a page to the sums, and wait until the rates allow for the next one."""
+        ctx, part = self._ctx, reader.part
+        ctx.stop()
+        if rows and self._trace is not None:
+            self._trace.begin_page(part.table, KeyRange(part.rest.after, key_of(rows[-1])), len(rows))
+        part.cursor = cursor or part.cursor
+        self._adding.add(part.table, rows)
+        self._work.was_read(part.table, len(rows), ctx.now())
+        ctx.advance(len(rows))
+        self._since += len(rows)
+        if self._since >= CHECKPOINT_ROWS:
+            self._since = 0
+            self._checkpoint(self._work)
+        await ctx.taken(reader.table, page)
 
-    async def _read(self, active: _Active) -> None:
-        ctx, part = self._ctx, active.part
-        table = ctx.whole(part.table)
-        async with aclosing(table.scan(part.rest, ahead=ctx.ahead)) as pages:  # type: ignore[type-var]  # all scans are generators
-            async for page in pages:
-                ctx.stop()
-                after = part.rest.after
-                rows, ended = active.take(page)
-                if rows and self._trace is not None:
-                    self._trace.begin_page(part.table, KeyRange(after, key_of(rows[-1])), len(rows))
-                self._adding.add(part.table, rows)
-                self._work.was_read(part.table, len(rows), ctx.now())
-                ctx.advance(len(rows))
-                self._since += len(rows)
-                if active.fresh >= self._least:
-                    self._tell()
-                if self._since >= CHECKPOINT_ROWS:
-                    self._since = 0
-                    self._checkpoint(self._work)
-                if ended:
-                    break
-                await ctx.taken(table, page)
-                del page, rows  # free their memory before the next page comes
-        part.done = True
+    async def finish(self, reader: _PartReader) -> None:
+        """Note that a part was read to its end."""
+        reader.part.done = True
 
-    def _tell(self) -> None:
-        """Wake all readers that wait; each checks whether its own condition holds now."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def split(self, reader: _PartReader, middle: EntityKey) -> _PartReader:
+        """End a part at a key, and return its rest."""
+        reader.part.within, rest = reader.part.within.split(middle)
+        self._work.parts.append(Part(reader.part.table, rest))
+        return self._reader(self._work.parts[-1])
 
 
 class Adding:

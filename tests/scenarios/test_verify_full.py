@@ -398,17 +398,17 @@ async def test_a_copy_of_the_timestamp_is_not_compared_once_the_target_is_the_au
     assert [each.name for each in found.properties] == ["Nm"]
 
 
-async def test_a_comparison_that_brings_finds_all_that_differs_on_many_pages_in_any_order(
+async def test_a_comparison_that_brings_finds_all_that_differs_on_many_pages(
     memory: MemoryTableService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Read by several readers, which divide what has an order: equal sums prove what was brought."""
+    """Read by several readers, which divide what is left: equal sums prove what was brought."""
     divided: list[str] = []
 
-    async def middle(table: Table, *of: Any) -> EntityKey | None:
+    async def middle(table: Table, *of: Any, **how: Any) -> EntityKey | None:
         divided.append(table.name)
-        return await find_middle(table, *of)
+        return await find_middle(table, *of, **how)
 
-    monkeypatch.setattr("rekey.verify.summing.find_middle", middle)
+    monkeypatch.setattr("rekey.tables.parallel.find_middle", middle)
     monkeypatch.setattr("rekey.verify.summing.LEAST_ROWS", 20)
     small_pages(monkeypatch, 10)
     world = await filled(World(memory, USERS), [user(f"u{number:04}@example.com") for number in range(600)])
