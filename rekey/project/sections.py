@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache, partial
 from pathlib import Path
@@ -30,6 +28,10 @@ AUTO: Final = "auto"
 # A field that is written as a whole number, or as `"auto"`.
 Rate: TypeAlias = int | Literal["auto"] | None
 _fields_of: Callable[[type], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
+_TEXTS = re.compile(r"\"{3}[\s\S]*?\"{3}|'{3}[\s\S]*?'{3}")
+_NAME = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
+_DOTTED = r"""((?:[\w\s.-]|"[^"]*"|'[^']*')+)"""
+_HEADER, _KEY = re.compile(rf"\s*\[+{_DOTTED}\]"), re.compile(rf"{_DOTTED}=")
 _DURATION = re.compile(r"(\d+)(s|m|h|d)")
 _SIZE = re.compile(r"(\d+)(B|KiB|MiB|GiB)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -44,6 +46,34 @@ def seconds_of(text: str) -> int | None:
 def _amount(text: str, form: re.Pattern[str], units: Mapping[str, int]) -> int | None:
     found = form.fullmatch(text.strip())
     return None if found is None else int(found.group(1)) * units[found.group(2)]
+
+
+def _line_of(text: str, names: list[str]) -> int:
+    """Return the line where a key stands, or the table that lacks it; 0 where neither does.
+
+    Args:
+        text: of a TOML file that was parsed: the parser tells no lines.
+        names: of the tables around the key, and of the key.
+    """
+    table: list[str] = []
+    line = deepest = 0
+    # A text of several lines may have lines that look like keys.
+    text = _TEXTS.sub(lambda found: "\n" * found[0].count("\n"), text)
+    for number, content in enumerate(text.split("\n"), 1):
+        if (found := _HEADER.match(content)) is not None:
+            path = table = _names_in(found[1])
+        elif (found := _KEY.match(content)) is not None:
+            path = table + _names_in(found[1])
+        else:
+            continue
+        depth = max(at for at in range(len(names) + 1) if path[:at] == names[:at])
+        if depth > deepest:
+            line, deepest = number, depth
+    return line
+
+
+def _names_in(dotted: str) -> list[str]:
+    return [name.strip("\"'") for name in _NAME.findall(dotted)]
 
 
 class Section:
@@ -66,15 +96,7 @@ class Section:
         """Raise a ConfigurationError that names file, line, table, key, problem and cure."""
         where = f"[{self.name}] {key}".strip() if self.name else f"[{key}]"
         names = [name for name in (*self.name.split("."), key) if name]
-        # The line where the key stands, or the table that lacks it; 0 where neither does.
-        lines, line, deepest = self.text_of_file.split("\n"), 0, 0
-        # The parser tells no lines: the shortest beginning of the file that holds the key ends with its line.
-        for number in range(1, len(lines) + 1):
-            with suppress(tomllib.TOMLDecodeError):  # it may end within a value of several lines
-                depth, found = 0, tomllib.loads("\n".join(lines[:number]))
-                while depth < len(names) and isinstance(found, dict) and names[depth] in found:
-                    found, depth = found[names[depth]], depth + 1
-                line, deepest = (number, depth) if depth > deepest else (line, deepest)
+        line = _line_of(self.text_of_file, names)
         place = f", line {line}" if line else ""
         raise ConfigurationError(f"{self.path}{place}: {where}: {problem}", hint=cure)
 

@@ -454,6 +454,28 @@ def test_http_elsewhere_is_for_azurites_account_with_its_published_key(
         load_config(write(file, text.replace("devstoreaccount1", "shop")))
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ("[limits]\nconcurrency = 4\nscans = 0\n", 3, "[limits] scans: is not a whole number"),
+        ("# [limits]\n# scans = 0\n[ limits ] # ours\n  scans=0\n", 4, "[limits] scans: is not a whole"),
+        ('limits."scans" = 0\n', 1, "[limits] scans: is not a whole number"),
+        ("limits = { concurrency = 4, scans = 0 }\n", 1, "[limits] scans: is not a whole number"),
+        ('[hooks]\ncommand = [\n  "scans = 0",\n  1,\n]\n', 2, "[hooks] command: is not a program"),
+        ('[state]\npath = """\n[limits]\nscans = 0\n"""\n[limits]\nscans = 0\n', 7, "[limits] scans: is not"),
+        ('[limits]\nscans = 2\n[secrets."a b"]\nenv = 4\n', 3, "[secrets] a b: is not a name"),
+        ("[follow]\n[limits]\nscans = 0\n", 3, "[limits] scans: is not a whole number"),
+    ],
+)
+def test_an_error_names_the_line_however_its_key_is_written(
+    file: Path, text: str, line: int, problem: str
+) -> None:
+    above = MINIMAL.count("\n")
+    whole = text + MINIMAL if text.startswith("limits") else MINIMAL + text
+    error = refused(file, whole)
+    assert f", line {line if whole.startswith(text) else above + line}: {problem}" in error.what
+
+
 @pytest.mark.parametrize("section", ["tables", "restricted", "targets"])
 @pytest.mark.parametrize("secret", ["", "c2VjcmV0"])
 def test_an_account_of_cosmos_db_is_refused_in_every_section_and_no_secret_is_repeated(
