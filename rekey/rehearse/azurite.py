@@ -131,8 +131,7 @@ def _major_version(program: str) -> int:
 def find_azurite(node: Node) -> Path:
     """Return the entry script of the pinned Azurite's table service, installing it when it is not there.
 
-    Searched in `$REKEY_AZURITE_DIR` alone when that is set; else in the `node_modules` of the folder that
-    holds the package and of the working folder, then in the user's cache folder. Installed in the last place.
+    Searched, and installed by the hashes of the lock file, in `$REKEY_AZURITE_DIR` or the user's cache folder.
 
     Raises:
         ConfigurationError: there is no npm to install it with, and none can be installed.
@@ -150,8 +149,7 @@ def find_azurite(node: Node) -> Path:
 def installed_azurite() -> Path | None:
     """Return the entry script of the pinned Azurite, None when it is not installed."""
     own = _own_folder()
-    places = [own] if os.environ.get(AZURITE_DIR) else [Path(__file__).parents[2], Path.cwd(), own]
-    return next((place / _ENTRY for place in places if _installed_version(place) == pinned_version()), None)
+    return own / _ENTRY if _installed_version(own) == pinned_version() else None
 
 
 def _packaged(name: str) -> str:

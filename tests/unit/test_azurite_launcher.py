@@ -168,6 +168,26 @@ def test_azurite_is_installed_once_from_the_lock_into_the_folder_that_is_named(
     assert sorted(path.name for path in target.iterdir()) == ["install.lock", "node_modules"]
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_an_azurite_in_the_current_folder_is_not_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool
+) -> None:
+    """Neither is one beside the package. What is run was installed by hash, or is where the user says."""
+    package = tmp_path / "clone/rekey/rehearse/azurite.py"
+    for folder in (tmp_path / "here", tmp_path / "clone"):
+        entry = folder / launcher._ENTRY
+        entry.parent.mkdir(parents=True)
+        entry.touch()
+        version = f'{{"version": "{launcher.pinned_version()}"}}'
+        (folder / "node_modules/azurite/package.json").write_text(version)
+    monkeypatch.setattr(launcher, "_packaged", {"package.json": launcher._packaged("package.json")}.get)
+    monkeypatch.setattr(launcher, "__file__", str(package))
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(launcher.AZURITE_DIR, str(tmp_path / "here") if named else "")
+    assert launcher.installed_azurite() == (tmp_path / "here" / launcher._ENTRY if named else None)
+
+
 def test_another_version_in_the_folder_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(launcher.AZURITE_DIR, str(tmp_path))
     old = tmp_path / "node_modules" / "azurite" / "dist" / "src" / "table"
