@@ -2,9 +2,11 @@
 #
 #   make demo       a whole migration on a local Azurite
 #   make test       what CI runs: checks, then all tests
-#   make check      formatting, lint, types
+#   make check      formatting, lint, types, workflows
+#   make workflows  what zizmor and actionlint find in the workflows
 #   make coverage   all tests, and how much of the code they run
 #   make soak       what takes too long for `make test`; each search goes on for SOAK_SECONDS
+#   make lowest     all tests, with the lowest versions of packages that pyproject.toml allows
 #   make bench      ratios, measured side by side in one run
 #   make fmt        format the code
 #   make pictures   draw the pictures of the documents; `make recording` records the demo again
@@ -31,19 +33,27 @@ unexport PYTHONDONTWRITEBYTECODE
 is_new_enough = $(shell $(1) -c 'import sys; print("$(1)" if sys.version_info >= (3, 11) else "")' 2>/dev/null)
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(call is_new_enough,$(name))))
 
-.PHONY: demo test check compiled coverage soak bench fmt pictures recording lock man site dist clean
+.PHONY: demo test check workflows compiled coverage soak lowest bench fmt pictures recording lock man site dist clean
 .DEFAULT_GOAL := test
 
 has_python = @test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with make PYTHON=/path/to/python"; exit 2; }
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+UV = $(BIN)/uv pip install --quiet --python $(BIN)/python
+# The entry of uv in the lock, with its hashes.
+AWK_UV = awk '/^[^ ]/ { is_uv = /^uv==/ } is_uv'
 
 # By uv in a tenth of pip's time; by pip where uv is not to be had, or the index is named in pip's configuration.
 $(VENV)/.installed: pyproject.toml $(LOCK)
 	$(has_python)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) uv $(LOCK:%=-c %) && $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]' $(LOCK:%=-c %) || \
-		$(PIP) -e '.[dev]' $(LOCK:%=-c %)
+ifdef LOCK
+	$(AWK_UV) $(LOCK) > $(VENV)/uv.txt
+	$(PIP) --require-hashes -r $(VENV)/uv.txt && $(UV) --require-hashes -r $(LOCK) || $(PIP) --require-hashes -r $(LOCK)
+	$(PIP) --no-deps --no-build-isolation -e .
+else
+	$(PIP) uv && $(UV) -e '.[dev,release]' || $(PIP) -e '.[dev,release]'
+endif
 	@touch $@
 
 # Azurite, pinned; and Node.js, where the machine has none.
@@ -58,6 +68,12 @@ check: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	@$(MAKE) --no-print-directory workflows
+
+# actionlint is asked where it is installed: its package fetches a program when it is built.
+workflows: $(VENV)/.installed
+	$(BIN)/zizmor --quiet --offline .github action.yml
+	@if command -v actionlint >/dev/null; then actionlint; else echo "actionlint is not installed: not asked"; fi
 
 # While they are checked Azurite is installed, and the tests are compiled, or each worker would do it: half a
 # minute of a clean clone.
@@ -76,6 +92,18 @@ coverage: $(VENV)/.azurite
 soak: $(VENV)/.azurite
 	SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -m soak -s --timeout 0 $(TIER)
 
+# In an environment of its own: what rekey needs, in the lowest versions that pyproject.toml allows; the tools as
+# in the lock.
+LOWEST = $(VENV)/lowest
+lowest: $(VENV)/.azurite
+	$(BIN)/uv pip compile --quiet --resolution lowest-direct --python $(BIN)/python --no-header --no-annotate \
+		--no-emit-index-url --extra keyvault --extra dask --extra metrics pyproject.toml -o $(VENV)/lowest.txt
+	awk -F == 'NR == FNR { low[$$1]; next } /^[a-z]/ && !($$1 in low) { sub(/ \\$$/, ""); print }' \
+		$(VENV)/lowest.txt requirements-dev.txt > $(VENV)/tools.txt
+	$(PYTHON) -m venv --clear --without-pip $(LOWEST)
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python -e '.[dev]' -c $(VENV)/lowest.txt -c $(VENV)/tools.txt
+	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m "not soak" $(TIER)
+
 bench: $(VENV)/.azurite
 	$(BIN)/python -m benchmarks
 
@@ -93,7 +121,7 @@ recording: $(VENV)/.azurite
 lock: $(VENV)/.installed
 	echo '# Made by `make lock` from pyproject.toml.' > requirements-dev.txt
 	$(BIN)/uv pip compile --upgrade --universal --python-version 3.11 --extra dev --extra release --no-header \
-		--no-emit-index-url --no-annotate pyproject.toml 2>/dev/null >> requirements-dev.txt
+		--generate-hashes --no-emit-index-url --no-annotate pyproject.toml 2>/dev/null >> requirements-dev.txt
 
 man: $(VENV)/.installed
 	rm -rf man
@@ -103,9 +131,8 @@ site: $(VENV)/.installed
 	$(BIN)/python -m mkdocs build --strict # with --quiet no warning would count
 
 dist: man
-	$(PIP) -e '.[release]' $(LOCK:%=-c %)
 	rm -rf build dist
-	$(BIN)/python -m build
+	$(BIN)/python -m build --no-isolation # by the setuptools of the lock
 	$(BIN)/python -m twine check --strict dist/*
 
 clean:

@@ -131,7 +131,7 @@ def _major_version(program: str) -> int:
 def find_azurite(node: Node) -> Path:
     """Return the entry script of the pinned Azurite's table service, installing it when it is not there.
 
-    Searched, and installed by the hashes of the lock file, in `$REKEY_AZURITE_DIR` or the user's cache folder.
+    Searched in `$REKEY_AZURITE_DIR` or the user's cache folder; installed there by the hashes of the lock.
 
     Raises:
         ConfigurationError: there is no npm to install it with, and none can be installed.

@@ -31,10 +31,11 @@ pytestmark = [pytest.mark.azurite, pytest.mark.xdist_group("ci")]
 ROOT = Path(__file__).parents[2]
 ADDRESS = "https://host.example/artifacts/7"
 PYTHON = """#!/bin/sh
-case "$1 $2" in
-"-m venv") mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; ln -sf {rekey} "$3/bin/rekey" ;;
-"-m pip") shift 2; echo "$*" > "$INSTALLED" ;;
-*) exec {python} "$@" ;;
+case "$1 $2 $3" in
+"-I -m venv") mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; ln -sf {rekey} "$4/bin/rekey" ;;
+"-I -m pip") shift 3; echo "$*" > "$INSTALLED" ;;
+"-I "*) exec {python} "$@" ;;
+*) echo "imports from the folder of the pull request: $*" >&2; exit 97 ;;
 esac
 """
 SCRIPT = (ROOT / "migrations/0001_users_opaque_ids.py").read_text("utf-8")
@@ -43,28 +44,48 @@ UNSERVED = SCRIPT.replace("import Migration", "import query, Migration").replace
 )
 
 
+MARKER = "<!-- rekey tables -->\n"
+OWN = "the build's own"
+STRANGERS = ["of somebody else", f"{MARKER}written by somebody else"]
+
+
 class Api(BaseHTTPRequestHandler):
-    """The comments of a pull request, as both hosts keep them."""
+    """The comments of a pull request, as both hosts keep them; strangers wrote the first ones, one with
+    the action's marker."""
 
     def do_GET(self) -> None:
-        """List comments, some a page; a stranger's is the first."""
-        comments = self.server.comments  # type: ignore[attr-defined]
-        if "/issues/5/comments?" in self.path:
-            page = int(self.path.rpartition("=")[2])
-            return self._answer([{"id": n, "body": text} for n, text in enumerate(comments)][page - 1 : page])
-        threads = [{"id": n, "comments": [{"id": 1, "content": text}]} for n, text in enumerate(comments)]
-        return self._answer({"value": [{"id": 90, "comments": [{"id": 1}]}, *threads]})
+        """List comments, with their authors."""
+        if self.path.endswith("/_apis/connectionData"):
+            return self._answer({"authenticatedUser": {"id": OWN}})
+        threads = [
+            {"id": n, "comments": [{"id": 1, "content": text, "author": {"id": self._author(n)}}]}
+            for n, text in enumerate(self.server.comments)  # type: ignore[attr-defined]
+        ]
+        empty = {"id": 90, "comments": [{"id": 1, "author": {"id": OWN}}]}
+        return self._answer({"value": [empty, *threads]})
+
+    @staticmethod
+    def _author(number: int) -> str:
+        return "a stranger" if number < len(STRANGERS) else OWN
 
     def do_POST(self) -> None:
-        """Add a comment, or a file."""
+        """Add a comment, or a file; or list comments, one a page, as GraphQL does."""
         sent = self.rfile.read(int(self.headers["Content-Length"]))
+        comments = self.server.comments  # type: ignore[attr-defined]
+        if self.path == "/graphql":
+            asked = json.loads(sent)["variables"]
+            assert (asked["owner"], asked["name"], asked["number"]) == ("owner", "tables", 5)
+            n = int(asked["after"] or 0)
+            mine = self._author(n) == OWN
+            nodes = [{"databaseId": n, "body": text, "viewerDidAuthor": mine} for text in comments[n : n + 1]]
+            info = {"hasNextPage": n + 1 < len(comments), "endCursor": str(n + 1)}
+            page = {"comments": {"nodes": nodes, "pageInfo": info}}
+            return self._answer({"data": {"repository": {"pullRequest": page}}})
         if "/attachments/" in self.path:
             self.server.attached[self.path] = sent  # type: ignore[attr-defined]
             return self._answer({"url": "https://host.example/plan.html"})
         body = json.loads(sent)
-        self.server.comments.append(  # type: ignore[attr-defined]
-            body["body"] if "body" in body else body["comments"][0]["content"]
-        )
+        comments.append(body["body"] if "body" in body else body["comments"][0]["content"])
         return self._answer({})
 
     def do_PATCH(self) -> None:
@@ -159,6 +180,7 @@ class GitHub(Host):
             GITHUB_PATH=str(self.folder / "path"),
             GITHUB_STEP_SUMMARY=str(self.folder / "summary"),
             GITHUB_API_URL=address,
+            GITHUB_GRAPHQL_URL=f"{address}/graphql",
             GITHUB_REPOSITORY="owner/tables",
         )
         known = {f"inputs.{name}": str(one.get("default", "")) for name, one in action["inputs"].items()}
@@ -281,7 +303,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
     away = (project / "rekey.toml").read_text("utf-8").replace(":10002/", ":9/")
     (project / "rekey.toml").write_text(away, "utf-8")
     api = ThreadingHTTPServer(("127.0.0.1", 0), Api)
-    api.comments, api.attached = ["of somebody else"], {}  # type: ignore[attr-defined]
+    api.comments, api.attached = list(STRANGERS), {}  # type: ignore[attr-defined]
     thread = threading.Thread(target=api.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield request.param(tmp_path, tmp_path / "repository", api)
@@ -301,9 +323,9 @@ def configure(host: Host, running: UsualAzurite) -> None:
 
 def test_the_plan_is_a_comment_that_is_kept_up_to_date(host: Host, running: UsualAzurite) -> None:
     configure(host, running)
-    assert host.run(project="tables", rehearse="false") == 0, host.said
-    stranger, comment = host.comments
-    assert stranger == "of somebody else"
+    assert host.run(project="tables", offline="false", rehearse="false") == 0, host.said
+    *strangers, comment = host.comments
+    assert strangers == STRANGERS, "the marker of another author is no comment of ours"
     assert comment.startswith("<!-- rekey tables -->\n**rekey plan**: nothing stands in the way.\n")
     assert "````text\n0001_users_opaque_ids: Replace" in comment and "Users: 30 rows" in comment
     assert str(host.folder) not in comment
@@ -320,9 +342,9 @@ def test_the_plan_is_a_comment_that_is_kept_up_to_date(host: Host, running: Usua
     assert "@at.example" not in comment + page.decode() + host.said
 
     (host.project / "tables/migrations/0001_users_opaque_ids.py").write_text(UNSERVED, "utf-8")
-    assert host.run(project="tables", rehearse="false") == 1, "the findings of the plan"
-    stranger, comment = host.comments
-    assert stranger == "of somebody else"
+    assert host.run(project="tables", offline="false", rehearse="false") == 1, "the findings of the plan"
+    *strangers, comment = host.comments
+    assert strangers == STRANGERS, "the marker of another author is no comment of ours"
     assert "**rekey plan**: `rekey apply` would refuse or stop.\n" in comment
     assert "ERROR   random-order" in comment
 
@@ -332,9 +354,11 @@ def test_offline_needs_neither_account_nor_secret(host: Host) -> None:
     """A parameter that is true is spelled in more than one way."""
     spelled = "true" if isinstance(host, GitHub) else "True"
     assert host.run(project="tables", scripts="0001", offline=spelled, rehearse="false") == 0, host.said
-    assert "Not looked at: tables and rows" in host.comments[1]
-    assert host.run(project="tables", scripts="0001", rehearse="false") == 4, "nobody answers there"
-    assert "**rekey plan**: no plan could be made." in host.comments[1]
+    assert "Not looked at: tables and rows" in host.comments[-1]
+    assert host.run(project="tables", scripts="0001", offline="false", rehearse="false") == 4, (
+        "nobody answers there"
+    )
+    assert "**rekey plan**: no plan could be made." in host.comments[-1]
 
 
 @ONE_HOST
@@ -345,7 +369,7 @@ def test_a_long_plan_is_cut_in_the_comment_and_whole_among_the_files(host: Host)
         (host.project / f"tables/migrations/{number:04}_more.py").write_text(script, "utf-8")
     assert host.run(project="tables", offline="true", rehearse="false") == 0, host.said
     assert len((host.out / "plan.txt").read_text("utf-8").splitlines()) > 500
-    _, comment = host.comments
+    *_, comment = host.comments
     assert "\n… The whole plan is in plan.txt of the artifact.\n````\n" in comment
     assert "0102_more" not in comment and len(comment) < 2**16
 
@@ -355,17 +379,18 @@ def test_what_is_given_is_never_run(host: Host) -> None:
     given = "$(touch bad) `touch bad`; touch bad"
     assert host.run(project="tables", scripts=given, offline="true", rehearse="true") == 2
     assert not list(host.folder.rglob("bad"))
-    assert "**rekey rehearse**: could not take place." in host.comments[1]
+    assert "**rekey rehearse**: could not take place." in host.comments[-1]
 
 
 def test_a_comment_that_is_refused_does_not_hide_the_plan(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pull request from a fork has no right to comment."""
-    monkeypatch.setattr(Api, "do_GET", lambda self: self.send_error(403))
+    for method in ("do_GET", "do_POST"):
+        monkeypatch.setattr(Api, method, lambda self: self.send_error(403))
     assert host.run(project="tables", offline="true", rehearse="false") == 0, host.said
     assert "no comment: " in host.said and "Not looked at" in host.said
-    assert host.comments == ["of somebody else"]
+    assert host.comments == STRANGERS
 
 
 @ONE_HOST
@@ -374,19 +399,37 @@ def test_a_rehearsal_that_cannot_take_place_ends_the_job(host: Host) -> None:
     broken = SCRIPT.replace("from rekey", "from nowhere import it\nfrom rekey")
     (host.project / "tables/migrations/0001_users_opaque_ids.py").write_text(broken, "utf-8")
     assert host.run(project="tables", offline="true") == 2
-    assert "**rekey rehearse**: could not take place." in host.comments[1]
+    assert "**rekey rehearse**: could not take place." in host.comments[-1]
 
 
 @pytest.mark.soak  # a whole rehearsal for each host
 @pytest.mark.timeout(900)
 def test_the_evidence_of_a_rehearsal_is_kept(host: Host) -> None:
     assert host.run(project="tables", offline="true", rows="60") == 0, host.said
-    assert "**rekey rehearse**: passed." in host.comments[1]
+    assert "**rekey rehearse**: passed." in host.comments[-1]
     kept = host.out / "0001_users_opaque_ids"
     assert {path.name for path in kept.iterdir()} == {"rehearsal.txt", "evidence", "evidence.pub.pem"}
     words = [command(), "evidence", "verify", kept / "evidence", "--key", kept / "evidence.pub.pem"]
     checked = subprocess.run(words, cwd=host.folder, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@ONE_HOST
+def test_nothing_is_asked_unless_the_workflow_says_so(host: Host) -> None:
+    """A script of a pull request is code: it is given no identity by leaving an input out."""
+    assert host.run(project="tables", rehearse="false") == 0, host.said
+    assert "Not looked at: tables and rows" in host.comments[-1]
+
+
+@ONE_HOST
+def test_no_step_imports_from_the_folder_of_the_pull_request(host: Host) -> None:
+    """The step that writes the comment holds the token."""
+    for folder in (host.project, host.project / "tables"):
+        for name in ("json", "os", "sys", "urllib", "venv", "pip"):
+            (folder / f"{name}.py").write_text(f"raise SystemExit('{name} of the pull request')\n", "utf-8")
+    assert host.run(project="tables", rehearse="false") == 0, host.said
+    assert "of the pull request" not in host.said
+    assert len(host.comments) == len(STRANGERS) + 1
 
 
 def test_the_page_on_ci_has_every_input_and_the_template_has_the_same() -> None:

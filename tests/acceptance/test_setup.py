@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rekey.cli import node as command
 from rekey.rehearse import azurite
@@ -94,10 +95,64 @@ def _names(requirements: list[str]) -> set[str]:
 def test_what_development_installs_is_pinned_without_a_place_it_comes_from() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
-    first, *pinned = (ROOT / "requirements-dev.txt").read_text().splitlines()
+    first, *lines = (ROOT / "requirements-dev.txt").read_text().replace(" \\\n    ", " ").splitlines()
     assert first == "# Made by `make lock` from pyproject.toml."
+    pinned = [line.partition(" --hash=")[0] for line in lines]
+    hashed = re.compile(r"[^ ]+==[^ ]+ .*?--hash=sha256:[0-9a-f]{64}( --hash=sha256:[0-9a-f]{64})*")
+    assert [line for line in lines if not hashed.fullmatch(line)] == []
     assert [line for line in pinned if not re.fullmatch(r"[a-z0-9._-]+==[\w.!+-]+( ; [^/@]+)?", line)] == []
     assert _names([*project["dependencies"], *optional["dev"], *optional["release"]]) <= _names(pinned)
+
+
+def test_actions_are_pinned_by_commit_with_their_version_and_images_by_digest() -> None:
+    """Also those that the page on CI tells users to write."""
+    pages = [*(ROOT / ".github/workflows").glob("*.yml"), ROOT / "action.yml", ROOT / "docs/ci.md"]
+    used = [
+        line for page in pages for line in re.findall(r"^ *-? ?uses: (.+)$", page.read_text(), re.MULTILINE)
+    ]
+    others = [one for one in used if not one.startswith("OWNER/rekey@")]
+    assert len(others) > 20
+    assert [one for one in others if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one)] == []
+    versions = {one.partition("@")[0]: set[str]() for one in others}
+    for one in others:
+        versions[one.partition("@")[0]].add(one)
+    assert {name for name, pins in versions.items() if len(pins) > 1} == set(), "one version of each"
+    images = re.findall(r"^FROM (\S+)", (ROOT / "deploy/Containerfile").read_text(), re.MULTILINE)
+    assert images and [one for one in images if not re.fullmatch(r".+@sha256:[0-9a-f]{64}", one)] == []
+
+
+def test_the_update_bot_knows_every_kind_of_pin() -> None:
+    updates = yaml.safe_load((ROOT / ".github/dependabot.yml").read_text())["updates"]
+    known = {
+        (one["package-ecosystem"], at)
+        for one in updates
+        for at in one.get("directories", [one.get("directory")])
+    }
+    assert known == {
+        *(
+            ("pip", "/"),
+            ("pip", "/.github"),
+            ("pip", "/rekey/rehearse/node"),
+            ("npm", "/rekey/rehearse/node"),
+        ),
+        *(("github-actions", "/"), ("docker", "/deploy")),
+    }
+
+
+def test_no_job_has_an_identity_but_those_that_sign_and_publish() -> None:
+    """And these run nothing of the repository."""
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        workflow = yaml.safe_load(path.read_text())
+        assert workflow["permissions"] == {"contents": "read"}, path.name
+        for name, job in workflow["jobs"].items():
+            if "permissions" in job:
+                assert (path.name, name) in {("release.yml", "attest"), ("release.yml", "publish")}
+                assert [
+                    step for step in job["steps"] if "uses" not in step or "checkout" in step["uses"]
+                ] == []
+            for step in job["steps"]:
+                if step.get("uses", "").startswith("actions/checkout@"):
+                    assert step["with"]["persist-credentials"] is False, (path.name, name)
 
 
 def test_hosted_ci_runs_every_python_that_the_package_names() -> None:
