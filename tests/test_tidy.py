@@ -147,7 +147,7 @@ AZURE_SPEAKERS = (
 )
 AZURE_WITNESSES = ("rekey/rehearse/",)
 """A rehearsal's application and witness use the SDK on purpose: the copying does not vouch for itself."""
-AZURE_CLIENTS = ("rekey/client/sdk/", "rekey/serve/server.py", "rekey/proxy/")
+AZURE_CLIENTS = ("rekey/client/sdk/", "rekey/serve/server.py", "rekey/serve/sockets.py", "rekey/proxy/")
 """The clients of applications are the SDK's own, with writes taken out of their pipeline (ADR 0020). What
 serves progress speaks aiohttp to those who ask, and Azure to nobody. A proxy speaks the service's protocol to
 applications, and passes it on (ADR 0040)."""

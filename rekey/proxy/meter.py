@@ -11,22 +11,23 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from rekey.serve.sockets import Counts
+
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-class Meter:
+class Meter(Counts):
     """The counters of one process, and whether it ends."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.requests: Counter[tuple[str, str, int]] = Counter()
         self._buckets: Counter[tuple[str, float]] = Counter()
         self._seconds: Counter[str] = Counter()
         self.is_ending = False
-        self.connections = 0
-        self.turned_away = 0
 
     def count(self, kind: str, status: int, seconds: float, *, carried: bool) -> None:
         """Count an answered request.

@@ -36,8 +36,9 @@ from rekey.proxy.forward import Upstream
 from rekey.proxy.handler import Handler
 from rekey.proxy.meter import Meter
 from rekey.proxy.route import Routes, cores_of
-from rekey.proxy.server import Health, Keys, Sockets
+from rekey.proxy.server import Health, Keys, ProxySockets
 from rekey.serve.server import Address, listen
+from rekey.serve.sockets import Bounds, Counts, Sockets
 from rekey.tables.credentials import Signer, credential_of
 
 _LOG = logging.getLogger("rekey.proxy")
@@ -147,8 +148,8 @@ async def proxying(
         for part in (accounts, elsewhere, upstream, routes):  # closed from the last to the first
             if part is not None:
                 stack.push_async_callback(part.close)
-        runner = web.ServerRunner(Sockets(handler), shutdown_timeout=limits.request_s)
-        aside = web.AppRunner(health.application(), access_log=None, shutdown_timeout=1.0)
+        runner = web.ServerRunner(ProxySockets(handler), shutdown_timeout=limits.request_s)
+        aside = web.ServerRunner(Sockets(health.paths(), Bounds(), Counts()), shutdown_timeout=1.0)
         for one in (aside, runner):  # on leaving, requests are finished before anything else
             await one.setup()
             stack.push_async_callback(one.cleanup)
@@ -161,8 +162,6 @@ async def _listen_no_more(runner: web.ServerRunner, meter: Meter) -> None:
     """Take no new connection, and answer requests that are on their way over open ones."""
     if not meter.is_ending:
         return
-    for _ in range(2):  # the event loop takes the connections that wait to be taken: closing resets them
-        await asyncio.sleep(0)
     for site in list(runner.sites):
         await site.stop()
     if meter.connections:

@@ -3,8 +3,7 @@
 Rules kept here:
 
 * What is no HTTP is refused in the service's form; nothing of it is repeated, and the connection is closed.
-* Bounds: connections, the size of a request line and of a header, how long a connection may take to begin a
-  request and how long it may be idle, and (in the handler) the body and the time of a request.
+* Bounds: `rekey/serve/sockets.py`, and (in the handler) the body and the time of a request.
 * `/health/readiness` says no from SIGTERM on; requests are still answered for `drain`, each answer the last
   on its connection, then listening ends, requests in flight are finished, and every client returns its lease.
   Neither health depends on the account.
@@ -19,13 +18,11 @@ Rules kept here:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 from rekey.client.sdk.answers import error_answer
 from rekey.declaration.mapper import Mapper
@@ -34,47 +31,21 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.proxy.answer import reply_of
 from rekey.proxy.handler import Handler, response_of
 from rekey.proxy.meter import Meter
-from rekey.serve.server import Access, alive, in_json, is_loopback, said, told_metrics
+from rekey.serve.server import Access, Paths, alive, in_json, is_loopback, said, told_metrics
+from rekey.serve.sockets import Bounds, Connection, Sockets
 
 PATH = "/_rekey/keys"
 # Reads a row of a source, by the table's name and its key.
 Read = Callable[[str, EntityKey], Awaitable[Row | None]]
 _ASKED = ["pk", "rk", "table"]
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-)
 
 
-class _Connection(RequestHandler):
+class _Connection(Connection):
     """One connection of an application."""
 
-    def __init__(self, sockets: Sockets, **options: Any) -> None:
-        super().__init__(sockets, loop=asyncio.get_running_loop(), **options)
-        self._sockets = sockets
-        self._unused: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take it, unless there are too many; one that sends no request in time is closed."""
-        super().connection_made(transport)
-        meter, limits = self._sockets.meter, self._sockets.limits
-        meter.connections += 1
-        if meter.connections > limits.connections and isinstance(transport, asyncio.Transport):
-            meter.turned_away += 1
-            transport.write(_FULL)
-            self.force_close()
-            return
-        self._unused = asyncio.get_running_loop().call_later(limits.idle_s, self._close_unused)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Count it out."""
-        self._sockets.meter.connections -= 1
-        if self._unused is not None:
-            self._unused.cancel()  # which would keep it for so long
-        super().connection_lost(exc)
-
-    def _close_unused(self) -> None:
-        if self._request_count == 0:
-            self.force_close()
+    def __init__(self, sockets: Sockets, meter: Meter) -> None:
+        super().__init__(sockets)
+        self._meter = meter
 
     def handle_error(
         self,
@@ -87,28 +58,23 @@ class _Connection(RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun")
         code = "InvalidInput" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "InternalError"
-        self._sockets.meter.count("unread", status, 0.0, carried=False)
+        self._meter.count("unread", status, 0.0, carried=False)
         answer = error_answer(status, code, "The request could not be read.")
         return response_of(reply_of({}, answer), close=True)
 
 
-class Sockets(web.Server):
-    """Makes connections."""
+class ProxySockets(Sockets):
+    """Makes connections of applications."""
 
     def __init__(self, handler: Handler) -> None:
-        super().__init__(handler)
-        self.meter, self.limits = handler.meter, handler.limits
+        limits = handler.limits
+        bounds = Bounds(limits.connections, limits.idle_s, limits.request_s, limits.line)
+        super().__init__(handler, bounds, handler.meter)
+        self._meter = handler.meter
 
-    def __call__(self) -> RequestHandler:
+    def __call__(self) -> Connection:
         """Return what serves a new connection."""
-        return _Connection(
-            self,
-            keepalive_timeout=self.limits.idle_s,
-            max_line_size=self.limits.line,
-            max_field_size=self.limits.line,
-            auto_decompress=False,
-            access_log=None,
-        )
+        return _Connection(self, self._meter)
 
 
 def new_keys(mapper: Mapper, key: EntityKey, row: Row | None) -> list[dict[str, Any]] | None:
@@ -147,7 +113,7 @@ class Keys:
         self._token, self._read = token, read
         self._mappers = {name.lower(): (name, mapper) for name, mapper in mappers.items()}
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.BaseRequest) -> web.Response:
         """Answer a request."""
         if self._token is None:
             return said(HTTPStatus.FORBIDDEN, "keys are told where [proxy.access.token] is configured")
@@ -191,18 +157,20 @@ class Health:
     def ready(self, is_ready: bool) -> None:
         self._meter.is_ending = not is_ready
 
-    def application(self) -> web.Application:
+    def paths(self) -> Paths:
         """Return what answers at the admin address."""
-        made = web.Application()
-        made.router.add_get("/health/liveness", alive)
-        made.router.add_get("/health/readiness", self._readiness)
-        made.router.add_get("/metrics", self._metrics)
-        made.router.add_get(PATH, self._keys.answer, allow_head=False)
-        return made
+        return Paths(
+            {
+                "/health/liveness": alive,
+                "/health/readiness": self._readiness,
+                "/metrics": self._metrics,
+                PATH: self._keys.answer,
+            }
+        )
 
-    async def _readiness(self, _request: web.Request) -> web.Response:
+    async def _readiness(self, _request: web.BaseRequest) -> web.Response:
         ready, ending = (HTTPStatus.OK, "ready"), (HTTPStatus.SERVICE_UNAVAILABLE, "ending")
         return said(*(ready if self.ready else ending))
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    async def _metrics(self, request: web.BaseRequest) -> web.Response:
         return told_metrics(self._meter.families, request)

@@ -19,7 +19,7 @@ import base64
 import binascii
 import hmac
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +34,7 @@ from aiohttp import web
 from rekey.core.concurrency import cancel
 from rekey.errors import ConfigurationError, reason_of
 from rekey.serve.metrics import exposed, families
+from rekey.serve.sockets import Bounds, Counts, Site, Sockets
 from rekey.serve.watch import Watch
 
 if TYPE_CHECKING:
@@ -56,7 +57,24 @@ MAX_WATCHERS = 64
 FRESH_S = 30.0
 _ENDING_S = 1.0
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class Paths:
+    """Answers GET and HEAD by the path of a request. A look-up: aiohttp's router tries every prefix of a path
+    before any credential is judged, which is quadratic in its length."""
+
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self._handlers = handlers
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request."""
+        handler = self._handlers.get(request.path)
+        if handler is None:
+            return said(HTTPStatus.NOT_FOUND, "nothing is at this path")
+        if request.method not in ("GET", "HEAD"):
+            return said(HTTPStatus.METHOD_NOT_ALLOWED, "GET alone")
+        return await handler(request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +146,7 @@ class Access:
             raise ConfigurationError(what, hint=hint) from None
         return context
 
-    def allows(self, request: web.Request) -> bool:
+    def allows(self, request: web.BaseRequest) -> bool:
         """Tell whether a request shows the token; without one, whether it names this machine as its host."""
         if self.token is None:
             host = request.host.rpartition(":")[0] if ":" in request.host.rpartition("]")[2] else request.host
@@ -157,10 +175,8 @@ class Server:
         self.watch, self.access = watch, access
         self._watchers = 0
 
-    def application(self) -> web.Application:
-        """Return the application for aiohttp."""
-        made = web.Application(middlewares=[self._guard])
-        made.on_shutdown.append(self._shut)
+    def paths(self) -> Paths:
+        """Return what answers."""
         handlers = {
             "/progress": self._progress,
             "/progress/history": self._history,
@@ -170,29 +186,24 @@ class Server:
             "/health/readiness": self._readiness,
             **dict.fromkeys(_FILES, self._file),
         }
-        made.add_routes([web.get(path, handler) for path, handler in handlers.items()])
-        return made
+        return Paths({path: partial(self._guard, handler) for path, handler in handlers.items()})
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _guard(self, handler: Handler, request: web.BaseRequest) -> web.StreamResponse:
         if request.path.startswith(_OPEN) or self.access.allows(request):
             return await handler(request)
         if self.access.token is None:
             return said(HTTPStatus.FORBIDDEN, "asked under the name of another host")
         return said(HTTPStatus.UNAUTHORIZED, "a token is needed", 'Basic realm="rekey"')
 
-    async def _shut(self, _app: web.Application) -> None:
-        await self.watch.close()
-
-    async def _progress(self, _request: web.Request) -> web.Response:
+    async def _progress(self, _request: web.BaseRequest) -> web.Response:
         if self.watch.document is None:
             return said(HTTPStatus.SERVICE_UNAVAILABLE, self.watch.problem or "no look yet")
         return in_json(self.watch.document)
 
-    async def _history(self, _request: web.Request) -> web.Response:
+    async def _history(self, _request: web.BaseRequest) -> web.Response:
         return in_json(self.watch.history())
 
-    async def _stream(self, request: web.Request) -> web.StreamResponse:
+    async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
         if self._watchers >= MAX_WATCHERS:
             return said(HTTPStatus.SERVICE_UNAVAILABLE, "too many watch already")
         self._watchers += 1
@@ -209,15 +220,15 @@ class Server:
             self._watchers -= 1
         return answer
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    async def _metrics(self, request: web.BaseRequest) -> web.Response:
         return told_metrics(partial(families, self.watch), request)
 
-    async def _readiness(self, _request: web.Request) -> web.Response:
+    async def _readiness(self, _request: web.BaseRequest) -> web.Response:
         if self.watch.age_s is None or self.watch.age_s > FRESH_S:
             return said(HTTPStatus.SERVICE_UNAVAILABLE, "what is told is too old")
         return said(HTTPStatus.OK, "ready")
 
-    async def _file(self, request: web.Request) -> web.Response:
+    async def _file(self, request: web.BaseRequest) -> web.Response:
         path = _PAGE / _FILES[request.path]
         kind = f"{_TYPES[path.suffix]}; charset=utf-8"
         return web.Response(body=path.read_bytes(), headers={**HEADERS, "Content-Type": kind})
@@ -232,23 +243,26 @@ async def serving(address: Address, watch: Watch, access: Access) -> AsyncIterat
     """
     access.check(address)
     tls = access.tls()
-    runner = web.AppRunner(Server(watch, access).application(), shutdown_timeout=_ENDING_S, access_log=None)
+    runner = web.ServerRunner(
+        Sockets(Server(watch, access).paths(), Bounds(), Counts()), shutdown_timeout=_ENDING_S
+    )
     await runner.setup()
     looking = asyncio.create_task(watch.run())
     try:
         yield await listen(runner, address, tls)
     finally:
         await cancel([looking])
+        await watch.close()
         await runner.cleanup()
 
 
 async def listen(
-    runner: web.BaseRunner, address: Address, tls: ssl.SSLContext | None, *, shared: bool = False
+    runner: web.ServerRunner, address: Address, tls: ssl.SSLContext | None, *, shared: bool = False
 ) -> str:
     """Listen on an address until the runner is cleaned up; return it as a URL.
 
     Args:
-        runner: answers, set up.
+        runner: of `Sockets`, set up.
         address: port 0: any that is free.
         tls: None: http.
         shared: whether several processes listen on the address.
@@ -256,19 +270,17 @@ async def listen(
     Raises:
         ConfigurationError: it cannot be listened on.
     """
-    site = web.TCPSite(
-        runner, address.host, address.port, ssl_context=tls, reuse_port=shared or None, backlog=1024
-    )
+    site = Site(runner, address.host, address.port, tls, shared=shared)
     try:
         await site.start()
     except OSError as error:
         what = f"{address.host}:{address.port} cannot be listened on ({reason_of(error)})"
         raise ConfigurationError(what, hint="give another address with a free port") from None
     host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"{'http' if tls is None else 'https'}://{host}:{runner.addresses[0][1]}/"
+    return f"{'http' if tls is None else 'https'}://{host}:{site.port}/"
 
 
-def told_metrics(families: Callable[[], Iterator[Metric]], request: web.Request) -> web.Response:
+def told_metrics(families: Callable[[], Iterator[Metric]], request: web.BaseRequest) -> web.Response:
     """Return the answer to a scrape."""
     try:
         body, content_type = exposed(families, request.headers.get("Accept", ""))
@@ -277,7 +289,7 @@ def told_metrics(families: Callable[[], Iterator[Metric]], request: web.Request)
     return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
 
 
-async def alive(_request: web.Request) -> web.Response:
+async def alive(_request: web.BaseRequest) -> web.Response:
     """Answer that the process lives."""
     return said(HTTPStatus.OK, "alive")
 

@@ -37,7 +37,7 @@ from rekey.proxy.forward import Upstream
 from rekey.proxy.handler import Handler
 from rekey.proxy.meter import Meter
 from rekey.proxy.route import Route, Routes
-from rekey.proxy.server import Sockets
+from rekey.proxy.server import ProxySockets
 from rekey.tables.base import Operation
 
 ACCOUNT = "acct"
@@ -118,7 +118,7 @@ class World:
             holds_restricted=True,
             limits=ProxyLimits(body=65_536, line=8_192, idle_s=5.0, request_s=MOST_S),
         )
-        self.sockets = Sockets(self.handler)
+        self.sockets = ProxySockets(self.handler)
 
     @asynccontextmanager
     async def send(self, method: str, path: str, _headers: Any, body: Any, **_: Any) -> AsyncIterator[Answer]:
@@ -181,6 +181,7 @@ class Wire(asyncio.Transport):
 async def exchange(world: World, pieces: Sequence[bytes], *, secure: bool = False) -> bytes:
     """Send bytes over one connection, piece by piece, then end it; return what was answered."""
     wire, connection = Wire(secure=secure), world.sockets()
+    world.meter.connections += 1  # as where it is accepted
     connection._lingering_time = 0.0  # else it waits ten seconds for the rest of a body
     connection.connection_made(wire)
     task = connection._task_handler

@@ -1,0 +1,236 @@
+"""Sockets of a server: how many connections there may be, and for how long one may take to do anything.
+
+Rules kept here:
+
+* A connection counts from the moment it is accepted, before a TLS handshake; one too many is closed at once.
+* A connection is given up that does not end its handshake, begins no request, or takes nothing of what it is
+  sent: a peer without a credential keeps nobody else out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+# For how long a TLS handshake may take.
+HANDSHAKE_S = 10.0
+# For how long handshakes may go on after listening has ended.
+_LAST_S = 1.0
+# Until connections are accepted again after no file descriptor was free for one.
+_RETRY_S = 1.0
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What connections may take.
+
+    Attributes:
+        connections: at most this many at a time, in TLS handshakes as well.
+        idle_s: how long one may take to begin a request, to end, or to take any of an answer.
+        request_s: how long one may take to take a whole answer.
+        line: the longest request line, and the longest header.
+    """
+
+    connections: int = 256
+    idle_s: float = 75.0
+    request_s: float = 60.0
+    line: int = 8190
+
+
+class Counts:
+    """How many connections there are, from accepting on, and how many were turned away."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.turned_away = 0
+
+
+class Connection(RequestHandler):
+    """One connection."""
+
+    def __init__(self, sockets: Sockets) -> None:
+        super().__init__(
+            sockets,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=sockets.bounds.idle_s,
+            max_line_size=sockets.bounds.line,
+            max_field_size=sockets.bounds.line,
+            auto_decompress=False,
+            access_log=None,  # type: ignore[arg-type]
+        )
+        self._sockets = sockets
+        self.is_made = False
+        self._open: asyncio.WriteTransport | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Serve it."""
+        self.is_made = True
+        if isinstance(transport, asyncio.WriteTransport):
+            self._open = transport
+        super().connection_made(transport)
+        self._abort_later("unused")
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Decrement the connection count."""
+        self._sockets.counts.connections -= 1
+        self._open = None
+        for timer in self._timers.values():  # each would keep the connection in memory
+            timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came."""
+        super().data_received(data)
+        if self._request_count:
+            self._timers["unused"].cancel()
+
+    def pause_writing(self) -> None:
+        """Abort a connection whose write buffer stays full."""
+        super().pause_writing()
+        self._abort_later("full")
+
+    def resume_writing(self) -> None:
+        """Go on writing."""
+        super().resume_writing()
+        self._timers["full"].cancel()
+
+    async def start(self) -> None:
+        """Answer requests."""
+        try:
+            await super().start()
+        finally:
+            if self._open is not None:
+                # Closing waits until everything is sent, without end where the peer takes nothing.
+                self._abort_later("ending")
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write an answer."""
+        try:
+            async with asyncio.timeout(self._sockets.bounds.request_s):
+                return await super().finish_response(request, resp, start_time)
+        except TimeoutError:
+            self._abort()
+            return resp, True
+
+    def _abort_later(self, why: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._timers[why] = loop.call_later(self._sockets.bounds.idle_s, self._abort)
+
+    def _abort(self) -> None:
+        if self._open is not None:
+            self._open.abort()
+
+
+class Sockets(web.Server):
+    """Makes connections."""
+
+    def __init__(self, handler: Any, bounds: Bounds, counts: Counts) -> None:
+        super().__init__(handler)
+        self.bounds, self.counts = bounds, counts
+
+    def __call__(self) -> Connection:
+        """Return what serves a new connection."""
+        return Connection(self)
+
+
+class Site(web.BaseSite):
+    """An address that a runner of `Sockets` listens on. A connection counts from the moment it is accepted:
+    asyncio's servers call nobody before the TLS handshake is over, and `web.TCPSite` has no time for that."""
+
+    def __init__(
+        self, runner: web.ServerRunner, host: str, port: int, tls: ssl.SSLContext | None, *, shared: bool
+    ) -> None:
+        """Take the address; `shared`: whether several processes listen on it."""
+        super().__init__(runner, ssl_context=tls, backlog=1024)
+        self._host, self.port, self._tls, self._shared = host, port, tls, shared
+        self._listening: list[socket.socket] = []
+        self._beginning: set[asyncio.Task[None]] = set()
+        assert isinstance(runner.server, Sockets)  # noqa: S101 - for mypy
+        self._sockets = runner.server
+
+    @property
+    def name(self) -> str:
+        """The address."""
+        return f"{self._host}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen. Raises OSError."""
+        await super().start()
+        loop = asyncio.get_running_loop()
+        addresses = await loop.getaddrinfo(self._host, self.port, type=socket.SOCK_STREAM)
+        for family, *_, address in dict.fromkeys(addresses):
+            listening = socket.create_server(
+                address, family=family, backlog=self._backlog, reuse_port=self._shared
+            )
+            listening.setblocking(False)
+            self._listening.append(listening)
+            self._accept_on(listening)
+        self.port = self._listening[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Listen no more; connections that were waiting to be accepted are served."""
+        for listening in self._listening:
+            asyncio.get_running_loop().remove_reader(listening)
+            self._accept(listening)
+            listening.close()
+        self._listening.clear()
+        if self._beginning:
+            await asyncio.wait(self._beginning, timeout=_LAST_S)
+        for task in self._beginning:
+            task.cancel()
+        await super().stop()
+
+    def _accept_on(self, listening: socket.socket) -> None:
+        if listening in self._listening:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        loop, counts = asyncio.get_running_loop(), self._sockets.counts
+        for _ in range(self._backlog):
+            try:
+                peer, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:  # no file descriptor is free
+                loop.remove_reader(listening)
+                loop.call_later(_RETRY_S, self._accept_on, listening)
+                return
+            peer.setblocking(False)
+            if counts.connections >= self._sockets.bounds.connections:
+                counts.turned_away += 1
+                with suppress(OSError), peer:
+                    if self._tls is None:
+                        peer.send(_FULL)
+                continue
+            counts.connections += 1
+            task = loop.create_task(self._begin(peer))
+            self._beginning.add(task)
+            task.add_done_callback(self._beginning.discard)
+
+    async def _begin(self, peer: socket.socket) -> None:
+        connection, secured = self._sockets(), self._tls is not None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection,
+                peer,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_S if secured else None,
+            )
+        except OSError:
+            pass  # no handshake, or the peer has gone
+        finally:
+            if not connection.is_made:
+                self._sockets.counts.connections -= 1
