@@ -1,4 +1,4 @@
-"""What version 0.1.0 began, this one ends: migrations, plans and evidence that it left are read as they are.
+"""What versions 0.1.0 and 0.2.0 began, this one ends: migrations, plans and evidence that it left are read as they are.
 
 They stand in `tests/fixtures/previous`, with the script that made them.
 """
@@ -48,27 +48,35 @@ def restore(service: MemoryTableService, tables: dict[str, list[Row]]) -> None:
             stored.put(key_of(row).order, content_of(row), ticks_of(row[TIMESTAMP]))
 
 
-def left_by_the_version_before(name: str, folder: Path, later_s: float) -> Project:
-    """Return a project as the version before left it, so many seconds later."""
-    made = json.loads((PREVIOUS / name / "tables.json").read_text("utf-8"))
+def left_by(version: str, name: str, folder: Path, later_s: float) -> Project:
+    """Return a project as an earlier version left it, so many seconds later."""
+    made = json.loads((PREVIOUS / version / name / "tables.json").read_text("utf-8"))
     clock = FakeClock(format_ticks(round((made["now"] + later_s) * TICKS_PER_SECOND)))
     project = Project(folder, clock)
     shutil.rmtree(folder / "migrations")
-    shutil.copytree(PREVIOUS / name, folder, dirs_exist_ok=True)
+    shutil.copytree(PREVIOUS / version / name, folder, dirs_exist_ok=True)
     (folder / "state.sqlite").write_bytes(gzip.decompress((folder / "state.sqlite.gz").read_bytes()))
-    for file in SECRET_FILES:
-        (folder / file).chmod(0o600)
+    for file in filter(Path.exists, (folder / file for file in SECRET_FILES)):
+        file.chmod(0o600)
     restore(project.tables, made["tables"])
     restore(project.restricted, made["restricted"])
     return project
 
 
+@pytest.fixture(params=["0.1.0", "0.2.0"])
+def version(request: pytest.FixtureRequest) -> str:
+    """The version that began the migration."""
+    return str(request.param)
+
+
 @pytest.fixture
-def begin(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Begin:
+def begin(
+    version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Begin:
     """Return what opens one of the folders for commands, so many seconds later."""
 
     def begun(name: str, later_s: float = DAY) -> Commands:
-        return Commands(left_by_the_version_before(name, tmp_path, later_s), capsys, monkeypatch)
+        return Commands(left_by(version, name, tmp_path, later_s), capsys, monkeypatch)
 
     return begun
 
@@ -287,12 +295,12 @@ def test_a_plan_of_the_version_before_is_refused_when_it_was_edited(planned: Com
 
 
 def test_evidence_of_the_version_before_is_right_for_whoever_has_the_key(
-    begin: Begin, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, version: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rekey = begin("delta")
     folder = rekey.project.folder
     own = rekey("evidence", "verify", str(folder / "bundle"), "--json").json
-    assert (own["right"], own["recorded"], own["about"]["rekey"]) == (True, True, "0.1.0")
+    assert (own["right"], own["recorded"], own["about"]["rekey"]) == (True, True, version)
     auditor = tmp_path_factory.mktemp("auditors") / "auditor"
     handed_over(folder / "bundle", folder / "evidence.pub.pem", auditor, monkeypatch)
     said = rekey("evidence", "verify", "bundle", "--key", "evidence.pub.pem", "--json").json
