@@ -15,7 +15,13 @@ from azure.core.exceptions import ServiceRequestError
 from azure.core.pipeline.transport import HttpTransport
 from azure.core.rest import HttpRequest
 from azure.core.rest._http_response_impl import HttpResponseImpl
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 
+URL = "https://acme.vault.azure.net/keys/mapping"
+FIRST, SECOND = "1" * 32, "2" * 32
+OAEP = padding.OAEP(padding.MGF1(hashes.SHA256()), hashes.SHA256(), None)
 SAID = "what the service said"
 """Stands in each refusal; no message of ours may hold it."""
 _AUTHORITY = "https://login.microsoftonline.com/00000000-0000-0000-0000-000000000000"
@@ -98,6 +104,57 @@ class FakeVault(HttpTransport[Any, Any]):
             return Answer(request, 200, self.answer(path, json.loads(content or "{}")), headers)
         except Refused as refused:
             return Answer(request, refused.status, {"error": {"code": "X", "message": SAID}}, headers)
+
+
+class Vault(FakeVault):
+    """Holds the versions of one RSA key; the last one is current."""
+
+    def __init__(self, status: int = 200, kty: str = "RSA", private: rsa.RSAPrivateKey | None = None) -> None:
+        super().__init__(status)
+        self.kty = kty
+        self.operations = ["wrapKey", "unwrapKey", "sign"]
+        self.disabled: set[str] = set()
+        self.versions = {FIRST: private or rsa.generate_private_key(65537, 2048)}
+
+    def rotate(self) -> None:
+        self.versions[SECOND] = rsa.generate_private_key(65537, 2048)
+
+    def answer(self, path: str, content: dict[str, str]) -> dict[str, Any]:
+        _, _, name, *rest = path.split("/")
+        assert name == "mapping"
+        version = rest[0] if rest else list(self.versions)[-1]
+        match rest[1:]:
+            case ["unwrapkey"]:
+                return self._unwrapped(version, content)
+            case ["sign"]:
+                return self._signed(version, content)
+        return self._key(version)
+
+    def _key(self, version: str) -> dict[str, Any]:
+        numbers = self.versions[version].public_key().public_numbers()
+        key = {"kid": f"{URL}/{version}", "kty": self.kty, "key_ops": self.operations}
+        if self.kty == "RSA":
+            key |= {
+                "n": unpadded(numbers.n.to_bytes(self.versions[version].key_size // 8)),
+                "e": unpadded(numbers.e.to_bytes(3)),
+            }
+        return {"key": key, "attributes": {"enabled": version not in self.disabled}}
+
+    def _unwrapped(self, version: str, asked: dict[str, str]) -> dict[str, str]:
+        assert asked["alg"] == "RSA-OAEP-256"
+        try:
+            key = self.versions[version].decrypt(decoded(asked["value"]), OAEP)
+        except ValueError:
+            raise Refused(400) from None
+        return {"kid": f"{URL}/{version}", "value": unpadded(key)}
+
+    def _signed(self, version: str, asked: dict[str, str]) -> dict[str, str]:
+        assert asked["alg"] == "PS256"
+        if "sign" not in self.operations:
+            raise Refused(403)
+        pss = padding.PSS(padding.MGF1(hashes.SHA256()), 32)
+        signature = self.versions[version].sign(decoded(asked["value"]), pss, Prehashed(hashes.SHA256()))
+        return {"kid": f"{URL}/{version}", "value": unpadded(signature)}
 
 
 def unpadded(data: bytes) -> str:

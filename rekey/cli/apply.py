@@ -167,6 +167,11 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, text: str | N
     "--skip-row-check",
     help="Do not try every source row before the first write; a row that cannot be mapped stops it later.",
 )
+@flag(
+    "--accept-data-keys",
+    help="You confirm that data keys without a proof were made by clients of a version before 0.3 (a wrapping"
+    " key in Key Vault): they get one.",
+)
 @GROUP
 @EXECUTOR
 @click.option(
@@ -182,6 +187,7 @@ def apply(
     yes: tuple[str, ...],
     plan_path: Path | None,
     skip_row_check: bool,
+    accept_data_keys: bool,
     group: str | None,
     executor: str | None,
     serve: str | None,
@@ -210,7 +216,11 @@ def apply(
     _confirm(shell, project, chosen if goal is Phase.COMPLETE else (), yes, group)
     results: list[_Result] = []
     options = Options(
-        writers_stopped=writers_stopped, stop_at_most_s=stop_at_most, executor=executor or "", follow=follow
+        writers_stopped=writers_stopped,
+        stop_at_most_s=stop_at_most,
+        executor=executor or "",
+        follow=follow,
+        accept_data_keys=accept_data_keys,
     )
     with _served(shell, project, chosen, serve), open_session(shell, project, options) as session:
         if plan_path is not None:

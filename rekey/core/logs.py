@@ -28,7 +28,7 @@ EVENTS = (
     *("pass-begun", "pass", "pass-done", "verification-resumed", "verification-anew"),
     *("wait", "answers-again", "following", "proceed-heard", "cutover-refused", "hook-failed"),
     *("steered", "freeze-left", "freeze-left-behind", "intent-given-up"),
-    *("keys-rewrapped", "clients-not-purged", "erasure-finished", "compares-first"),
+    *("keys-rewrapped", "keys-proved", "clients-not-purged", "erasure-finished", "compares-first"),
     *("request", "request-retried", "lease-not-returned", "task-failed", "executor-broke", "worker-broken"),
     *("shadow-read-failed", "shadow-read-differs", "replicas-behind", "client-row-left", "client-lease"),
     *("pushed-back", "serving", "proxied", "certificate", "policies"),

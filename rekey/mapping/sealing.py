@@ -16,6 +16,8 @@ Rules kept here:
   another secret is refused. A wrapped data key names its wrapping key (`by`), so that a wrong one is refused
   by its name before unwrapping is tried. The previous wrapping key still unwraps; everything new is wrapped
   with the present one. No repr and no message holds a secret or a key.
+* Anyone can wrap with the public half of an RSA key. Its rows hold a proof, checked before anything is
+  unwrapped: a signature by the wrapping key for the root key, a MAC under the root key for every other.
 * Keys in the state file are sealed with a key derived from the root key, and bound to migration and column:
   the state file alone tells nothing, and losing it loses nothing. A key in the clear is refused there.
 """
@@ -63,6 +65,7 @@ _SMALLEST, _LARGEST = 128, 65_536
 # The most sealed bytes that are written to one property, which holds at most 65,535.
 _PART_BYTES = 60_000
 _ID_BYTES = 5
+_PROOF = "Proof"
 _CHECK_BYTES = 20
 
 
@@ -102,6 +105,18 @@ class WrappingKey(Protocol):
     def unwrap(self, wrapped: Wrapped) -> bytes:
         """Return the 32 bytes of the data key. Raises Moved when it is not what this key wrapped."""
 
+    def is_public(self, by: str) -> bool:
+        """Tell whether wrapping takes no secret, so that what unwraps may have been planted.
+
+        Raises Moved when `by`, of a wrapped data key, does not name this wrapping key.
+        """
+
+    def sign(self, by: str, message: bytes) -> bytes:
+        """Return a signature by the wrapping key that `by` names; b"" where wrapping takes a secret."""
+
+    def verifies(self, by: str, signature: bytes, message: bytes) -> bool:
+        """Tell whether the wrapping key that `by` names made a signature. Called only if it `is_public`."""
+
 
 class LocalWrappingKey:
     """A wrapping key derived from a secret that this process holds."""
@@ -139,6 +154,20 @@ class LocalWrappingKey:
         except (keywrap.InvalidUnwrap, ValueError):
             raise not_unwrapped(self.name) from None
 
+    def is_public(self, by: str) -> bool:
+        """Return False: key wrap (RFC 3394) takes the secret, and authenticates. Raises as `unwrap`."""
+        if not self.wraps(by):
+            raise wrong_key(by, self.name)
+        return False
+
+    def sign(self, *_: object) -> bytes:
+        """Return b"": no signature is needed."""
+        return b""
+
+    def verifies(self, *_: object) -> bool:
+        """Return False: it makes no signature."""
+        return False
+
 
 class WrappingKeys:
     """The present wrapping key, which gives the name and wraps, and the previous one, which still unwraps."""
@@ -160,6 +189,18 @@ class WrappingKeys:
         """Unwrap a data key with the wrapping key that wrapped it. Raises Moved when neither did."""
         return self.require(wrapped.by).unwrap(wrapped)
 
+    def is_public(self, by: str) -> bool:
+        """Tell it of the wrapping key that `by` names. Raises Moved when neither is that."""
+        return self.require(by).is_public(by)
+
+    def sign(self, by: str, message: bytes) -> bytes:
+        """Sign with the wrapping key that `by` names. Raises Moved when neither is that."""
+        return self.require(by).sign(by, message)
+
+    def verifies(self, by: str, signature: bytes, message: bytes) -> bool:
+        """Tell whether the wrapping key that `by` names signed. Raises Moved when neither is that."""
+        return self.require(by).verifies(by, signature, message)
+
 
 def wrong_key(by: str, configured: str) -> Moved:
     """Return the error for data keys that another wrapping key wrapped."""
@@ -178,6 +219,23 @@ def not_unwrapped(by: str) -> Moved:
         kept="Nothing was opened or changed.",
         hint="the row of the data key in the restricted store was changed; `rekey runbook wrapping-key`"
         " says what can be had back",
+    )
+
+
+def not_proved(script_id: str, cohort: str, *, proof: bytes) -> Moved:
+    """Return the error for a data key that the public half of the wrapping key sufficed to plant."""
+    what = f"the root key of {script_id}" if cohort == ROOT else f"the data key {cohort} of {script_id}"
+    if proof:
+        return Moved(
+            f"{what} was planted or altered: its proof is not by the wrapping key of [sealing]",
+            kept="Nothing was opened or changed.",
+            hint="find out who can write to the restricted store; see `rekey runbook wrapping-key`",
+        )
+    return Moved(
+        f"{what} has no proof: a version before 0.3 made it, or somebody planted it",
+        kept="Nothing was opened or changed.",
+        hint=f"`rekey apply {script_id}` once, with the state file that the migration began with;"
+        " `rekey runbook wrapping-key` says what else helps",
     )
 
 
@@ -220,7 +278,13 @@ def key_partition(script_id: str) -> str:
     return f"{script_id}.k"
 
 
-def data_key_row(script_id: str, made: DataKey, wrapped: Wrapped) -> Row:
+def proved(script_id: str, key: DataKey, wrapped: Wrapped) -> bytes:
+    """Return what the proof of a data key's row covers: all of the row, as it stands in the table."""
+    parts = ("rekey/data-key-row/v1", script_id, key.cohort, key.name, wrapped.by, wrapped.data.hex())
+    return "\0".join(parts).encode()
+
+
+def data_key_row(script_id: str, made: DataKey, wrapped: Wrapped, proof: bytes = b"") -> Row:
     """Return the row of a data key as it stands in the mapping table."""
     return {
         PARTITION_KEY: key_partition(script_id),
@@ -229,25 +293,74 @@ def data_key_row(script_id: str, made: DataKey, wrapped: Wrapped) -> Row:
         "WrappedBy": wrapped.by,
         **binary("Wrapped", wrapped.data),
         **binary("Check", _check(script_id, made)),
+        **(binary(_PROOF, proof) if proof else {}),
     }
 
 
-def read_data_key(script_id: str, row: Row, wrapping: WrappingKey) -> DataKey:
+def wrap_data_key(script_id: str, key: DataKey, wrapping: WrappingKey, root: DataKey | None) -> Row:
+    """Wrap a data key, and return its row with its proof. May block.
+
+    Args:
+        script_id: the migration.
+        key: the data key.
+        wrapping: the wrapping key.
+        root: the root key; None: `key` is the root key.
+    """
+    wrapped = wrapping.wrap(key.key)
+    message = proved(script_id, key, wrapped)
+    proof = wrapping.sign(wrapped.by, message) if root is None else _mac(root, message)
+    return data_key_row(script_id, key, wrapped, proof)
+
+
+def read_data_key(
+    script_id: str, row: Row, wrapping: WrappingKey, root: DataKey | None = None, *, proofless: bool = False
+) -> DataKey:
     """Unwrap the data key of a row. May block: a wrapping key can be remote.
 
+    Args:
+        script_id: the migration.
+        row: the row.
+        wrapping: the wrapping key.
+        root: the root key; None: `row` is the root key's.
+        proofless: accept a row that has no proof, of a version before 0.3; a wrong proof is refused.
+
     Raises:
-        Moved: another wrapping key wrapped it, or the row was altered or swapped.
+        Moved: another wrapping key wrapped it, or the row was altered, swapped or planted.
     """
     try:
         wrapped = Wrapped(str(row["WrappedBy"]), base64.b64decode(row["Wrapped"], validate=True))
         check = base64.b64decode(row["Check"], validate=True)
+        proof = base64.b64decode(row.get(_PROOF, ""), validate=True)
         name, cohort = str(row["Name"]), str(row[ROW_KEY])
     except (KeyError, TypeError, binascii.Error):
         raise not_unwrapped(str(row.get("WrappedBy", ""))) from None
+    if wrapping.is_public(wrapped.by) and (proof or not proofless):
+        message = proved(script_id, DataKey(name, cohort, b""), wrapped)
+        right = (
+            wrapping.verifies(wrapped.by, proof, message)
+            if root is None
+            else hmac.compare_digest(proof, _mac(root, message))
+        )
+        if not proof or not right:
+            raise not_proved(script_id, cohort, proof=proof)
     found = DataKey(name, cohort, wrapping.unwrap(wrapped))
     if not hmac.compare_digest(check, _check(script_id, found)):
         raise not_unwrapped(wrapped.by)
     return found
+
+
+def has_proof(row: Row, wrapping: WrappingKey) -> bool:
+    """Tell whether a data key's row has a proof, right or not, or needs none. Raises Moved."""
+    return bool(row.get(_PROOF)) or not wrapping.is_public(str(row.get("WrappedBy", "")))
+
+
+def root_fingerprint(root: DataKey, script_id: str) -> str:
+    """Return what the audit log records of a root key; it tells nothing about the key."""
+    return derived(root, "fingerprint", salt=script_id.encode()).hex()
+
+
+def _mac(root: DataKey, message: bytes) -> bytes:
+    return hmac.new(derived(root, "data-keys", salt=b""), message, hashlib.sha256).digest()
 
 
 def derived(root: DataKey, purpose: str, *, salt: bytes) -> bytes:

@@ -33,6 +33,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any, TypeVar
 
 from rekey import errors
 from rekey.mapping.rows import (
@@ -57,13 +58,14 @@ from rekey.mapping.sealing import (
     WrappingKey,
     cohort_in,
     cohort_of,
-    data_key_row,
+    has_proof,
     key_partition,
     new_data_key,
     read_data_key,
     unreadable,
+    wrap_data_key,
 )
-from rekey.model import EntityKey, KeyRange, Row, etag_of, key_of
+from rekey.model import ROW_KEY, EntityKey, KeyRange, Row, etag_of, key_of
 from rekey.state.audit import utc_now
 from rekey.tables.base import Page, Table, TableService
 
@@ -74,6 +76,8 @@ _PAUSE_S = 0.05
 MARGIN_S = 5.0
 # The most reservations of others that are remembered with the time they were first seen.
 _REMEMBERED = 10_000
+
+_Made = TypeVar("_Made")
 
 # Tells whether a source key's row exists now and maps to a target key.
 StillOwns = Callable[[EntityKey, TargetKey], Awaitable[bool]]
@@ -189,6 +193,35 @@ class Keyring:
                 else:
                     self.sealer.add(await self._unwrapped(row))
 
+    async def prove(self, check: Callable[[DataKey], None]) -> list[str]:
+        """Give the data keys that have no proof one, and open the root key; return their cohorts.
+
+        They are believed, so nobody may have planted them. The root key is the last: until then nothing else
+        accepts it, and a call that was cut off is made again.
+
+        Args:
+            check: raises an error for a root key that is not that of the migration.
+
+        Raises:
+            Moved: a proof is wrong, or a data key does not unwrap.
+        """
+        rows = await data_key_rows(self.table, self.script_id)
+        without = [row for row in rows if not is_tombstone(row) and not has_proof(row, self._wrapping)]
+        stands = next((row for row in rows if row[ROW_KEY] == ROOT), None)
+        if stands is None or not without:
+            await self.open()
+            return []
+        of = self.script_id, stands, self._wrapping
+        root = await self._asked(read_data_key, *of, proofless=True)
+        check(root)
+        for row in sorted(without, key=lambda row: str(row[ROW_KEY]) == ROOT):
+            above = None if row is stands else root
+            key = await self._asked(read_data_key, self.script_id, row, self._wrapping, above, proofless=True)
+            anew = await self._asked(wrap_data_key, self.script_id, key, self._wrapping, above)
+            await self.table.replace(anew, etag=etag_of(row))
+        self._root = root
+        return [str(row[ROW_KEY]) for row in without]
+
     async def rewrap(self) -> int:
         """Wrap anew, with the present wrapping key, data keys that the previous one wrapped; return how many.
 
@@ -275,14 +308,18 @@ class Keyring:
 
     async def _data_key_row(self, key: DataKey) -> Row:
         """Wrap a data key and return its row."""
-        wrap = self._wrapping.wrap
-        wrapped = await asyncio.to_thread(wrap, key.key) if self._wrapping.is_remote else wrap(key.key)
-        return data_key_row(self.script_id, key, wrapped)
+        root = None if key.cohort == ROOT else self.root
+        return await self._asked(wrap_data_key, self.script_id, key, self._wrapping, root)
 
     async def _unwrapped(self, row: Row) -> DataKey:
+        root = None if row[ROW_KEY] == ROOT else self.root
+        return await self._asked(read_data_key, self.script_id, row, self._wrapping, root)
+
+    async def _asked(self, work: Callable[..., _Made], *args: Any, **options: Any) -> _Made:
+        """Do what may ask the wrapping key, on another thread if it is remote."""
         if self._wrapping.is_remote:
-            return await asyncio.to_thread(read_data_key, self.script_id, row, self._wrapping)
-        return read_data_key(self.script_id, row, self._wrapping)
+            return await asyncio.to_thread(work, *args, **options)
+        return work(*args, **options)
 
 
 @dataclass(eq=False)

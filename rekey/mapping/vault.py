@@ -5,11 +5,21 @@ Rules kept here:
 * RSA-OAEP with SHA-256 (`RSA-OAEP-256`). Wrapping is by the version that is current; unwrapping by the one
   that wrapped, which is stored with the wrapped data key: a rotation in Key Vault needs no action in rekey.
 * Only versions of the configured key are asked; another URL in the restricted store is refused.
+* The wrapping key signs the root key's row (PS256), since anyone can wrap with its public half. Signing
+  is asked of Key Vault where a root key is made or wrapped again; a signature is verified in this process
+  with the public half that Key Vault gives, never with one from the restricted store.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from rekey.errors import ConfigurationError
 from rekey.mapping.sealing import KEY_BYTES, Wrapped, not_unwrapped, wrong_key
@@ -27,6 +37,14 @@ _KEY = VaultObject(
     role="Key Vault Crypto User",
     if_deleted="; a deleted key can be had back while the vault keeps it: `az keyvault key recover`",
 )
+_SIGNING = replace(
+    _KEY,
+    purpose="to sign",
+    role=f"{_KEY.role}, and the key the operation sign: `az keyvault key set-attributes --vault-name VAULT"
+    " --name NAME --ops wrapKey unwrapKey sign`",
+)
+_PSS = padding.PSS(padding.MGF1(hashes.SHA256()), hashes.SHA256.digest_size)
+_LEAST_BITS = 2048
 
 
 class KeyVaultWrappingKey:
@@ -45,7 +63,7 @@ class KeyVaultWrappingKey:
 
     def wraps(self, by: str) -> bool:
         """Tell whether `by`, of a wrapped data key, names a version of this key."""
-        return by.startswith(f"{self.name}/")
+        return re.fullmatch(rf"{re.escape(self.name)}/[0-9A-Za-z-]+", by) is not None
 
     def wrap(self, key: bytes) -> Wrapped:
         """Wrap a data key of 32 bytes with the present version.
@@ -57,11 +75,7 @@ class KeyVaultWrappingKey:
         from azure.keyvault.keys.crypto import KeyWrapAlgorithm
 
         found = self._key.get()
-        if found.key.kty not in ("RSA", "RSA-HSM"):
-            raise ConfigurationError(
-                "the wrapping key in Key Vault is not an RSA key",
-                hint="make one: `az keyvault key create --kty RSA --size 3072 --ops wrapKey unwrapKey`",
-            )
+        _public_half(found)
         with _KEY.asked(), self._key.client_for(str(found.id)) as client:
             answer = client.wrap_key(KeyWrapAlgorithm.rsa_oaep_256, key)
         return Wrapped(str(found.id), answer.encrypted_key)
@@ -89,3 +103,39 @@ class KeyVaultWrappingKey:
         if len(key) != KEY_BYTES:
             raise not_unwrapped(self.name)
         return key
+
+    def is_public(self, by: str) -> bool:
+        """Return True: the public half wraps. Raises Moved when another key wrapped."""
+        if not self.wraps(by):
+            raise wrong_key(by, self.name)
+        return True
+
+    def sign(self, by: str, message: bytes) -> bytes:
+        """Return a signature by the version that `by` names. Raises as `wrap`."""
+        from azure.keyvault.keys.crypto import SignatureAlgorithm
+
+        with _SIGNING.asked(), self._key.client_for(by) as client:
+            answer = client.sign(SignatureAlgorithm.ps256, hashlib.sha256(message).digest())
+        return bytes(answer.signature)
+
+    def verifies(self, by: str, signature: bytes, message: bytes) -> bool:
+        """Tell whether the version that `by` names signed, and is enabled. Raises as `wrap`."""
+        found = self._key.get(by.removeprefix(f"{self.name}/"))
+        if found.id != by or found.properties.enabled is False:
+            return False
+        try:
+            _public_half(found).verify(signature, message, _PSS, hashes.SHA256())
+        except InvalidSignature:
+            return False
+        return True
+
+
+def _public_half(found: Any) -> rsa.RSAPublicKey:
+    """Return the public half of a key. Raises ConfigurationError when it is not an RSA key, or too short."""
+    key = found.key
+    if key.kty not in ("RSA", "RSA-HSM") or int.from_bytes(key.n).bit_length() < _LEAST_BITS:
+        raise ConfigurationError(
+            f"the wrapping key in Key Vault is not an RSA key of at least {_LEAST_BITS} bits",
+            hint="make one: `az keyvault key create --kty RSA --size 3072 --ops wrapKey unwrapKey sign`",
+        )
+    return rsa.RSAPublicNumbers(int.from_bytes(key.e), int.from_bytes(key.n)).public_key()

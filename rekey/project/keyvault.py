@@ -113,10 +113,14 @@ class VaultKey:
         self._options = client_options
         self._client = KeyClient(self.vault, self._credential, **client_options)
 
-    def get(self) -> Any:
-        """Return Key Vault's description of the key, with its public half. Raises as `VaultObject.asked`."""
+    def get(self, version: str | None = None) -> Any:
+        """Return Key Vault's description of the key, with its public half. Raises as `VaultObject.asked`.
+
+        Args:
+            version: the version; None: the one of the URL, or the current one.
+        """
         with self.described.asked():
-            return self._client.get_key(self.name, self._version)
+            return self._client.get_key(self.name, version or self._version)
 
     def client_for(self, key: Any) -> Any:
         """Return a client that works with a key that `get` returned, or with a key version by its URL."""

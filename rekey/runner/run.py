@@ -62,6 +62,7 @@ class Options:
         executor: `module:callable`, in place of the one in [executor]; "": use that one.
         reason: why rows may go that cannot be proved to be on the other side, recorded; "": no reason.
         freeze_by: do not make writers wait after this time, in ticks; None: at any time.
+        accept_data_keys: believe data keys that a public key wrapped and that have no proof.
         follow: keep targets up to date before the gate of cutover, and go through it when told to.
     """
 
@@ -73,6 +74,7 @@ class Options:
     follow: bool = False
     reason: str = ""
     freeze_by: int | None = None
+    accept_data_keys: bool = False
 
 
 class StopFlag:

@@ -54,6 +54,7 @@ from rekey.protocol.opening import (
 )
 from rekey.protocol.term import Term
 from rekey.runner.clients import announcing, hand_over, unfrozen, until_quiet, wait_for_present
+from rekey.runner.data_keys import KnownRoot, prove_data_keys
 from rekey.runner.hooks import HookEvent, Stalls, run_hook
 from rekey.runner.look import look, told
 from rekey.runner.phases import PHASES
@@ -288,10 +289,13 @@ class Session:
         if lease.late_until is not None:
             await Term(restricted, script_id).extend(format_ticks(lease.late_until))
         # Read again: another runner may have dropped everything before this one got the lease.
+        root = KnownRoot(self.state, script_id)
         if prepared.wrapping is not None and await control.read() is None:
             # The root key must exist before the control row says that the migration has begun.
             await restricted.create_table(MAPPING_TABLE)
-            await Keyring(restricted.table(MAPPING_TABLE), script_id, prepared.wrapping).begin()
+            keyring = Keyring(restricted.table(MAPPING_TABLE), script_id, prepared.wrapping)
+            await keyring.begin()
+            root.record(keyring.root)
         first = ControlRow(
             script_id=script_id,
             phase=ControlPhase.SOURCE,
@@ -307,16 +311,28 @@ class Session:
         )
         row = await control.create(first)
         self._guard(prepared, row)
+        record = self.state.migration(script_id)
+        if prepared.wrapping is not None:
+            await prove_data_keys(
+                Keyring(restricted.table(MAPPING_TABLE), script_id, prepared.wrapping),
+                row,
+                self.state,
+                self.progress,
+                is_known=record is not None and record.run_id == row.run_id,
+                accept=self.options.accept_data_keys,
+            )
+        # Before the state file knows the run: a run that it knows has data keys that were believed.
+        mapping = await migration.mapping(row)
         place = prepared.endpoints(self.config)
         self.state.register(
             script_id, declared.digest, asked.source, row.run_id, prepared.fingerprints, place
         )
         # Also for one that a version began which kept no script: the digest says that this is the same one.
         self.state.keep_script(script_id, row.targets, declared.content)
-        mapping = await migration.mapping(row)
         mapping.patience_s = inf  # a copy that meets a write of a client is no collision yet
         if mapping.keyring is not None:
             # From now on checkpoints are sealed. Data keys are wrapped again if the wrapping key has changed.
+            root.require(mapping.keyring.root)
             cursors = cursors_key(mapping.keyring.root, row.id_key)
             self.state.use_keys(script_id, SealedKeys(script_id, cursors))
             renewed = await mapping.keyring.rewrap()

@@ -1,4 +1,4 @@
-"""What versions 0.1.0 and 0.2.0 began, this one ends: migrations, plans and evidence that it left are read as they are.
+"""What versions 0.1.0 and 0.2.0 began, this one ends: their migrations, plans and evidence are read.
 
 They stand in `tests/fixtures/previous`, with the script that made them.
 """

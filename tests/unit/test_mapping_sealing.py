@@ -313,8 +313,9 @@ class Counting(LocalWrappingKey):
 
 async def test_a_process_unwraps_each_data_key_once(memory: MemoryTableService) -> None:
     table = await mapping_table(memory)
-    await Keyring(table, "0001", WRAPPING).begin()
-    await Keyring(table, "0001", WRAPPING).fresh()
+    before = Keyring(table, "0001", WRAPPING)
+    await before.begin()
+    await before.fresh()
     wrapping = Counting(b"w" * 32)
     keyring = Keyring(table, "0001", wrapping)
     await keyring.open()

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, Moved, Unavailable
 from rekey.mapping.rows import MAPPING_TABLE
@@ -22,45 +19,9 @@ from rekey.mapping.vault import KeyVaultWrappingKey
 from rekey.project.config import load_config
 from rekey.protocol.opening import open_wrapping
 from tests.memory import MemoryTableService
-from tests.vaults import SAID, Credential, FakeVault, Refused, decoded, unpadded
+from tests.vaults import FIRST, SAID, SECOND, URL, Credential, Vault
 
-URL = "https://acme.vault.azure.net/keys/mapping"
-FIRST, SECOND = "1" * 32, "2" * 32
-OAEP = padding.OAEP(padding.MGF1(hashes.SHA256()), hashes.SHA256(), None)
 DATA_KEY = bytes(range(32))
-
-
-class Vault(FakeVault):
-    """Holds the versions of one RSA key; the last one is current."""
-
-    def __init__(self, status: int = 200, kty: str = "RSA") -> None:
-        super().__init__(status)
-        self.kty = kty
-        self.versions = {FIRST: rsa.generate_private_key(65537, 2048)}
-
-    def rotate(self) -> None:
-        self.versions[SECOND] = rsa.generate_private_key(65537, 2048)
-
-    def answer(self, path: str, content: dict[str, str]) -> dict[str, Any]:
-        _, _, name, *rest = path.split("/")
-        assert name == "mapping"
-        version = rest[0] if rest else list(self.versions)[-1]
-        return self._unwrapped(version, content) if rest[1:] == ["unwrapkey"] else self._key(version)
-
-    def _key(self, version: str) -> dict[str, Any]:
-        numbers = self.versions[version].public_key().public_numbers()
-        key = {"kid": f"{URL}/{version}", "kty": self.kty, "key_ops": ["wrapKey", "unwrapKey"]}
-        if self.kty == "RSA":
-            key |= {"n": unpadded(numbers.n.to_bytes(256)), "e": unpadded(numbers.e.to_bytes(3))}
-        return {"key": key, "attributes": {"enabled": True}}
-
-    def _unwrapped(self, version: str, asked: dict[str, str]) -> dict[str, str]:
-        assert asked["alg"] == "RSA-OAEP-256"
-        try:
-            key = self.versions[version].decrypt(decoded(asked["value"]), OAEP)
-        except ValueError:
-            raise Refused(400) from None
-        return {"kid": f"{URL}/{version}", "value": unpadded(key)}
 
 
 def wrapping(vault: Vault, url: str = URL) -> KeyVaultWrappingKey:

@@ -1,0 +1,92 @@
+"""The data keys of a sealed migration, held against what the state file knows of them (ADR 0048).
+
+Rules kept here:
+
+* The audit log records a fingerprint of the root key. So the runner refuses another root key, with whichever
+  proof it comes, and gives data keys without a proof one only as long as none was recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rekey.core.progress import Progress
+from rekey.errors import Moved
+from rekey.mapping.sealing import DataKey, SealedKeys, cursors_key, root_fingerprint
+from rekey.mapping.store import Keyring
+from rekey.protocol.control import ControlRow
+from rekey.state.store import State
+
+ROOT_KEY = "root-key"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRoot:
+    """What a state file knows of the root key of a migration."""
+
+    state: State
+    script_id: str
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint that was recorded last; "" before the first."""
+        events = self.state.audit_events(self.script_id, event=ROOT_KEY)
+        return str(events[-1].details["fingerprint"]) if events else ""
+
+    def record(self, root: DataKey) -> None:
+        """Record the root key of a migration that begins, unless it is the one recorded last."""
+        now = root_fingerprint(root, self.script_id)
+        if now != self.fingerprint:
+            self.state.audit(ROOT_KEY, self.script_id, {"fingerprint": now})
+
+    def require(self, root: DataKey) -> None:
+        """Refuse a root key that is not the recorded one; record it if there is none. Raises Moved."""
+        if self.fingerprint not in ("", root_fingerprint(root, self.script_id)):
+            raise Moved(
+                f"the root key of {self.script_id} is not the one that the audit log of this project records",
+                kept="Nothing was opened or changed.",
+                hint="the row of the root key in the restricted store was replaced: restore it from a copy;"
+                " `rekey runbook wrapping-key` says more",
+            )
+        self.record(root)
+
+
+async def prove_data_keys(
+    keyring: Keyring, row: ControlRow, state: State, progress: Progress, *, is_known: bool, accept: bool
+) -> None:
+    """Give data keys that a version before 0.3 wrapped with a public key their proofs.
+
+    Args:
+        keyring: of the migration; not opened yet.
+        row: the migration's control row.
+        state: the state file.
+        progress: where a note goes.
+        is_known: the state file knew the run before this command.
+        accept: the operator says that data keys without a proof are rekey's own.
+
+    Raises:
+        Moved: the root key is not the migration's.
+        StateUnusable: the checkpoints in the state file were not sealed with the root key.
+    """
+    script_id, known = keyring.script_id, KnownRoot(state, keyring.script_id)
+
+    def check(root: DataKey) -> None:
+        """Nobody without the root key can have sealed the checkpoints in the state file."""
+        if known.fingerprint:
+            known.require(root)
+        state.use_keys(script_id, SealedKeys(script_id, cursors_key(root, row.id_key)))
+        state.require_readable(script_id)
+
+    if not accept and (known.fingerprint or not is_known):
+        return
+    cohorts = await keyring.prove(check)
+    if not cohorts:
+        return
+    known.record(keyring.root)
+    state.audit("data-keys-proved", script_id, {"cohorts": cohorts})
+    progress.note(
+        f"{script_id}: the data keys {', '.join(cohorts)} of an earlier version have a proof now. They were"
+        " believed: one that somebody planted in the restricted store before would not show",
+        "keys-proved",
+        script_id=script_id,
+    )
