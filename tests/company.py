@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rekey.client.lease import ClientLease
+from rekey.client.parts import ClientParts, Counters
 from rekey.client.reading import ClientFacts, LeaseSettings
 from rekey.client.route import Writer
-from rekey.client.work import ClientParts, Counters
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.core.concurrency import cancel
 from rekey.core.limits import ELSEWHERE

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from rekey import Index, Migration, Target, keys, props
 from rekey.client.lease import Permit
+from rekey.client.parts import LATE_S, Acknowledge, ClientParts, Counters
 from rekey.client.route import Writer
-from rekey.client.work import LATE_S, Acknowledge, ClientParts, Counters
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase

@@ -18,8 +18,8 @@ import pytest
 from docs.pictures import draw_phases
 from rekey import Index, Migration, Target, keys, props
 from rekey.cli.main import rekey
+from rekey.client.parts import ROW_TOO_BUSY
 from rekey.client.sdk.errors import NOTHING_WRITTEN, OPEN
-from rekey.client.work import ROW_TOO_BUSY
 from rekey.core.distribution import VERSION
 from rekey.core.edm import TYPES
 from rekey.declaration.casts import PAIRS

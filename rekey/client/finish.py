@@ -1,23 +1,7 @@
-"""Step 5 of a write, after the answer: a last look at the authority, and the keys that are not finished then.
+"""Step 5 of a write, after the answer (ADR 0017): the authority is reread, and unsettled keys are retried.
 
-Rules kept here (ADR 0017):
-
-* A key that is not known to be finished keeps its intent, and is looked at again by this client. The intent
-  stays in the journal meanwhile: keys that this process forgets are settled by `TakeOver`, here or in another
-  client, and by the runner's sweeper.
-* Work after the answer runs under the operation's permit and ends with its deadline.
-* Intents are removed one transaction after the other: those of calls that end meanwhile go with the next.
-* Each attempt at a leftover runs under a current permit, touches the intent first (its age begins anew), and
-  takes no longer than the longest operation: so a sweeper, which takes old intents only, never meets one that
-  is running.
-* A key is tried again with growing pauses. While a request for it may yet take effect (an open outcome) its
-  intent stays; where that request is one to the authority, the key is not tried before that time is over.
-* Replicas of a key that this client is writing are left alone (`ClientParts.is_writing`), and a write waits
-  while those of its keys are being settled (`let_settle`).
-* A leftover never outlives its epoch: `settle` tries each once more before the next epoch is acknowledged, as
-  soon as no request for it can take effect any more, and then leaves those of older epochs to the sweeper. In
-  another epoch the authority may be another side. So a freeze waits for an open outcome as long as a request
-  can be late, not as long as an operation.
+A key that is not known to be settled keeps its intent in the journal: keys that this process forgets are
+settled by `TakeOver`, here or in another client, and by the runner's sweeper.
 """
 
 from __future__ import annotations
@@ -25,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from rekey.client.authority import Flow
+from rekey.client.flow import Flow
 from rekey.client.lease import Permit
-from rekey.client.replicas import follow, leave, propagate, release
-from rekey.client.work import WIDTH, ClientParts, IntentRef, State, Work
+from rekey.client.parts import WIDTH, ClientParts
+from rekey.client.replicas import follow, propagate, release, unsettled
+from rekey.client.steps import IntentRef, State
 from rekey.errors import RekeyError
 from rekey.model import EntityKey
 from rekey.phases import ControlPhase
@@ -116,14 +101,14 @@ class Finisher:
     def give_up(self, flow: Flow) -> None:
         """End a call that failed at or before the authority: keep intents only where the outcome is open."""
         needless: list[IntentRef] = []
-        for work in flow.works:
-            if flow.sent or work.open:
-                self._keep(flow, work.intents, still_open=True, decided=False)
+        for request in flow.requests:
+            if flow.sent or request.held.ambiguous:
+                self._keep(flow, request.held.intents, still_open=True, decided=False)
             else:
-                needless += work.intents
+                needless += request.held.intents
         # They announce nothing any more, also while they wait to be removed.
-        refused = next(self.client.moments)
-        self.client.decided.update((intent.id, refused) for intent in needless)
+        refused = next(self.client.in_flight.moments)
+        self.client.in_flight.decided.update((intent.id, refused) for intent in needless)
 
         async def take_back() -> None:
             await release(flow)
@@ -171,8 +156,8 @@ class Finisher:
         """
         still_open = False
         try:
-            if not self.client.is_writing([intent], begun=True):
-                with self.client.settles([intent]):
+            if not self.client.in_flight.is_writing([intent], begun=True):
+                with self.client.in_flight.settles([intent]):
                     done = await self.reverse.settle(decides, intent.side, intent.key)
                 still_open = done.open
                 if not still_open:
@@ -185,7 +170,7 @@ class Finisher:
 
     def _forget(self, left: Leftover) -> None:
         self._kept.pop(left, None)
-        self.client.decided.pop(left.intent.id, None)
+        self.client.in_flight.decided.pop(left.intent.id, None)
 
     def _add(self, left: Leftover) -> None:
         if len(self._kept) >= MAX_KEPT:
@@ -241,22 +226,25 @@ class Finisher:
             await asyncio.wait(set(self._tasks))
 
     async def _finish(self, flow: Flow, follows: bool) -> None:
+        numbers = range(len(flow.decided))
         try:
             if follows:
                 await follow(flow)
-            await in_turns([partial(_last_look, flow, work) for work in flow.works], WIDTH)
+            await in_turns([partial(_reread, flow, number) for number in numbers], WIDTH)
         except BaseException:
-            for work in flow.works:
+            for number in numbers:
                 # In a transaction also keys that are settled: their intents have not been removed yet.
-                self._keep(flow, work.intents, still_open=work.state is not State.SETTLED, decided=True)
+                held, still_open = flow.requests[number].held, not _is_settled(flow, number)
+                self._keep(flow, held.intents, still_open=still_open, decided=True)
             raise
         done: list[IntentRef] = []
         lingering: list[IntentRef] = []
-        for work in flow.works:
-            if work.state is State.SETTLED:
-                (lingering if work.lingers else done).extend(work.intents)
+        for number in numbers:
+            held = flow.requests[number].held
+            if _is_settled(flow, number):
+                (lingering if held.keep_intent else done).extend(held.intents)
             else:
-                self._keep(flow, work.intents, still_open=work.open, decided=True)
+                self._keep(flow, held.intents, still_open=_is_ambiguous(flow, number), decided=True)
         for intent in lingering:  # first of all: what follows may fail or be cut off
             left = Leftover(
                 intent, flow.permit, flow.authority.side,
@@ -274,7 +262,7 @@ class Finisher:
             if intents:
                 await self._remove(tuple(intent.id for intent in intents))
             for intent in intents:
-                self.client.decided.pop(intent.id, None)
+                self.client.in_flight.decided.pop(intent.id, None)
         except BaseException:
             self._keep(flow, intents, still_open=False, decided=True)
             raise
@@ -335,7 +323,7 @@ class Finisher:
         now = self.client.current()
         if now is None:
             return
-        if left.attempts < len(PAUSES) - 1 and self.client.is_writing([left.intent], begun=True):
+        if left.attempts < len(PAUSES) - 1 and self.client.in_flight.is_writing([left.intent], begun=True):
             left.attempts += 1
             return
         if not left.is_decided_by(now):
@@ -347,7 +335,7 @@ class Finisher:
             with (
                 self.client.permits.hold(now),
                 while_allowed(partial(self.client.permits.check, now)),
-                self.client.settles([left.intent]),
+                self.client.in_flight.settles([left.intent]),
             ):
                 async with asyncio.timeout(self.client.longest_operation_s):
                     intent = left.intent
@@ -367,19 +355,33 @@ class Finisher:
             left.trying = False
 
 
-async def _last_look(flow: Flow, work: Work) -> None:
-    """Check whether another writer came in between; propagate if one did. An error leaves the key unfinished
+def _is_settled(flow: Flow, number: int) -> bool:
+    followed = flow.followed.get(number)
+    return followed is not None and followed.state is State.SETTLED
+
+
+def _is_ambiguous(flow: Flow, number: int) -> bool:
+    """Tell whether a request for a key may yet take effect; also one that was cut off among its replicas."""
+    return flow.requests[number].held.ambiguous or number not in flow.followed
+
+
+async def _reread(flow: Flow, number: int) -> None:
+    """Check whether another writer came in between; propagate if one did. An error leaves the key unsettled
     and is not raised."""
-    if work.state is not State.FOLLOWED:
+    followed = flow.followed.get(number)
+    if followed is None or followed.state is not State.WRITTEN:
         return
+    decided = followed.decided
+    held, in_flight = decided.held, flow.client.in_flight
     try:
-        if not work.look_again and await flow.authority.is_settled(work):
+        if not followed.reread and await flow.authority.is_settled(decided):
             # A request that propagate left open before the authority was written may yet take effect.
-            work.state = State.LEFT if work.open else State.SETTLED
-        elif flow.client.is_writing(work.intents):
-            work.state = State.LEFT
+            state = State.UNSETTLED if held.ambiguous else State.SETTLED
+            flow.followed[number] = replace(followed, state=state)
+        elif in_flight.is_writing(held.intents):
+            flow.followed[number] = replace(followed, state=State.UNSETTLED)
         else:
-            with flow.client.settles(work.intents):
-                await propagate(flow, work)
+            with in_flight.settles(held.intents):
+                flow.followed[number] = await propagate(flow, decided)
     except Exception as error:  # noqa: BLE001 - the caller has its answer
-        leave(flow, work, error)
+        flow.followed[number] = unsettled(flow, decided, error)

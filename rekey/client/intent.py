@@ -1,20 +1,7 @@
-"""Step 2 of a write: the reads, intents and claims that must precede the write of the authority.
+"""Step 2 of a write: the reads, intents and claims that must precede the write of the authority (ADR 0017).
 
-Rules kept here (ADR 0017):
-
-* Nothing is sent to the authority before the intents and the claims are durable.
-* When a condition fails that this client added (to a merge, to a write across views), that is no answer to
-  the caller: the write is worked out anew from the rows as they are now.
-
-In the view that is not the authority's:
-
-* The authority's row is read first, then the view's. The view's row must be the one that the authority's row
-  gives; otherwise propagate runs, and a caller that named an ETag is told that its condition failed.
-* The operation is worked out on the view's row, then carried over to the authority's row. A row that mapping
-  would not give back exactly is refused before anything is written.
-* The authority is written on the condition of its row as read (its ETag, or its absence): so the row did not
-  change in between, and the replicas, the view's row among them, were read before that write.
-* The ETag the caller gets is the one of the view's row.
+Nothing is sent to the authority before they are durable. In a view that is not the authority's, an operation
+is worked out on the view's row, then carried over to the authority's row.
 """
 
 from __future__ import annotations
@@ -24,8 +11,11 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from rekey.client.authority import Flow, SourceAuthority, TargetAuthority, check_one_partition
-from rekey.client.work import ROW_TOO_BUSY, IntentRef, Work, account_of, found, refused_by
+from rekey.client.flow import Flow, check_one_partition
+from rekey.client.parts import ROW_TOO_BUSY, account_of, refused_by
+from rekey.client.source_authority import SourceAuthority
+from rekey.client.steps import Decided, Draft, IntentRef, Prepared, Request, known
+from rekey.client.target_authority import TargetAuthority
 from rekey.errors import (
     ConditionFailed,
     CredentialRefused,
@@ -57,12 +47,12 @@ _CURE = (
 )
 
 
-def works_of(operations: Sequence[Operation], journal: Journal, *, copied: bool) -> list[Work]:
-    """Return one `Work` for each operation of a call, in its order.
+def requests_of(operations: Sequence[Operation], journal: Journal, *, copied: bool) -> list[Request]:
+    """Return one `Request` for each operation of a call, in its order.
 
     Args:
         operations: as the caller gave them.
-        journal: gives each write its name (`Work.word`).
+        journal: gives each write its name (`Request.word`).
         copied: whether the backfill is done.
 
     Raises:
@@ -70,29 +60,23 @@ def works_of(operations: Sequence[Operation], journal: Journal, *, copied: bool)
     """
     if len(operations) != 1:
         check_batch(operations)
-    works = []
-    for index, one in enumerate(operations):
+    requests = []
+    for index, operation in enumerate(operations):
         try:
-            given, is_foreseen = as_stored(one)
-            works.append(
-                Work(
-                    index,
-                    given,
-                    one.key,
-                    journal.word(),
-                    reads_before=not copied,
-                    foreseen=is_foreseen,
-                    slow=not is_foreseen,
-                )
-            )
+            given, is_foreseen = as_stored(operation)
         except RequestRejected as refused:
             refused.index = index if len(operations) > 1 else None
             raise
-    return works
+        requests.append(
+            Request(
+                index, given, operation.key, journal.word(), foreseen=is_foreseen, reads_before=not copied
+            )
+        )
+    return requests
 
 
-async def prepare(flow: Flow) -> bool:
-    """Do everything that comes before the authority's write; return False to begin again.
+async def prepare(flow: Flow) -> list[Prepared] | None:
+    """Do everything that comes before the authority's write; return None to prepare again from the start.
 
     Raises:
         RekeyError: the answer to the caller; nothing was written.
@@ -106,152 +90,177 @@ async def prepare(flow: Flow) -> bool:
             raise refused_by(error) from error
         which = account_of(error)
         raise Unavailable(
-            "nothing was written: what must be known or kept before a write could not be read or written in"
-            f" the {which} account ({error.code or type(error).__name__})",
+            f"nothing was written: the {which} account is unavailable ({error.code or type(error).__name__})",
             status=503,
-            hint=f"repeat the operation; if it stays so, look at the {which} account",
+            hint=f"repeat the operation; if it stays so, check the {which} account",
         ) from error
 
 
-async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Work, EntityKey]]) -> None:
+async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Request, EntityKey]]) -> None:
     """Write one intent for each key; they are durable when it returns."""
     client = flow.client
     ids = await client.journal.begin(client.client_id, flow.permit.epoch, side, [key for _, key in keys])
-    for (work, key), intent_id in zip(keys, ids, strict=True):
-        work.intents.append(IntentRef(intent_id, side, key))
-        client.begins(side, key)
+    for (request, key), intent_id in zip(keys, ids, strict=True):
+        request.held.intents.append(IntentRef(intent_id, side, key))
+        client.in_flight.begins(side, key)
 
 
-async def _for_each(flow: Flow, call: Callable[[Work], Awaitable[Any]], *first: Awaitable[None]) -> list[Any]:
-    """Await `first` and one call for each key, all at the same time; raise the first error in this order. In
-    a transaction the error of a call gets the index of its operation."""
+async def _for_each(
+    drafts: Sequence[Draft], call: Callable[[Draft], Awaitable[Any]], *first: Awaitable[None]
+) -> list[Any]:
+    """Await `first` and one call for each draft, all at the same time; raise the first error in this order.
+    In a transaction the error of a call gets the index of its operation."""
 
-    async def named(work: Work) -> Any:
+    async def named(draft: Draft) -> Any:
         try:
-            return await call(work)
+            return await call(draft)
         except RekeyError as error:
-            if len(flow.works) > 1:
-                error.index = work.index
+            if len(drafts) > 1:
+                error.index = draft.request.index
             raise
 
-    return await side_by_side([*first, *(named(work) for work in flow.works)])
+    return await side_by_side([*first, *(named(draft) for draft in drafts)])
 
 
-def _note_leaving(works: Sequence[Work], rows: Sequence[tuple[Side, EntityKey]]) -> None:
+def _drafts(flow: Flow) -> list[Draft]:
+    return [Draft(request, slow=not request.foreseen) for request in flow.requests]
+
+
+def _note_leaving(drafts: Sequence[Draft], rows: Sequence[tuple[Side, EntityKey]]) -> None:
     """Note for each operation of a call which rows the others delete. `rows`: theirs, in order."""
-    for work in works:
-        work.leaving = frozenset(
+    for draft in drafts:
+        draft.leaving = frozenset(
             row
-            for other, row in zip(works, rows, strict=True)
-            if other is not work and other.given.verb is Verb.DELETE
+            for other, row in zip(drafts, rows, strict=True)
+            if other is not draft and other.given.verb is Verb.DELETE
         )
+
+
+def _prepared(drafts: Sequence[Draft]) -> list[Prepared] | None:
+    if any(draft.mapping.outdated for draft in drafts):
+        return None
+    return [draft.prepared() for draft in drafts]
 
 
 class SameView(Flow):
     """A write in a view whose table is the authority."""
 
-    async def prepare(self) -> bool:
-        side, keys = self.authority.side, [(work, work.key) for work in self.works]
-        await self.begin(side, [key for _, key in keys])
-        _note_leaving(self.works, [(side, key) for _, key in keys])
-        first = [] if self.works[0].intents else [_begin(self, side, keys)]
-        await _for_each(self, self.authority.prepare, *first)
-        return not any(work.outdated for work in self.works)
+    async def prepare(self) -> list[Prepared] | None:
+        side, drafts = self.authority.side, _drafts(self)
+        await self.begin(side, [draft.key for draft in drafts])
+        _note_leaving(drafts, [(side, draft.key) for draft in drafts])
+        first = []
+        if not self.intents:
+            first = [_begin(self, side, [(request, request.key) for request in self.requests])]
+        await _for_each(drafts, self.authority.prepare, *first)
+        return _prepared(drafts)
 
-    def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:
-        if any(sent is operation for _, operation in work.along):
+    def raced(self, error: RekeyError, writes: list[Prepared], failed: Prepared, sent: Operation) -> bool:
+        if any(sent is operation for _, operation in failed.along):
             return isinstance(error, _LOST_RACES)
-        if error.index is None and len(self.works) > 1:
+        if error.index is None and len(writes) > 1:
             # The service did not say which operation failed: it may be one whose condition is ours.
-            return any(is_lost_race(error, one.given, one.sent[0]) for one in self.works)
-        return is_lost_race(error, work.given, sent)
+            return any(is_lost_race(error, write.request.given, write.sent[0]) for write in writes)
+        return is_lost_race(error, failed.request.given, sent)
 
 
 class CrossView(Flow):
-    """A write in a view whose table is a replica."""
+    """A write in a view whose table is a replica.
+
+    The view's row must be the one that the authority's row gives; otherwise propagate runs, and a caller that
+    named an ETag is told that its condition failed. The authority is written on the condition of its row as
+    read: so the row did not change in between, and the replicas, the view's row among them, were read before
+    that write. The caller gets the ETag of the view's row.
+    """
 
     authority: SourceAuthority | TargetAuthority
 
-    async def prepare(self) -> bool:
-        await _for_each(self, self.locate)
-        await self.begin(SOURCE, [work.old_key for work in self.works])
-        _note_leaving(self.works, [(SOURCE, work.old_key) for work in self.works])
+    async def prepare(self) -> list[Prepared] | None:
+        drafts = _drafts(self)
+        await _for_each(drafts, self.locate)
+        await self.begin(SOURCE, [draft.old_key for draft in drafts])
+        _note_leaving(drafts, [(SOURCE, draft.old_key) for draft in drafts])
         if self.authority.side == SOURCE:
-            check_one_partition({work.old_key.partition for work in self.works})
+            check_one_partition({draft.old_key.partition for draft in drafts})
         new = [
-            (work, work.old_key)
-            for work in self.works
-            if all(intent.key != work.source_key for intent in work.intents)
+            (draft.request, draft.old_key)
+            for draft in drafts
+            if all(intent.key != draft.source_key for intent in draft.held.intents)
         ]
         if new:
             await _begin(self, SOURCE, new)
-        in_step = await _for_each(self, self._look)
-        return all(in_step) and not any(work.outdated for work in self.works)
+        in_step = await _for_each(drafts, self._work_out)
+        return _prepared(drafts) if all(in_step) else None
 
-    def raced(self, error: RekeyError, work: Work, sent: Operation) -> bool:  # noqa: ARG002
+    def raced(self, error: RekeyError, writes: list[Prepared], failed: Prepared, sent: Operation) -> bool:  # noqa: ARG002
         return isinstance(error, _LOST_RACES)
 
     def etags(self) -> list[str | None]:
-        # Where the new ETag of the view's row is not known, one that no row will ever have.
-        return [
-            None if work.given.verb is Verb.DELETE else work.view_etag or f'W/"rekey-{secrets.token_hex(8)}"'
-            for work in self.works
-        ]
+        etags: list[str | None] = []
+        for number, request in enumerate(self.requests):
+            followed = self.followed.get(number)
+            if request.given.verb is Verb.DELETE:
+                etags.append(None)
+            elif followed is not None and followed.view_etag:
+                etags.append(followed.view_etag)
+            else:  # it is not known: one that no row will ever have
+                etags.append(f'W/"rekey-{secrets.token_hex(8)}"')
+        return etags
 
     @abstractmethod
-    async def locate(self, work: Work) -> None:
+    async def locate(self, draft: Draft) -> None:
         """Find the place of the view's row and its old key. Raises RowMissing, RowRefused."""
 
     @abstractmethod
-    async def read_authority(self, work: Work) -> None:
+    async def read_authority(self, draft: Draft) -> None:
         """Read the authority's row, and the mapping rows of its old key."""
 
     @abstractmethod
-    async def carry_over(self, work: Work, after: Row) -> None:
+    async def carry_over(self, draft: Draft, after: Row) -> None:
         """Work out the authority's write that makes the view's row `after`, and claim its keys. Raises
         RowRefused, Collision, Unavailable."""
 
-    async def after_propagate(self, work: Work) -> None:
-        place = found(work.place)
-        wanted = (work.expected or {}).get(place)
+    async def etag_after_propagate(self, decided: Decided) -> str | None:
+        place = known(decided.write.place)
+        wanted = decided.write.expected.get(place)
         if wanted is None:
-            return
+            return None
         now = await self.authority.replicas.table(place.table).get(place.key)
         timed = self.authority.mapper.timestamp_copies[place.table] if place.table >= 0 else frozenset[str]()
-        if now is not None and same_content(wanted, now, timed):
-            work.view_etag = etag_of(now)
+        return etag_of(now) if now is not None and same_content(wanted, now, timed) else None
 
-    async def _look(self, work: Work) -> bool:
+    async def _work_out(self, draft: Draft) -> bool:
         """Read both rows and work out the write; propagate and return False when they are out of step."""
-        place = found(work.place)
-        await self.read_authority(work)
-        await self.authority.read(work, {place, *self.authority.followers(work)}, early=True)
-        if place not in work.early:
+        place = known(draft.place)
+        await self.read_authority(draft)
+        replica_places = self.authority.replica_places(draft.old_key, draft.listed)
+        await self.authority.read(draft, {place, *replica_places})
+        if place not in draft.replicas.read:
             raise Unavailable("the row of this view could not be read; nothing was written", status=503)
-        view_row = work.early[place]
-        shown = self.authority.replicas.expected_of(work.old_key, work.before, view_row).get(place)
+        view_row = draft.replicas.read[place]
+        shown = self.authority.replicas.expected_of(draft.old_key, draft.before, view_row).get(place)
         in_step = same_content(shown, view_row) if shown and view_row else shown is view_row
         if not in_step:
-            work.lingers = True
+            draft.held.keep_intent = True
             try:
-                done = await self.authority.replicas.propagate(work.old_key)
+                done = await self.authority.replicas.propagate(draft.old_key)
             except RekeyError:
-                work.open = True
+                draft.held.ambiguous = True
                 raise
             self.client.counters.propagated += 1
-            work.open = work.open or done.open
-            if is_conditional(work.given):
+            draft.held.ambiguous = draft.held.ambiguous or done.open
+            if is_conditional(draft.given):
                 raise error_of(412, "UpdateConditionNotSatisfied", "the row was changed meanwhile")
             return False
-        after = row_after(work.given, view_row)
+        after = row_after(draft.given, view_row)
         if after is not None:
-            await self.carry_over(work, after)
-        elif work.before is not None:
-            work.expected = {}
-            work.sent = [Operation(Verb.DELETE, work.before, etag_of(work.before))]
-            work.authority_key = key_of(work.before)
-        if work.sent:
-            await self.authority.take_along(work)
+            await self.carry_over(draft, after)
+        elif draft.before is not None:
+            draft.replicas.expected = {}
+            draft.sent = [Operation(Verb.DELETE, draft.before, etag_of(draft.before))]
+            draft.authority_key = key_of(draft.before)
+        if draft.sent:
+            await self.authority.take_along(draft)
         return True
 
 
@@ -260,53 +269,53 @@ class NewViewFirst(CrossView):
 
     authority: SourceAuthority
 
-    async def locate(self, work: Work) -> None:
-        place = work.place = TargetKey(0, *work.key)
-        work.source_key = await self.authority.replicas.owner_of(work.key)
-        if work.given.verb in CREATES and not await self._is_there(work, place):
-            work.source_key = self.authority.named_key(work, work.given.row)
-        if work.source_key is None:
-            row_after(work.given, None)  # raises what the service answers for a missing row
+    async def locate(self, draft: Draft) -> None:
+        place = draft.place = TargetKey(0, *draft.key)
+        draft.source_key = await self.authority.replicas.owner_of(draft.key)
+        if draft.given.verb in CREATES and not await self._is_there(draft, place):
+            draft.source_key = self.authority.named_key(draft, draft.given.row)
+        if draft.source_key is None:
+            row_after(draft.given, None)  # raises what the service answers for a missing row
 
-    async def read_authority(self, work: Work) -> None:
-        work.authority_key = work.old_key
+    async def read_authority(self, draft: Draft) -> None:
+        draft.authority_key = draft.old_key
         await side_by_side(
             [
-                self.authority.read_before(work),
-                self.authority.find_forward(work),
-                self.authority.find_owner(work, work.key, claims=False),
+                self.authority.read_before(draft),
+                self.authority.find_forward(draft),
+                self.authority.find_owner(draft, draft.key, claims=False),
             ]
         )
 
-    async def carry_over(self, work: Work, after: Row) -> None:
-        if work.before is not None and work.early.get(TargetKey(0, *work.key)) is None:
-            if (SOURCE, work.old_key) not in work.leaving:
-                raise self.authority.key_taken(work.key)
-            work.moves = True
+    async def carry_over(self, draft: Draft, after: Row) -> None:
+        if draft.before is not None and draft.replicas.read.get(TargetKey(0, *draft.key)) is None:
+            if (SOURCE, draft.old_key) not in draft.leaving:
+                raise self.authority.key_taken(draft.key)
+            draft.held.moves = True
         try:
-            desired = inverse(self.authority.mapper, work.old_key, after, work.before, cure=_CURE)
+            desired = inverse(self.authority.mapper, draft.old_key, after, draft.before, cure=_CURE)
         except RowRefused as refused:
-            raise refused.for_row(self.authority.replicas.target_id(work.key)) from None
+            raise refused.for_row(self.authority.replicas.target_id(draft.key)) from None
         content = content_of(desired)
-        if work.before is None:
-            work.sent = [Operation(Verb.INSERT, content)]
+        if draft.before is None:
+            draft.sent = [Operation(Verb.INSERT, content)]
         else:
-            work.sent = [Operation(Verb.REPLACE, content, etag_of(work.before))]
-        self.authority.expect(work, content)
-        await self.authority.read(work, work.expected or (), early=True)
-        await self.authority.claim(work)
+            draft.sent = [Operation(Verb.REPLACE, content, etag_of(draft.before))]
+        self.authority.expect(draft, content)
+        await self.authority.read(draft, draft.expected)
+        await self.authority.claim(draft)
 
-    async def _is_there(self, work: Work, place: TargetKey) -> bool:
+    async def _is_there(self, draft: Draft, place: TargetKey) -> bool:
         """Tell whether the write is about the row of the key's owner: the given row names that owner, or the
         owner has a row that maps to `place`."""
-        if work.source_key is None:
+        if draft.source_key is None:
             return False
         try:
-            if self.authority.mapper.source_key(work.given.row) == work.source_key:
+            if self.authority.mapper.source_key(draft.given.row) == draft.source_key:
                 return True
         except RowRefused:
             pass  # the row of a merge need not name its old key
-        return await self.authority.replicas.still_owns(work.source_key, place)
+        return await self.authority.replicas.still_owns(draft.source_key, place)
 
 
 class OldViewAfter(CrossView):
@@ -314,21 +323,21 @@ class OldViewAfter(CrossView):
 
     authority: TargetAuthority
 
-    async def locate(self, work: Work) -> None:
-        work.source_key = work.key
-        work.place = source_place(work.key)
+    async def locate(self, draft: Draft) -> None:
+        draft.source_key = draft.key
+        draft.place = source_place(draft.key)
 
-    async def read_authority(self, work: Work) -> None:
-        await self.authority.find_forward(work)
-        work.before = await self.authority.reverse.authority(work.forward)
+    async def read_authority(self, draft: Draft) -> None:
+        await self.authority.find_forward(draft)
+        draft.before = await self.authority.reverse.authority(draft.mapping.forward)
 
-    async def carry_over(self, work: Work, after: Row) -> None:
-        place, now = source_place(work.key), work.before
-        timed = {**after, TIMESTAMP: (work.early.get(place) or {}).get(TIMESTAMP, STAND_IN)}
+    async def carry_over(self, draft: Draft, after: Row) -> None:
+        place, now = source_place(draft.key), draft.before
+        timed = {**after, TIMESTAMP: (draft.replicas.read.get(place) or {}).get(TIMESTAMP, STAND_IN)}
         try:
             main, *indexes = self.authority.mapper.map(timed)
         except RowRefused as refused:
-            raise refused.for_row(self.authority.replicas.row_id(work.key)) from None
+            raise refused.for_row(self.authority.replicas.row_id(draft.key)) from None
         row = dict(main.row)
         for name in self.authority.mapper.timestamp_copies[0]:
             # A new Timestamp cannot be foreseen: the target row keeps its copy of the source's.
@@ -336,17 +345,17 @@ class OldViewAfter(CrossView):
                 row.pop(wire_name, None)
                 if now is not None and wire_name in now:
                     row[wire_name] = now[wire_name]
-        work.expected = {place: after}
-        work.expected |= {TargetKey(number, *key_of(index)): index for number, index in indexes}
-        work.ours.add(place)
-        key = work.authority_key = key_of(row)
+        draft.replicas.expected = {place: after}
+        draft.replicas.expected |= {TargetKey(number, *key_of(index)): index for number, index in indexes}
+        draft.replicas.own.add(place)
+        key = draft.authority_key = key_of(row)
         if now is None:
-            work.sent = [Operation(Verb.INSERT, row)]
+            draft.sent = [Operation(Verb.INSERT, row)]
         elif key == key_of(now):
-            work.sent = [Operation(Verb.REPLACE, row, etag_of(now))]
+            draft.sent = [Operation(Verb.REPLACE, row, etag_of(now))]
         elif key.partition == key_of(now).partition:
-            work.sent = [Operation(Verb.DELETE, now, etag_of(now)), Operation(Verb.INSERT, row)]
-            work.before = None
+            draft.sent = [Operation(Verb.DELETE, now, etag_of(now)), Operation(Verb.INSERT, row)]
+            draft.before = None
         else:
             raise RowRefused(
                 "key-moves",
@@ -354,12 +363,12 @@ class OldViewAfter(CrossView):
                 "the write would move its row to another partition of the new table, and no transaction"
                 " spans partitions",
                 cure="do this write in the new view, or delete the row and insert it again",
-                row_id=self.authority.replicas.row_id(work.key),
+                row_id=self.authority.replicas.row_id(draft.key),
             )
         await side_by_side(
             [
-                self.authority.read(work, work.expected, early=True),
-                self.authority.find_owner(work, key, claims=False),
+                self.authority.read(draft, draft.replicas.expected),
+                self.authority.find_owner(draft, key, claims=False),
             ]
         )
-        await self.authority.claim(work)
+        await self.authority.claim(draft)

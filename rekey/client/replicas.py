@@ -1,21 +1,17 @@
-"""Step 4 of a write: the conditional writes of the replicas, before the caller has its answer.
-
-Rules kept here (ADR 0017):
-
-* Once the authority has answered, no error of a replica fails the call: the intent stays instead.
-* The owner of a row that was deleted is read again after the delete, if there was none before it.
-* A credential that a replica refuses does not mend itself: the application's log says so once, and
-  `rekey status` as long as the client lives.
-"""
+"""Step 4 of a write: the conditional writes of the replicas, before the caller has its answer (ADR 0017)."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 
-from rekey.client.authority import Flow
-from rekey.client.work import WIDTH, State, Work, refused_by
+from rekey.client.flow import Flow
+from rekey.client.parts import WIDTH, refused_by
+from rekey.client.steps import Decided, Followed, Request, State, targets_of
 from rekey.errors import CredentialRefused, ServiceError
+from rekey.mapping.rows import TargetKey
+from rekey.model import EntityKey
 from rekey.protocol.effects import Outcome, apply_for_etags, in_turns, side_by_side
 from rekey.protocol.operations import may_travel
 from rekey.protocol.replicas import Writes, lacks_main, transactions
@@ -26,137 +22,154 @@ _log = logging.getLogger(__name__)
 
 
 async def follow(flow: Flow) -> None:
-    """Write the replicas of all keys. Errors of replicas are not raised."""
-    works, last = flow.works, list[Work]()
-    if any(work.moves for work in works):
-        for work in works:
-            work.slow = True
-        # A row that takes a key first: otherwise it would be missed under that key for a moment.
-        last = [work for work in works if work.given.verb is Verb.DELETE]
-        works = [work for work in works if work.given.verb is not Verb.DELETE]
-    for some in (works, last):
-        await in_turns([partial(_follow, flow, work) for work in some], WIDTH)
+    """Write the replicas of all keys, and note how far they are in `flow.followed`. Errors of replicas are
+    not raised: the authority has answered, so the intent stays instead."""
+    numbers = range(len(flow.decided))
+    moves = any(decided.held.moves for decided in flow.decided)
+    # A row that takes a key first: otherwise it would be missed under that key for a moment.
+    last = [number for number in numbers if moves and flow.requests[number].given.verb is Verb.DELETE]
+    for group in ([number for number in numbers if number not in last], last):
+        await in_turns([partial(_follow, flow, number, moves) for number in group], WIDTH)
 
 
-async def _follow(flow: Flow, work: Work) -> None:
-    if work.source_key is None and not await _has_owner_now(flow, work):
-        return
-    work.lingers = work.lingers or _met_another(work)
-    if work.moves:  # a claim that passes on with the row is reserved until propagate has passed it on
-        await _write_replicas(flow, work)
-        await _release(flow, work)
+async def _follow(flow: Flow, number: int, moves: bool) -> None:
+    decided = flow.decided[number]
+    slow = moves or decided.during.slow
+    if decided.source_key is None:
+        # Another client may have claimed the deleted row's key and made it after the owner was looked for.
+        try:
+            owner = await _owner_now(flow, decided)
+        except ServiceError as error:
+            flow.followed[number] = unsettled(flow, decided, error)
+            return
+        if owner is None:  # a row without an owner has no replicas
+            flow.followed[number] = Followed(decided, State.SETTLED)
+            return
+        decided, slow = replace(decided, source_key=owner), True
+    held = decided.held
+    held.keep_intent = held.keep_intent or _met_another(decided)
+    if held.moves:  # a claim that passes on with the row is reserved until propagate has passed it on
+        flow.followed[number] = await _write_replicas(flow, decided, slow)
+        await _release(flow, decided.write.request, decided)
     else:
-        await side_by_side([_release(flow, work), _write_replicas(flow, work)])
+        _, flow.followed[number] = await side_by_side(
+            [_release(flow, decided.write.request, decided), _write_replicas(flow, decided, slow)]
+        )
 
 
-async def _has_owner_now(flow: Flow, work: Work) -> bool:
-    """Look again for the owner of a row that was deleted: another client may have claimed its key and made it
-    after the owner was looked for. A row without an owner has no replicas."""
-    try:
-        work.source_key = await flow.authority.replicas.owner_of(work.key)
-    except ServiceError as error:
-        leave(flow, work, error)
-        return False
-    work.slow = True
-    if work.source_key is None:
-        work.state = State.SETTLED
-    return work.source_key is not None
+async def _owner_now(flow: Flow, decided: Decided) -> EntityKey | None:
+    """Read again who owns the key of a deleted row that had no owner."""
+    return await flow.authority.replicas.owner_of(decided.write.request.key)
 
 
-def _met_another(work: Work) -> bool:
+def _met_another(decided: Decided) -> bool:
     """Tell whether a write has met an unfinished one: the row that it deleted had no replica, or the one that
     it created had one."""
-    rows = {**work.late, **work.early}
-    there = any(row is not None and place.table <= 0 and place in work.ours for place, row in rows.items())
-    return there if work.given.verb is Verb.INSERT else work.given.verb is Verb.DELETE and not there
+    there = any(
+        row is not None and place.table <= 0 and place in decided.during.own
+        for place, row in decided.read.items()
+    )
+    verb = decided.write.request.given.verb
+    return there if verb is Verb.INSERT else verb is Verb.DELETE and not there
 
 
 async def release(flow: Flow) -> None:
     """Give up the reservations of a call: it wrote nothing, and will write nothing."""
-    await in_turns([partial(_release, flow, work) for work in flow.works], WIDTH)
+    await in_turns([partial(_release, flow, request) for request in flow.requests], WIDTH)
 
 
-async def _release(flow: Flow, work: Work) -> None:
+async def _release(flow: Flow, request: Request, decided: Decided | None = None) -> None:
+    forward = request.held.forward if decided is None else decided.during.forward
     try:
-        await flow.authority.release(work)
+        await flow.authority.release(request, forward, decided=decided is not None)
     except ServiceError:
         flow.client.counters.replica_failures += 1  # the reservation ends by time
 
 
-async def _write_replicas(flow: Flow, work: Work) -> None:
+async def _write_replicas(flow: Flow, decided: Decided, slow: bool) -> Followed:
+    etags: dict[TargetKey | None, str | None] = {}
     try:
-        if await _write_conditionally(flow, work):
-            flow.client.counters.fast += 1
-            work.state = State.FOLLOWED
-        else:
-            await propagate(flow, work)
-            await flow.after_propagate(work)
+        if not slow:
+            followed = await _write_conditionally(flow, decided, etags)
+            if followed is not None:
+                flow.client.counters.fast += 1
+                return followed
+        followed = await propagate(flow, decided)
+        return replace(followed, view_etag=await flow.etag_after_propagate(decided))
     except Exception as error:  # noqa: BLE001 - the write is done: no error of a replica may fail it
-        leave(flow, work, error)
+        return replace(unsettled(flow, decided, error), view_etag=etags.get(decided.write.place))
 
 
-async def _write_conditionally(flow: Flow, work: Work) -> bool:
-    """Write the replicas on the condition of the rows as read; return False when propagate is needed."""
-    if work.slow or work.expected is None:
-        return False
-    expected, early, late = dict(work.expected), dict(work.early), dict(work.late)
-    for place, _ in work.along:
-        for rows in (expected, early, late):
-            rows.pop(place, None)
-    following = following_writes(expected, early, late, work.previous, work.ours)
+async def _write_conditionally(
+    flow: Flow, decided: Decided, etags: dict[TargetKey | None, str | None]
+) -> Followed | None:
+    """Write the replicas on the condition of the rows as read; return None when propagate is needed. `etags`
+    is filled with the new ETags of the rows that were written."""
+    write, during, held = decided.write, decided.during, decided.held
+    if write.replicas.expected is None:
+        return None
+    beside = {place for place, _ in write.along}
+    expected = {place: row for place, row in write.expected.items() if place not in beside}
+    read, late = (
+        {place: row for place, row in rows.items() if place not in beside}
+        for rows in (write.replicas.read, during.read)
+    )
+    following = following_writes(expected, read, late, during.previous, during.own)
     if following is None:
-        return False
-    writes, look_again = following
-    unread = flow.authority.followers(work) - work.early.keys() - work.late.keys()
-    work.look_again = look_again or bool(unread)
+        return None
+    writes, reread = following
+    places = flow.authority.replica_places(decided.old_key, targets_of(during.forward))
+    unread = places - write.replicas.read.keys() - during.read.keys()
 
-    async def write(group: Writes) -> Outcome:
+    async def write_group(group: Writes) -> Outcome:
         table = flow.authority.replicas.table(group[0][0].table)
         try:
-            outcome, etags = await apply_for_etags(table, [operation for _, operation in group])
+            outcome, new = await apply_for_etags(table, [operation for _, operation in group])
         except ServiceError as error:
-            work.open = work.open or may_travel(error)
+            held.ambiguous = held.ambiguous or may_travel(error)
             raise
-        for (place, _), etag in zip(group, etags, strict=True):
-            if place == work.place:
-                work.view_etag = etag
+        etags.update((place, etag) for (place, _), etag in zip(group, new, strict=True))
         return outcome
 
     together = flow.authority.mapper.together
-    if together and (unread or not await flow.authority.same_list(work)):
-        return False  # a secondary row that is not known may stand there
+    if together and (unread or not await flow.authority.same_list(decided)):
+        return None  # a secondary row that is not known may stand there
     groups = transactions(writes, together)
-    seen = {**late, **early}
+    seen = {**late, **read}
     if any(lacks_main(group, seen, together) for group in groups):
-        return False  # it came after what was read: a main row that was not there may be there now
-    outcomes = await side_by_side(write(group) for group in groups)
+        return None  # it came after what was read: a main row that was not there may be there now
+    outcomes = await side_by_side(write_group(group) for group in groups)
     # One that may yet happen does not keep the others waiting: propagate writes what is missing now, and the
     # intent stays until it is over.
-    work.open = work.open or Outcome.OPEN in outcomes
-    return all(outcomes)
+    held.ambiguous = held.ambiguous or Outcome.OPEN in outcomes
+    if not all(outcomes):
+        return None
+    return Followed(decided, State.WRITTEN, reread or bool(unread), etags.get(write.place))
 
 
-async def propagate(flow: Flow, work: Work) -> None:
+async def propagate(flow: Flow, decided: Decided) -> Followed:
     """Make the replicas of a key equal what the authority says now."""
-    done = await flow.authority.replicas.propagate(work.old_key)
+    done = await flow.authority.replicas.propagate(decided.old_key)
     flow.client.counters.propagated += 1
-    work.open = work.open or done.open
-    work.state = State.LEFT if work.open else State.SETTLED
+    decided.held.ambiguous = decided.held.ambiguous or done.open
+    return Followed(decided, State.UNSETTLED if decided.held.ambiguous else State.SETTLED)
 
 
-def leave(flow: Flow, work: Work, error: Exception) -> None:
-    """Note that the replicas of a key could not be made current."""
+def unsettled(flow: Flow, decided: Decided, error: Exception) -> Followed:
+    """Return the step of a key whose replicas could not be made current."""
     counters = flow.client.counters
     counters.replica_failures += 1
     if isinstance(error, CredentialRefused):
         counters.refused += 1
-        if counters.refused == 1:
-            said = refused_by(error)
+        if (
+            counters.refused == 1
+        ):  # it does not mend itself: `rekey status` says so as long as the client lives
+            refusal = refused_by(error)
             _log.warning(
                 "replicas are left behind: %s. Next: %s",
-                said.what,
-                said.hint,
+                refusal.what,
+                refusal.hint,
                 extra={"event": "replicas-behind"},
             )
-    work.open = work.open or may_travel(error)
-    work.state = State.LEFT
+    decided.held.ambiguous = decided.held.ambiguous or may_travel(error)
+    return Followed(decided, State.UNSETTLED)

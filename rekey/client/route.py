@@ -1,35 +1,28 @@
-"""Step 1 of a write, its route, and the order of the other steps: intent, authority, replicas, finish.
+"""Step 1 of a write (ADR 0017): its route, and the order of the steps: intent, authority, replicas, finish.
 
-Rules kept here (ADR 0017):
-
-* An operation runs under one permit, and ends, work in the background included, within the longest operation.
-  Nothing is sent for it after that, however long its process was suspended.
-* An operation that was held up beyond that may have been given up: its intents are settled or gone, and the
-  authority may have moved. So before it is answered, intents for its keys are written again in the current
-  epoch, where replicas follow; and only if that is still its own epoch does it say that the write was done.
-* Three steps one after the other until the caller has its answer: intents, reads and claims; the write of the
-  authority; the conditional writes of the replicas. The last look is taken after the answer.
-* The caller is told what the authority answered. With `Acknowledge.AUTHORITY` it is told before the replicas
-  are written; where its ETag is that of a replica (`CrossView`), and beyond `MAX_BEHIND`, it waits for them.
-* An error, a cancellation or the deadline, when it is certain that no request was or will be applied (none
-  was sent, or the answer says so): nothing was written, the intents are removed. Otherwise the intents stay:
-  a request may have been applied, or may yet be.
+Three steps follow one another until the caller has its answer: intents, reads and claims; the write of the
+authority; the conditional writes of the replicas. The authority is reread after the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
-from rekey.client.authority import Flow, SourceAuthority, TargetAuthority
 from rekey.client.finish import Finisher
-from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, works_of
+from rekey.client.flow import Flow
+from rekey.client.intent import NewViewFirst, OldViewAfter, SameView, prepare, requests_of
 from rekey.client.lease import Permit
+from rekey.client.parts import ROW_TOO_BUSY, WIDTH, Acknowledge, ClientParts
 from rekey.client.replicas import follow
 from rekey.client.secondary import WithSecondary, confirmed
-from rekey.client.send import left_open, send, send_alone
-from rekey.client.work import ROW_TOO_BUSY, WIDTH, Acknowledge, ClientParts, IntentRef, State
+from rekey.client.send import outcome_unknown, send, send_alone
+from rekey.client.source_authority import SourceAuthority
+from rekey.client.steps import IntentRef
+from rekey.client.target_authority import TargetAuthority
 from rekey.declaration.migration import MAIN_ROW_KEY
 from rekey.errors import Ambiguous, RekeyError, ServiceError, Unavailable
 from rekey.mapping.rows import pointer_of
@@ -130,8 +123,8 @@ class Writer:
                 if taken is Route.CROSS_VIEW:
                     kind = NewViewFirst if client.view is View.NEW else OldViewAfter
                 side = self._source if authority(permit.phase) == SOURCE else self._target
-                works = works_of(operations, client.journal, copied=permit.copied)
-                etags = await self._dual(kind(works, client, side, permit, deadline))
+                requests = requests_of(operations, client.journal, copied=permit.copied)
+                etags = await self._dual(kind(requests, client, side, permit, deadline))
         if not client.permits.in_time(permit):
             await self.announce_late(operations, permit)
         client.counters.writes += len(operations)
@@ -219,10 +212,14 @@ class Writer:
         asked = [one for one in operations if kind_of(one.key.row)]
         if not places:
             return [await confirmed(client, one) for one in asked]
-        works = works_of([operations[index] for index in places], client.journal, copied=permit.copied)
-        for work, index in zip(works, places, strict=True):
-            work.index = index  # in the call, as errors name it
-        flow = WithSecondary(works, client, self._target, permit, deadline, asked=asked)
+        mains = [operations[index] for index in places]
+        requests = [
+            replace(request, index=index)  # in the call, as errors name it
+            for request, index in zip(
+                requests_of(mains, client.journal, copied=permit.copied), places, strict=True
+            )
+        ]
+        flow = WithSecondary(requests, client, self._target, permit, deadline, asked=asked)
         main_etags = iter(await self._dual(flow))
         return [flow.written.get(one.key) if kind_of(one.key.row) else next(main_etags) for one in operations]
 
@@ -231,10 +228,9 @@ class Writer:
         try:
             async with asyncio.timeout_at(flow.deadline):
                 for _ in range(MAX_TRIES):
-                    if await prepare(flow) and await send(flow):
+                    writes = await prepare(flow)
+                    if writes is not None and await send(flow, writes):
                         break
-                    for work in flow.works:
-                        work.begin_again()
                 else:
                     raise Unavailable(
                         f"the row kept changing in {MAX_TRIES} attempts to write it; nothing was written",
@@ -248,7 +244,7 @@ class Writer:
             if isinstance(error, TimeoutError):
                 raise took_too_long(client.table.name, sent=flow.sent) from None
             if flow.sent and isinstance(error, RekeyError) and not isinstance(error, Ambiguous):
-                raise left_open(f"it could not be settled ({type(error).__name__})") from error
+                raise outcome_unknown(f"it could not be settled ({type(error).__name__})") from error
             raise
         if (
             client.acknowledge is Acknowledge.AUTHORITY
@@ -259,14 +255,9 @@ class Writer:
             self.finisher.finish(flow, follows=True)
             return flow.etags()
         try:
-            async with asyncio.timeout_at(flow.deadline):
-                await follow(flow)
-        except BaseException as error:
-            for work in flow.works:  # the authority is written, the replicas were cut off in the middle
-                if work.state is State.DECIDED:
-                    work.state, work.open = State.LEFT, True
-            if not isinstance(error, TimeoutError):
-                raise
+            with suppress(TimeoutError):  # the authority is written: the intents of the others stay
+                async with asyncio.timeout_at(flow.deadline):
+                    await follow(flow)
         finally:
             flow.end()
             self.finisher.finish(flow)
@@ -277,5 +268,5 @@ def took_too_long(table: str, *, sent: bool) -> ServiceError:
     """Return the error of a write that was not sent in time, or answered too late to be relied on."""
     what = f"the write to {table} took too long"
     if sent:
-        return left_open(f"{what}: it may have been applied, or may be yet")
+        return outcome_unknown(f"{what}: it may have been applied, or may be yet")
     return Unavailable(f"nothing was written: {what} before it began", hint="repeat the operation")

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 from rekey.client.intent import SameView
-from rekey.client.work import ClientParts
+from rekey.client.parts import ClientParts
+from rekey.client.steps import Prepared
 from rekey.mapping.rows import TargetKey
 from rekey.model import Row, etag_of
 from rekey.protocol.operations import as_stored, row_after
@@ -33,19 +34,18 @@ class WithSecondary(SameView):
     _: KW_ONLY
     asked: Sequence[Operation] = ()
 
-    async def prepare(self) -> bool:
-        if not await super(WithSecondary, self).prepare():
-            return False
-        for operation in self.asked:
-            self._compare(operation)
-        return True
+    async def prepare(self) -> list[Prepared] | None:
+        writes = await super(WithSecondary, self).prepare()
+        for operation in self.asked if writes is not None else ():
+            self._compare(operation, writes or [])
+        return writes
 
-    def _compare(self, operation: Operation) -> None:
+    def _compare(self, operation: Operation, writes: Sequence[Prepared]) -> None:
         """Raise what the service would answer, or WritesRefused where the main rows give something else."""
         number = self.authority.mapper.kind_of(operation.key.row)
         place = TargetKey(number, *operation.key)
-        before = next((row for work in self.works if (row := work.early.get(place))), None)
-        wanted = next((row for work in self.works if (row := (work.expected or {}).get(place))), None)
+        before = next((row for write in writes if (row := write.replicas.read.get(place))), None)
+        wanted = next((row for write in writes if (row := write.expected.get(place))), None)
         _require_same(self.client, row_after(as_stored(operation)[0], before), wanted)
 
 

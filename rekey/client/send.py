@@ -1,24 +1,7 @@
-"""Step 3 of a write, the sending: the authority's write, and what is known of it when no answer came.
+"""Step 3 of a write, the sending: the authority's write, and how it is judged when no answer came (ADR 0035).
 
-Rules kept here (ADR 0035):
-
-* An attempt that was not answered can take effect for `ClientParts.late_s` seconds more. One that depends on
-  a version cannot any more once that version is gone, since every write changes the ETag. As long as an
-  attempt can take effect, the write is not sent again.
-* Content alone proves nothing where the caller asked for a condition or for a new row: another writer may
-  have written the same. The write is this client's own if these were read one after the other: the
-  authority's rows as written; a journal in which no other write of these keys is announced; replicas that
-  stand as they stood before the write, and differ from what it makes of them; the authority's rows, still the
-  same. Any other writer of those rows would have an intent, or would have changed the replicas.
-* The same evidence tells that a row is as it was before, where the replicas show what the authority does now.
-  Before the backfill is done replicas tell nothing; the row as it was read before the write tells it then.
-* Where the caller set no condition, rows that hold what was to be written are an answer whoever wrote them,
-  once no attempt can take effect any more: also rows that held it, and that others have changed since.
-* What rows have held once is never sent again, nor what changed while it was waited: it would perhaps take
-  effect twice.
-* A row that was to be created and is not there, or was to be deleted and is there, was not written, if no
-  other write of it is announced: one that had deleted or created it in between lingers in the journal
-  (`Work.lingers`). So such a write is sent again, too. All else is told as open.
+An attempt that was not answered can take effect for `ClientParts.late_s` seconds more. As long as it can, the
+write is not sent again.
 """
 
 from __future__ import annotations
@@ -27,8 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 
-from rekey.client.authority import Flow, check_one_partition
-from rekey.client.work import State, Work
+from rekey.client.flow import Flow, check_one_partition
+from rekey.client.steps import Decided, During, Prepared, main_keys, targets_of
 from rekey.errors import Ambiguous, RekeyError, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, etag_of, key_of
@@ -66,15 +49,15 @@ class Again(Exception):
     """The write was not applied, and no attempt can take effect any more: it is to be sent again."""
 
 
-async def send(flow: Flow) -> bool:
-    """Write the authority, with the late reads during that write; return False to begin again.
+async def send(flow: Flow, writes: list[Prepared]) -> bool:
+    """Write the authority, with the late reads during that write; return False to prepare again.
 
     Raises:
         RekeyError: the answer to the caller. `flow.sent` tells whether the write may have been applied.
     """
-    pairs = [(work, operation) for work in flow.works for operation in work.sent]
+    pairs = [(write, operation) for write in writes for operation in write.sent]
     check_one_partition({operation.key.partition for _, operation in pairs})
-    pairs = _once_a_row(pairs + [(work, operation) for work in flow.works for _, operation in work.along])
+    pairs = _once_a_row(pairs + [(write, operation) for write in writes for _, operation in write.along])
     operations = [operation for _, operation in pairs]
     if len(operations) > MAX_BATCH_OPERATIONS:
         raise rejected(
@@ -83,21 +66,24 @@ async def send(flow: Flow) -> bool:
             " secondary rows",
             hint="while the migration runs, write fewer rows in one transaction",
         )
+    in_flight = flow.client.in_flight
     flow.client.permits.check(flow.permit)
-    flow.sent, began = True, next(flow.client.moments)
+    flow.sent, began = True, next(in_flight.moments)
+    steps = [(write, During.of(write)) for write in writes]
     try:
         etags, *_ = await side_by_side(
             [
                 apply_operations(flow.authority.table, operations),
-                *(flow.authority.while_writing(work) for work in flow.works),
+                *(flow.authority.while_writing(write, during) for write, during in steps),
             ]
         )
     except RekeyError as error:
-        if is_open(error):
+        if is_ambiguous(error):
             try:
                 etags = await settled(
-                    flow.authority.table, [work.given for work in flow.works], operations,
-                    wait=flow.client.wait_out, witness=lambda rows: _evidence(flow, began, operations, rows),
+                    flow.authority.table, [write.request.given for write in writes], operations,
+                    wait=flow.client.wait_out,
+                    witness=lambda rows: _evidence(flow, steps, began, operations, rows),
                     error=error,
                 )  # fmt: skip
             except Again:
@@ -105,18 +91,19 @@ async def send(flow: Flow) -> bool:
                 return False
         else:
             flow.sent = False
-            work, operation = pairs[error.index or 0]
-            if flow.raced(error, work, operation):
+            write, operation = pairs[error.index or 0]
+            if flow.raced(error, writes, write, operation):
                 return False
             if error.index is not None:
-                error.index = work.index if len(flow.works) > 1 else None
+                error.index = write.request.index if len(writes) > 1 else None
             raise
-    decided = next(flow.client.moments)
-    flow.client.decided.update((intent.id, decided) for work in flow.works for intent in work.intents)
-    written = flow.written = {one.key: etag for one, etag in zip(operations, etags, strict=True)}
-    for work in flow.works:
-        work.etag = None if work.sent[-1].verb is Verb.DELETE else written[work.sent[-1].key]
-        work.state = State.DECIDED
+    decided = next(in_flight.moments)
+    in_flight.decided.update((intent.id, decided) for intent in flow.intents)
+    written = flow.written = {operation.key: etag for operation, etag in zip(operations, etags, strict=True)}
+    flow.decided = [
+        Decided(write, during, None if write.is_delete else written[write.sent[-1].key], write.source_key)
+        for write, during in steps
+    ]
     return True
 
 
@@ -137,33 +124,33 @@ async def send_alone(table: Table, operations: Sequence[Operation], wait: Wait) 
         try:
             return await apply_operations(table, operations)
         except RekeyError as error:
-            if not is_open(error):
+            if not is_ambiguous(error):
                 raise
             with suppress(Again):
                 return await settled(table, operations, operations, wait=wait, witness=none, error=error)
 
 
-def _once_a_row(pairs: Sequence[tuple[Work, Operation]]) -> list[tuple[Work, Operation]]:
+def _once_a_row(pairs: Sequence[tuple[Prepared, Operation]]) -> list[tuple[Prepared, Operation]]:
     """Return the operations of a transaction, which can have each row once: one that is deleted and created
     again is replaced. Raises RequestRejected for any other two operations of one row."""
-    rows: dict[EntityKey, tuple[Work, Operation]] = {}
-    for work, operation in pairs:
-        _, other = rows.setdefault(operation.key, (work, operation))
+    rows: dict[EntityKey, tuple[Prepared, Operation]] = {}
+    for write, operation in pairs:
+        _, other = rows.setdefault(operation.key, (write, operation))
         if other is operation:
             continue
-        gone, new = sorted((other, operation), key=lambda one: one.verb is not Verb.DELETE)
+        gone, new = sorted((other, operation), key=lambda part: part.verb is not Verb.DELETE)
         if gone.verb is not Verb.DELETE or new.verb not in (Verb.INSERT, Verb.REPLACE):
             raise rejected("InvalidDuplicateRow", "a transaction has two operations on one row")
-        rows[operation.key] = work, Operation(Verb.REPLACE, new.row, gone.etag)
+        rows[operation.key] = write, Operation(Verb.REPLACE, new.row, gone.etag)
     return list(rows.values())
 
 
 def _is_free(given: Sequence[Operation]) -> bool:
     """Tell whether a write demands no state of its rows: rows that hold it answer its caller."""
-    return not any(one.verb is Verb.INSERT or is_conditional(one) for one in given)
+    return not any(operation.verb is Verb.INSERT or is_conditional(operation) for operation in given)
 
 
-def is_open(error: BaseException) -> bool:
+def is_ambiguous(error: BaseException) -> bool:
     """Tell whether a write that ended with this error may have been applied, or may yet be."""
     return may_travel(error) and not (isinstance(error, Unavailable) and not may_be_applied(error))
 
@@ -192,96 +179,135 @@ async def settled(
         Ambiguous: it cannot be told.
     """
     free, waited = _is_free(given), False
-    shown: list[str | None] | None = None
+    landed_as: list[str | None] | None = None
     first: list[str | None] | None = None
     while True:
         try:
-            rows: Rows = await side_by_side(table.get(one.key) for one in sent)
-            found = all_landed(sent, rows)
-            pairs = [(one, row) for one, row in zip(sent, rows, strict=True) if is_conditional(one)]
-            unchanged = any(version_of(row) == one.etag for one, row in pairs)
-            # Rows are read one by one: a transaction may have taken effect between two of them.
-            over = waited or (bool(pairs) and not unchanged)
-            said = await witness(rows)
+            rows: Rows = await side_by_side(table.get(operation.key) for operation in sent)
+            landed = all_landed(sent, rows)
+            conditional = [
+                (operation, row)
+                for operation, row in zip(sent, rows, strict=True)
+                if is_conditional(operation)
+            ]
+            unchanged = any(version_of(row) == operation.etag for operation, row in conditional)
+            # An attempt that depends on a version can take no effect once that version is gone, since every
+            # write changes the ETag. Rows are read one by one: a transaction may have taken effect between
+            # two of them.
+            over = waited or (bool(conditional) and not unchanged)
+            evidence = await witness(rows)
         except ServiceError as failed:
             raise _unanswered(error) from failed
         versions = [version_of(row) for row in rows]
         first = first or versions
-        if found is Landed.YES and (said is Evidence.OURS or (over and free)):
+        # Content alone proves nothing where the caller asked for a condition or for a new row: another writer
+        # may have written the same. Where the caller set no condition, it does not matter who wrote it.
+        if landed is Landed.YES and (evidence is Evidence.OURS or (over and free)):
             return versions
-        shown = versions if found is Landed.YES else shown
-        if over or (found is Landed.YES and not free and said is Evidence.ALONE):
+        landed_as = versions if landed is Landed.YES else landed_as
+        if over or (landed is Landed.YES and not free and evidence is Evidence.ALONE):
             break  # waiting would tell nothing more
         await wait()
         waited = True
-    if free and shown is not None:
-        return shown
-    if versions != first and not unchanged:  # perhaps by the write itself, and changed by others since
+    if free and landed_as is not None:
+        return landed_as  # others have changed it since
+    # Never resend a value the row may have held already, nor over a row that changed during the wait: the
+    # write could take effect twice.
+    if versions != first and not unchanged:
         raise _unanswered(error)
-    creates = any(one.verb in CREATES and row is None for one, row in zip(sent, rows, strict=True))
-    deletes = any(one.verb is Verb.DELETE and row is not None for one, row in zip(sent, rows, strict=True))
-    if unchanged or ((creates or deletes) and said is not Evidence.NONE):
+    creates = any(
+        operation.verb in CREATES and row is None for operation, row in zip(sent, rows, strict=True)
+    )
+    deletes = any(
+        operation.verb is Verb.DELETE and row is not None for operation, row in zip(sent, rows, strict=True)
+    )
+    # A write that had deleted or created the row in between would be announced: its intent is kept for a
+    # while (`Held.keep_intent`).
+    if unchanged or ((creates or deletes) and evidence is not Evidence.NONE):
         raise Again
-    inserts = any(one.verb is Verb.INSERT for one in given)
-    if said is Evidence.UNTOUCHED and (inserts or found is not Landed.YES) and not pairs:
+    inserts = any(operation.verb is Verb.INSERT for operation in given)
+    if evidence is Evidence.UNTOUCHED and (inserts or landed is not Landed.YES) and not conditional:
         raise Again
     raise _unanswered(error)
 
 
-def left_open(said: str) -> Ambiguous:
+def outcome_unknown(reason: str) -> Ambiguous:
     """Return the error of a write of which it is not known whether it was, or will be, applied."""
-    return Ambiguous(f"the outcome is open: {said}", hint="read the row before you repeat the operation")
+    return Ambiguous(f"the outcome is open: {reason}", hint="read the row before you repeat the operation")
 
 
 def _unanswered(error: RekeyError) -> Ambiguous:
     code = error.code if isinstance(error, ServiceError) else ""
-    return left_open(
+    return outcome_unknown(
         "the write was sent and not answered, and what is there now does not tell whether it was applied"
         f" ({code or type(error).__name__})"
     )
 
 
-async def _evidence(flow: Flow, began: int, sent: Sequence[Operation], rows: Rows) -> Evidence:
-    """Return what journal and replicas tell of rows that the authority has just shown. `began`: when the
-    write was sent."""
-    by_key = {one.key: row for one, row in zip(sent, rows, strict=True)}
-    before = [work.before for work in flow.works if work.before is not None]
+Step = tuple[Prepared, During]
+
+
+async def _evidence(
+    flow: Flow, steps: Sequence[Step], began: int, sent: Sequence[Operation], rows: Rows
+) -> Evidence:
+    """Return what journal and replicas tell of rows that the authority has just shown.
+
+    The write is this client's own if these were read one after the other: the authority's rows as written; a
+    journal in which no other write of these keys is announced; replicas that stand as they stood before the
+    write, and differ from what it makes of them; the authority's rows, still the same. Any other writer of
+    those rows would have an intent, or would have changed the replicas.
+
+    Args:
+        flow: the call.
+        steps: its writes as they were sent.
+        began: when they were sent.
+        sent: the operations that were sent.
+        rows: what the authority shows.
+    """
+    by_key = {operation.key: row for operation, row in zip(sent, rows, strict=True)}
+    before = [write.before for write, _ in steps if write.before is not None]
     if any(etag_of(row) == version_of(by_key.get(key_of(row))) for row in before):
         return Evidence.UNTOUCHED  # nothing was written since
-    if await _is_announced(flow, began):
+    if await _is_announced(flow, steps, began):
         return Evidence.NONE
     if not flow.permit.copied:
         return Evidence.ALONE  # a row without a replica may be one that is not copied yet
-    found = await side_by_side(_of_replicas(flow, work, by_key.get(work.sent[-1].key)) for work in flow.works)
-    again = await side_by_side(flow.authority.table.get(one.key) for one in sent)
+    evidence = await side_by_side(
+        _of_replicas(flow, write, during, by_key.get(write.sent[-1].key)) for write, during in steps
+    )
+    again = await side_by_side(flow.authority.table.get(operation.key) for operation in sent)
     if [version_of(row) for row in again] != [version_of(row) for row in rows]:
         return Evidence.NONE
-    return next((one for one in (Evidence.UNTOUCHED, Evidence.OURS) if one in found), Evidence.ALONE)
+    return next((kind for kind in (Evidence.UNTOUCHED, Evidence.OURS) if kind in evidence), Evidence.ALONE)
 
 
-async def _is_announced(flow: Flow, began: int) -> bool:
+async def _is_announced(flow: Flow, steps: Sequence[Step], began: int) -> bool:
     """Tell whether the journal announces another write of the keys of a call, not counting those of this
     client that the authority had answered before: of them only replicas follow."""
-    own = {intent.id for work in flow.works for intent in work.intents}
-    own |= {one for one, decided in flow.client.decided.items() if decided < began}
-    about = {(intent.side, intent.key) for work in flow.works for intent in work.intents}
-    about |= {(SOURCE, work.source_key) for work in flow.works if work.source_key is not None}
-    about |= {(TARGET, main) for work in flow.works for main in work.main_keys}
+    own = {intent.id for intent in flow.intents}
+    own |= {intent_id for intent_id, decided in flow.client.in_flight.decided.items() if decided < began}
+    about = {(intent.side, intent.key) for intent in flow.intents}
+    for write, during in steps:
+        if write.source_key is not None:
+            about.add((SOURCE, write.source_key))
+        mains = main_keys(targets_of(during.forward), write.expected, write.replicas.read)
+        about |= {(TARGET, main) for main in mains}
     async for intents in flow.client.journal.scan():
-        if any(one.id not in own and (one.side, one.key) in about for one in intents):
+        if any(intent.id not in own and (intent.side, intent.key) in about for intent in intents):
             return True
     return False
 
 
-async def _of_replicas(flow: Flow, work: Work, now: Row | None) -> Evidence:
+async def _of_replicas(flow: Flow, write: Prepared, during: During, now: Row | None) -> Evidence:
     """Compare the replicas that were read before the write with those that are there now. `now`: the
     authority's row."""
-    replicas, expected = flow.authority.replicas, work.expected
-    if expected is None or work.source_key is None:
+    replicas, expected = flow.authority.replicas, write.replicas.expected
+    if expected is None or write.source_key is None:
         return Evidence.ALONE
-    beside = {place for place, _ in work.along}  # written with the authority
+    beside = {place for place, _ in write.along}  # written with the authority
     # What was read during a delete will do: a replica of a row that another writer deleted would be gone.
-    read = {**work.late, **work.early} if work.given.verb is Verb.DELETE else work.early
+    is_delete = write.request.given.verb is Verb.DELETE
+    read = {**during.read, **write.replicas.read} if is_delete else write.replicas.read
     early = {place: row for place, row in sorted(read.items()) if place not in beside}
     then = await side_by_side(replicas.table(place.table).get(place.key) for place in early)
     if list(map(version_of, then)) != list(map(version_of, early.values())):
@@ -290,11 +316,11 @@ async def _of_replicas(flow: Flow, work: Work, now: Row | None) -> Evidence:
     def same(rows: Mapping[TargetKey, Row], place: TargetKey) -> bool:
         wanted, row = rows.get(place), early.get(place)
         if wanted is None or row is None:
-            return wanted is None and (row is None or place not in work.ours)
+            return wanted is None and (row is None or place not in during.own)
         return same_content(wanted, row, replicas.ignoring.get(place.table, frozenset()))
 
     try:
-        shown = replicas.expected_of(work.old_key, now, early.get(source_place(work.old_key)))
+        shown = replicas.expected_of(write.old_key, now, early.get(source_place(write.old_key)))
     except RowRefused:
         return Evidence.ALONE  # the row stands for another old key
     main = {place for place in (*shown, *early) if place.table <= 0}

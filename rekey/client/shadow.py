@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rekey.client.lease import Permit
-from rekey.client.work import ClientParts
+from rekey.client.parts import ClientParts
 from rekey.core.concurrency import cancel
 from rekey.errors import RekeyError, RowRefused
 from rekey.model import ETAG, PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of

@@ -18,7 +18,7 @@ from functools import partial
 from rekey.client.finish import Finisher
 from rekey.client.lease import Permit
 from rekey.client.reading import LeaseSettings
-from rekey.client.work import IntentRef
+from rekey.client.steps import IntentRef
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import RekeyError, ServiceError
 from rekey.model import EntityKey
@@ -176,7 +176,7 @@ class TakeOver:
         if now is None or decides is None or (now.number, now.epoch) != (permit.number, permit.epoch):
             return 0
         refs = [IntentRef(one.id, one.side, one.key) for one in intents]
-        if client.is_writing(refs[:1], begun=True) and self._skipped[refs[0].id] < _MOST_SKIPPED:
+        if client.in_flight.is_writing(refs[:1], begun=True) and self._skipped[refs[0].id] < _MOST_SKIPPED:
             self._skipped[refs[0].id] += 1
             return 0
         attempt_s = min(ATTEMPT_S, client.longest_operation_s)
@@ -186,7 +186,7 @@ class TakeOver:
             with (
                 client.permits.hold(now),
                 while_allowed(partial(client.permits.check, now)),
-                client.settles(refs),
+                client.in_flight.settles(refs),
             ):
                 async with asyncio.timeout(attempt_s):
                     claimed: list[tuple[Intent, str]] = []

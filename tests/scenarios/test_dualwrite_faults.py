@@ -11,8 +11,8 @@ from unittest import mock
 
 import pytest
 
-from rekey.client.authority import SourceAuthority
-from rekey.client.work import LATE_S
+from rekey.client.parts import LATE_S
+from rekey.client.source_authority import SourceAuthority
 from rekey.errors import (
     Ambiguous,
     CredentialRefused,
@@ -411,7 +411,7 @@ async def test_what_goes_wrong_after_the_authority_was_sent_is_never_told_as_not
     async def unreadable(_work: object) -> None:
         raise SealedUnreadable("rekeymap", "a row", "it was altered")
 
-    with mock.patch.object(SourceAuthority, "read_late", lambda _self, work: unreadable(work)):
+    with mock.patch.object(SourceAuthority, "read_during", lambda _self, write, _during: unreadable(write)):
         [etag] = await writer.write([replace(user(ANN.row, Age=2))])
     assert etag == world.etag("Users", ANN)
     await writer.settle()

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from rekey.client.work import LATE_S
+from rekey.client.parts import LATE_S
 from rekey.errors import RowExists, RowRefused, Unavailable
 from rekey.mapping.rows import Reservation
 from rekey.mapping.store import MARGIN_S

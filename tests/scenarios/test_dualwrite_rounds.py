@@ -12,8 +12,8 @@ from dataclasses import replace as replace_fields
 import pytest
 
 from rekey.client import route
+from rekey.client.parts import Acknowledge
 from rekey.client.route import Writer
-from rekey.client.work import Acknowledge
 from rekey.declaration.migration import Migration
 from rekey.model import Row, content_of, key_of
 from rekey.phases import ControlPhase

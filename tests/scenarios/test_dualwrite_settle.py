@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rekey.client.work import LATE_S
+from rekey.client.parts import LATE_S
 from rekey.errors import RowExists, Unavailable
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import key_of

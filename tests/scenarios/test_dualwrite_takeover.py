@@ -224,7 +224,7 @@ async def test_a_key_that_this_client_is_writing_is_left_alone_for_a_while() -> 
     world = await left_by_a_dead_client(memory, ["ann"])
     writer = world.writer(client="living")
     row: Row = user("ann@example.com")
-    writer.client.begun["source", _key(row)] += 1
+    writer.client.in_flight.begun["source", _key(row)] += 1
     takes = TakeOver(writer.finisher)
     permit = world.permits.current()
     assert permit is not None

@@ -13,9 +13,9 @@ from unittest import mock
 
 import pytest
 
+from rekey.client.parts import ClientParts
 from rekey.client.reading import ClientFacts
 from rekey.client.sdk.core import ClientCore
-from rekey.client.work import ClientParts
 from rekey.core.clock import TICKS_PER_SECOND, Clock
 from rekey.core.concurrency import cancel
 from rekey.core.processes import boot_id

@@ -15,10 +15,15 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from rekey.client import authority, replicas, route, send
-from rekey.client.authority import Authority, Flow, SourceAuthority, TargetAuthority
+from rekey.client import replicas, route, send, source_authority, target_authority
+from rekey.client.authority import Authority
+from rekey.client.flow import Flow
+from rekey.client.parts import ClientParts
+from rekey.client.reservations import Reservations
 from rekey.client.route import Writer
-from rekey.client.work import ClientParts, State, Work
+from rekey.client.source_authority import SourceAuthority
+from rekey.client.steps import Decided, Draft, During, Prepared, targets_of
+from rekey.client.target_authority import TargetAuthority
 from rekey.mapping.rows import Forward, Owner, TargetKey
 from rekey.mapping.store import MappingStore
 from rekey.model import EntityKey, Row, key_of
@@ -55,8 +60,8 @@ class ForgetsOpenWrites(Writer):
 
         def forgets(flow: Flow) -> None:
             flow.sent = False
-            for work in flow.works:
-                work.open = False
+            for request in flow.requests:
+                request.held.ambiguous = False
             give_up(flow)
 
         self.finisher.give_up = forgets  # type: ignore[method-assign]
@@ -103,17 +108,12 @@ def replicas_are_not_asked() -> Any:
 
 def nothing_lingers() -> Any:
     """Remove the intent at once of a write that met an unfinished one."""
-    return mock.patch.object(replicas, "_met_another", lambda _work: False)
+    return mock.patch.object(replicas, "_met_another", lambda _decided: False)
 
 
 def owner_is_read_once() -> Any:
     """Do not look again for the owner of a row that was deleted."""
-
-    async def has_owner_now(_flow: Flow, work: Work) -> bool:
-        work.state = State.SETTLED
-        return False
-
-    return mock.patch.object(replicas, "_has_owner_now", has_owner_now)
+    return _always(replicas, "_owner_now", None)
 
 
 def no_last_look() -> Any:
@@ -130,7 +130,7 @@ def new_owners_unseen() -> Iterator[None]:
         await self._propagate(source_key, tally)
         return await tally.result()
 
-    def given_up(_self: Authority, _work: Work) -> set[EntityKey]:
+    def given_up(_self: Authority, _decided: Decided) -> set[EntityKey]:
         return set()
 
     with (
@@ -153,8 +153,8 @@ def unlisted() -> Any:
 def unclaimed() -> Any:
     """Write rows under main target keys that nobody has claimed."""
 
-    async def find_owner(self: Authority, work: Work, main: EntityKey, *, claims: bool) -> None:
-        work.owner = work.source_key
+    async def find_owner(self: Authority, draft: Draft, main: EntityKey, *, claims: bool) -> None:
+        draft.mapping.owner = draft.source_key
 
     return mock.patch.object(Authority, "find_owner", find_owner)
 
@@ -163,16 +163,13 @@ def unclaimed() -> Any:
 def reads_after() -> Iterator[None]:
     """Take rows that were read during the write of the authority for rows read before it."""
 
-    async def read(self: Authority, work: Work, places: Any, *, early: bool) -> None:
-        if not early:
-            await _read(self, work, places, early=True)
+    async def read(self: Authority, draft: Draft, places: Any) -> None:
+        pass
 
-    def followers(work: Work) -> set[Any]:
-        return {*work.known, *(work.expected or ())}
-
-    async def while_writing(self: Authority, work: Work) -> None:
-        await _while_writing(self, work)
-        await self.read(work, followers(work), early=False)
+    async def while_writing(self: Authority, write: Prepared, during: During) -> None:
+        await _while_writing(self, write, during)
+        await self.read_late(write, during, {*targets_of(during.forward), *write.expected})
+        write.replicas.read.update(during.read)  # type: ignore[attr-defined]
 
     with mock.patch.multiple(Authority, read=read, while_writing=while_writing):
         yield
@@ -211,8 +208,8 @@ def former_owners_stay() -> Any:
 def no_reservations() -> Any:
     """Make rows under new main keys without reserving them."""
 
-    async def reserve(self: TargetAuthority, work: Work, target: TargetKey) -> None:
-        await self._list(work, target)
+    async def reserve(self: TargetAuthority, draft: Draft, target: TargetKey) -> None:
+        await self._list(draft, target)
 
     return mock.patch.object(TargetAuthority, "_reserve", reserve)
 
@@ -225,7 +222,7 @@ def no_target_key_reservations() -> Iterator[None]:
         claimed = await _take(self, source_key, target, owner)
         return claimed if target.table == 0 else Owner(source_key, "")
 
-    def is_new(_self: Authority, _work: Work, target: TargetKey) -> bool:
+    def is_new(_self: Authority, _draft: Draft, target: TargetKey) -> bool:
         return target.table == 0
 
     with (
@@ -244,13 +241,13 @@ def reservations_are_not_waited_for() -> Any:
 def own_claims_are_not_reserved() -> Any:
     """Take a claim of the same source key for enough, and reserve only what is claimed anew."""
 
-    async def claim_to_take(self: Authority, work: Work, target: TargetKey) -> Owner | None:
-        owner = await _claim_to_take(self, work, target)
-        if owner is not None and owner.source == work.old_key:
-            work.reserved.setdefault(target, owner)
+    async def claim_to_take(self: Reservations, draft: Draft, target: TargetKey) -> Owner | None:
+        owner = await _claim_to_take(self, draft, target)
+        if owner is not None and owner.source == draft.old_key:
+            draft.held.reserved.setdefault(target, owner)
         return owner
 
-    return mock.patch.object(Authority, "_claim_to_take", claim_to_take)
+    return mock.patch.object(Reservations, "_claim_to_take", claim_to_take)
 
 
 def upserts_are_sent_as_given() -> Any:
@@ -259,17 +256,17 @@ def upserts_are_sent_as_given() -> Any:
     def sent(operation: Operation, before: Row | None) -> Operation:
         return operation if operation.verb in FULL else as_sent(operation, before)
 
-    return mock.patch.object(authority, "as_sent", sent)
+    return _in((source_authority, target_authority), "as_sent", sent)
 
 
 def index_keys_are_not_claimed() -> Any:
     """Look only at the index rows that are there, not at who is about to write one."""
 
-    async def reserve_key(self: Authority, work: Work, target: TargetKey, still_owns: Any) -> None:
+    async def reserve(self: Reservations, draft: Draft, target: TargetKey, still_owns: Any) -> None:
         if target.table == 0:
-            await _reserve_key(self, work, target, still_owns)
+            await _reserve(self, draft, target, still_owns)
 
-    return mock.patch.multiple(Authority, reserve_key=reserve_key, reserves_early=lambda *_: [])
+    return mock.patch.multiple(Reservations, reserve=reserve, reserves_early=lambda *_: [])
 
 
 def heirs_are_not_asked() -> Any:
@@ -318,10 +315,9 @@ def _in(modules: Sequence[Any], name: str, thing: Callable[..., Any] | Awaitable
 
 
 _apply_for_etags = effects.apply_for_etags
-_claim_to_take = Authority._claim_to_take
-_reserve_key = Authority.reserve_key
+_claim_to_take = Reservations._claim_to_take
+_reserve = Reservations.reserve
 _take = MappingStore.take
 _propagate_back = ReversePropagator.propagate
-_read = Authority.read
 _wait_for_clients = clients.wait_for_clients
 _while_writing = Authority.while_writing

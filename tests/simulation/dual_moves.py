@@ -22,7 +22,7 @@ from typing import Any
 from unittest import mock
 
 from rekey.client.lease import ClientFacts, ClientLease, LeaseSettings
-from rekey.client.work import ClientParts, Counters
+from rekey.client.parts import ClientParts, Counters
 from rekey.core.progress import Progress
 from rekey.declaration.migration import Migration
 from rekey.errors import RekeyError

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rekey.client.lease import Permit
+from rekey.client.parts import LATE_S, ClientParts, Counters
 from rekey.client.route import Writer
-from rekey.client.work import LATE_S, ClientParts, Counters
 from rekey.copy.sweep import settle_moved
 from rekey.core.clock import format_ticks
 from rekey.declaration.mapper import Mapper

@@ -9,8 +9,8 @@ import pytest
 
 from rekey.client import shadow as module
 from rekey.client.lease import Permit
+from rekey.client.parts import ClientParts, Counters
 from rekey.client.shadow import Shadow
-from rekey.client.work import ClientParts, Counters
 from rekey.mapping.rows import JOURNAL_TABLE
 from rekey.model import EntityKey, Row, key_of
 from rekey.phases import ControlPhase

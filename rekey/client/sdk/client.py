@@ -19,6 +19,7 @@ from typing import Any, Generic, Self, TypeVar
 from azure.core.credentials import AzureNamedKeyCredential
 from azure.core.pipeline.policies import CustomHookPolicy
 
+from rekey.client.parts import Acknowledge
 from rekey.client.reading import LeaseSettings
 from rekey.client.sdk.core import ClientCore
 from rekey.client.sdk.plan import (
@@ -34,7 +35,6 @@ from rekey.client.sdk.plan import (
     prepared_with,
     view_named,
 )
-from rekey.client.work import Acknowledge
 from rekey.core.limits import is_elsewhere, own_name
 from rekey.declaration.migration import Declared
 from rekey.declaration.scripts import load_script

@@ -24,6 +24,7 @@ from functools import partial
 from http import HTTPStatus
 
 from rekey.client.lease import ClientLease, Permit
+from rekey.client.parts import ClientParts, Counters, refused_by
 from rekey.client.reading import closed
 from rekey.client.route import OtherRun, Writer, took_too_long
 from rekey.client.sdk.calls import Read
@@ -31,7 +32,6 @@ from rekey.client.sdk.plan import Plan
 from rekey.client.send import send_alone
 from rekey.client.shadow import Shadow
 from rekey.client.takeover import TakeOver, pause_s
-from rekey.client.work import ClientParts, Counters, refused_by
 from rekey.core.concurrency import cancel
 from rekey.errors import (
     CredentialRefused,

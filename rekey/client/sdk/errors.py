@@ -38,8 +38,8 @@ from azure.core.paging import ItemPaged
 from azure.core.rest import AsyncHttpResponse, HttpResponse
 from azure.data.tables import TableTransactionError
 
+from rekey.client.parts import ROW_TOO_BUSY
 from rekey.client.sdk.answers import Answer, AsyncAnswer, SyncAnswer, answer_in_parts, error_answer
-from rekey.client.work import ROW_TOO_BUSY
 from rekey.errors import (
     Ambiguous,
     Collision,

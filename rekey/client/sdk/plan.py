@@ -30,8 +30,8 @@ from urllib.parse import SplitResult, urlsplit
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential, TokenCredential
 from azure.core.credentials_async import AsyncTokenCredential
 
+from rekey.client.parts import Acknowledge
 from rekey.client.reading import ON_THE_WAY_S, ClientFacts, LeaseSettings
-from rekey.client.work import Acknowledge
 from rekey.core.endpoints import COSMOS_REFUSED, endpoint_problem, is_cosmos
 from rekey.core.limits import own_name
 from rekey.declaration.migration import Declared, Migration

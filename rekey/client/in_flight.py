@@ -1,0 +1,77 @@
+"""Which keys one client is writing, and which it is settling: the two stay out of each other's way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+
+from rekey.client.steps import IntentRef
+from rekey.model import EntityKey
+from rekey.protocol.rules import Side
+
+
+@dataclass(eq=False, slots=True)
+class InFlight:
+    """The writes of one client that have begun and not ended.
+
+    Attributes:
+        decided: intents whose write the authority has answered, so that at most their replicas are missing,
+            with the moment of that answer.
+        moments: counts moments.
+        begun: calls that write a key, from their beginning to the answer: sides and keys, counted.
+        writing: what is being written now, from its intent to the answer: sides and keys, counted.
+        settling: keys of earlier writes whose replicas are being settled now, as their intents name them, by
+            the future that ends with it.
+    """
+
+    decided: dict[EntityKey, int] = field(default_factory=dict)
+    moments: Iterator[int] = field(default_factory=count)
+    begun: Counter[tuple[Side, EntityKey]] = field(default_factory=Counter)
+    writing: Counter[tuple[Side, EntityKey]] = field(default_factory=Counter)
+    settling: dict[asyncio.Future[None], set[tuple[Side, EntityKey]]] = field(default_factory=dict)
+
+    def begins(self, side: Side, key: EntityKey) -> None:
+        """Note that an intent of a write is durable."""
+        self.writing[side, key] += 1
+
+    def ends(self, begun: Iterable[tuple[Side, EntityKey]], intents: Iterable[IntentRef]) -> None:
+        """Note that a call is over. `begun`: the keys that it was to write; `intents`: all that it began."""
+        announced = [(intent.side, intent.key) for intent in intents]
+        for counted, keys in ((self.begun, begun), (self.writing, announced)):
+            for key in keys:
+                counted[key] -= 1
+                if not counted[key]:
+                    del counted[key]
+
+    @contextmanager
+    def settles(self, intents: Iterable[IntentRef]) -> Iterator[None]:
+        """Note that the replicas of an earlier write's key are being settled. `intents`: that write's."""
+        over = asyncio.get_running_loop().create_future()
+        self.settling[over] = {(intent.side, intent.key) for intent in intents}
+        try:
+            yield
+        finally:
+            del self.settling[over]
+            over.set_result(None)
+
+    async def let_settle(self, keys: Collection[tuple[Side, EntityKey]]) -> None:
+        """Wait until the replicas of no key are being settled.
+
+        A write whose answer is lost judges by its replicas whether it was applied; settling them would take
+        over what it has just written.
+        """
+        while running := [over for over, settled in self.settling.items() if not settled.isdisjoint(keys)]:
+            await asyncio.wait(running)
+
+    def is_writing(self, intents: Iterable[IntentRef], *, begun: bool = False) -> bool:
+        """Tell whether exactly one other write of a key is in flight (`begun`: also before its intent).
+
+        Its replicas are left to that write, which judges by them if its answer is lost. Several writes of one
+        key judge nothing by them anyway.
+        """
+        counted = self.begun if begun else self.writing
+        return any(counted[intent.side, intent.key] == 1 for intent in intents)

@@ -1,0 +1,130 @@
+"""The tables, mapping, journal and lease that the writes of one client share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, field
+from enum import StrEnum
+
+from rekey.client.in_flight import InFlight
+from rekey.client.lease import ClientLease, Permit
+from rekey.core.limits import ELSEWHERE
+from rekey.errors import CredentialRefused, ServiceError
+from rekey.mapping.rows import CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE
+from rekey.protocol.journal import Journal
+from rekey.protocol.propagate import Propagator
+from rekey.protocol.rules import View
+from rekey.tables.base import Table
+
+LONGEST_OPERATION_S = 30.0
+LATE_S = 7.0
+# The code of a write that failed because of other writes of the same row; the caller may repeat it.
+ROW_TOO_BUSY = "RowTooBusy"
+# Most keys of a transaction whose replicas are written at the same time.
+WIDTH = 32
+
+
+class Acknowledge(StrEnum):
+    """When the caller of a write has its answer, in the view whose table is the authority."""
+
+    # When its replicas are current, or known to be left to a durable intent.
+    BOTH = "both"
+    # When intent and authority are durable: the replicas follow at once, after the answer.
+    AUTHORITY = "authority"
+
+
+@dataclass(slots=True)
+class Counters:
+    """What one client has done since it started; changed by its own tasks only.
+
+    Attributes:
+        writes: write operations that were acknowledged to the caller; a transaction counts each of its own.
+        fast: keys whose replicas were current by conditional writes alone, without propagate.
+        propagated: keys that propagate made current.
+        replica_failures: attempts to make replicas current that failed.
+        refused: attempts that failed because the credential was refused; part of `replica_failures`.
+        left: keys whose replicas were not current when the caller had its answer or its error, with an
+            intent left in the journal.
+        matched, mismatched, ignored: shadow reads that agreed, disagreed, or could not be judged.
+    """
+
+    writes: int = 0
+    fast: int = 0
+    propagated: int = 0
+    replica_failures: int = 0
+    refused: int = 0
+    left: int = 0
+    matched: int = 0
+    mismatched: int = 0
+    ignored: int = 0
+
+
+@dataclass(eq=False, repr=False)
+class ClientParts:
+    """The tables, mapping, journal and lease of one client of a migration.
+
+    Attributes:
+        view: how the client addresses its rows.
+        client_id: names its partition of the journal.
+        propagator: the tables, the mapping and the mapper.
+        journal: the migration's journal.
+        permits: its lease.
+        run_id: the run of the migration that they are made for; under a permit of another run nothing is
+            done.
+        counters: the client's counters.
+        in_flight: its writes that have begun and not ended.
+        acknowledge: when the caller of a write has its answer.
+        longest_operation_s: after how many seconds an operation ends, successful or not.
+        late_s: for how many seconds a request that was not answered may take effect after that is known.
+        sleep: waits, between two attempts at a leftover among others.
+    """
+
+    view: View
+    client_id: str
+    _: KW_ONLY
+    propagator: Propagator
+    journal: Journal
+    permits: ClientLease
+    run_id: str = ""
+    counters: Counters
+    in_flight: InFlight = field(default_factory=InFlight)
+    acknowledge: Acknowledge = Acknowledge.BOTH
+    longest_operation_s: float = LONGEST_OPERATION_S
+    late_s: float = LATE_S
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+
+    @property
+    def table(self) -> Table:
+        """The table that the view addresses."""
+        return self.propagator.source if self.view is View.OLD else self.propagator.targets[0]
+
+    async def wait_out(self) -> None:
+        """Wait until nothing that was sent so far, and not answered, can take effect any more."""
+        await self.sleep(self.late_s)
+
+    def current(self) -> Permit | None:
+        """Return what `ClientLease.current` does, None also for a permit of another run."""
+        permit = self.permits.current()
+        return permit if permit is not None and permit.run_id == self.run_id else None
+
+
+def account_of(error: ServiceError) -> str:
+    """Return which account an error is of, `restricted`, `targets` or `tables`, by the table it names."""
+    if any(name in error.what for name in (CONTROL_TABLE, JOURNAL_TABLE, MAPPING_TABLE)):
+        return "restricted"
+    return "targets" if ELSEWHERE in error.what else "tables"
+
+
+def refused_by(error: CredentialRefused) -> CredentialRefused:
+    """Return the refusal of a credential with the account that refused it, and what to do there."""
+    which = account_of(error)
+    return CredentialRefused(
+        f"the {which} account refused the credential of this client: {error.what}",
+        code=error.code,
+        status=error.status,
+        index=error.index,
+        hint=f"give the client a credential of the {which} account that reads and writes every table of the"
+        " migration: the account's key, a SAS for the account, or the role Storage Table Data Contributor;"
+        " a SAS for one table is not enough",
+    )

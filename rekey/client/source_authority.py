@@ -1,0 +1,101 @@
+"""The source as the authority (`dual_write`): main target and index tables are its replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from rekey.client.authority import Authority
+from rekey.client.steps import Draft, During, Prepared, known, targets_of
+from rekey.mapping.rows import TargetKey
+from rekey.model import TIMESTAMP, EntityKey, Row
+from rekey.protocol.effects import side_by_side
+from rekey.protocol.operations import FULL, MERGES, as_sent, row_after
+from rekey.protocol.replicas import STAND_IN
+from rekey.protocol.rules import SOURCE
+from rekey.tables.base import Verb
+
+
+class SourceAuthority(Authority):
+    """The source as the authority.
+
+    The target rows of a write are worked out before anything is written: from the caller's row, or for a
+    merge from the caller's row merged into the row that was read.
+    """
+
+    side = SOURCE
+
+    async def prepare(self, draft: Draft) -> None:
+        operation = draft.given
+        draft.source_key = draft.authority_key = draft.key
+        draft.sent = [operation]
+        if operation.verb in FULL:
+            self.expect(draft, operation.row)
+        elif operation.verb is Verb.DELETE:
+            draft.replicas.expected = {}
+        bare = self.bare(draft.key)
+        reads: list[Awaitable[object]] = [
+            self.find_forward(draft),
+            self.read(draft, {*draft.expected, *bare}),
+            *self.reservations.reserves_early(draft, draft.expected),
+        ]
+        # Only a row that reserved its keys may be created, or moved: so an upsert is sent as an insert or as
+        # a replace.
+        exact = bool(self.mapper.shared) and operation.verb in FULL
+        if operation.verb in MERGES or self.mapper.content_derived or draft.request.reads_before or exact:
+            # A merge is worked out on it; replica rows that are read late are compared with what it gives.
+            reads.append(self.read_before(draft))
+        main = self.main_of(draft)
+        if operation.verb in MERGES:  # its row is not known yet, but the main key may follow from the old key
+            main = next((place.key for place in bare if place.table == 0), None)
+        if main is not None:  # a merge may find that its row is not there: it claims nothing for that
+            reads.append(self.find_owner(draft, main, claims=operation.verb is not Verb.MERGE))
+        elif operation.verb is Verb.DELETE:
+            reads.append(self.note_owned(draft.key, bare, draft.replicas.own))
+        await side_by_side(reads)
+        if operation.verb in MERGES:
+            after = row_after(operation, draft.before)
+            draft.sent = [as_sent(operation, draft.before)]
+            self.expect(draft, after or {})
+            known_main, main = main, self.main_of(draft)
+            reads = [self.read(draft, draft.expected)]
+            if main not in (None, known_main):
+                reads.append(self.find_owner(draft, known(main), claims=True))
+            await side_by_side(reads)
+        if exact:
+            row_after(operation, draft.before)  # raises what the service would answer
+            draft.sent = [as_sent(operation, draft.before)]
+        draft.replicas.previous = self.given_before(draft)
+        if operation.verb is not Verb.DELETE:
+            await self.claim(draft)
+
+    def is_new(self, draft: Draft, target: TargetKey) -> bool:
+        return target not in self.given_before(draft)
+
+    async def claim_main(self, draft: Draft, target: TargetKey) -> None:
+        if 0 in self.mapper.shared and self.is_new(draft, target):
+            await self.reservations.reserve(draft, target, self.replicas.still_owns)
+        elif draft.mapping.owner != draft.old_key and not self.passes_on(draft):
+            await self.mapping.claim_main(draft.old_key, target, self.replicas.still_owns)
+        draft.replicas.own.add(target)
+
+    async def read_during(self, write: Prepared, during: During) -> None:
+        older = targets_of(write.forward) - write.expected.keys()
+        await side_by_side(
+            [self.read_late(write, during, older), self.note_owned(write.old_key, older, during.own)]
+        )
+
+    def main_of(self, write: Draft | Prepared) -> EntityKey | None:
+        return next((target.key for target in write.expected if target.table == 0), None)
+
+    def own_mains(self, draft: Draft) -> set[EntityKey]:
+        places = (*draft.replicas.previous, *draft.expected)
+        return {target.key for target in places if target.table == 0}
+
+    def replica_places(self, source_key: EntityKey, listed: frozenset[TargetKey]) -> set[TargetKey]:
+        return {*listed, *self.bare(source_key)}
+
+    def expect(self, draft: Draft, row: Row) -> None:
+        # The service sets a new Timestamp, which cannot be foreseen: propagate writes rows that copy it.
+        timed = {**row, TIMESTAMP: STAND_IN} if self.mapper.needs_timestamp else row
+        draft.replicas.expected = self.replicas.expected_of(draft.old_key, timed)
+        draft.slow = draft.slow or self.mapper.needs_timestamp

@@ -1,0 +1,349 @@
+"""The main target as the authority (`cutover`): source and index tables are its replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from contextlib import suppress
+
+from rekey.client.authority import Authority, index_places
+from rekey.client.parts import ROW_TOO_BUSY
+from rekey.client.reservations import RELEASES, remember
+from rekey.client.steps import Draft, During, Prepared, Request, known, targets_of
+from rekey.errors import RowRefused, Unavailable
+from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of
+from rekey.model import EntityKey, Row, etag_of, key_of
+from rekey.protocol.effects import side_by_side
+from rekey.protocol.operations import CREATES, FULL, as_sent, is_conditional, row_after
+from rekey.protocol.propagate import MAX_ROUNDS
+from rekey.protocol.replicas import source_place
+from rekey.protocol.reverse import ReversePropagator
+from rekey.protocol.rules import TARGET
+from rekey.tables.base import Operation, Verb
+
+
+class TargetAuthority(Authority):
+    """The main target as the authority.
+
+    A row is written only if the source can express it (`inverse`), and if no other row of the main target
+    stands for the same old key. The key of a new row is claimed first, in the forward and in the reverse row:
+    a reader finds the row of an old key through the mapping.
+
+    Where keys come from content, one old key can have many main target keys, and no single condition covers
+    them. A write that creates a row therefore reserves its key in the forward row, on the condition of the
+    forward row that was read before other rows of the old key were looked for: no other write began to create
+    one in between, and none begins while the reservation lasts. It is given up when the authority has
+    answered; after an unknown outcome it ends by time. Every other write is sent on the condition that its
+    row is there.
+    """
+
+    side = TARGET
+
+    def __init__(self, reverse: ReversePropagator, takes_effect_s: float) -> None:
+        super().__init__(reverse, takes_effect_s)
+        self.reverse = reverse
+        # Forward rows, as last seen, of rows that this client deleted: it may soon insert these rows again.
+        # Never trusted: a reservation on one succeeds only if the forward row is unchanged.
+        self._forwards: dict[EntityKey, Forward] = {}
+
+    async def prepare(self, draft: Draft) -> None:
+        operation = draft.given
+        draft.authority_key = draft.key
+        draft.sent = [operation]
+        if operation.verb in FULL:
+            await self._prepare_row(draft, operation.row)
+        elif operation.verb is Verb.DELETE:
+            draft.replicas.expected = {}  # a row without an owner has no replicas
+            owner, _ = await side_by_side([self.replicas.owner_of(draft.key), self.read_before(draft)])
+            draft.source_key = owner
+            if self.mapper.together and owner is not None:
+                await self.find_forward(draft)
+                await self.take_along(draft)
+        else:
+            # Who owns the key is not known yet, but it may have been seen before: then one trip is enough.
+            owner = self.reservations.seen_owner(draft.key) if operation.verb is Verb.MERGE else None
+            reads = [] if owner is None else self._reads_for(draft, owner)
+            await side_by_side([self.read_before(draft), *reads])
+            draft.sent = [as_sent(operation, draft.before)]
+            await self._prepare_row(draft, row_after(operation, draft.before) or {}, owner)
+
+    async def claim_main(self, draft: Draft, target: TargetKey) -> None:
+        owner, old_key = draft.mapping.owner, draft.old_key
+        creates = any(operation.verb is Verb.INSERT for operation in draft.sent)
+        shared = creates and 0 in self.mapper.shared
+        if owner != old_key and not self.passes_on(draft):
+            if draft.before is not None and self.reverse.named_by(draft.before) == old_key:
+                draft.slow = True  # the key is passing on to this old key at this moment
+            elif draft.before is not None and owner is not None:
+                raise RowRefused(
+                    "not-reversible",
+                    "target",
+                    "its old key would change",
+                    cure="leave the properties that hold a row's old key as they are until `complete`",
+                    row_id=self.replicas.target_id(target.key),
+                )
+            elif not shared:
+                await self.mapping.claim_main(old_key, target, self._keeps)
+        listed = self._reserve if self.mapper.content_derived and creates else self._list
+        reserves = [self.reservations.reserve(draft, target, self._keeps)] if shared else []
+        await side_by_side([*reserves, listed(draft, target)])
+
+    def is_new(self, draft: Draft, target: TargetKey) -> bool:
+        return target not in self.given_before(draft, draft.replicas.read.get(source_place(draft.old_key)))
+
+    async def take_along(self, draft: Draft) -> None:
+        if not self.mapper.together:
+            return
+        places = await self._read_secondary(draft, draft.sent[0].key.partition)
+        # The secondary rows follow from the rows that were read: so the main row's write is conditional on
+        # the row as read, even if the caller asks for no condition.
+        if draft.sent[0] is draft.given and not is_conditional(draft.given):
+            row_after(draft.given, draft.before)  # a row that is not there is the caller's answer
+            draft.sent = [as_sent(draft.given, draft.before)]
+        for place in sorted(places):
+            present, wanted = draft.replicas.read[place], draft.expected.get(place)
+            if present is not None and pointer_of(present) in draft.main_keys:
+                draft.replicas.own.add(place)
+            if wanted is not None and present is None:
+                draft.along.append((place, Operation(Verb.INSERT, wanted)))
+            elif present is not None and place in draft.replicas.own:
+                verb = Verb.DELETE if wanted is None else Verb.REPLACE
+                draft.along.append((place, Operation(verb, wanted or present, etag_of(present))))
+
+    async def _read_secondary(self, draft: Draft, partition: str) -> set[TargetKey]:
+        """Read the secondary rows of a key in a partition, before the authority is written; return where.
+        Raises Unavailable."""
+        places = {*draft.listed, *draft.expected, *self.bare(draft.old_key), *self.given_before(draft)}
+        beside = self.mapper.together - {0}
+        places = {place for place in places if place.table in beside and place.partition == partition}
+        await self.read(draft, places)
+        if not places <= draft.replicas.read.keys():
+            raise Unavailable(
+                "the secondary rows of the row could not be read; nothing was written",
+                status=503,
+                hint="repeat the operation when the service is back",
+            )
+        return places
+
+    async def read_during(self, write: Prepared, during: During) -> None:
+        if write.source_key is None:
+            return
+        place, listed = source_place(write.source_key), targets_of(write.forward)
+        places = self.replica_places(write.source_key, listed) | index_places(self.to_list(write))
+        reads: list[Awaitable[None]] = []
+        if write.request.given.verb is Verb.DELETE:
+            places |= index_places(self.given_before(write))
+            if write.forward is None:
+                reads = [self._find_forward_late(write, during)]
+        await side_by_side([self.read_late(write, during, places), *reads])
+        during.own.add(place)
+        source_row = write.replicas.read.get(place) or during.read.get(place)
+        during.previous = self.given_before(write, source_row)
+
+    async def _find_forward_late(self, write: Prepared, during: During) -> None:
+        during.forward = await self.mapping.forward(write.old_key)
+
+    def main_of(self, write: Draft | Prepared) -> EntityKey | None:
+        return write.authority_key if write.expected else None
+
+    def own_mains(self, draft: Draft) -> set[EntityKey]:
+        before = () if draft.before is None else (key_of(draft.before),)
+        return {known(draft.authority_key), *before}
+
+    def replica_places(self, source_key: EntityKey, listed: frozenset[TargetKey]) -> set[TargetKey]:
+        return {source_place(source_key), *index_places(listed | self.bare(source_key))}
+
+    def expect(self, draft: Draft, row: Row) -> None:
+        place = source_place(draft.old_key)
+        source_row = draft.replicas.read.get(place)
+        try:
+            draft.replicas.expected = self.reverse.expected_of(draft.old_key, row, source_row)
+        except RowRefused:
+            if place in draft.replicas.read:
+                raise
+            # Without the source row it cannot be told whether rollback loses anything.
+            raise Unavailable(
+                "the source row could not be read, so it is not known whether this row can be kept in step",
+                hint="repeat the operation when the service is back",
+            ) from None
+
+    # --- one operation ----------------------------------------------------------------------------------
+
+    async def _prepare_row(self, draft: Draft, row: Row, read_for: EntityKey | None = None) -> None:
+        """Prepare a write that makes its row `row`. `read_for`: the old key whose rows are read already."""
+        source_key, verb = self.named_key(draft, row), draft.given.verb
+        reads = [] if read_for == source_key else self._reads_for(draft, source_key)
+        if draft.before is None:
+            reads.append(self.read_before(draft))
+        if self.mapper.shared and verb is Verb.INSERT:
+            with suppress(RowRefused):  # what it needs of a source row that is there is known after the reads
+                expected = self.reverse.expected_of(source_key, row)
+                reads += self.reservations.reserves_early(draft, expected)
+                new = index_places(expected) - self.bare(source_key)
+                reads.append(self.read(draft, {place for place in new if place.table in self.mapper.shared}))
+        await side_by_side(reads)
+        self.expect(draft, row)
+        place = source_place(source_key)
+        # A row without its source row may be one whose key is passing on, or has passed on meanwhile.
+        draft.slow = draft.slow or (verb not in CREATES and draft.replicas.read.get(place) is None)
+        draft.replicas.own.add(place)
+        if self.mapper.together:
+            await self._read_secondary(draft, draft.key.partition)
+        creates = verb in (Verb.INSERT, Verb.INSERT_OR_REPLACE)
+        if (self.mapper.content_derived and creates) or (self.mapper.shared and verb in FULL):
+            # Raises RowExists for an insert over a row. Only a reserved key may get a new row: so an upsert
+            # is sent as an insert or as a replace.
+            row_after(draft.given, draft.before)
+            draft.sent = [as_sent(draft.given, draft.before)]
+        if draft.before is None and verb in CREATES:
+            rows = draft.mapping.others
+            if rows is None:
+                rows = await self.replicas.read(_others(draft, draft.listed))
+            for target, other in rows.items():
+                if other is not None and await self.replicas.is_owner(source_key, target.key):
+                    if (TARGET, target.key) not in draft.leaving:
+                        raise self.key_taken(draft.key)
+                    draft.held.moves = True
+        await self.claim(draft)
+        await self.take_along(draft)
+
+    def _reads_for(self, draft: Draft, source_key: EntityKey) -> list[Awaitable[object]]:
+        """Return the reads of mapping and replica rows of a row that stands for an old key."""
+        draft.source_key = source_key
+        bare = self.bare(source_key)
+        return [
+            self.find_owner(draft, draft.key, claims=True),
+            self._find_forward(draft, {TargetKey(0, *draft.key), *bare}),
+            self.read(draft, {source_place(source_key), *index_places(bare)}),
+        ]
+
+    async def _find_forward(self, draft: Draft, targets: set[TargetKey]) -> None:
+        """Read the forward row; if the write may create a row, try at the same time to insert it."""
+        if draft.given.verb not in CREATES:
+            await self.find_forward(draft)
+            return
+        seen = self._forwards.pop(draft.old_key, None)
+        if self.mapper.content_derived and seen is not None and seen.reserved is None:
+            await self._reserve_on(draft, seen, targets)
+            if draft.mapping.forward is not None:
+                return
+        reserved = self._forward_reservation(draft, None) if self.mapper.content_derived else None
+        read, written = await side_by_side(
+            [
+                self.mapping.forward(draft.old_key),
+                self._write_forward(draft, None, targets, reserved),
+            ]
+        )
+        draft.mapping.forward = written or read
+
+    async def _list(self, draft: Draft, target: TargetKey) -> None:
+        """List a main target key in the forward row before a row is written under it. Raises Unavailable."""
+        for _ in range(MAX_ROUNDS):
+            if self._listed_first(draft, target) <= draft.listed:
+                return
+            after = await self.mapping.extend(draft.old_key, draft.mapping.forward, self.to_list(draft))
+            draft.mapping.forward = after or await self.mapping.forward(draft.old_key)
+        raise self.replicas.too_busy(draft.old_key)
+
+    def _listed_first(self, draft: Draft, target: TargetKey) -> set[TargetKey]:
+        """Return what must be listed before the authority is written: what stands in its table."""
+        return {target, *(place for place in self.to_list(draft) if place.table in self.mapper.together)}
+
+    # --- reservations in the forward row ----------------------------------------------------------------
+
+    async def release(self, request: Request, forward: Forward | None, *, decided: bool) -> None:
+        await side_by_side(
+            [
+                super().release(request, forward, decided=decided),
+                self._release_forward(request, forward),
+            ]
+        )
+
+    async def _release_forward(self, request: Request, forward: Forward | None) -> None:
+        if forward is None:
+            return
+        source_key = forward.source
+        left: Forward | None = forward
+        for _ in range(RELEASES):
+            reserved = None if left is None else left.reserved
+            if left is None or reserved is None or request.word not in reserved.writers:
+                break
+            after = await self.mapping.reserve(source_key, left, (), reserved.without(request.word))
+            left = after or await self.mapping.forward(source_key)
+        if request.given.verb is Verb.DELETE and left is not None:
+            remember(self._forwards, source_key, left)
+
+    async def _write_forward(
+        self,
+        draft: Draft,
+        forward: Forward | None,
+        targets: Iterable[TargetKey],
+        reserved: Reservation | None,
+    ) -> Forward | None:
+        """Write the forward row as `MappingStore.reserve`, and note what is reserved there."""
+        written = await self.mapping.reserve(draft.old_key, forward, targets, reserved)
+        if written is not None and reserved is not None:
+            draft.held.forward = written
+        return written
+
+    def _forward_reservation(self, draft: Draft, present: Reservation | None) -> Reservation:
+        return self.reservations.reservation(draft.request, known(draft.authority_key), present)
+
+    async def _reserve_on(self, draft: Draft, seen: Forward, targets: set[TargetKey]) -> None:
+        """Reserve on a forward row as it was last seen, and read other rows of the old key at the same time.
+
+        If the forward row is unchanged, no write has begun to create a row since: a row that is not there now
+        will not appear.
+        """
+
+        # Each sets its own result, so that a reservation is known, and given up, when the other call fails.
+        async def reserve() -> None:
+            draft.mapping.forward = await self._write_forward(
+                draft, seen, targets, self._forward_reservation(draft, None)
+            )
+
+        async def read_others() -> None:
+            draft.mapping.others = await self.replicas.read(_others(draft, seen.targets))
+
+        await side_by_side([reserve(), read_others()])
+        if draft.mapping.forward is None:
+            draft.mapping.others = None
+
+    async def _reserve(self, draft: Draft, target: TargetKey) -> None:
+        """Reserve the key of a new row, on the condition of the forward row that was read before other rows
+        of the old key were looked for. Raises Unavailable while another key is reserved by another write."""
+        forward, word = draft.mapping.forward, draft.request.word
+        reserved = None if forward is None else forward.reserved
+        own = reserved if reserved is not None and reserved.key == target.key else None
+        if own is not None and word in own.writers and self._listed_first(draft, target) <= draft.listed:
+            return
+        if reserved is not None and own is None and not self._is_over(draft, reserved):
+            raise Unavailable(
+                f"row {self.replicas.row_id(draft.old_key)} is being written under another key by another"
+                " write, or was when that was cut off; nothing was written",
+                code=ROW_TOO_BUSY,
+                status=503,
+                hint="repeat the operation; a write that was cut off is over after its longest time",
+            )
+        written = await self._write_forward(
+            draft, forward, self.to_list(draft), self._forward_reservation(draft, own)
+        )
+        draft.mapping.forward, draft.mapping.outdated = written or forward, written is None
+
+    def _is_over(self, draft: Draft, reserved: Reservation) -> bool:
+        """Tell whether no other write of a reservation can take effect any more: only this write holds it, or
+        it was seen unchanged for so long that even a delayed request has been applied or never will be."""
+        at = self.mapping.rows.forward_key(draft.old_key)
+        return reserved.writers <= {draft.request.word} or self.mapping.is_over(at, reserved)
+
+    async def _keeps(self, source_key: EntityKey, target: TargetKey) -> bool:
+        """Tell whether the owner of a main target key keeps it, because its row exists. If not, the owner is
+        propagated before the key passes on: a source row without a main target row is removed."""
+        if await self.table.get(target.key) is not None:
+            return True
+        await self.reverse.propagate(source_key)
+        return False
+
+
+def _others(draft: Draft, listed: Iterable[TargetKey]) -> list[TargetKey]:
+    """Return the other main target keys that the row of an old key may stand under."""
+    return sorted(place for place in listed if place.table == 0 and place.key != draft.authority_key)
