@@ -19,8 +19,6 @@ pytestmark = pytest.mark.xdist_group("tidy")
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rekey"
 
-"""A module up to this size may do with a sentence instead of a list of rules."""
-
 TERMINAL = "rekey/cli/shell.py"
 """Who writes to the terminal, and spells controls out on the way: everybody else asks its `Shell` to, returns
 values, or tells a `Progress`."""

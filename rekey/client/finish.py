@@ -182,7 +182,8 @@ class Finisher:
     async def settle(self) -> None:
         """Wait for the work in the background, and until no request for a leftover can take effect any more;
         then try each leftover once. Those of other epochs than the current one, or all without a current
-        permit, are then forgotten; the others are tried again later.
+        permit, are then forgotten: in another epoch another side may be the authority. The others are tried
+        again later.
 
         Waits only for work that is running now: under steady load there is always more of the new epoch.
         """
@@ -339,6 +340,8 @@ class Finisher:
             ):
                 async with asyncio.timeout(self.client.longest_operation_s):
                     intent = left.intent
+                    # Its age begins anew: the sweeper takes intents only that are older than the longest
+                    # operation, so it never meets one that is being settled.
                     await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
                     done = await self.reverse.settle(left.authority, intent.side, intent.key)
                     self.client.counters.propagated += 1

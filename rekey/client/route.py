@@ -133,6 +133,10 @@ class Writer:
     async def announce_late(self, operations: Sequence[Operation], permit: Permit) -> None:
         """Write intents again for a write that was answered after the time of its permit.
 
+        A write that was held up so long may have been given up: its intents are settled or gone, and the
+        authority may have moved. So its keys are announced in the current epoch, where replicas follow; and
+        only if that is still its own epoch does the caller learn that the write was done.
+
         Raises:
             ServiceError: the outcome is open: the migration has moved on, or it is unknown whether it has.
         """
