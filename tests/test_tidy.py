@@ -34,7 +34,6 @@ PURE = {
     "client.sdk.calls",
     "plan.advice",
     "copy.aimd",
-    "copy.pace",
     "declaration.property_mapping",
     "declaration.casts",
     "core.crockford",

@@ -1,6 +1,7 @@
-"""Rates that follow the service: additive increase, halving on push-back. A pure rule over time and answers.
+"""Rates by the service's answers: those that follow it (`ServiceRates`), and a configured one that it slows
+down (`Pace`). Pure rules over time and answers.
 
-Rules kept here:
+Rules kept here, for rates that follow the service:
 
 * Limits are of entities a second: of the account, of each kind of request, and of each kind in a partition.
   The account and partitions begin at the service's published targets. A kind has no limit of its own until
@@ -41,6 +42,14 @@ _LEAST_PART = 1 / 400
 # more, and that a kind of request is fine where others are refused.
 _TO_FORGET, _TO_CLEAR = 5.0, 4.0
 _IDLE_S = 60.0
+
+# Of a configured rate (`Pace`).
+_PACED_DOWN, _RARELY, _LEAST_PACED, _PACED_DEVIATIONS = 0.15, 0.02, 10, 2.0
+_LEAST_RATE = 50.0
+_DOWN, _UP, _CREEP = 0.9, 1.1, 1.05
+_SLOW_FACTOR, _SLOW_SECONDS = 4.0, 0.25
+# Statuses by which the service says that it was asked too much.
+BUSY = frozenset({429, 500, 503})
 
 # A kind of request and a partition; None for a partition that is not known.
 Place = tuple[str, Hashable]
@@ -270,3 +279,81 @@ class ServiceRates:
             and (is_known or sum(self._cleared[kind] for kind in others) >= _TO_CLEAR)
         )
         return [self.kinds[kind] for kind in pushed] if are_fine else [self.account]
+
+
+class Pace:
+    """How far answers of the service slow a configured rate down, judged once a second (of any clock)."""
+
+    def __init__(self, now: float) -> None:
+        # Entities a second; None: the configured rate applies.
+        self.rate: float | None = None
+        self.since = now
+        self._usual: float | None = None
+        self._best = 0.0
+        self._was_pushed = False
+        self._clear()
+
+    def answered(self, status: int, seconds: float) -> None:
+        """Count an answer: its HTTP status and how long it took."""
+        self._answers += 1
+        if status in BUSY:
+            self._busy += 1
+        else:
+            self._seconds += seconds
+
+    def sent(self, entities: int) -> None:
+        """Count entities that were let through."""
+        self._entities += entities
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more is refused than chance explains, in this second or the one before."""
+        return self._was_pushed or (self._answers >= _LEAST_PACED and self._many_refused)
+
+    @property
+    def _many_refused(self) -> bool:
+        # A tenth is usual at a limit, and so is what chance adds: a client that slowed down for each refusal,
+        # or for each unlucky second, would end at a rate near zero.
+        usual = _USUAL + _PACED_DEVIATIONS * math.sqrt(_USUAL * (1 - _USUAL) / self._answers)
+        return self._busy / self._answers > max(_PACED_DOWN, usual)
+
+    def judge(self, now: float, configured: float | None) -> None:
+        """Set the rate anew when a second is over and had enough answers; `configured`: None for no limit."""
+        elapsed = now - self.since
+        if elapsed < 1.0 or self._answers < _LEAST_PACED:
+            return
+        share, done = self._busy / self._answers, self._entities / elapsed
+        self._best = max(self._best, done)
+        is_slow = self._is_slow()
+        many = self._many_refused
+        # One second of refusals alone slows nothing: after this machine stood still for a moment it sends a
+        # crowd of requests, and slowing down for their refusals costs ten seconds.
+        is_pushed, self._was_pushed = many and self._was_pushed, many
+        if is_pushed or is_slow:
+            # Where answers are slow, this machine may be what is slow.
+            least = _LEAST_RATE if is_pushed else self._best / 2
+            before = self.rate or configured or self._best
+            # In a bad second little is done, whether or not the service could do more: at least half of it.
+            self.rate = max(least, before / 2, _DOWN * min(done, before))
+        elif self.rate is not None and not many:
+            # Between hardly any refusals and many the rate creeps up, so that a wrong slowdown is made good.
+            # Growth is by the clock: at a low rate there is seldom anything to judge.
+            growth = _UP if share < _RARELY else _CREEP
+            faster = self.rate * growth ** min(elapsed, _LONGEST_S)
+            is_free = faster >= configured if configured is not None else done < self.rate / 2
+            self.rate = None if is_free else faster
+        self.since = now
+        self._clear()
+
+    def _is_slow(self) -> bool:
+        """Tell whether answers are slow: compare their mean time with the best mean, slowly forgotten."""
+        if self._answers == self._busy:
+            return False
+        mean = self._seconds / (self._answers - self._busy)
+        usual = self._usual
+        self._usual = mean if usual is None else min(mean, usual * 1.02)
+        return usual is not None and mean > max(_SLOW_SECONDS, _SLOW_FACTOR * usual)
+
+    def _clear(self) -> None:
+        self._answers = self._busy = self._entities = 0
+        self._seconds = 0.0

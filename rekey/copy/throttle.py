@@ -32,8 +32,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-from rekey.copy.aimd import ServiceRates
-from rekey.copy.pace import BUSY, Pace
+from rekey.copy.aimd import BUSY, Pace, ServiceRates
 from rekey.core.clock import TICKS_PER_SECOND, Clock, SystemClock
 from rekey.core.limits import PARTITION_TARGET, is_elsewhere
 from rekey.core.progress import Held, Holds

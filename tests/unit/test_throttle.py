@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.stub import Bucket
-from rekey.copy.pace import Pace
+from rekey.copy.aimd import Pace
 from rekey.copy.throttle import Rates, Throttle, listen, restricted_throttle
 from rekey.core.clock import TICKS_PER_SECOND
 from rekey.errors import Unavailable
