@@ -225,8 +225,12 @@ def _read(config: Config) -> Project:
         return []
 
     def kept_of(path: Path, error: DeclarationError) -> list[Declared]:
-        own = [one for script_id, one in records.items() if _is_of(script_id, path, config.migrations)]
-        return [declared for one in own for declared in kept(one, error.what)]
+        return [
+            declared
+            for script_id, record in records.items()
+            if file_of(config.migrations / f"{script_id}.py") == path
+            for declared in kept(record, error.what)
+        ]
 
     gone = []
     for record in records.values():
@@ -235,11 +239,6 @@ def _read(config: Config) -> Project:
             gone += kept(record)
     scripts, broken = read_scripts(config.migrations, gone, records, kept_of)
     return Project(config, {one.script_id: one for one in scripts}, lost, broken)
-
-
-def _is_of(script_id: str, path: Path, folder: Path) -> bool:
-    """Tell whether a file of this path is the one that makes a migration."""
-    return file_of(folder / f"{script_id}.py") == path
 
 
 def _is_made(path: Path) -> bool:

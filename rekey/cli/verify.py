@@ -113,17 +113,12 @@ def verify(
             check_reason(reason or "", [key for _, key in keys.values()])
             details = {"by": "verify", "rows": sorted(keys), "found": True, "reason": reason}
             record_look_up(session.state, declared.script_id, details, most=project.config.lookup.per_minute)
-            text = "\n".join(_told(keys))
+            text = "".join(
+                f"\nrow {row_id} of {table}\n  PartitionKey  {key.partition!r}\n  RowKey        {key.row!r}"
+                for row_id, (table, key) in keys.items()
+            )
             document["keys"] = [
                 {"row": row_id, "table": table, "partition_key": key.partition, "row_key": key.row}
                 for row_id, (table, key) in keys.items()
             ]
     return shell.emit(document, text, exit_code(report))
-
-
-def _told(keys: Keys) -> list[str]:
-    lines = [""]
-    for row_id, (table, key) in keys.items():
-        lines += [f"row {row_id} of {table}"]
-        lines += [f"  PartitionKey  {key.partition!r}", f"  RowKey        {key.row!r}"]
-    return lines
