@@ -40,6 +40,8 @@ has_python = @test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; nam
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 UV = $(BIN)/uv pip install --quiet --python $(BIN)/python
+# The lock names every package: with dependencies, pip asks for a hash of `coverage[toml]` beside that of `coverage`.
+HASHED = --no-deps --require-hashes
 # The entry of uv in the lock, with its hashes.
 AWK_UV = awk '/^[^ ]/ { is_uv = /^uv==/ } is_uv'
 
@@ -49,7 +51,7 @@ $(VENV)/.installed: pyproject.toml $(LOCK)
 	$(PYTHON) -m venv $(VENV)
 ifdef LOCK
 	$(AWK_UV) $(LOCK) > $(VENV)/uv.txt
-	$(PIP) --require-hashes -r $(VENV)/uv.txt && $(UV) --require-hashes -r $(LOCK) || $(PIP) --require-hashes -r $(LOCK)
+	$(PIP) $(HASHED) -r $(VENV)/uv.txt && $(UV) $(HASHED) -r $(LOCK) || $(PIP) $(HASHED) -r $(LOCK)
 	$(PIP) --no-deps --no-build-isolation -e .
 else
 	$(PIP) uv && $(UV) -e '.[dev,release]' || $(PIP) -e '.[dev,release]'

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from packaging.requirements import Requirement
+from packaging.version import InvalidVersion
 
 from rekey.core.clock import TICKS_PER_SECOND, format_ticks
 from rekey.core.severity import Severity
@@ -332,7 +333,10 @@ def is_unmet(requirement: Requirement, packages: Mapping[str, str]) -> bool:
     have = packages.get(requirement.name.lower())
     if have is None or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
         return False
-    return not requirement.specifier.contains(have, prereleases=True)
+    try:
+        return not requirement.specifier.contains(have, prereleases=True)
+    except InvalidVersion:  # before packaging 26
+        return True
 
 
 def _versions(observed: Observed) -> Iterator[Told]:
