@@ -4,24 +4,26 @@ there, and nothing deletes the last copy of rows without a reason that is record
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rekey.core import concurrency
 from rekey.errors import GateClosed, Refused
 from rekey.mapping.rows import JOURNAL_TABLE, MAPPING_TABLE
-from rekey.model import key_of
+from rekey.model import EntityKey, key_of
 from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
-from rekey.runner import commands
+from rekey.runner import commands, remaining
 from rekey.runner.commands import Mode
 from rekey.runner.run import Options
 from rekey.state.store import State
 from rekey.tables.base import Operation, Verb
 from tests.commands import Commands
 from tests.company import Company, company
-from tests.erasing import SCRIPT, begun, complete, rows_of
+from tests.erasing import PLAIN_USERS, SCRIPT, begun, complete, rows_of
 from tests.evidence import prove
 from tests.projects import POSTS_SCRIPT, USERS_SCRIPT, Project
 from tests.worlds import post, user
@@ -122,6 +124,33 @@ def test_cutover_stays_closed_while_the_target_is_gone_or_empty(
     assert made.phase is ControlPhase.DUAL_WRITE
 
 
+@pytest.mark.parametrize("table", ["Posts", "PostsByTag"])
+def test_cutover_stays_closed_while_source_or_index_is_gone(tmp_path: Path, table: str) -> None:
+    made = company(tmp_path, POSTS_SCRIPT, [post("a", tags="x,y")])
+    try:
+        made.client(View.OLD)
+        made.apply()
+        lose_with(made, delete, table)
+        with pytest.raises(GateClosed, match=f"the table {table} does not exist"):
+            made.apply(Phase.CUTOVER)
+    finally:
+        made.close()
+
+
+def test_an_empty_target_of_a_few_new_rows_is_no_lost_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were inserted after the verification, and the freeze brings them."""
+    rekey = begun(tmp_path, USERS_SCRIPT, capsys, monkeypatch)
+    rows = rekey.project.rows("Users")
+    for row in rows:
+        asyncio.run(rekey.project.tables.table("Users").delete(key_of(row)))
+    rekey("apply")
+    asyncio.run(rekey.project.tables.table("Users").insert(user("new@mail.example", "part1")))
+    rekey("apply", "--to", "cutover", "--writers-stopped")
+    assert len(rekey.project.rows("UsersV2")) == 1
+
+
 @pytest.mark.parametrize("lose", [delete, make_again], ids=["deleted", "made again"])
 def test_complete_stays_closed_while_the_target_is_gone_or_empty(
     users: Commands, lose: Callable[[Project, str], None]
@@ -173,15 +202,75 @@ def test_targets_that_hold_the_last_copy_are_dropped_for_a_reason_on_record(user
     assert event["source"] == "does not exist"
 
 
-def test_rows_that_stand_in_the_target_alone_are_counted_and_named(users: Commands) -> None:
+def test_rows_that_stand_in_the_target_alone_are_counted_and_named(
+    users: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = users.project.rows("Users")[:2]
     for row in (first, second):
         asyncio.run(users.project.tables.table("Users").delete(key_of(row)))
     refused = users(*DROP, code=3)
     assert "2 rows of UsersV2 have no row in Users" in refused.err
+    monkeypatch.setattr(remaining, "LISTED", 1)
+    assert "1 rows or more of UsersV2 have no row" in users(*DROP, code=3).err
     users("apply")  # takes out what the application deleted
     users(*DROP)
     assert events(users.project, "drop-proved")[-1]["only_in_target"] == 0
+
+
+def test_rows_that_stand_in_the_target_alone_are_dropped_for_a_reason_on_record(users: Commands) -> None:
+    asyncio.run(users.project.tables.table("Users").delete(key_of(users.project.rows("Users")[0])))
+    users(*DROP, "--reason", "ticket 4711")
+    [event] = events(users.project, "drop-proved")
+    assert (event["reason"], event["only_in_target"]) == ("ticket 4711", 1)
+
+
+def test_an_index_that_holds_the_last_copy_is_not_dropped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rekey = begun(tmp_path, POSTS_SCRIPT, capsys, monkeypatch)
+    rekey("apply")
+    for table in ("Posts", "PostsV2"):
+        delete(rekey.project, table)
+    before = rekey.project.rows("PostsByTag")
+    assert "the source table Posts" in rekey(*DROP, code=3).err
+    assert rekey.project.rows("PostsByTag") == before
+
+
+def test_targets_without_a_row_are_dropped_whatever_became_of_the_source(users: Commands) -> None:
+    make_again(users.project, "UsersV2")
+    delete(users.project, "Users")
+    users(*DROP)
+
+
+def test_a_row_that_has_no_target_row_is_no_obstacle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rekey = begun(tmp_path, POSTS_SCRIPT, capsys, monkeypatch)
+    rekey("apply")
+    monthless = {name: value for name, value in post("new").items() if name != "Month"}
+    asyncio.run(rekey.project.tables.table("Posts").insert(monthless))
+    rekey(*DROP)
+    assert events(rekey.project, "drop-proved")[-1]["only_in_target"] == 0
+
+
+def test_a_row_that_a_client_is_deleting_is_not_taken_for_a_lost_row(
+    made: Company, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is gone from the source, and from the target a second later: it is read again before it counts."""
+    [gone, *_] = made.project.rows("Users")
+    target = made.mapper.map(gone)[0].row
+    calls = list[int]()
+
+    async def for_each(rows: Sequence[EntityKey], work: Any, *, limit: int) -> None:
+        await concurrency.for_each(rows, work, limit=limit)
+        calls.append(len(rows))
+        if len(calls) == 1:
+            await made.project.tables.table("UsersV2").delete(key_of(target))
+
+    made.do(made.project.tables.table("Users").delete(key_of(gone)))
+    monkeypatch.setattr(remaining, "for_each", for_each)
+    assert made.rollback(ControlPhase.SOURCE, drop=True)
+    assert calls[:2] == [1, 1]
 
 
 def test_targets_that_are_gone_are_no_obstacle(users: Commands) -> None:
@@ -225,6 +314,17 @@ def test_from_cutover_it_is_proved_of_what_was_copied_back(users: Commands) -> N
     assert events(users.project, "drop-proved")[-1]["only_in_target"] == 0
 
 
+def test_rows_are_compared_without_the_mapping(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which says of what row each target row is; here it is gone."""
+    rekey = begun(tmp_path, PLAIN_USERS, capsys, monkeypatch)
+    rekey("apply")
+    asyncio.run(rekey.project.tables.table("Users").delete(key_of(rekey.project.rows("Users")[0])))
+    asyncio.run(rekey.project.restricted.delete_table(MAPPING_TABLE))
+    assert "1 row of UsersV2" in rekey(*DROP, code=3).err
+
+
 # --- authority that moves back -----------------------------------------------------------------------------
 
 
@@ -244,6 +344,15 @@ def test_authority_does_not_move_back_to_a_source_that_is_gone_or_empty(
         assert made.verify().found.stable == 0
         made.rollback()
         made.assert_in_step()
+
+
+def test_authority_moves_back_from_a_target_that_is_gone(made: Company) -> None:
+    """The source is current: that is the way out."""
+    made.apply(Phase.CUTOVER)
+    before = made.project.rows("Users")
+    lose_with(made, delete, "UsersV2")
+    made.rollback(ControlPhase.SOURCE, drop=True)
+    assert made.project.rows("Users") == before
 
 
 @pytest.mark.parametrize("lose", [delete, make_again], ids=["deleted", "made again"])
@@ -266,6 +375,29 @@ def test_copying_back_what_the_application_deleted_needs_a_reason_where_it_is_mo
     assert f"{ROWS - 3} rows of Users are not in it" in refused.err
     users("rollback", "--writers-stopped", "--reason", "cleaned up")
     assert len(users.project.rows("Users")) == 3
+    [event] = events(users.project, "deletes-most")
+    assert event == {"gone": ROWS - 3, "left": 3, "reason": "cleaned up"}
+
+
+@pytest.mark.parametrize("kept", [ROWS - remaining.MANY + 1, ROWS // 2])
+def test_copying_back_what_the_application_deleted_needs_no_reason_where_it_is_less(
+    users: Commands, kept: int
+) -> None:
+    """Fewer than many; or many, and not more than there are left."""
+    users("apply", "--to", "cutover", "--writers-stopped")
+    for row in users.project.rows("UsersV2")[kept:]:
+        asyncio.run(users.project.tables.table("UsersV2").delete(key_of(row)))
+    users("rollback", "--writers-stopped")
+    assert len(users.project.rows("Users")) == kept
+
+
+def test_rows_that_are_gone_on_both_sides_do_not_count_as_deleted(users: Commands) -> None:
+    users("apply", "--to", "cutover", "--writers-stopped")
+    for row in users.project.rows("UsersV2")[3:]:
+        asyncio.run(users.project.tables.table("UsersV2").delete(key_of(row)))
+    for row in users.project.rows("Users")[3:]:
+        asyncio.run(users.project.tables.table("Users").delete(key_of(row)))
+    users("rollback", "--writers-stopped")
 
 
 # --- an empty authority ------------------------------------------------------------------------------------
@@ -315,6 +447,16 @@ def test_the_source_is_not_retired_while_the_target_holds_less(
     assert len(project.rows("Users")) == ROWS
 
 
+def test_a_source_that_somebody_deleted_is_retired(users: Commands) -> None:
+    complete(users)
+    project = users.project
+    with project.session(Options(typed_table="Users")) as session:
+        prove(session.config, session.scripts[SCRIPT], session.state)
+    delete(project, "Users")
+    users("retire", "--table", "Users")
+    assert users("status", "--json").json["migrations"][0]["control"]["phase"] == "retired"
+
+
 def test_the_source_is_retired_for_a_reason_on_record(users: Commands) -> None:
     complete(users)
     project = users.project
@@ -323,6 +465,7 @@ def test_the_source_is_retired_for_a_reason_on_record(users: Commands) -> None:
         with pytest.raises(Refused, match="reason"):
             asyncio.run(project.tables.table("UsersV2").delete(key_of(project.rows("UsersV2")[0])))
             commands.retire(session, SCRIPT)
+    assert events(project, "retire-counted")[-1]["reason"] == ""
     users("retire", "--table", "Users", "--reason", "closed accounts")
     assert events(project, "retire-counted")[-1] == {
         "source_rows": ROWS,
