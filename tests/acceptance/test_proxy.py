@@ -89,10 +89,10 @@ class Proxy:
 
 
 @contextmanager
-def proxies_of(project: Project, *proxies: Proxy) -> Iterator[tuple[Proxy, ...]]:
+def proxies_of(project: Project, *proxies: Proxy, settings: str = PROXY) -> Iterator[tuple[Proxy, ...]]:
     """Configure and start proxies of a project; whatever still runs is killed at the end."""
     path = project.folder / "rekey.toml"
-    path.write_text(path.read_text("utf-8") + PROXY, "utf-8")
+    path.write_text(path.read_text("utf-8") + settings, "utf-8")
     try:
         yield tuple(proxy.start() for proxy in proxies)
     finally:

@@ -5,20 +5,15 @@ lost, and no write is refused.
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from benchmarks.peers import node_script
 from rekey.rehearse.azurite import Azurite
-from tests.acceptance.dualwriting import waited_for
+from tests.acceptance.proxy_writers import Writer, ended, expected_of
 from tests.acceptance.support import Project
 from tests.acceptance.test_proxy import Proxy, proxies_of
 
@@ -42,59 +37,14 @@ migration = Migration(
 '''
 
 
-class Writer:
-    """A process that writes, and what it was told of its writes."""
-
-    def __init__(self, package: str, proxies: tuple[Proxy, ...], view: str) -> None:
-        [program, beside] = node_script()
-        project, self.known = proxies[0].project, dict[str, int | None]()
-        self.count, self.refused = 0, list[object]()
-        table = project.source if view == "old" else project.target
-        words = (package, ",".join(proxy.endpoint for proxy in proxies), table, view)
-        self.process = subprocess.Popen(
-            [program, "--input-type=module", "--eval", WRITES.read_text("utf-8"), *words],
-            cwd=Path(beside).parent,
-            env={**os.environ, "PROXY_KEY": project.azurite.tables.key},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.follows = threading.Thread(target=self._follow, daemon=True)
-        self.follows.start()
-
-    def _follow(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            told = json.loads(line)
-            if "refused" in told:
-                self.refused.append(told)
-            else:
-                self.known[told["row"]] = told["number"]
-                self.count += 1
-
-    def until_writing(self) -> None:
-        """Wait until it was told of further writes."""
-        before = self.count
-        waited_for("further writes", lambda: self.count >= before + 25 or bool(self.refused))
-        assert not self.refused
-
-    def end(self) -> None:
-        """Let it finish the write that it is at."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        assert self.process.wait(60) == 0, self.refused
-        self.follows.join(10)
-
-
-@contextmanager
-def ended(*writers: Writer) -> Iterator[None]:
-    """Kill writers that still run at the end."""
-    try:
-        yield
-    finally:
-        for one in writers:
-            with one.process:  # which is waited for, and its pipes are closed
-                one.process.kill()
+def start(package: str, proxies: tuple[Proxy, ...], view: str) -> Writer:
+    """Start a client of a view that writes through either proxy."""
+    [program, beside] = node_script()
+    project = proxies[0].project
+    table = project.source if view == "old" else project.target
+    words = (package, ",".join(proxy.endpoint for proxy in proxies), table, view)
+    program_words = (program, "--input-type=module", "--eval", WRITES.read_text("utf-8"), *words)
+    return Writer(program_words, Path(beside).parent, {"PROXY_KEY": project.azurite.tables.key})
 
 
 def test_clients_in_another_language_lose_nothing_through_a_migration(
@@ -105,7 +55,7 @@ def test_clients_in_another_language_lose_nothing_through_a_migration(
     project.wire.create(project.source)
     with ExitStack() as stack:
         both = stack.enter_context(proxies_of(project, Proxy(project), Proxy(project)))
-        old = [Writer(package, both, "old") for package in PACKAGES]
+        old = [start(package, both, "old") for package in PACKAGES]
         stack.enter_context(ended(*old))
         for writer in old:
             writer.until_writing()
@@ -117,7 +67,7 @@ def test_clients_in_another_language_lose_nothing_through_a_migration(
         running = project.start("apply")
         again(both[1])
         running.wait().ended(0)
-        new = [Writer(package, both, "new") for package in PACKAGES]
+        new = [start(package, both, "new") for package in PACKAGES]
         stack.enter_context(ended(*new))
         everyone = [*old, *new]
         for writer in everyone:
@@ -135,9 +85,7 @@ def test_clients_in_another_language_lose_nothing_through_a_migration(
             writer.until_writing()
         for writer in everyone:
             writer.end()
-        expected = {
-            row: number for writer in everyone for row, number in writer.known.items() if number is not None
-        }
+        expected = expected_of(everyone)
         source = {row["RowKey"]: row["Number"] for row in project.wire.rows(project.source)}
         target = {row["PartitionKey"]: row["Number"] for row in project.wire.rows(project.target)}
         assert target == expected
