@@ -7,23 +7,18 @@ passes to no other source key.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
-from typing import TypeVar
 
 from rekey.client.steps import Draft, Request
 from rekey.mapping.rows import Owner, Reservation, TargetKey
-from rekey.mapping.store import StillOwns
+from rekey.mapping.store import StillOwns, remember
 from rekey.model import EntityKey
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.propagate import MAX_ROUNDS, Propagator
 from rekey.protocol.rules import SOURCE, TARGET
 from rekey.tables.base import Verb
 
-V = TypeVar("V")
-
 # Attempts to give up a reservation; one that stays ends by time.
 RELEASES = 3
-# Most keys in each memory of mapping rows that a client has seen.
-_REMEMBERED = 10_000
 
 
 class Reservations:
@@ -164,10 +159,3 @@ class Reservations:
         )
         draft.held.moves = draft.held.moves or deleted
         return deleted
-
-
-def remember(memory: dict[EntityKey, V], key: EntityKey, value: V) -> None:
-    """Put a value into a memory of bounded size; a full one is cleared first."""
-    if len(memory) >= _REMEMBERED:
-        memory.clear()
-    memory[key] = value

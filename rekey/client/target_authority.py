@@ -7,10 +7,11 @@ from contextlib import suppress
 
 from rekey.client.authority import Authority, index_places
 from rekey.client.parts import ROW_TOO_BUSY
-from rekey.client.reservations import RELEASES, remember
+from rekey.client.reservations import RELEASES
 from rekey.client.steps import Draft, During, Prepared, Request, known, targets_of
 from rekey.errors import RowRefused, Unavailable
 from rekey.mapping.rows import Forward, Reservation, TargetKey, pointer_of
+from rekey.mapping.store import remember
 from rekey.model import EntityKey, Row, etag_of, key_of
 from rekey.protocol.effects import side_by_side
 from rekey.protocol.operations import CREATES, FULL, as_sent, is_conditional, row_after

@@ -74,13 +74,21 @@ _MAX_ROUNDS = 50
 _PAUSE_S = 0.05
 # Seconds added to what a reservation says: after that, an unknown outcome counts as over.
 MARGIN_S = 5.0
-# The most reservations of others that are remembered with the time they were first seen.
+# Most keys in each memory of mapping rows that a process has seen.
 _REMEMBERED = 10_000
 
 _Made = TypeVar("_Made")
+_Value = TypeVar("_Value")
 
 # Tells whether a source key's row exists now and maps to a target key.
 StillOwns = Callable[[EntityKey, TargetKey], Awaitable[bool]]
+
+
+def remember(memory: dict[EntityKey, _Value], key: EntityKey, value: _Value) -> None:
+    """Put a value into a memory of bounded size; a full one is cleared first."""
+    if len(memory) >= _REMEMBERED:
+        memory.clear()
+    memory[key] = value
 
 
 async def data_key_rows(table: Table, script_id: str) -> list[Row]:
@@ -535,9 +543,7 @@ class MappingStore:
         seen, since = self._seen.get(at, (reserved, now))
         if seen != reserved:
             since = now
-        if len(self._seen) >= _REMEMBERED:
-            self._seen.clear()
-        self._seen[at] = reserved, since
+        remember(self._seen, at, (reserved, since))
         return now - since > reserved.seconds + MARGIN_S
 
     @staticmethod

@@ -666,6 +666,34 @@ async def test_what_would_hold_for_reads_alone_is_refused_when_the_client_is_mad
                 raise AssertionError("it was made")
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("shadow_read", "shadow_reads"), ("acknowledged", "acknowledge"), ("seting", "settings")],
+)
+@both_kinds
+async def test_a_misspelled_keyword_is_refused_with_the_right_one(
+    setting: Setting, sync: bool, given: str, meant: str
+) -> None:
+    """The SDK ignores keywords that it does not know."""
+    with pytest.raises(ConfigurationError, match=f"there is no argument {given}=") as refused:
+        async with setting.client(setting.source, sync=sync, **{given: 0.5}):
+            raise AssertionError("it was made")
+    assert refused.value.hint == f"write {meant}="
+
+
+@both_kinds
+async def test_keywords_of_the_sdk_are_taken(setting: Setting, sync: bool) -> None:
+    given = {
+        "retry_total": 1,
+        "user_agent": "ours",
+        "logging_enable": False,
+        "headers": {},
+        "read_timeout": 9,
+    }
+    async with setting.client(setting.source, sync=sync, connection_timeout=9, **given) as client:
+        await client.raw("create_entity", post())
+
+
 @both_kinds
 async def test_proxies_hold_for_writes_and_reads(setting: Setting, sync: bool) -> None:
     async with FaultProxy("http://127.0.0.1:9") as proxy:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import SplitResult, urlsplit
@@ -58,6 +59,13 @@ DEFAULT_NAME = "application"
 RETRY = RetryPolicy(attempts=6, connect_attempts=4, min_wait=0.1, max_wait=3.0, max_retry_after=5.0)
 _REFUSED = ("transport", "per_retry_policies", "connection_cert")
 _HEEDED = ("proxies", "connection_verify")
+# The keywords of a client that are rekey's own. The SDK ignores keywords that it does not know.
+_OWN = (
+    *("migration", "restricted_endpoint", "restricted_credential", "targets_endpoint", "targets_credential"),
+    *("secrets", "wrapping_key", "credential", "table", "view", "name", "shadow_reads", "shadow_seed"),
+    *("acknowledge", "settings"),
+)
+_NEAR = 0.8
 _CONNECT_S = 5.0
 
 
@@ -212,8 +220,11 @@ def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the SDK's constructor that hold for the core's own connections as well.
 
     Raises:
-        ArgumentRefused: one that could only hold for reads.
+        ArgumentRefused: one that could only hold for reads, or that is nearly one of rekey's own.
     """
+    for name in given:
+        if near := get_close_matches(name, _OWN, 1, _NEAR):
+            raise ArgumentRefused(f"there is no argument {name}=", hint=f"write {near[0]}=")
     version = given.get("api_version")
     refused = [name for name in _REFUSED if given.get(name)]
     if given.get("location_mode", "primary") != "primary":  # where the service refuses writes
