@@ -18,7 +18,8 @@ from rekey.phases import ControlPhase, Phase
 from rekey.protocol.rules import View
 from rekey.runner import commands, remaining
 from rekey.runner.commands import Mode
-from rekey.runner.run import Options
+from rekey.runner.phases import backfill
+from rekey.runner.run import Options, Run
 from rekey.state.store import State
 from rekey.tables.base import Operation, Verb
 from tests.commands import Commands
@@ -191,6 +192,21 @@ def test_targets_that_hold_the_last_copy_are_not_dropped(
     assert "lost-table" in refused.err and "--reason" in refused.err
     assert users.project.rows("UsersV2") == before
     assert users("status", "--json").json["migrations"][0]["control"]["phase"] == "dual_write"
+
+
+def test_targets_are_not_dropped_when_the_source_vanishes_after_the_proof(
+    users: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for clients and for requests in flight between the proof and the drop."""
+
+    async def proved(run: Run) -> None:
+        await remaining.require_droppable(run)
+        await run.tables.delete_table("Users")
+
+    before = users.project.rows("UsersV2")
+    monkeypatch.setattr(commands, "require_droppable", proved)
+    assert "the source table Users" in users(*DROP, code=3).err
+    assert users.project.rows("UsersV2") == before
 
 
 def test_targets_that_hold_the_last_copy_are_dropped_for_a_reason_on_record(users: Commands) -> None:
@@ -379,11 +395,12 @@ def test_copying_back_what_the_application_deleted_needs_a_reason_where_it_is_mo
     assert event == {"gone": ROWS - 3, "left": 3, "reason": "cleaned up"}
 
 
-@pytest.mark.parametrize("kept", [ROWS - remaining.MANY + 1, ROWS // 2])
+@pytest.mark.parametrize(("kept", "many"), [(ROWS - remaining.MANY + 1, remaining.MANY), (ROWS // 2, 5)])
 def test_copying_back_what_the_application_deleted_needs_no_reason_where_it_is_less(
-    users: Commands, kept: int
+    users: Commands, kept: int, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer than many; or many, and not more than there are left."""
+    monkeypatch.setattr(remaining, "MANY", many)
     users("apply", "--to", "cutover", "--writers-stopped")
     for row in users.project.rows("UsersV2")[kept:]:
         asyncio.run(users.project.tables.table("UsersV2").delete(key_of(row)))
@@ -413,6 +430,29 @@ def test_a_source_that_was_made_again_does_not_empty_the_target(
     assert "Users is empty, and UsersV2 is not" in refused.err
     assert "rollback 0001_subject --to source --drop-targets --reason" in " ".join(refused.err.split())
     assert users.project.rows("UsersV2") == before
+
+
+def test_a_source_that_was_made_again_during_the_backfill_does_not_empty_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweep at its end compares the keys of both sides."""
+    rows = [user(f"user{number:02}@example.com") for number in range(ROWS)]
+    made = company(tmp_path, USERS_SCRIPT, rows)
+    swept = backfill.swept_rows
+
+    async def losing(run: Run) -> int:
+        await run.tables.delete_table("Users")
+        made.project.clock.advance(120)
+        await run.tables.create_table("Users")
+        return await swept(run)
+
+    monkeypatch.setattr(backfill, "swept_rows", losing)
+    try:
+        with pytest.raises(Refused, match="Users is empty, and UsersV2 is not"):
+            made.apply()
+        assert len(made.project.rows("UsersV2")) == ROWS
+    finally:
+        made.close()
 
 
 def test_a_source_that_the_application_emptied_empties_the_target_for_a_reason_on_record(
