@@ -238,6 +238,23 @@ def reservations_are_not_waited_for() -> Any:
     return mock.patch.object(MappingStore, "is_over", lambda *_: True)
 
 
+def reservations_never_end() -> Any:
+    """Take every reservation for one of a write that may yet take effect."""
+    return mock.patch.object(MappingStore, "is_over", lambda *_: False)
+
+
+def owners_keep_their_keys() -> Any:
+    """Take every owner of a target key for one whose row stands under it."""
+
+    async def require_free(
+        self: MappingStore, source_key: EntityKey, target: TargetKey, owner: Owner | None, _: Any
+    ) -> None:
+        if owner is not None and owner.source != source_key:
+            raise self.collision(target, owner.source, source_key)
+
+    return mock.patch.object(MappingStore, "require_free", require_free)
+
+
 def own_claims_are_not_reserved() -> Any:
     """Take a claim of the same source key for enough, and reserve only what is claimed anew."""
 

@@ -47,6 +47,7 @@ from rekey.mapping.rows import (
     CONTROL_TABLE,
     JOURNAL_TABLE,
     MAPPING_TABLE,
+    MappingRows,
 )
 from rekey.mapping.sealing import LocalWrappingKey
 from rekey.model import EntityKey, Row
@@ -72,6 +73,7 @@ from tests.simulation.driving import Driver
 from tests.simulation.dual_people import (
     Application,
     Client,
+    Doing,
     Notes,
     Posts,
     Races,
@@ -184,7 +186,9 @@ class Life:
         self.mapper = Mapper(self.declared.migration, {"users": SECRET})
         self.application = application(self.mapper)
         self.pairs = PairsWatch(self.mapper)
-        self.shared = SharedKeysWatch(self.mapper, lambda: self._standing().side)
+        self.shared = SharedKeysWatch(
+            self.mapper, lambda: self._standing().side, lambda: self.loop.now, self._mapping_rows
+        )
         self.settings = self.random.choice(
             (
                 LeaseSettings(poll_s=1.0, lease_s=4.0, longest_operation_s=9.0, freeze_wait_s=5.0),
@@ -377,6 +381,7 @@ class Life:
             standing=self._standing,
             quiet=lambda: self.quiet,
             random=draw,
+            refused=self._judge_refusal,
         )
         self.clients.append(client)
         self.storm.happened["client started"] += 1
@@ -589,6 +594,16 @@ class Life:
                 raise Found(f"{self}: {when} {wrong}")
             self._judge_mapping(when, control)
         self._judge_told(when)
+
+    def _judge_refusal(self, process: Process, step: list[Doing], view: View, began: float) -> None:
+        self.shared.judge(process, [one.do for one in step], view.side, began)
+
+    def _mapping_rows(self) -> MappingRows | None:
+        """Return what reads the mapping rows; None where there is no control row."""
+        control, service = self.control, self.project.restricted
+        if control is None or MAPPING_TABLE not in service._tables:
+            return None
+        return rows_of(control, self.declared.migration, service.dump(MAPPING_TABLE))
 
     def _judge_mapping(self, when: str, control: ControlRow) -> None:
         mapping = self._rows(MAPPING_TABLE, self.project.restricted)

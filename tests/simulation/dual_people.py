@@ -315,6 +315,8 @@ class Client:
     standing: Callable[[], Standing]
     quiet: Callable[[], bool]
     random: random.Random
+    refused: Callable[[Process, list[Doing], View, float], None] = lambda *_: None
+    """Judges a refusal as a collision of a call that began then."""
     busy: int = 0
     ending: bool = False
     ended: bool = False
@@ -373,7 +375,7 @@ class Client:
             if first.do.verb == READ or row is None:
                 return
             etag = etag_of(row)
-        began = self.standing()
+        began, since = self.standing(), asyncio.get_running_loop().time()
         parts = self._by_witness(step)
         noted = [self._begin(part, None if read is None else read.number) for part in parts]
         outcomes = [OPEN] * len(parts)
@@ -388,6 +390,7 @@ class Client:
         except (RowRefused, Collision, WritesRefused, RequestRejected) as error:
             if isinstance(error, Collision):
                 self.storm.happened["collision"] += 1
+                self.refused(self.process, step, self.view, since)
             outcomes = [REFUSED] * len(parts)
         except (ServiceError, TimeoutError):
             pass

@@ -156,12 +156,21 @@ def wrong_mapping(
             owner = there.get(rows.reverse_key(target.key)) if target.table == 0 else None
             if target.table == 0 and (owner is None or rows.read_source(owner) != key):
                 yield f"{target} is not owned by {key}"
+    for row in there.values():
+        if f"{rows.script_id}.i." in row["PartitionKey"]:
+            # It does not say whose row stands there: a call that is refused may have claimed the key.
+            key = EntityKey(*_target_of(rows, row))
+            tables = [
+                table for table in range(1, len(rows.tables)) if rows.reverse_key(key, table) == key_of(row)
+            ]
+            if not tables or not mapper.shared.issuperset(tables):
+                yield f"the mapping claims {key}, which is no index key that two rows can have"
 
 
 def left_of_other_runs(rows: MappingRows, mapping: Iterable[Row]) -> Iterator[str]:
     """Check that this run can have written every mapping row: what another one kept has other keys."""
     for row in mapping:
-        direction = next((one for one in "fr" if f".{one}." in row["PartitionKey"]), "")
+        direction = next((one for one in "fri" if f".{one}." in row["PartitionKey"]), "")
         if not direction:
             continue  # data keys
         try:
@@ -170,8 +179,12 @@ def left_of_other_runs(rows: MappingRows, mapping: Iterable[Row]) -> Iterator[st
             yield "the mapping holds a row that no data key opens"
             continue
         expected = rows.forward_key(source)
-        if direction == "r":
-            expected = rows.reverse_key(EntityKey(*_target_of(rows, row)))
+        if direction != "f":
+            target, tables = EntityKey(*_target_of(rows, row)), range(len(rows.tables))
+            there = tables[:1] if direction == "r" else tables[1:]
+            expected = next(
+                (key for n in there if (key := rows.reverse_key(target, n)) == key_of(row)), expected
+            )
         if key_of(row) != expected:
             yield f"the mapping holds a row of another run, about {source}"
 

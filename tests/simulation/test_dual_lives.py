@@ -97,8 +97,8 @@ def test_a_life_under_writes_loses_nothing(kind: str, seed: int) -> None:
 @pytest.mark.parametrize(("kind", "seed"), SHARED_QUICK)
 def test_of_clients_that_want_one_target_key_one_has_it(kind: str, seed: int) -> None:
     """Several clients create rows whose target keys are the same, delete them and create others, also in one
-    transaction. At no moment have two rows of the authority a target key in common, and all else holds
-    as in other lives."""
+    transaction. At no moment have two rows of the authority a target key in common, a client is told of a
+    collision only where another row had or was taking the key, and all else holds as in other lives."""
     one_has_it(lived(ToCutover, kind, seed))
 
 
@@ -112,6 +112,7 @@ def test_in_a_whole_life_of_shared_target_keys_each_is_one_rows(kind: str, seed:
 def one_has_it(life: Life) -> None:
     assert life.operations > 100
     assert life.shared.looks > 100
+    assert life.shared.judged == life.storm.happened["collision"]
     assert bool(life.storm.happened["collision"]) == bool(life.mapper.shared)
 
 
@@ -206,6 +207,22 @@ def test_without_reserving_target_keys_a_life_finds_two_rows(
     with rule(), pytest.raises(Found, match=TWO_ROWS):
         for seed in range(71, 81):
             Life(tmp_path / str(seed), kind, seed).live()
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "what"),
+    [
+        (dual_broken.owners_keep_their_keys, "folded keys", "no other row had its keys"),
+        pytest.param(dual_broken.reservations_never_end, "folded keys", "was over", marks=pytest.mark.soak),
+    ],
+)
+def test_a_refusal_without_another_row_is_found(
+    tmp_path: Path, rule: Callable[[], AbstractContextManager[Any]], kind: str, what: str
+) -> None:
+    """A target key whose owner is gone, or which a killed client reserved, belongs to who creates a row."""
+    with rule(), pytest.raises(Found, match=f"was refused as a collision, and .*{what}"):
+        for seed in range(71, 76):
+            ToCutover(tmp_path / str(seed), kind, seed).live()
 
 
 @pytest.mark.soak
