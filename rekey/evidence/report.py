@@ -16,6 +16,7 @@ from typing import Any
 
 from rekey.evidence import contents, note
 from rekey.evidence.statement import LIVE_TYPE, parsed
+from rekey.phases import shown as told_as
 from rekey.present.page import page
 from rekey.present.plots import Pair, Span, pairs, timeline
 from rekey.present.text import moment
@@ -43,7 +44,12 @@ def render(files: Mapping[str, bytes]) -> str:
     own = [event for event in events if event["script_id"] == script_id]
     shown = [event for event in events if event["script_id"] in (script_id, None)]
     full = [one for one in checks if one["mode"] == "full"]
-    runs = [*(run for run in state["phase_runs"] if run["finished_at"]), *_taken_back(own)]
+    declaration = json.loads(files[contents.DECLARATION])
+    capture = declaration["capture"]
+    ended = [run for run in state["phase_runs"] if run["finished_at"]]
+    runs = [{**run, "phase": told_as(run["phase"], capture)} for run in ended] + list(
+        _taken_back(own, capture)
+    )
     runs.sort(key=lambda run: datetime.fromisoformat(run["started_at"]))
     spans = list(map(_span, runs))
     amounts = [
@@ -59,9 +65,9 @@ def render(files: Mapping[str, bytes]) -> str:
     return page(
         "evidence.html",
         exported=events[-1],
-        declaration=json.loads(files[contents.DECLARATION]),
+        declaration=declaration,
         record=state["migration"] or {},
-        phases=state["phases"],
+        phases=[told_as(phase, capture) for phase in state["phases"]],
         checkpoint=note.parsed(files[contents.CHECKPOINT].decode()),
         runs=[(run, (span.end - span.begin).total_seconds()) for run, span in zip(runs, spans, strict=True)],
         timeline=timeline(spans, "Phases over time"),
@@ -86,7 +92,7 @@ def _span(run: Mapping[str, Any]) -> Span:
     return Span(run["phase"], begin, end, back or run["outcome"] == "done", back)
 
 
-def _taken_back(events: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _taken_back(events: Iterable[Mapping[str, Any]], capture: str) -> Iterator[dict[str, Any]]:
     """Yield what took phases back, as runs of phases have it: a rollback is told by events alone.
 
     One that was cut off ends with the next phase that begins or is taken back.
@@ -97,7 +103,7 @@ def _taken_back(events: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]
             continue
         if begun is not None:
             yield {
-                "phase": f"back from {begun['details']['phase']}",
+                "phase": f"back from {told_as(begun['details']['phase'], capture)}",
                 "started_at": begun["at"],
                 "finished_at": event["at"],
                 "outcome": TAKEN_BACK if event["event"] == "phase-undone" else "interrupted",

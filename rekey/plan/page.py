@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from rekey.phases import shown
 from rekey.plan.portrait import LENGTH_STEP
 from rekey.plan.render import money_lines, told_requests
 from rekey.plan.result import NOT_LOOKED_AT, Load, Plan, Portrait
@@ -33,6 +34,7 @@ def plan_page(plan: Plan) -> str:
         plots={"sizes": partition_sizes, "largest": _largest, "lengths": _lengths, "fills": _fills},
         loads={"map": _load, "shares": _shares},
         requests=told_requests,
+        shown=shown,
         money=money_lines,
         amount=amount_text,
     )

@@ -194,6 +194,7 @@ def _without_rows(
         path=declared.path,
         title=declared.doc.strip().partition("\n")[0],
         group=declared.migration.group,
+        capture=declared.migration.capture,
         basis=Basis(
             script_id=declared.script_id,
             declaration=declared.digest,

@@ -17,6 +17,7 @@ from functools import partial
 
 from rekey.core.severity import Severity
 from rekey.model import EntityKey
+from rekey.phases import shown
 from rekey.plan.estimate import ASSUMED_REQUEST_SECONDS
 from rekey.plan.result import NOT_LOOKED_AT, Advice, Estimate, GroupPlan, MigrationPlan, Money, Plan, Problem
 from rekey.present.text import KEYS_ARE_SHOWN, counted, duration, field, report, size, table, underlined
@@ -63,8 +64,8 @@ def _migration(migration: MigrationPlan, plan: Plan, *, requests: bool) -> Itera
     yield from _collisions(migration)
     yield ""
     if migration.estimate is not None and requests:
-        yield from _requests(migration.estimate)
-        yield from _durations(migration.estimate)
+        yield from _requests(migration.estimate, migration.capture)
+        yield from _durations(migration.estimate, migration.capture)
     if plan.shows_keys:
         yield from _examples(migration, plan)
     if migration.queries:
@@ -169,19 +170,23 @@ def _examples(migration: MigrationPlan, plan: Plan) -> Iterator[str]:
     yield ""
 
 
-def _requests(estimate: Estimate) -> Iterator[str]:
-    rows = [(phase, what, f"{count:,}", kinds) for phase, what, count, kinds in told_requests(estimate)]
+def _requests(estimate: Estimate, capture: str) -> Iterator[str]:
+    told = told_requests(estimate, capture)
+    rows = [(phase, what, f"{count:,}", kinds) for phase, what, count, kinds in told]
     rows.append(("", "all", f"{estimate.requests_total:,}", ""))
     yield from table(("Phase", "requests", "count", "of kind"), rows, right={2})
     yield ""
 
 
-def told_requests(estimate: Estimate) -> list[tuple[str, str, int, str]]:
+def told_requests(estimate: Estimate, capture: str) -> list[tuple[str, str, int, str]]:
     """Return phase, purpose, number and kinds of the requests; one line for each purpose in a phase."""
     told: dict[tuple[str, str], dict[str, int]] = {}
     for one in estimate.requests:
         told.setdefault((one.phase, one.what), {})[one.kind.value] = one.count
-    return [(phase, what, sum(kinds.values()), ", ".join(kinds)) for (phase, what), kinds in told.items()]
+    return [
+        (shown(phase, capture), what, sum(kinds.values()), ", ".join(kinds))
+        for (phase, what), kinds in told.items()
+    ]
 
 
 def money_lines(money: Money) -> list[tuple[str, str, str]]:
@@ -195,9 +200,9 @@ def money_lines(money: Money) -> list[tuple[str, str, str]]:
     return [(name, text(as_one), text(by_rows)) for name, as_one, by_rows in amounts]
 
 
-def _durations(estimate: Estimate) -> Iterator[str]:
+def _durations(estimate: Estimate, capture: str) -> Iterator[str]:
     rows = [
-        (one.phase, _time(one.at_targets_s), _time(one.at_limits_s), one.at_limits_bound)
+        (shown(one.phase, capture), _time(one.at_targets_s), _time(one.at_limits_s), one.at_limits_bound)
         for one in estimate.durations
     ]
     quickest = sum(one.at_targets_s for one in estimate.durations)

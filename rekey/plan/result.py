@@ -485,6 +485,7 @@ class MigrationPlan:
         advice: on the planned keys, then on today's.
         queries: how each declared query is answered today and by the planned keys.
         group: the migration's group, "" without one.
+        capture: how changes are followed.
     """
 
     script_id: str
@@ -505,6 +506,7 @@ class MigrationPlan:
     advice: tuple[Advice, ...] = ()
     queries: tuple[Rated, ...] = ()
     group: str = field(default="", metadata=told(if_any=True))
+    capture: str = field(metadata=UNTOLD)
 
     @property
     def sampled(self) -> str:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from rekey.core.clock import Clock, format_ticks
 from rekey.errors import RekeyError
+from rekey.phases import shown
 
 # A progress document (`rekey/status/progress.schema.json`).
 Document = Mapping[str, Any]
@@ -145,7 +146,8 @@ def changes(before: Document | None, now: Document) -> Iterator[Event]:
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     phase = new["phase"]
     if (old["phase"]["name"], old["phase"]["state"]) != (phase["name"], phase["state"]):
-        yield f"{phase['name'] or 'not begun'}: {phase['state'].replace('-', ' ')}"
+        name = shown(phase["name"] or "not begun", new["capture"])
+        yield f"{name}: {phase['state'].replace('-', ' ')}"
     if old["sentence"] != new["sentence"]:
         yield new["sentence"]
     held, is_held = ({one["by"]: one["text"] for one in status["held_back"]} for status in (old, new))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from rekey.core.clock import TICKS_PER_SECOND, ticks_of
 from rekey.core.plain import UNTOLD, told
 from rekey.declaration.migration import Declared
-from rekey.phases import Phase
+from rekey.phases import Phase, shown
 from rekey.present.text import duration, labelled, moment
 from rekey.state.applied import applied_phases
 from rekey.state.audit import AuditEvent
@@ -65,6 +65,7 @@ class Begun:
         kept: its script as it was begun.
         file: the name of its file.
         group: its group, "" where it has none, or its script is gone.
+        capture: how its changes are followed, "" where its script is gone.
     """
 
     script_id: str
@@ -77,6 +78,7 @@ class Begun:
     kept: KeptScript | None = field(metadata=UNTOLD)
     file: str = field(metadata=UNTOLD)
     group: str = field(metadata=told(if_any=True))
+    capture: str = field(metadata=UNTOLD)
 
     def told(self, command: Callable[[str], str]) -> list[str]:
         """Return the lines about it; `command` returns a command as it is to be typed here."""
@@ -89,7 +91,7 @@ class Begun:
             script += f"; as it was: {command(f'show {self.script_id} --script')}"
         lines += labelled("script", script)
         for one in self.steps:
-            lines += labelled(one.phase, one.told())
+            lines += labelled(shown(one.phase, self.capture), one.told())
         if not self.phases:
             lines += labelled("", "no phase of it is applied now")
         return lines
@@ -144,6 +146,7 @@ def begun(state: State, scripts: Mapping[str, Declared | None]) -> list[Begun]:
                 kept=script,
                 file=f"{script_id}.py" if now is None else now.path.name,
                 group="" if now is None else now.migration.group,
+                capture="" if now is None else now.migration.capture,
             )
         )
     return sorted(found, key=lambda one: one.begun_at)

@@ -179,7 +179,7 @@ def test_ways_back_stand_in_the_chart_and_in_the_table_of_phases(rekey: Commands
     page = report(rekey)
     [told] = re.findall(r"<title>Phases over time</title><desc>([^<]*)</desc>", page)
     names = [one.rpartition(":")[0].strip() for one in told.split(";")]
-    expected = ["prepare", "dual_write", "backfill", "reconcile", "cutover", "back from cutover", "cutover"]
+    expected = ["prepare", "following", "backfill", "reconcile", "cutover", "back from cutover", "cutover"]
     assert names == expected
     shown = re.findall(r"<tr><td>([^<]+)</td><td><time", page)
     assert shown[: len(expected)] == expected and "taken back" in page

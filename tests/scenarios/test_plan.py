@@ -15,6 +15,8 @@ from rekey.copy.scan import window_of
 from rekey.errors import CredentialRefused, EndpointDown, ExitCode, SecretMissing
 from rekey.inspect.inventory import SampleSize
 from rekey.model import Row
+from rekey.phases import shown
+from rekey.plan.page import plan_page
 from rekey.plan.plan import make_plan
 from rekey.plan.problems import Started
 from rekey.plan.render import plan_text
@@ -377,7 +379,8 @@ async def test_what_matters_comes_first_and_fits_on_one_screen(memory: MemoryTab
     for one in estimate.requests:
         assert one.what in listed
     for phase in estimate.durations:
-        assert f"\n{phase.phase} " in listed
+        assert f"\n{shown(phase.phase, 'delta')} " in listed
+    assert "following" in listed and "dual_write" not in listed + plan_page(plan)
 
 
 @pytest.mark.azurite

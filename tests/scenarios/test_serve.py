@@ -228,6 +228,8 @@ def test_changes_are_told_as_an_operator_would_note_them() -> None:
     ]
     assert list(changes(None, old)) == []
     assert list(changes(old, old)) == []
+    following = document(migration(phase={**done, "name": "dual_write"}, capture="delta"))
+    assert next(changes(old, following)).text == "following: done"
 
 
 async def test_what_is_remembered_is_bounded() -> None:
