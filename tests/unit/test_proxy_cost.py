@@ -29,7 +29,7 @@ from tests.unit.test_proxy_fuzz import batch as batch_of
 MODULES = (parse, access, sas, batch, calls, answer, handler, urllib.parse, email.utils)
 # For a request as such, and for each of its bytes. Most steps are of regular expressions, most memory is of
 # what is percent-encoded, which Python decodes as one object for each escape.
-STEPS, STEPS_A_BYTE = 15_000, 20
+STEPS, STEPS_A_BYTE = 15_000, 40
 BYTES, BYTES_A_BYTE = 200_000, 120
 IN_TARGET = (
     "a",
