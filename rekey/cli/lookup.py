@@ -8,6 +8,8 @@ Rules kept here:
 * A sealed mapping is not opened without a record: when the state file cannot be written, there is no answer.
   A mapping in the clear can be read in the restricted store without rekey, too: there the answer is given,
   with a warning that the record is missing.
+* A sealed mapping is looked up with the state file of its run alone: another one would count from zero, and
+  the record would be where nobody looks.
 * Look-ups per minute are limited; they are counted in the audit log, over all processes. A file counts as
   one. It has a limit of its own, and its record is the number of keys it asks for and a digest of their safe
   ids.
@@ -97,6 +99,8 @@ async def _look(
         with State.open(project.config.state, read_only=True) as state:
             record = state.migration(declared.script_id)
         require_same_migration(prepared, control, record.run_id if record else None)
+        if declared.migration.is_sealed and (record is None or record.run_id != control.run_id):
+            raise refusal("look-up-elsewhere", script=declared.script_id, state=project.config.state)
         looking = Lookup(await migration.mapping(control), accounts.tables)
         met = [await looking.meet(one) for one in queries]
         if not declared.migration.is_sealed and not bulk:

@@ -40,6 +40,9 @@ ALWAYS = frozenset(_BAG | {_PAYLOAD + name for name in contents.ALWAYS})
 # Files that the statement may name. It must name those of `ALWAYS`.
 KNOWN = ALWAYS | {_PAYLOAD + contents.PLAN, _PAYLOAD + contents.LIVE}
 
+# The most bytes of a file: of the payload, which holds the audit log, and of every other one.
+_MOST_LOG_BYTES, _MOST_BYTES = 1 << 30, 1 << 20
+
 # Python 3.13 deprecates calls in bagit; its results are the same.
 _ignoring_old_calls = partial(warnings.catch_warnings, action="ignore", category=DeprecationWarning)
 
@@ -121,7 +124,17 @@ def write(
 def digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file of a bundle that its statement names, by path."""
     stated = [name for name in names(folder) if name not in BESIDES]
-    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in stated}
+    found = {}
+    for name in stated:
+        with (folder / name).open("rb") as file:
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def read(path: Path) -> bytes:
+    """Return a file of a bundle that is not payload; more than it can have is cut off."""
+    with path.open("rb") as file:
+        return file.read(_MOST_BYTES)
 
 
 def require_folder(folder: Path) -> None:
@@ -143,7 +156,7 @@ def require_bundle(folder: Path) -> None:
 def is_unsigned(folder: Path) -> bool:
     """Tell whether a bundle has a statement that nobody signed."""
     with suppress(OSError, ValueError):
-        return not parsed((folder / STATEMENT).read_bytes()).is_signed
+        return not parsed(read(folder / STATEMENT)).is_signed
     return False
 
 
@@ -154,25 +167,32 @@ def statement_sha256(folder: Path) -> str:
     """
     require_folder(folder)
     path = folder / STATEMENT
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    return hashlib.sha256(read(path)).hexdigest() if path.is_file() else ""
 
 
 def payload(folder: Path) -> dict[str, bytes]:
     """Return the contents of the files below `data/`, by path below it."""
-    inside = [name for name in names(folder) if name.startswith(_PAYLOAD)]
+    inside = [name for name in names(folder) if name.startswith(_PAYLOAD) and name in KNOWN]
     return {name.removeprefix(_PAYLOAD): (folder / name).read_bytes() for name in inside}
 
 
 def names(folder: Path) -> list[str]:
-    """Return the paths of all plain files in a folder, in order."""
-    return _paths(folder, lambda path: path.is_file() and not path.is_symlink())
+    """Return the paths of all plain files in a folder that are not too large, in order."""
+    return _paths(folder, _is_plain)
+
+
+def _is_plain(path: Path) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    is_log = path.parent.name == "audit" or path.parent.name == _PAYLOAD.rstrip("/")
+    return path.stat().st_size <= (_MOST_LOG_BYTES if is_log else _MOST_BYTES)
 
 
 def strange(folder: Path) -> list[str]:
-    """Return the paths that a bundle must not hold: links, devices, empty folders."""
+    """Return the paths that a bundle must not hold: links, devices, empty folders, too large files."""
 
     def belongs(path: Path) -> bool:
-        return not path.is_symlink() and (path.is_file() or (path.is_dir() and any(path.iterdir())))
+        return _is_plain(path) or (path.is_dir() and not path.is_symlink() and any(path.iterdir()))
 
     return _paths(folder, lambda path: not belongs(path))
 

@@ -243,7 +243,7 @@ def _live(config: Config, signer: Signer | None) -> dict[str, bytes]:
         about = live.statement(statement.LIVE_TYPE).predicate
     except (OSError, ValueError):
         return {}
-    ours = not live.is_signed if signer is None else live.is_by(signer.public)
+    ours = not live.is_signed if signer is None else live.is_by(signer.public, high_s=True)
     told = about.get("schema"), about.get("endpoints")
     accounts = " ".join(one.endpoint for one in config.accounts.values())
     return {contents.LIVE: data} if ours and told == (contents.LIVE_SCHEMA, accounts) else {}

@@ -4,7 +4,8 @@ Rules kept here:
 
 * A key is identified by the SHA-256 of its public half in SPKI form (`key_id`). An auditor brings the
   public half along: no bundle holds it, so that it cannot be taken from there.
-* Ed25519 signs the bytes themselves; P-256 signs their SHA-256, and its signature is DER.
+* Ed25519 signs the bytes themselves; P-256 signs their SHA-256, and its signature is DER, with
+  the smaller of the two numbers s that fit: so there is one signature.
 * No repr holds a private key.
 """
 
@@ -18,9 +19,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
 # Length of the hash by which a signed note names a key.
 NOTE_ID_BYTES = 4
+# The order of P-256 (FIPS 186-4, D.1.2.3).
+P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _ED25519_TYPE = b"\1"
 
 
@@ -71,13 +75,20 @@ class PublicKey:
             return hashlib.sha256(name.encode() + b"\n" + _ED25519_TYPE + raw).digest()[:NOTE_ID_BYTES]
         return hashlib.sha256(self.spki).digest()[:NOTE_ID_BYTES]
 
-    def verifies(self, signature: bytes, data: bytes) -> bool:
-        """Tell whether a signature over `data` is by this key."""
+    def verifies(self, signature: bytes, data: bytes, *, high_s: bool = False) -> bool:
+        """Tell whether a signature over `data` is by this key.
+
+        Args:
+            signature: the signature. Anyone can make a second one of an ECDSA signature, by its other s.
+            data: what was signed.
+            high_s: accept the larger s, too: versions before 0.3 left the one that Key Vault gave.
+        """
         try:
             if isinstance(self.key, Ed25519PublicKey):
                 self.key.verify(signature, data)
             else:
                 self.key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
+                return high_s or decode_dss_signature(signature)[1] <= P256_ORDER // 2
         except InvalidSignature:
             return False
         return True

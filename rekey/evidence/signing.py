@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from rekey.errors import ConfigurationError
-from rekey.evidence.keys import Ed25519Signer, PublicKey, Signer
+from rekey.evidence.keys import P256_ORDER, Ed25519Signer, PublicKey, Signer
 from rekey.project.config import Config
 from rekey.project.keyvault import VaultKey, VaultObject
 from rekey.project.privatefiles import write_private
@@ -184,4 +184,5 @@ class KeyVaultSigner:
         key = self._key
         with _KEY.asked(), self._vault_key.client_for(key) as client:
             raw = client.sign(SignatureAlgorithm.es256, digest).signature
-        return encode_dss_signature(int.from_bytes(raw[:_NUMBER_BYTES]), int.from_bytes(raw[_NUMBER_BYTES:]))
+        r, s = int.from_bytes(raw[:_NUMBER_BYTES]), int.from_bytes(raw[_NUMBER_BYTES:])
+        return encode_dss_signature(r, min(s, P256_ORDER - s))

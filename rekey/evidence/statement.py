@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,9 +74,17 @@ class Envelope:
             {"payload": _text(self.body), "payloadType": PAYLOAD_TYPE, "signatures": signatures}
         )
 
-    def is_by(self, key: PublicKey) -> bool:
-        """Tell whether the holder of this key signed the envelope."""
-        return self.key_id == key.key_id and key.verifies(self.signature, encoded(self.body))
+    def is_by(self, key: PublicKey, *, high_s: bool = False) -> bool:
+        """Tell whether the holder of this key signed the envelope. `high_s`: as of `PublicKey.verifies`."""
+        signed_body = encoded(self.body)
+        return self.key_id == key.key_id and key.verifies(self.signature, signed_body, high_s=high_s)
+
+    @property
+    def is_of_before_low_s(self) -> bool:
+        """Whether a version before 0.3 exported it, which left either s in an ECDSA signature."""
+        with suppress(ValueError):
+            return str(self.statement().predicate.get("rekey")).startswith(("0.1.", "0.2."))
+        return False
 
     def statement(self, kind: str = PREDICATE_TYPE) -> Statement:
         """Return the statement, of a type of predicate. Raises ValueError when the body is not exactly in the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -113,7 +114,7 @@ def test_a_tampered_log_is_found_by_the_chain(made: Made, tamper: Callable[[list
     folder = made.folder
     path = folder / EVENTS
     path.write_bytes(tamper(log.lines_of(path.read_bytes())))
-    assert {"file-altered", "bag", "chain"} <= codes(checked(folder, made.key))
+    assert {"file-altered", "chain"} <= codes(checked(folder, made.key))
     rebagged(folder)
     assert "file-altered" in codes(checked(folder, made.key))
     restated(folder, made.signer)
@@ -338,7 +339,7 @@ def test_a_body_that_is_no_statement_is_told_and_not_a_fault(made: Made, body: b
 
 def test_a_bundle_that_is_not_one_is_told_and_not_a_fault(made: Made, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert {"statement-missing", "bag", "log-unreadable"} <= codes(checked(tmp_path / "empty", made.key))
+    assert {"statement-missing", "log-unreadable"} <= codes(checked(tmp_path / "empty", made.key))
     with pytest.raises(ConfigurationError, match="there is no folder"):
         checked(tmp_path / "none")
     folder = made.folder
@@ -348,3 +349,35 @@ def test_a_bundle_that_is_not_one_is_told_and_not_a_fault(made: Made, tmp_path: 
             (folder / name).write_bytes(data)
             assert not checked(folder, made.key).is_right
             (folder / name).write_bytes(before)
+
+
+BESIDES = ("bag-info.txt", "manifest-sha256.txt", bag.STATEMENT, bag.TIMESTAMP, EVENTS, "data/pipe")
+
+
+@pytest.mark.parametrize("name", BESIDES)
+def test_a_named_pipe_is_found_and_never_opened(made: Made, name: str) -> None:
+    """Opening one waits for a writer, for ever."""
+    path = made.folder / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    missing = "statement-missing" if name == bag.STATEMENT else "file-added"
+    assert missing in codes(checked(made.folder, made.key))
+    assert name in bag.strange(made.folder)
+
+
+@pytest.mark.parametrize("name", ["bag-info.txt", bag.STATEMENT, "data/other", "other/deep/file"])
+def test_a_file_that_is_too_large_is_found_and_not_read(
+    made: Made, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of 50 MB in `bag-info.txt` took bagit minutes."""
+    monkeypatch.setattr(bag, "_MOST_LOG_BYTES", 1 << 22)
+    path = made.folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.truncate(50 << 20)
+    validated: list[Path] = []
+    monkeypatch.setattr(bag, "bag_problem", lambda folder: validated.append(folder) or "")
+    assert "file-added" in codes(checked(made.folder, made.key)) or name == bag.STATEMENT
+    assert name in bag.strange(made.folder)
+    assert validated == [] and name not in bag.payload(made.folder)
+    assert len(bag.read(path)) <= 1 << 20

@@ -226,3 +226,23 @@ def test_a_reason_that_holds_one_of_many_keys_is_refused(rekey: Commands, projec
     bulk = asked_in(project, "old_partition_key,old_row_key", "p0,someone-else", "p1,user03@example.com")
     rekey("lookup", "--bulk", bulk, "--reason", "about SOMEONE-ELSE", code=2)
     assert events(project) == []
+
+
+@pytest.mark.parametrize(
+    "words", [("--old", "p0", "user02@example.com"), ("--bulk", "")], ids=["one", "many"]
+)
+def test_another_state_file_looks_nothing_up(
+    rekey: Commands, project: Project, words: tuple[str, ...]
+) -> None:
+    """Its own would count the look-ups from zero, and have the only record of them."""
+    if words[0] == "--bulk":
+        words = ("--bulk", asked_in(project, "old_partition_key,old_row_key", "p0,user02@example.com"))
+    config = project.folder / "rekey.toml"
+    text = config.read_text("utf-8")
+    config.write_text(text.replace("state.sqlite", "other.sqlite"), "utf-8")
+    said = rekey("lookup", *words, *WHY, code=3)
+    assert "other.sqlite does not know the run of 0001_users" in said.err
+    assert "example.com" not in said.out
+    config.write_text(text, "utf-8")
+    assert events(project) == []
+    rekey("lookup", *words, *WHY)

@@ -19,6 +19,7 @@ from rekey.declaration.requirements import CODES
 from rekey.model import Row
 from rekey.plan.advice.advise import advise
 from rekey.plan.advice.facts import TEXTS
+from rekey.plan.advice.structure import counting_scope
 from rekey.plan.result import Advice
 from rekey.project.prices import Prices
 from tests.advising import facts, index, migration, planned
@@ -389,3 +390,42 @@ def test_long_keys_are_told_with_what_they_cost_where_storage_has_a_price() -> N
     units = sum(column.lengths.mean for _, column in what.planned[0].columns)
     expected = 0.5 * 2 * units * what.planned[0].rows / (1 << 30)
     assert f"{expected:,.2f} EUR" in told.evidence
+
+
+@pytest.mark.parametrize("buckets", [121, 1_000_000])
+def test_a_bucket_of_personal_data_that_few_rows_share_is_guessable(buckets: int) -> None:
+    said = facts(rows(), migration(keys.bucket(buckets, "sha256", "Email"), keys.prop("RowKey")))
+    [found] = [one for one in advise(said) if one.code == "guessable-hash"]
+    assert f"e-mail addresses, {buckets:,} buckets for 1,200 rows" in found.evidence
+    assert "keys.bucket around it" in found.cure
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        keys.bucket(120, "sha256", "Email"),
+        keys.bucket(1_000_000, "sha256", "DeviceId"),
+        keys.bucket(1_000_000, "sha256", hidden("Email")),
+    ],
+    ids=["ten rows share one", "nothing personal", "of an opaque id"],
+)
+def test_a_bucket_that_hides_what_is_hashed_is_left_alone(key: Expression) -> None:
+    assert "guessable-hash" not in planned(facts(rows(), migration(key, keys.prop("RowKey"))))
+
+
+def test_a_million_buckets_name_an_address_among_a_hundred_thousand_guesses() -> None:
+    """What the advice says of buckets, measured."""
+    scope = counting_scope("PartitionKey", migration())
+    bucket = keys.bucket(1_000_000, "sha256", "Email").compile(scope)
+
+    def of(address: str) -> str:
+        return bucket({"PartitionKey": "p", "RowKey": "r", "Email": address}, None)
+
+    people = [f"person{n}@mail.example" for n in range(18)]
+    guesses = [*people, *(f"other{n}@mail.example" for n in range(100_000))]
+    found: dict[str, list[str]] = {of(one): [] for one in people}
+    for guess in guesses:
+        if (name := of(guess)) in found:
+            found[name].append(guess)
+    assert all(person in found[of(person)] for person in people)
+    assert sum(map(len, found.values())) < 18 + 8, "hardly anybody else has one of these buckets"

@@ -5,17 +5,25 @@ challenges, gives the public key, and signs digests as the service's REST refere
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import Prehashed, decode_dss_signature
+from cryptography.hazmat.primitives.asymmetric.utils import (
+    Prehashed,
+    decode_dss_signature,
+    encode_dss_signature,
+)
 
 from rekey.errors import ConfigurationError, CredentialRefused, EndpointDown, Unavailable
-from rekey.evidence import note
+from rekey.evidence import bag, note, statement
+from rekey.evidence.keys import P256_ORDER
 from rekey.evidence.signing import KeyVaultSigner, open_signer
+from rekey.evidence.statement import Statement
+from rekey.evidence.verify import Trusted, verify
 from rekey.project.config import load_config
 from rekey.project.keyvault import split_url
 from tests.vaults import SAID, Credential, FakeVault, decoded, unpadded
@@ -127,3 +135,34 @@ def test_the_configuration_says_which_key_signs(tmp_path: Path) -> None:
     assert config.evidence.key_file == tmp_path / "deep" / "x.pem"
     with pytest.raises(ConfigurationError, match="cannot be read"):
         open_signer(config)
+
+
+def high(signature: bytes) -> bytes:
+    """Return the other signature, which anyone can make: with the larger s."""
+    r, s = decode_dss_signature(signature)
+    return encode_dss_signature(r, P256_ORDER - min(s, P256_ORDER - s))
+
+
+def test_of_the_two_signatures_that_verify_the_one_with_the_smaller_s_is_made_and_accepted() -> None:
+    made = signer(Vault())
+    for number in range(20):
+        data = bytes([number])
+        signature = made.sign(data)
+        assert made.public.verifies(signature, data)
+        assert made.public.verifies(high(signature), data, high_s=True)
+        assert not made.public.verifies(high(signature), data)
+
+
+@pytest.mark.parametrize(
+    ("version", "right"), [("0.1.0", True), ("0.2.0", True), ("0.3.0", False), ("", False)]
+)
+def test_a_statement_with_the_larger_s_is_right_only_of_a_version_that_left_it(
+    tmp_path: Path, version: str, right: bool
+) -> None:
+    """One signature is not two: a changed byte of the envelope is found, also that one."""
+    made = signer(Vault())
+    signed = statement.signed(Statement({}, {"rekey": version}), made)
+    changed = replace(signed, signature=high(signed.signature))
+    (tmp_path / bag.STATEMENT).write_bytes(changed.data)
+    verdict = verify(tmp_path, Trusted([made.public]))
+    assert ("signature" not in {one.code for one in verdict.findings}) is right

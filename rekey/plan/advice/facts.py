@@ -119,11 +119,19 @@ def advice(
 
 @dataclass(frozen=True, slots=True)
 class HashInput:
-    """One unkeyed hash of a key expression, with its inputs in the rows looked at."""
+    """One unkeyed hash of a key expression, with its inputs in the rows looked at.
+
+    Attributes:
+        where: the key.
+        described: the hash.
+        inputs: what is hashed.
+        buckets: how many values it has, for `keys.bucket`; None: no two inputs share one.
+    """
 
     where: str
     described: str
     inputs: KeyColumn
+    buckets: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from rekey.declaration.keys.base import Evaluator, Join
-from rekey.declaration.keys.hashes import Hashed
+from rekey.declaration.keys.hashes import Bucket, Hashed
 from rekey.declaration.keys.pieces import ItemsOf
 from rekey.declaration.migration import MAIN_PARTITION_KEY, MAIN_ROW_KEY, Index, Migration, Target
 from rekey.errors import RowRefused
@@ -189,8 +189,13 @@ def _hashes_of(
         scope = counting_scope(f"{one.table} {key}", migration)
         items = one.each.compile(scope) if isinstance(one, Index) and one.each is not None else None
         for node in expression.walk():
-            if isinstance(node, Hashed):
-                yield HashInput(scope.field, node.describe(), KeyColumn()), node.of.compile(scope), items
+            if isinstance(node, Hashed | Bucket):
+                buckets = node.count if isinstance(node, Bucket) else None
+                yield (
+                    HashInput(scope.field, node.describe(), KeyColumn(), buckets),
+                    node.of.compile(scope),
+                    items,
+                )
 
 
 def _stream_of(one: Target | Index, migration: Migration) -> Callable[[Row], str] | None:

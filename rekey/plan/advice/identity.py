@@ -6,6 +6,8 @@ Rules kept here:
 * A shape is a form, not a truth: the weaker its form, the larger the share of keys that must have it.
 * An unkeyed hash of something that can be listed (addresses, telephone numbers, numbers) hides nothing: 1.6
   million guesses a second on one core.
+* A bucket of an address is a hash of it, too: with a million buckets it names one among 100,000 guesses. It
+  hides an address among those that share its bucket, so fewer than ten of them are too few.
 * The chance that two of n random ids of b bits are equal is 1 - exp(-pairs / 2^b) (the birthday problem). Ids
   in RowKeys need to differ within a partition only, so their pairs are counted there. From 1 % on it is an
   error, from one in a million on a warning.
@@ -42,6 +44,8 @@ PERSONAL = {
 }
 LEAST_PERSONAL = 3
 GUESSABLE_DIGITS = 12
+# How many keys share a bucket at least, on average, before it is said to hide which of them is meant.
+LEAST_SHARING = 10
 GUESSABLE_SHARE = 0.5
 LIKELY, WORTH_SAYING = 0.01, 1e-6
 LEAST_KEYS = 300
@@ -68,14 +72,19 @@ def secret_in_key(facts: Facts) -> Iterator[Advice]:
 
 def guessable_hash(facts: Facts) -> Iterator[Advice]:
     """Yield advice on unkeyed hashes of inputs that can be guessed."""
+    rows = max([table.rows for table in facts.planned], default=0)
     for one in facts.hash_inputs:
         inputs, what = one.inputs, ""
+        if one.buckets is not None and one.buckets * LEAST_SHARING <= rows:
+            continue
         shapes, most = personal_shapes(inputs), inputs.lengths.most
         numbers = inputs.share(Shape.NUMBER, Shape.PADDED) if most <= GUESSABLE_DIGITS else 0.0
         if shapes:
             what = f"{percent(inputs.share(shapes[0]))} have the form of {PERSONAL[shapes[0]][1]}"
-        elif inputs.keys >= LEAST_PERSONAL and numbers >= GUESSABLE_SHARE:
+        elif one.buckets is None and inputs.keys >= LEAST_PERSONAL and numbers >= GUESSABLE_SHARE:
             what = f"{percent(numbers)} are numbers of at most {most} digits"
+        if what and one.buckets is not None:
+            what += f", {one.buckets:,} buckets for {counted(rows, 'row')}"
         if what:
             yield advice("guessable-hash", one.where, one=one, what=what)
 
