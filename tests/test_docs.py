@@ -457,3 +457,13 @@ def test_the_header_that_documents_and_errors_show_is_read(tmp_path: Path) -> No
     path.write_text("PartitionKey\np\n", "utf-8")
     with pytest.raises(ConfigurationError, match=re.escape("PartitionKey,RowKey,Age:Edm.Int32")):
         list(open_data(path).rows())
+
+
+def test_every_test_that_the_threat_model_names_exists() -> None:
+    page = (ROOT / "docs/threat-model.md").read_text("utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
+    assert len(named) >= 20
+    for path, name in named:
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE), name
+    held = [line for line in page.splitlines() if line.startswith("| holds:")]
+    assert [line for line in held if "::test_" not in line] == []
