@@ -171,7 +171,7 @@ class VanishingWorld(FreezeWorld):
 
     def _vanish(self) -> None:
         self.vanished = True
-        self.sources._tables.pop(self.sources._at(self.source.name))
+        self.sources._tables.pop(self.source.name.lower())
 
     async def _roll_back(self) -> None:
         run = self._run()
@@ -182,7 +182,7 @@ class VanishingWorld(FreezeWorld):
 
     def wrong(self) -> str:
         tables = ((self.sources, self.source.name), (self.others, self.mapper.tables[0]))
-        held = any(one._at(name) in one._tables and one.dump(name) for one, name in tables)
+        held = any(account._tables.get(name.lower()) and account.dump(name) for account, name in tables)
         return "" if held else "no table holds the row"
 
     def broken(self) -> str:

@@ -88,7 +88,7 @@ async def test_a_connection_that_is_gone_is_kept_by_no_timer() -> None:
     """Many short ones would fill the memory for as long as one may be idle."""
     connection = World().sockets()
     connection.connection_made(Wire(secure=False))
-    timer = cast(Any, connection)._unused
+    timer = cast(Any, connection)._timers["unused"]
     assert not timer.cancelled()
     connection.connection_lost(None)
     assert timer.cancelled()
