@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import bagit
@@ -40,8 +41,14 @@ ALWAYS = frozenset(_BAG | {_PAYLOAD + name for name in contents.ALWAYS})
 # Files that the statement may name. It must name those of `ALWAYS`.
 KNOWN = ALWAYS | {_PAYLOAD + contents.PLAN, _PAYLOAD + contents.LIVE}
 
+# Every path of a bundle, with its folders.
+_PATHS = frozenset(
+    str(path) for name in KNOWN | BESIDES for path in (PurePosixPath(name), *PurePosixPath(name).parents)
+)
 # The most bytes of a file: of the payload, which holds the audit log, and of every other one.
 _MOST_LOG_BYTES, _MOST_BYTES = 1 << 30, 1 << 20
+# The most paths that do not belong to a bundle and are looked at, and the longest of them.
+_MOST_STRANGE, _LONGEST = 1_000, 1_000
 
 # Python 3.13 deprecates calls in bagit; its results are the same.
 _ignoring_old_calls = partial(warnings.catch_warnings, action="ignore", category=DeprecationWarning)
@@ -178,27 +185,57 @@ def payload(folder: Path) -> dict[str, bytes]:
 
 def names(folder: Path) -> list[str]:
     """Return the paths of all plain files in a folder that are not too large, in order."""
-    return _paths(folder, _is_plain)
-
-
-def _is_plain(path: Path) -> bool:
-    if path.is_symlink() or not path.is_file():
-        return False
-    is_log = path.parent.name == "audit" or path.parent.name == _PAYLOAD.rstrip("/")
-    return path.stat().st_size <= (_MOST_LOG_BYTES if is_log else _MOST_BYTES)
+    return sorted(name for name in _paths(folder)[0] if _is_plain(folder, name))
 
 
 def strange(folder: Path) -> list[str]:
     """Return the paths that a bundle must not hold: links, devices, empty folders, too large files."""
-
-    def belongs(path: Path) -> bool:
-        return _is_plain(path) or (path.is_dir() and not path.is_symlink() and any(path.iterdir()))
-
-    return _paths(folder, lambda path: not belongs(path))
+    return sorted(name for name in _paths(folder)[0] if not _belongs(folder, name))
 
 
-def _paths(folder: Path, which: Callable[[Path], bool]) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if which(path))
+def overflows(folder: Path) -> bool:
+    """Tell whether a folder holds so much that is not of a bundle that not all of it was looked at."""
+    return _paths(folder)[1]
+
+
+def _is_plain(folder: Path, name: str) -> bool:
+    path, is_payload = folder / name, name in KNOWN and name.startswith(_PAYLOAD)
+    most = _MOST_LOG_BYTES if is_payload else _MOST_BYTES
+    with suppress(PermissionError):  # in a folder that cannot be searched
+        return not path.is_symlink() and path.is_file() and path.stat().st_size <= most
+    return False
+
+
+def _belongs(folder: Path, name: str) -> bool:
+    path = folder / name
+    with suppress(PermissionError):
+        if path.is_dir() and not path.is_symlink():
+            return any(path.iterdir())
+    return _is_plain(folder, name)
+
+
+def _paths(folder: Path) -> tuple[list[str], bool]:
+    """Return the paths below a folder, and whether there are more, of those that do not belong to a bundle.
+    It takes no stack and follows no link, however deep folders lie in one another."""
+    found, strangers, more = list[str](), 0, False
+    waiting = [""]
+    while waiting:
+        above = waiting.pop()
+        try:
+            with os.scandir(folder / above) as entries:
+                for entry in entries:
+                    name = above + entry.name
+                    if name not in _PATHS:
+                        strangers += 1
+                        if strangers > _MOST_STRANGE or len(name) > _LONGEST:
+                            more = True
+                            continue
+                    found.append(name)
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(f"{name}/")
+        except PermissionError:
+            more = True
+    return found, more
 
 
 def bag_problem(folder: Path) -> str:

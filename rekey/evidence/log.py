@@ -58,11 +58,14 @@ def lines_of(data: bytes) -> list[bytes]:
 
 def read_events(data: bytes) -> list[Event]:
     """Return the events of a log. Raises ValueError when a line is no event."""
-    events = [json.loads(line) for line in lines_of(data)]
-    if not all(isinstance(event, dict) and set(event) >= _MEMBERS for event in events):
-        raise ValueError("a line is no event")
-    if not all(isinstance(event["details"], dict) for event in events):
-        raise ValueError("an event has no details")
+    events = list[Event]()
+    for line in lines_of(data):
+        event = json.loads(line)
+        if not isinstance(event, dict) or not set(event) >= _MEMBERS or not isinstance(event["seq"], int):
+            raise ValueError("a line is no event")
+        if not isinstance(event["details"], dict):
+            raise ValueError("an event has no details")
+        events.append(event)
     return events
 
 
@@ -77,6 +80,8 @@ class Tree:
     def __init__(self, lines: Sequence[bytes]) -> None:
         self.name = note.log_name(lines[0]) if lines else ""
         self.leaves = [merkle.leaf_hash(line) for line in lines]
+        # A checkpoint costs no more than a few hashes: a bundle may hold as many as it has bytes for.
+        self._levels = merkle.levels_of(self.leaves)
 
     @property
     def checkpoint(self) -> note.Checkpoint:
@@ -90,7 +95,7 @@ class Tree:
         if said.size > len(self.leaves):
             cut = f"the audit log ends at event {len(self.leaves)}, a checkpoint covers {said.size}"
             yield Finding("log-cut", cut)
-        elif said.size < 1 or said.root != merkle.root(self.leaves[: said.size]):
+        elif said.size < 1 or said.root != merkle.root_of_first(self._levels, said.size):
             other = f"the first {said.size} events are not those that a checkpoint covers"
             yield Finding("checkpoint", other)
 
@@ -118,7 +123,7 @@ def problems(
         lines = lines_of(events)
         read = read_events(events)
         head = note.parsed(checkpoint.decode())
-        before = [note.parsed(json.loads(line)["note"]) for line in earlier.splitlines()]
+        before = [note.parsed(str(json.loads(line)["note"])) for line in earlier.splitlines()]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         return [Finding("log-unreadable", f"the audit log cannot be read: {error}")]
     found: list[Finding] = []

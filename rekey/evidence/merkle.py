@@ -26,7 +26,21 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 def root(leaves: Sequence[bytes]) -> bytes:
     """Return the root over leaf hashes."""
-    return _levels(leaves)[-1][0] if leaves else hashlib.sha256().digest()
+    return levels_of(leaves)[-1][0] if leaves else hashlib.sha256().digest()
+
+
+def root_of_first(levels: Sequence[Sequence[bytes]], size: int) -> bytes:
+    """Return the root over the first `size` leaf hashes, at least one, of those that `levels_of` was given.
+    It takes a hash for each binary digit of the size, however many leaves there are."""
+    at, peaks = 0, list[bytes]()
+    for height in reversed(range(size.bit_length())):
+        if size >> height & 1:  # the next whole subtree of 2^height leaves
+            peaks.append(levels[height][at >> height])
+            at += 1 << height
+    found = peaks.pop()
+    while peaks:
+        found = node_hash(peaks.pop(), found)
+    return found
 
 
 def inclusion_proofs(leaves: Sequence[bytes], indexes: Sequence[int]) -> list[list[bytes]]:
@@ -36,7 +50,7 @@ def inclusion_proofs(leaves: Sequence[bytes], indexes: Sequence[int]) -> list[li
         leaves: all leaf hashes.
         indexes: numbers of the leaves to prove, from 0.
     """
-    levels, proofs = _levels(leaves)[:-1], []
+    levels, proofs = levels_of(leaves)[:-1], []
     for index in indexes:
         siblings = [(level, index >> height ^ 1) for height, level in enumerate(levels)]
         proofs.append([level[at] for level, at in siblings if at < len(level)])
@@ -58,7 +72,8 @@ def is_included(leaf: bytes, index: int, size: int, proof: Sequence[bytes], expe
     return not left and found == expected_root
 
 
-def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
+def levels_of(leaves: Sequence[bytes]) -> list[list[bytes]]:
+    """Return the hashes of a tree by height, the leaf hashes first."""
     levels = [list(leaves)]
     while len(levels[-1]) > 1:
         below = levels[-1]

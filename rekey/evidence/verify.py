@@ -107,8 +107,9 @@ def verify(folder: Path, trusted: Trusted) -> Verdict:
     try:
         _log(files, trusted, verdict)
         _consistent(files, verdict)
-    except RecursionError:  # JSON may be nested so deep that it can be read but not be written again
-        verdict.wrong("log-unreadable", "the audit log cannot be read: it is nested too deep")
+    except (RecursionError, ValueError):
+        # JSON may hold what can be read but not be written again: infinite numbers, or no end of brackets
+        verdict.wrong("log-unreadable", "the audit log cannot be read: it is nested too deep, or no JSON")
     _live(files, trusted, verdict)
     _stamp(folder, trusted, verdict)
     return verdict
@@ -159,6 +160,8 @@ def _files(folder: Path, envelope: statement.Envelope, trusted: Trusted, verdict
             verdict.wrong("file-altered", f"{name} is not what was stated")
     for name in bag.strange(folder):
         verdict.wrong("file-added", f"{name} is no plain file of the bundle, or too large")
+    if bag.overflows(folder):
+        verdict.wrong("file-added", "there are more files and folders than belong to any bundle")
     if len(verdict.findings) == before:
         verdict.checked.append(f"{len(there)} files are those that the statement names")
 

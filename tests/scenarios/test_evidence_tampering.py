@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rekey.cli.main import run
 from rekey.cli.shell import Surroundings
 from rekey.errors import ConfigurationError
-from rekey.evidence import bag, contents, log, note, signing, statement
+from rekey.evidence import bag, contents, log, merkle, note, signing, statement
 from rekey.evidence.keys import Ed25519Signer, PublicKey
 from tests.evidence import SCRIPT, checked, codes, forge, rebagged, relinked, restated, rows, with_key
 from tests.projects import USERS_SCRIPT, Project
@@ -381,3 +381,64 @@ def test_a_file_that_is_too_large_is_found_and_not_read(
     assert name in bag.strange(made.folder)
     assert validated == [] and name not in bag.payload(made.folder)
     assert len(bag.read(path)) <= 1 << 20
+
+
+def test_checkpoints_cost_hashes_by_the_digits_of_their_sizes(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bundle with 20,000 events and as many checkpoints took hours."""
+    hashed = [0]
+    node_hash = merkle.node_hash
+
+    def counted(left: bytes, right: bytes) -> bytes:
+        hashed[0] += 1
+        return node_hash(left, right)
+
+    monkeypatch.setattr(merkle, "node_hash", counted)
+    line = (made.folder / EVENTS).read_bytes().splitlines(keepends=True)[0]
+    earlier = note.Checkpoint("rekey-audit-x", 1_000, b"x" * 32).text
+    (made.folder / EVENTS).write_bytes(line * 1_000)
+    listed = made.folder / "data" / contents.EARLIER
+    listed.write_bytes(json.dumps({"note": earlier}).encode() + b"\n")
+    assert "checkpoint" in codes(checked(made.folder, made.key))
+    one, hashed[0] = hashed[0], 0
+    listed.write_bytes(listed.read_bytes() * 1_000)
+    checked(made.folder, made.key)
+    assert hashed[0] - one < 20 * 1_000
+
+
+@pytest.mark.parametrize(
+    ("name", "member", "value"),
+    [
+        (EVENTS, "seq", float("inf")),
+        (EVENTS, "details", {"x": float("inf")}),
+        (f"data/{contents.EARLIER}", "note", 5),
+    ],
+)
+def test_json_that_no_log_holds_is_a_finding_and_not_a_fault(
+    made: Made, name: str, member: str, value: object
+) -> None:
+    path = made.folder / name
+    lines = [{**json.loads(line), member: value} for line in path.read_bytes().splitlines()]
+    assert lines
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "log-unreadable" in codes(checked(made.folder, made.key))
+
+
+def test_folders_however_deep_and_files_however_many_are_found_and_not_all_read(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders 1,000 deep took more stack than there is; a sparse file of 1 GiB costs its maker nothing."""
+    monkeypatch.setattr(bag, "_MOST_STRANGE", 20)
+    path = made.folder / "data" / "data"
+    path.mkdir()
+    with (path / "sparse").open("wb") as file:
+        file.truncate(2 << 20)
+    assert "data/data/sparse" in bag.strange(made.folder) and not bag.overflows(made.folder)
+    assert "data/data/sparse" not in bag.digests(made.folder)
+    for deeper in range(30):
+        made.folder.joinpath(*["d"] * (deeper + 1)).mkdir()
+    verdict = checked(made.folder, made.key)
+    assert codes(verdict) == {"file-added"}, "what belongs to the bundle was read"
+    assert "more files and folders" in verdict.findings[-1].what
+    assert len(bag.strange(made.folder)) < 25

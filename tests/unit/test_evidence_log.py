@@ -137,6 +137,12 @@ def test_roots_are_those_of_certificate_transparency(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13, 31, 32, 33])
+def test_the_root_over_the_first_leaves_is_that_of_a_tree_of_them(size: int) -> None:
+    leaves = [merkle.leaf_hash(bytes([number])) for number in range(40)]
+    assert merkle.root_of_first(merkle.levels_of(leaves), size) == merkle.root(leaves[:size])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13, 31, 32, 33])
 def test_every_leaf_is_proved_where_it_is_and_nowhere_else(size: int) -> None:
     leaves = [merkle.leaf_hash(bytes([number])) for number in range(size)]
     root = merkle.root(leaves)
