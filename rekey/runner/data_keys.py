@@ -4,6 +4,8 @@ Rules kept here:
 
 * The audit log records a fingerprint of the root key. So the runner refuses another root key, with whichever
   proof it comes, and gives data keys without a proof one only as long as none was recorded.
+* A root key without a proof is believed for what it opens in the state file. Where nothing was sealed there
+  yet, any root key would open all of it: then only the operator can tell.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ async def prove_data_keys(
         accept: the operator says that data keys without a proof are rekey's own.
 
     Raises:
-        Moved: the root key is not the migration's.
+        Moved: the root key is not the migration's; or nothing in the state file was sealed with it, and the
+            operator does not `accept` it.
         StateUnusable: the checkpoints in the state file were not sealed with the root key.
     """
     script_id, known = keyring.script_id, KnownRoot(state, keyring.script_id)
@@ -75,7 +78,14 @@ async def prove_data_keys(
         if known.fingerprint:
             known.require(root)
         state.use_keys(script_id, SealedKeys(script_id, cursors_key(root, row.id_key)))
-        state.require_readable(script_id)
+        if not state.require_readable(script_id) and not (known.fingerprint or accept):
+            raise Moved(
+                f"the root key of {script_id} has no proof, and the state file holds no checkpoint to tell it"
+                " from one that somebody planted",
+                kept="Nothing was opened or changed.",
+                hint=f"if nobody else can write to the restricted store, `rekey apply {script_id}"
+                " --accept-data-keys`; `rekey runbook wrapping-key` says more",
+            )
 
     if not accept and (known.fingerprint or not is_known):
         return

@@ -222,10 +222,13 @@ class State:
         texts = self._texts(script_id) if keys else None
         return [_segment(one, texts) for one in self._read(query, script_id, purpose)]
 
-    def require_readable(self, script_id: str) -> None:
-        """Raise StateUnusable unless all keys of a migration's segments can be read."""
-        for one in self._read("SELECT * FROM segment WHERE script_id = ?", script_id):
+    def require_readable(self, script_id: str) -> bool:
+        """Tell whether a migration's segments hold any key. Raises StateUnusable unless all can be read."""
+        found = [
             _segment(one, self._texts(script_id))
+            for one in self._read("SELECT * FROM segment WHERE script_id = ?", script_id)
+        ]
+        return any(key is not None for one in found for key in (one.after, one.upto, one.cursor))
 
     def add_segments(self, script_id: str, purpose: str, ranges: Iterable[KeyRange]) -> list[Segment]:
         """Add one segment for each range and return all segments of that purpose."""

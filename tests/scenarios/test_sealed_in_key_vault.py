@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -145,6 +147,19 @@ def test_a_root_key_that_did_not_seal_the_checkpoints_is_not_proved(earlier: Com
     for words in (("apply",), ("apply", "--accept-data-keys")):
         assert "sealed by another run" in earlier(*words, code=None).err
     assert events(earlier.project, "data-keys-proved") == 0
+
+
+@pytest.mark.parametrize("change", ["DELETE FROM segment", "UPDATE segment SET cursor_key = NULL"])
+def test_a_root_key_is_not_believed_where_no_checkpoint_was_sealed_yet(
+    earlier: Commands, change: str
+) -> None:
+    """Any root key opens all of none: 0.2.0 had begun, and had copied nothing yet."""
+    with closing(sqlite3.connect(earlier.project.config.state, isolation_level=None)) as connection:
+        connection.execute(change)
+    for _ in range(2):
+        assert "no checkpoint to tell it from one that somebody planted" in earlier("apply", code=3).err
+    assert (events(earlier.project, "root-key"), events(earlier.project, "data-keys-proved")) == (0, 0)
+    assert "have a proof now" in earlier("apply", "--accept-data-keys").all
 
 
 def test_without_the_state_file_data_keys_are_believed_only_if_the_operator_says_so(
