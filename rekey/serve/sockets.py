@@ -14,6 +14,7 @@ import socket
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
@@ -104,6 +105,23 @@ class Connection(RequestHandler):
         """Go on writing."""
         super().resume_writing()
         self._timers["full"].cancel()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Return the answer to what was no request: aiohttp would log bytes of it, a credential among them,
+        and a dozen lines for whoever sends anything."""
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return super().handle_error(request, status, exc, message)
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun")
+        made = web.Response(status=status, text="the request could not be read\n")
+        made.force_close()
+        return made
 
     async def start(self) -> None:
         """Answer requests."""

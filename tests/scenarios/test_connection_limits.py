@@ -192,6 +192,21 @@ async def served(handler: object, bounds: sockets.Bounds) -> AsyncIterator[tuple
     assert counts.connections == 0
 
 
+async def test_of_what_is_no_request_nothing_is_logged_or_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    counts, stuck = sockets.Counts(), Stuck()
+    counts.connections += 1
+    connection = sockets.Sockets(answer, sockets.Bounds(), counts)()
+    connection.connection_made(stuck)
+    connection.data_received(b"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\x01\r\n\r\n")
+    async with asyncio.timeout(60):
+        while not stuck.written:
+            await asyncio.sleep(0)
+    connection.connection_lost(None)
+    await asyncio.sleep(0.01)
+    assert b" 400 " in stuck.written and b"secret" not in stuck.written
+    assert caplog.records == []
+
+
 async def test_an_answer_that_is_left_at_the_end_of_a_connection_is_given_up() -> None:
     """Closing waits for the peer to take what is left, and asyncio sets no time for that."""
     async with served(answer, sockets.Bounds(1, 0.1, 1_000.0)) as (_, stuck):
