@@ -45,8 +45,9 @@ KNOWN = ALWAYS | {_PAYLOAD + contents.PLAN, _PAYLOAD + contents.LIVE}
 _PATHS = frozenset(
     str(path) for name in KNOWN | BESIDES for path in (PurePosixPath(name), *PurePosixPath(name).parents)
 )
-# The most bytes of a file: of the payload, which holds the audit log, and of every other one.
-_MOST_LOG_BYTES, _MOST_BYTES = 1 << 30, 1 << 20
+# The most bytes of a file of the audit log, of other payload, and of every other file. Parsed JSON can take
+# 22 times as much memory as its text.
+_MOST_LOG_BYTES, _MOST_PAYLOAD_BYTES, _MOST_BYTES = 1 << 28, 1 << 26, 1 << 20
 # The most paths that do not belong to a bundle and are looked at, and the longest of them.
 _MOST_STRANGE, _LONGEST = 1_000, 1_000
 
@@ -199,8 +200,9 @@ def overflows(folder: Path) -> bool:
 
 
 def _is_plain(folder: Path, name: str) -> bool:
-    path, is_payload = folder / name, name in KNOWN and name.startswith(_PAYLOAD)
-    most = _MOST_LOG_BYTES if is_payload else _MOST_BYTES
+    path, most = folder / name, _MOST_BYTES
+    if name in KNOWN and name.startswith(_PAYLOAD):
+        most = _MOST_LOG_BYTES if name.startswith(f"{_PAYLOAD}audit/") else _MOST_PAYLOAD_BYTES
     with suppress(PermissionError):  # in a folder that cannot be searched
         return not path.is_symlink() and path.is_file() and path.stat().st_size <= most
     return False

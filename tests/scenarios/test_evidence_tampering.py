@@ -365,12 +365,23 @@ def test_a_named_pipe_is_found_and_never_opened(made: Made, name: str) -> None:
     assert name in bag.strange(made.folder)
 
 
-@pytest.mark.parametrize("name", ["bag-info.txt", bag.STATEMENT, "data/other", "other/deep/file"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bag-info.txt",
+        bag.STATEMENT,
+        "data/gates.json",
+        "data/audit/events.jsonl",
+        "data/other",
+        "other/deep/file",
+    ],
+)
 def test_a_file_that_is_too_large_is_found_and_not_read(
     made: Made, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line of 50 MB in `bag-info.txt` took bagit minutes."""
     monkeypatch.setattr(bag, "_MOST_LOG_BYTES", 1 << 22)
+    monkeypatch.setattr(bag, "_MOST_PAYLOAD_BYTES", 1 << 22)
     path = made.folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
