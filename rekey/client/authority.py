@@ -235,7 +235,7 @@ class Authority(ABC):
 
         Args:
             request: what was asked.
-            forward: the forward row as last seen, None where nothing is reserved there.
+            forward: the forward row as the authority's write left it, None before that.
             decided: whether the authority has done the write.
         """
         await self.reservations.release(request, decided=decided)

@@ -196,16 +196,13 @@ class CrossView(Flow):
         return isinstance(error, _LOST_RACES)
 
     def etags(self) -> list[str | None]:
-        etags: list[str | None] = []
-        for number, request in enumerate(self.requests):
-            followed = self.followed.get(number)
-            if request.given.verb is Verb.DELETE:
-                etags.append(None)
-            elif followed is not None and followed.view_etag:
-                etags.append(followed.view_etag)
-            else:  # it is not known: one that no row will ever have
-                etags.append(f'W/"rekey-{secrets.token_hex(8)}"')
-        return etags
+        # Where the new ETag of the view's row is not known, one that no row will ever have.
+        return [
+            None
+            if request.given.verb is Verb.DELETE
+            else request.held.view_etag or f'W/"rekey-{secrets.token_hex(8)}"'
+            for request in self.requests
+        ]
 
     @abstractmethod
     async def locate(self, draft: Draft) -> None:

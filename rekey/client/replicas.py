@@ -10,7 +10,6 @@ from rekey.client.flow import Flow
 from rekey.client.parts import WIDTH, refused_by
 from rekey.client.steps import Decided, Followed, Request, State, targets_of
 from rekey.errors import CredentialRefused, ServiceError
-from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey
 from rekey.protocol.effects import Outcome, apply_for_etags, in_turns, side_by_side
 from rekey.protocol.operations import may_travel
@@ -49,12 +48,11 @@ async def _follow(flow: Flow, number: int, moves: bool) -> None:
     held = decided.held
     held.keep_intent = held.keep_intent or _met_another(decided)
     if held.moves:  # a claim that passes on with the row is reserved until propagate has passed it on
-        flow.followed[number] = await _write_replicas(flow, decided, slow)
+        await _write_replicas(flow, number, decided, slow)
         await _release(flow, decided.write.request, decided)
     else:
-        _, flow.followed[number] = await side_by_side(
-            [_release(flow, decided.write.request, decided), _write_replicas(flow, decided, slow)]
-        )
+        release_keys = _release(flow, decided.write.request, decided)
+        await side_by_side([release_keys, _write_replicas(flow, number, decided, slow)])
 
 
 async def _owner_now(flow: Flow, decided: Decided) -> EntityKey | None:
@@ -79,32 +77,29 @@ async def release(flow: Flow) -> None:
 
 
 async def _release(flow: Flow, request: Request, decided: Decided | None = None) -> None:
-    forward = request.held.forward if decided is None else decided.during.forward
+    forward = None if decided is None else decided.during.forward
     try:
         await flow.authority.release(request, forward, decided=decided is not None)
     except ServiceError:
         flow.client.counters.replica_failures += 1  # the reservation ends by time
 
 
-async def _write_replicas(flow: Flow, decided: Decided, slow: bool) -> Followed:
-    etags: dict[TargetKey | None, str | None] = {}
+async def _write_replicas(flow: Flow, number: int, decided: Decided, slow: bool) -> None:
+    held = decided.held
     try:
-        if not slow:
-            followed = await _write_conditionally(flow, decided, etags)
-            if followed is not None:
-                flow.client.counters.fast += 1
-                return followed
-        followed = await propagate(flow, decided)
-        return replace(followed, view_etag=await flow.etag_after_propagate(decided))
+        followed = None if slow else await _write_conditionally(flow, decided)
+        if followed is not None:
+            flow.client.counters.fast += 1
+        else:
+            followed = await propagate(flow, decided)
+            held.view_etag = await flow.etag_after_propagate(decided) or held.view_etag
     except Exception as error:  # noqa: BLE001 - the write is done: no error of a replica may fail it
-        return replace(unsettled(flow, decided, error), view_etag=etags.get(decided.write.place))
+        followed = unsettled(flow, decided, error)
+    flow.followed[number] = followed
 
 
-async def _write_conditionally(
-    flow: Flow, decided: Decided, etags: dict[TargetKey | None, str | None]
-) -> Followed | None:
-    """Write the replicas on the condition of the rows as read; return None when propagate is needed. `etags`
-    is filled with the new ETags of the rows that were written."""
+async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
+    """Write the replicas on the condition of the rows as read; return None when propagate is needed."""
     write, during, held = decided.write, decided.during, decided.held
     if write.replicas.expected is None:
         return None
@@ -124,11 +119,13 @@ async def _write_conditionally(
     async def write_group(group: Writes) -> Outcome:
         table = flow.authority.replicas.table(group[0][0].table)
         try:
-            outcome, new = await apply_for_etags(table, [operation for _, operation in group])
+            outcome, etags = await apply_for_etags(table, [operation for _, operation in group])
         except ServiceError as error:
             held.ambiguous = held.ambiguous or may_travel(error)
             raise
-        etags.update((place, etag) for (place, _), etag in zip(group, new, strict=True))
+        for (place, _), etag in zip(group, etags, strict=True):
+            if place == write.place:
+                held.view_etag = etag
         return outcome
 
     together = flow.authority.mapper.together
@@ -144,7 +141,7 @@ async def _write_conditionally(
     held.ambiguous = held.ambiguous or Outcome.OPEN in outcomes
     if not all(outcomes):
         return None
-    return Followed(decided, State.WRITTEN, reread or bool(unread), etags.get(write.place))
+    return Followed(decided, State.WRITTEN, reread or bool(unread))
 
 
 async def propagate(flow: Flow, decided: Decided) -> Followed:

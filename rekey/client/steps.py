@@ -36,7 +36,8 @@ class Held:
     Attributes:
         intents: its intents.
         reserved: target keys that it has reserved, with their claims as written.
-        forward: the forward row as this write last reserved on it.
+        reserved_forward: old keys in whose forward rows it has reserved, with these rows as written; None
+            where the answer was lost.
         moves: whether the row takes a key from a row that the same call deletes: then propagate writes the
             replicas of the call.
         ambiguous: whether a request for it may yet take effect.
@@ -44,14 +45,16 @@ class Held:
             deleted had no replica, or the one that it created had one, or the replica of its row was out of
             step: another write of the row is unfinished, and looks in the journal for who changed the row
             since (`rekey.client.send`).
+        view_etag: in a view that is not the authority's, the new ETag of the view's row, if known.
     """
 
     intents: list[IntentRef] = field(default_factory=list)
     reserved: dict[TargetKey, Owner] = field(default_factory=dict)
-    forward: Forward | None = None
+    reserved_forward: dict[EntityKey, Forward | None] = field(default_factory=dict)
     moves: bool = False
     ambiguous: bool = False
     keep_intent: bool = False
+    view_etag: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,13 +326,11 @@ class Followed:
         state: how far the replicas are.
         reread: whether some replica row was absent, not this key's or not read, so that nothing was written
             in its place, and it has to be read again.
-        view_etag: in a view that is not the authority's, the new ETag of the view's row, if known.
     """
 
     decided: Decided
     state: State
     reread: bool = False
-    view_etag: str | None = None
 
 
 def known(key: K | None) -> K:

@@ -252,18 +252,20 @@ class TargetAuthority(Authority):
     # --- reservations in the forward row ----------------------------------------------------------------
 
     async def release(self, request: Request, forward: Forward | None, *, decided: bool) -> None:
+        rows = dict(request.held.reserved_forward)
+        if forward is not None:
+            rows[forward.source] = forward
         await side_by_side(
             [
                 super().release(request, forward, decided=decided),
-                self._release_forward(request, forward),
+                *(self._release_forward(request, key, row) for key, row in sorted(rows.items())),
             ]
         )
 
-    async def _release_forward(self, request: Request, forward: Forward | None) -> None:
-        if forward is None:
-            return
-        source_key = forward.source
-        left: Forward | None = forward
+    async def _release_forward(
+        self, request: Request, source_key: EntityKey, forward: Forward | None
+    ) -> None:
+        left = forward or await self.mapping.forward(source_key)
         for _ in range(RELEASES):
             reserved = None if left is None else left.reserved
             if left is None or reserved is None or request.word not in reserved.writers:
@@ -281,9 +283,11 @@ class TargetAuthority(Authority):
         reserved: Reservation | None,
     ) -> Forward | None:
         """Write the forward row as `MappingStore.reserve`, and note what is reserved there."""
+        if reserved is not None:  # also where the answer is lost
+            draft.held.reserved_forward[draft.old_key] = None
         written = await self.mapping.reserve(draft.old_key, forward, targets, reserved)
-        if written is not None and reserved is not None:
-            draft.held.forward = written
+        if reserved is not None:
+            draft.held.reserved_forward[draft.old_key] = written
         return written
 
     def _forward_reservation(self, draft: Draft, present: Reservation | None) -> Reservation:

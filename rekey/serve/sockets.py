@@ -1,10 +1,7 @@
 """Sockets of a server: how many connections there may be, and for how long one may take to do anything.
 
-Rules kept here:
-
-* A connection counts from the moment it is accepted, before a TLS handshake; one too many is closed at once.
-* A connection is given up that does not end its handshake, begins no request, or takes nothing of what it is
-  sent: a peer without a credential keeps nobody else out.
+A connection counts from the moment it is accepted, before a TLS handshake; one too many is closed at once. It
+is aborted when it does not finish its handshake, send a request, or read its response in time.
 """
 
 from __future__ import annotations

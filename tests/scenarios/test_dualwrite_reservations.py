@@ -13,7 +13,7 @@ import pytest
 
 from rekey.client.parts import LATE_S
 from rekey.errors import RowExists, RowRefused, Unavailable
-from rekey.mapping.rows import Reservation
+from rekey.mapping.rows import MAPPING_TABLE, Reservation
 from rekey.mapping.store import MARGIN_S
 from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
@@ -162,6 +162,22 @@ async def test_a_reservation_ends_with_the_answer_of_the_authority(memory: Memor
     await world.assert_quiet()
 
 
+async def test_a_refused_write_gives_up_a_reservation_whose_answer_was_lost(
+    memory: MemoryTableService,
+) -> None:
+    world = await after_cutover(memory)
+    writer = world.writer(View.NEW)
+    lost = Planned(Fault(FaultKind.LOST_ANSWER), "insert", MAPPING_TABLE, nth=4)  # the forward row
+    refused = Planned(Fault(FaultKind.BUSY), "insert", "PostsV2", times=100)
+    world.service.faults = PlannedFaults(lost, refused)
+    with pytest.raises(Unavailable):
+        await writer.write([insert(in_month(world, "2024-01"))])
+    world.service.faults = PlannedFaults()
+    await writer.settle()
+    assert await reserved(world) is None
+    await world.writer(View.NEW, "other").write([insert(in_month(world, "2024-02"))])
+
+
 async def test_the_old_view_reserves_as_well(memory: MemoryTableService) -> None:
     world = await after_cutover(memory)
     await cut_off(world, insert(in_month(world, "2024-01")))
@@ -172,6 +188,23 @@ async def test_the_old_view_reserves_as_well(memory: MemoryTableService) -> None
     await world.sweep("target")
     await world.assert_quiet()
     assert [row["Month"] for row in memory.dump("PostsV2")] == ["2024-01"]
+
+
+async def test_the_etag_of_a_written_row_is_told_though_other_replicas_are_late(
+    memory: MemoryTableService,
+) -> None:
+    """A made-up one would make the caller's next conditional write fail."""
+    world = await after_cutover(memory, post("hello", "2024-01"))
+
+    async def hang(call: Call) -> None:
+        if call.table == "PostsByTag" and call.writes:
+            await asyncio.Event().wait()
+
+    world.service.gate = hang
+    writer = world.writer(View.OLD, "late", longest=0.3)
+    [etag] = await writer.write([replace({**post("hello", "2024-01"), "Title": "new"})])
+    assert etag == world.etag("Posts", HELLO)
+    world.service.gate = None
 
 
 async def test_only_what_makes_a_row_reserves(memory: MemoryTableService) -> None:
