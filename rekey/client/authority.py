@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 
 from rekey.client.reservations import Reservations
-from rekey.client.steps import Decided, Draft, During, Prepared, Request, known, main_keys, targets_of
+from rekey.client.steps import Decided, Draft, During, Prepared, Request, known, targets_of
 from rekey.errors import RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import Forward, TargetKey, pointer_of
 from rekey.model import EntityKey, Row
@@ -88,7 +88,7 @@ class Authority(ABC):
             await side_by_side([self._extend(write, during), self.read_during(write, during)])
         except (ServiceError, RowRefused):
             during.slow = True
-        mains = main_keys(targets_of(during.forward), write.expected, write.replicas.read)
+        mains = during.main_keys(write)
         for target, row in {**during.read, **write.replicas.read}.items():
             if target.table > 0 and row is not None and pointer_of(row) in mains:
                 during.own.add(target)

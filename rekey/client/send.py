@@ -11,7 +11,7 @@ from contextlib import suppress
 from enum import Enum
 
 from rekey.client.flow import Flow, check_one_partition
-from rekey.client.steps import Decided, During, Prepared, main_keys, targets_of
+from rekey.client.steps import Decided, During, Prepared
 from rekey.errors import Ambiguous, RekeyError, RowRefused, ServiceError, Unavailable
 from rekey.mapping.rows import TargetKey
 from rekey.model import EntityKey, Row, etag_of, key_of
@@ -290,8 +290,7 @@ async def _is_announced(flow: Flow, steps: Sequence[Step], began: int) -> bool:
     for write, during in steps:
         if write.source_key is not None:
             about.add((SOURCE, write.source_key))
-        mains = main_keys(targets_of(during.forward), write.expected, write.replicas.read)
-        about |= {(TARGET, main) for main in mains}
+        about |= {(TARGET, main) for main in during.main_keys(write)}
     async for intents in flow.client.journal.scan():
         if any(intent.id not in own and (intent.side, intent.key) in about for intent in intents):
             return True

@@ -83,6 +83,35 @@ class Request:
 
 
 @dataclass(slots=True)
+class MappingReads:
+    """The mapping rows of one key, as an attempt has read or written them.
+
+    Attributes:
+        forward: the forward row.
+        owner: the old key that owns the main target key.
+        claims: claims of target keys that are to be reserved, None where there was none.
+        others: rows under other main target keys of the old key, if read while the key was reserved.
+        outdated: whether the forward row changed after it was read: the write is prepared again.
+    """
+
+    forward: Forward | None = None
+    owner: EntityKey | None = None
+    claims: dict[TargetKey, Owner | None] = field(default_factory=dict)
+    others: Mapping[TargetKey, Row | None] | None = None
+    outdated: bool = False
+
+
+@dataclass(slots=True)
+class ReplicaReads:
+    """The replica rows of one key, as an attempt reads and works them out; attributes as `ReplicaRows`."""
+
+    expected: Rows | None = None
+    previous: Rows = field(default_factory=dict)
+    read: dict[TargetKey, Row | None] = field(default_factory=dict)
+    own: set[TargetKey] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class Draft:
     """A write that is being prepared, in one attempt. Reads that run at the same time fill it.
 
@@ -106,8 +135,8 @@ class Draft:
     authority_key: EntityKey | None = None
     place: TargetKey | None = None
     before: Row | None = None
-    mapping: MappingReads = field(default_factory=lambda: MappingReads())
-    replicas: ReplicaReads = field(default_factory=lambda: ReplicaReads())
+    mapping: MappingReads = field(default_factory=MappingReads)
+    replicas: ReplicaReads = field(default_factory=ReplicaReads)
     sent: Sequence[Operation] = ()
     along: Writes = field(default_factory=list)
     slow: bool = False
@@ -166,35 +195,6 @@ class Draft:
             tuple(self.along),
             self.slow,
         )
-
-
-@dataclass(slots=True)
-class MappingReads:
-    """The mapping rows of one key, as an attempt has read or written them.
-
-    Attributes:
-        forward: the forward row.
-        owner: the old key that owns the main target key.
-        claims: claims of target keys that are to be reserved, None where there was none.
-        others: rows under other main target keys of the old key, if read while the key was reserved.
-        outdated: whether the forward row changed after it was read: the write is prepared again.
-    """
-
-    forward: Forward | None = None
-    owner: EntityKey | None = None
-    claims: dict[TargetKey, Owner | None] = field(default_factory=dict)
-    others: Mapping[TargetKey, Row | None] | None = None
-    outdated: bool = False
-
-
-@dataclass(slots=True)
-class ReplicaReads:
-    """The replica rows of one key, as an attempt reads and works them out; attributes as `ReplicaRows`."""
-
-    expected: Rows | None = None
-    previous: Rows = field(default_factory=dict)
-    read: dict[TargetKey, Row | None] = field(default_factory=dict)
-    own: set[TargetKey] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +267,10 @@ class During:
     own: set[TargetKey]
     previous: Rows
     slow: bool
+
+    def main_keys(self, write: Prepared) -> set[EntityKey]:
+        """Return all main target keys of the write's key, old and new."""
+        return main_keys(targets_of(self.forward), write.expected, write.replicas.read)
 
     @staticmethod
     def of(write: Prepared) -> During:
