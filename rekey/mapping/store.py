@@ -202,10 +202,10 @@ class Keyring:
                     self.sealer.add(await self._unwrapped(row))
 
     async def prove(self, check: Callable[[DataKey], None]) -> list[str]:
-        """Give the data keys that have no proof one, and open the root key; return their cohorts.
+        """Write a proof for each data key that has none, and open the root key; return their cohorts.
 
-        They are believed, so nobody may have planted them. The root key is the last: until then nothing else
-        accepts it, and a call that was cut off is made again.
+        Data keys without a proof are trusted here, also if somebody planted them. The root key comes last:
+        until then nothing else accepts it, so a call that was cut off is repeated.
 
         Args:
             check: raises an error for a root key that is not that of the migration.
@@ -215,18 +215,17 @@ class Keyring:
         """
         rows = await data_key_rows(self.table, self.script_id)
         without = [row for row in rows if not is_tombstone(row) and not has_proof(row, self._wrapping)]
-        stands = next((row for row in rows if row[ROW_KEY] == ROOT), None)
-        if stands is None or not without:
+        root_row = next((row for row in rows if row[ROW_KEY] == ROOT), None)
+        if root_row is None or not without:
             await self.open()
             return []
-        of = self.script_id, stands, self._wrapping
-        root = await self._asked(read_data_key, *of, proofless=True)
+        root = await self._asked(read_data_key, self.script_id, root_row, self._wrapping, proofless=True)
         check(root)
         for row in sorted(without, key=lambda row: str(row[ROW_KEY]) == ROOT):
-            above = None if row is stands else root
-            key = await self._asked(read_data_key, self.script_id, row, self._wrapping, above, proofless=True)
-            anew = await self._asked(wrap_data_key, self.script_id, key, self._wrapping, above)
-            await self.table.replace(anew, etag=etag_of(row))
+            under = None if row is root_row else root
+            key = await self._asked(read_data_key, self.script_id, row, self._wrapping, under, proofless=True)
+            with_proof = await self._asked(wrap_data_key, self.script_id, key, self._wrapping, under)
+            await self.table.replace(with_proof, etag=etag_of(row))
         self._root = root
         return [str(row[ROW_KEY]) for row in without]
 
