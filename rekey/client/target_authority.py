@@ -68,7 +68,12 @@ class TargetAuthority(Authority):
             await self._prepare_row(draft, row_after(operation, draft.before) or {}, owner)
 
     async def claim_main(self, draft: Draft, target: TargetKey) -> None:
-        owner, old_key = draft.mapping.owner, draft.old_key
+        old_key = draft.old_key
+        if draft.before is not None and self.reverse.named_by(draft.before) not in (None, old_key):
+            # The claim was read beside the row, so it may be older: since then another old key may have taken
+            # the target key and written this row.
+            draft.mapping.owner = await self.reverse.holder(draft.before)
+        owner = draft.mapping.owner
         creates = any(operation.verb is Verb.INSERT for operation in draft.sent)
         shared = creates and 0 in self.mapper.shared
         if owner != old_key and not self.passes_on(draft):

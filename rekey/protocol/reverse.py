@@ -73,7 +73,7 @@ class ReversePropagator(Propagator):
             return None
         rows = await self.read(sorted(one for one in forward.targets if one.table == 0))
         present = [
-            row for row in rows.values() if row is not None and await self._holder(row) == forward.source
+            row for row in rows.values() if row is not None and await self.holder(row) == forward.source
         ]
         if len(present) > 1:
             first, second = (self.target_id(key_of(row)) for row in present[:2])
@@ -93,8 +93,9 @@ class ReversePropagator(Propagator):
         except RowRefused:
             return None
 
-    async def _holder(self, row: Row) -> EntityKey | None:
-        """Return the old key that a main target row belongs to, None where the mapping does not know it."""
+    async def holder(self, row: Row) -> EntityKey | None:
+        """Return the old key that a main target row, as read before, belongs to; None where the mapping
+        does not know it."""
         target = TargetKey(0, *key_of(row))
         owner, named = await self.owner_of(target.key), self.named_by(row)
         if owner is None or named is None or named == owner:
@@ -124,7 +125,7 @@ class ReversePropagator(Propagator):
 
     async def _holder_of(self, main: EntityKey) -> EntityKey | None:
         row = await self.table(0).get(main)
-        return await self.owner_of(main) if row is None else await self._holder(row)
+        return await self.owner_of(main) if row is None else await self.holder(row)
 
     async def _unlisted(
         self, source_key: EntityKey, expected: Rows, listed: frozenset[TargetKey], authority: Row | None

@@ -4,16 +4,20 @@ acknowledged write is lost, and in the end all tables agree. And the races that 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
 
+from rekey import keys
+from rekey.client.route import Writer
 from rekey.declaration.migration import Migration
 from rekey.errors import RekeyError
-from rekey.model import EntityKey, Row, key_of
+from rekey.model import EntityKey, Row, content_of, key_of
 from rekey.phases import ControlPhase
 from rekey.protocol.rules import View
 from rekey.tables.base import Operation, Verb
@@ -21,7 +25,7 @@ from tests.dualwriting import TAGGED, DualWorld, delete, insert, key_row, memory
 from tests.faults import Call, Fault, FaultKind, PlannedFaults
 from tests.memory import MemoryTableService
 from tests.soaking import others_in_soak
-from tests.worlds import POSTS, USERS, post, user
+from tests.worlds import LOWERED, POSTS, USERS, post, user
 
 ANN = EntityKey("eu", "ann@example.com")
 
@@ -54,6 +58,110 @@ async def held(
     yield writing
     hold.go.set()
     await writing
+
+
+_VERBS: dict[str, Callable[[Row], Operation]] = {
+    "insert": insert,
+    "replace": replace,
+    "merge": merge,
+    "upsert": upsert,
+    "upsert-merge": lambda row: upsert(row, merging=True),
+    "delete": lambda row: delete(key_of(row)),
+}
+HANDLES = dataclasses.replace(
+    LOWERED, target=dataclasses.replace(LOWERED.target, row_key=keys.prop("Handle"))
+)
+"""Rows of several old keys have one target key, which follows from content."""
+FORMER, OTHER = "Ann@example.com", "ANN@example.com"
+
+
+@pytest.mark.parametrize("view", View)
+@pytest.mark.parametrize("phase", [ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER])
+@pytest.mark.parametrize("verb", sorted(_VERBS))
+async def test_a_row_that_takes_the_key_between_any_two_calls_of_a_write_is_not_overwritten(
+    verb: str, phase: ControlPhase, view: View
+) -> None:
+    """The write is of the key's former row. It reads its claim and its row at the same time, and what it read
+    first was older than the row: it took the other one for its own."""
+    for other_view, is_gone, knows in itertools.product(View, (True, False), (True, False)):
+        for number in itertools.count():
+            taken = Taken(phase, _VERBS[verb], view, other_view, is_gone, knows)
+            if not await taken.between(number):
+                assert number > 1
+                break
+            await taken.world.assert_quiet()
+            left = [row["Tok"] for row in taken.world.service.dump("Users")]
+            context = (other_view, is_gone, knows, number, taken.answers, left)
+            if taken.answers == ["done", "done"]:
+                # In the new view a row is deleted whoever it stands for.
+                assert left == ["theirs"] or (verb == "delete" and view is View.NEW and not left), context
+                assert verb == "delete" or not is_gone, context
+            else:
+                assert len(left) == ("done" in taken.answers), context
+
+
+@dataclass
+class Taken:
+    """A write of a row whose target key another row takes meanwhile.
+
+    Attributes:
+        is_gone: whether the row was deleted before; if not, whoever takes the key deletes it first.
+        knows: whether the writer has written the row before: it may believe what it saw then.
+        answers: what both writes were told: "done", or the name of the error.
+    """
+
+    phase: ControlPhase
+    makes: Callable[[Row], Operation]
+    view: View
+    other_view: View
+    is_gone: bool
+    knows: bool
+    world: DualWorld = field(init=False)
+    answers: list[str] = field(default_factory=list)
+
+    async def between(self, number: int) -> bool:
+        """Do the write, and the other one before its call of this number; tell whether it made that one."""
+        former = self.row(FORMER, "former")
+        self.world = await memory_world(HANDLES, MemoryTableService()).prepare([former])
+        self.world.permits.move(self.phase)
+        writer, other = self.world.writer(self.view, "one"), self.world.writer(self.other_view, "two")
+        if self.knows:
+            await writer.write([replace(self.seen(former, self.view))])
+            await writer.settle()
+        if self.is_gone:
+            await other.write([delete(key_of(self.seen(former, self.other_view)))])
+            await other.settle()
+        calls = itertools.count()
+
+        async def gate(_call: Call) -> None:
+            if next(calls) == number:
+                self.world.service.gate = _pass
+                if not self.is_gone:
+                    await other.write([delete(key_of(self.seen(former, self.other_view)))])
+                await self.told(other, insert(self.seen(self.row(OTHER, "theirs"), self.other_view)))
+
+        self.world.service.gate = gate
+        await self.told(writer, self.makes(self.seen(self.row(FORMER, "mine"), self.view)))
+        self.world.service.gate = _pass
+        return len(self.answers) > 1
+
+    async def told(self, writer: Writer, operation: Operation) -> None:
+        """Write, and note the answer."""
+        try:
+            await writer.write([operation])
+        except RekeyError as error:
+            self.answers.append(type(error).__name__)
+        else:
+            self.answers.append("done")
+
+    def seen(self, row: Row, view: View) -> Row:
+        """Return a source row as a view has it."""
+        return row if view is View.OLD else content_of(self.world.mapper.map(row)[0].row)
+
+    @staticmethod
+    def row(old_key: str, token: str) -> Row:
+        """Return a source row; all want the same target key."""
+        return {"PartitionKey": "eu", "RowKey": old_key, "Handle": "ann", "Tok": token}
 
 
 async def test_a_row_deleted_while_its_copy_was_inserted_does_not_stay(memory: MemoryTableService) -> None:

@@ -197,7 +197,7 @@ def claims_alone_say_whose_a_row_is() -> Any:
     async def holder(self: ReversePropagator, row: Row) -> EntityKey | None:
         return await self.owner_of(key_of(row))
 
-    return mock.patch.object(ReversePropagator, "_holder", holder)
+    return mock.patch.object(ReversePropagator, "holder", holder)
 
 
 def former_owners_stay() -> Any:

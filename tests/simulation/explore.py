@@ -15,7 +15,8 @@ Rules kept here:
   preemptions only for calls of one process, because there it matters who goes first.)
 * A call that commutes with all that anybody else does in any run is let go at once, and alone: reads of what
   nobody writes, writes of a scenario's `unseen` tables that nobody else reads. Who touches what is learned:
-  a search begins with what the one before it met, until one meets nothing new.
+  a search begins with what the one before it met, until one meets nothing new. One that knows less may take
+  the beginning of a call for later than it was, so what it finds is looked at once more.
 * A preemption is to go on with another actor although the last one could. With a bound, runs with few
   preemptions come first, so that a state is first seen with the fewest it can be reached with. Late
   requests, crashes and time are no preemptions. A search that was not cut anywhere says that it is complete.
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
 from typing import Any
@@ -109,22 +110,37 @@ class Search:
             run = _Run(Scheduler(loop), self._make, self._budget, self)
             self._prepared = run.begin(self._prepared)
             told: list[_Told] = []
+            path = list(branch)
             try:
                 told += [run.take(run.choice(step), replayed=True) for step in branch[:-1]]
                 told += [run.take(run.choice(step)) for step in branch[-1:]]
                 self.result.steps += len(branch)
-                if self._follow(run, branch, preemptions, told):
-                    self.result.schedules += 1
-                    run.finish()
-                    self.result.ends.add(hash(run.scenario.ending()))
-                    if wrong := run.scenario.wrong() or run.scenario.broken():
-                        self._lost(wrong, told)
+                if not self._follow(run, path, preemptions, told):
+                    return
+                self.result.schedules += 1
+                run.finish()
+                self.result.ends.add(hash(run.scenario.ending()))
+                wrong = run.scenario.wrong() or run.scenario.broken()
+            finally:
+                run.end()
+        if wrong and (wrong := self._again(path)):
+            self._lost(wrong, told)
+
+    def _again(self, path: list[_Step]) -> str:
+        """Repeat a run, and note of each call when it really began; return what is wrong at its end."""
+        with SimulatedLoop() as loop:
+            run = _Run(Scheduler(loop), self._make, self._budget, self)
+            self._prepared = run.begin(self._prepared)
+            try:
+                for step in path:
+                    run.take(replace(run.choice(step), quiet=False), replayed=True)
+                run.finish()
+                return run.scenario.wrong() or run.scenario.broken()
             finally:
                 run.end()
 
-    def _follow(self, run: _Run, branch: _Branch, preemptions: int, told: list[_Told]) -> bool:
+    def _follow(self, run: _Run, path: list[_Step], preemptions: int, told: list[_Told]) -> bool:
         """Go on until the run's end (True) or into a state that was seen or is broken."""
-        path = list(branch)
         while True:
             run.look()
             choices = run.choices()

@@ -231,9 +231,7 @@ class Witness:
             if there is None and named in rows:
                 return Refuses(EXISTS)
             if there is not None and named != source_key:
-                # Its key had passed on meanwhile, by a move: the row stands for the old key that it names.
-                del rows[source_key]  # type: ignore[arg-type]
-                there = None
+                return Refuses(EXISTS)  # the row of another old key, to which the target key has passed on
             source_key = named
             wanted = content_of(self.mapper.reverse(wanted, source_key, there))
         rows[key_of(wanted)] = wanted
