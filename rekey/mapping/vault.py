@@ -119,10 +119,18 @@ class KeyVaultWrappingKey:
         return bytes(answer.signature)
 
     def verifies(self, by: str, signature: bytes, message: bytes) -> bool:
-        """Tell whether the version that `by` names signed, and is enabled. Raises as `wrap`."""
+        """Tell whether the version that `by` names signed. Raises as `wrap`, and ConfigurationError when that
+        version is disabled: whoever disabled it may have had a reason not to believe it."""
         found = self._key.get(by.removeprefix(f"{self.name}/"))
-        if found.id != by or found.properties.enabled is False:
+        if found.id != by:
             return False
+        if found.properties.enabled is False:
+            raise ConfigurationError(
+                "the version of the wrapping key that signed the root key is disabled in Key Vault",
+                kept="Nothing was opened or changed.",
+                hint="enable it, and keep it until `rekey apply` has wrapped the data keys with the present"
+                " version: `az keyvault key set-attributes --enabled true --id` and the version's URL",
+            )
         try:
             _public_half(found).verify(signature, message, _PSS, hashes.SHA256())
         except InvalidSignature:

@@ -24,22 +24,24 @@ ROOT_KEY = "root-key"
 
 @dataclass(frozen=True, slots=True)
 class KnownRoot:
-    """What a state file knows of the root key of a migration."""
+    """What a state file knows of the root key of a run. Each run of a migration has a root key of its own."""
 
     state: State
     script_id: str
+    run_id: str
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint that was recorded last; "" before the first."""
+        """The recorded fingerprint; "" before there is one."""
         events = self.state.audit_events(self.script_id, event=ROOT_KEY)
-        return str(events[-1].details["fingerprint"]) if events else ""
+        recorded = [event.details["fingerprint"] for event in events if event.details["run"] == self.run_id]
+        return str(recorded[-1]) if recorded else ""
 
     def record(self, root: DataKey) -> None:
         """Record the root key of a migration that begins, unless it is the one recorded last."""
         now = root_fingerprint(root, self.script_id)
         if now != self.fingerprint:
-            self.state.audit(ROOT_KEY, self.script_id, {"fingerprint": now})
+            self.state.audit(ROOT_KEY, self.script_id, {"fingerprint": now, "run": self.run_id})
 
     def require(self, root: DataKey) -> None:
         """Refuse a root key that is not the recorded one; record it if there is none. Raises Moved."""
@@ -71,7 +73,7 @@ async def prove_data_keys(
             operator does not `accept` it.
         StateUnusable: the checkpoints in the state file were not sealed with the root key.
     """
-    script_id, known = keyring.script_id, KnownRoot(state, keyring.script_id)
+    script_id, known = keyring.script_id, KnownRoot(state, keyring.script_id, row.run_id)
 
     def check(root: DataKey) -> None:
         """Nobody without the root key can have sealed the checkpoints in the state file."""

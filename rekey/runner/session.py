@@ -289,18 +289,18 @@ class Session:
         if lease.late_until is not None:
             await Term(restricted, script_id).extend(format_ticks(lease.late_until))
         # Read again: another runner may have dropped everything before this one got the lease.
-        root = KnownRoot(self.state, script_id)
+        run_id = secrets.token_hex(16)
         if prepared.wrapping is not None and await control.read() is None:
             # The root key must exist before the control row says that the migration has begun.
             await restricted.create_table(MAPPING_TABLE)
             keyring = Keyring(restricted.table(MAPPING_TABLE), script_id, prepared.wrapping)
             await keyring.begin()
-            root.record(keyring.root)
+            KnownRoot(self.state, script_id, run_id).record(keyring.root)
         first = ControlRow(
             script_id=script_id,
             phase=ControlPhase.SOURCE,
             epoch=1,
-            run_id=secrets.token_hex(16),
+            run_id=run_id,
             digest=declared.digest,
             source=asked.source,
             targets=asked.table_names,
@@ -323,6 +323,8 @@ class Session:
             )
         # Before the state file knows the run: a run that it knows has data keys that were believed.
         mapping = await migration.mapping(row)
+        if mapping.keyring is not None:
+            KnownRoot(self.state, script_id, row.run_id).require(mapping.keyring.root)
         place = prepared.endpoints(self.config)
         self.state.register(
             script_id, declared.digest, asked.source, row.run_id, prepared.fingerprints, place
@@ -332,7 +334,6 @@ class Session:
         mapping.patience_s = inf  # a copy that meets a write of a client is no collision yet
         if mapping.keyring is not None:
             # From now on checkpoints are sealed. Data keys are wrapped again if the wrapping key has changed.
-            root.require(mapping.keyring.root)
             cursors = cursors_key(mapping.keyring.root, row.id_key)
             self.state.use_keys(script_id, SealedKeys(script_id, cursors))
             renewed = await mapping.keyring.rewrap()

@@ -7,6 +7,7 @@ is aborted when it does not finish its handshake, send a request, or read its re
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from contextlib import suppress
@@ -186,13 +187,23 @@ class Site(web.BaseSite):
         await super().start()
         loop = asyncio.get_running_loop()
         addresses = await loop.getaddrinfo(self._host, self.port, type=socket.SOCK_STREAM)
+        unusable: OSError | None = None
         for family, *_, address in dict.fromkeys(addresses):
-            listening = socket.create_server(
-                address, family=family, backlog=self._backlog, reuse_port=self._shared
-            )
+            try:
+                listening = socket.create_server(
+                    address, family=family, backlog=self._backlog, reuse_port=self._shared
+                )
+            except OSError as error:
+                # `localhost` has an IPv6 address also where IPv6 is off.
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                unusable = error
+                continue
             listening.setblocking(False)
             self._listening.append(listening)
             self._accept_on(listening)
+        if unusable is not None and not self._listening:
+            raise unusable
         self.port = self._listening[0].getsockname()[1]
 
     async def stop(self) -> None:

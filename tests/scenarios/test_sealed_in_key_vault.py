@@ -187,3 +187,18 @@ def test_another_migrations_root_key_is_refused_where_the_state_file_knows_its_o
     assert theirs is not None
     asyncio.run(project.restricted.table(MAPPING_TABLE).upsert(content_of(theirs)))
     assert "is not the one that the audit log of this project records" in rekey("apply", code=3).err
+
+
+def test_a_state_file_that_dropped_its_run_takes_over_one_that_another_has_begun(rekey: Commands) -> None:
+    """The new run has a root key of its own: it was not replaced."""
+    state = Path(rekey.project.config.state)
+    rekey("apply")
+    rekey("rollback", SCRIPT, "--to", "source", "--drop-targets")
+    kept = state.read_bytes()
+    state.unlink()
+    rekey.project.clock.advance(60)
+    rekey("apply")
+    state.write_bytes(kept)
+    rekey("apply")
+    rekey("verify", "--mode", "full")
+    assert events(rekey.project, "root-key") == 2

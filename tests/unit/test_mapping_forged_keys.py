@@ -170,12 +170,15 @@ async def test_a_row_sends_no_request_to_another_address(memory: MemoryTableServ
     assert vault.asked == []
 
 
-async def test_a_version_that_is_disabled_vouches_for_nothing(memory: MemoryTableService) -> None:
+async def test_a_disabled_version_of_the_wrapping_key_is_not_believed_and_reported_as_such(
+    memory: MemoryTableService,
+) -> None:
     table, vault = await table_of(memory), Vault()
     await begun(table, wrapping(vault))
     vault.disabled.add(FIRST)
-    with pytest.raises(Moved, match="planted"):
+    with pytest.raises(ConfigurationError, match="disabled in Key Vault") as caught:
         await Keyring(table, SCRIPT, wrapping(vault)).open()
+    assert "--enabled true" in caught.value.hint
 
 
 async def test_a_key_that_may_not_sign_begins_nothing_and_reads_what_is_signed(
