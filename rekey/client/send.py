@@ -233,7 +233,7 @@ async def settled(
 
 def outcome_unknown(reason: str) -> Ambiguous:
     """Return the error of a write of which it is not known whether it was, or will be, applied."""
-    return Ambiguous(f"the outcome is open: {reason}", hint="read the row before you repeat the operation")
+    return Ambiguous(f"the outcome is unknown: {reason}", hint="read the row before you repeat the operation")
 
 
 def _unanswered(error: RekeyError) -> Ambiguous:

@@ -133,8 +133,9 @@ def _apply(
     if to is Phase.RETIRE:
         raise refusal("apply-does-not-retire", script=script_ids[0])
     session.count_anew()
-    # A plan opens data keys, too.
-    _begun(script_ids if session.options.accept_data_keys else (), session.resume)
+    if session.options.accept_data_keys:
+        # A plan opens data keys, too.
+        _begun([one for one in script_ids if session.has_begun(one)], session.begin)
     planned = {
         one: _plan_before_first_write(session, one, check_rows=check_rows)
         for one in script_ids

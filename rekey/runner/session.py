@@ -256,10 +256,15 @@ class Session:
         Raises:
             Refused: neither the ledger nor the restricted store knows of it. Nothing was written.
         """
-        control = self.opened(script_id).control
-        if not self.ledger.applied(script_id) and self.do(control.read()) is None:
+        if not self.has_begun(script_id):
             raise refusal("not-begun", script=script_id)
         return self.begin(script_id)
+
+    def has_begun(self, script_id: str) -> bool:
+        """Tell whether the ledger or the restricted store knows of a migration."""
+        if self.ledger.applied(script_id):
+            return True
+        return self.do(self.opened(script_id).control.read()) is not None
 
     def begin(self, script_id: str) -> Run:
         """Open a migration for work: check it, take the runner lease, make the control row if there is none.

@@ -354,7 +354,7 @@ async def test_where_no_replica_follows_an_insert_that_was_applied_is_open_and_o
     memory.faults = failing("Users", FaultKind.LOST_REQUEST, "insert", times=1)
     await world.writer().write([insert(user(ANN.row))])
     memory.faults = failing("Users", FaultKind.LOST_ANSWER, "insert", times=1)
-    with pytest.raises(Ambiguous, match="the outcome is open"):
+    with pytest.raises(Ambiguous, match="the outcome is unknown"):
         await world.writer().write([insert(user("bob@example.com"))])
 
 
@@ -396,7 +396,7 @@ async def test_where_no_replica_follows_a_write_that_may_have_landed_between_two
 
     writer = world.writer()
     writer.client.sleep = lands_and_is_written_over
-    with pytest.raises(Ambiguous, match="the outcome is open"):
+    with pytest.raises(Ambiguous, match="the outcome is unknown"):
         await writer.write([delete(ANN) if verb == "delete" else upsert(user(ANN.row, Age=2))])
     assert [row["Age"] for row in memory.dump("Users")] == [3]
 
@@ -477,7 +477,7 @@ async def test_another_clients_write_with_the_same_content_is_not_taken_for_ones
     first, second = world.writer(client="c1"), world.writer(client="c2")
     memory.faults = failing("Users", FaultKind.LOST_REQUEST, "insert", times=1)
     memory.gate = _once("get", "Users", lambda: second.write([insert(user(ANN.row))]))
-    with pytest.raises(Ambiguous, match="the outcome is open"):
+    with pytest.raises(Ambiguous, match="the outcome is unknown"):
         await first.write([insert(user(ANN.row))])
     memory.gate = _pass
     await first.settle()
@@ -511,7 +511,7 @@ async def test_what_cannot_be_looked_at_is_open_and_the_intent_stays(memory: Mem
         Planned(Fault(FaultKind.LOST_ANSWER), action="replace", table="Users", times=1),
         Planned(Fault(FaultKind.BUSY), action="get", table="Users", times=1),
     )
-    with pytest.raises(Ambiguous, match="the outcome is open"):
+    with pytest.raises(Ambiguous, match="the outcome is unknown"):
         await writer.write([replace(user(ANN.row, Age=2))])
     assert world.intents == 1
     await writer.settle()

@@ -202,3 +202,9 @@ def test_a_state_file_that_dropped_its_run_takes_over_one_that_another_has_begun
     rekey("apply")
     rekey("verify", "--mode", "full")
     assert events(rekey.project, "root-key") == 2
+
+
+def test_data_keys_are_accepted_of_migrations_that_have_begun_and_others_begin(rekey: Commands) -> None:
+    rekey("apply", "--accept-data-keys")
+    rekey("apply", "--accept-data-keys", "--to", "cutover", "--writers-stopped")
+    assert_looked_up(rekey)
