@@ -1,34 +1,6 @@
-"""Who else may be writing: waiting for the application's clients when the control row moves, and for requests
-that were left open; sweeping, draining and querying the journal.
-
-Rules kept here (ADR 0019):
-
-* Two clients are never two epochs apart: before a move every live client has acknowledged the present epoch,
-  and after it nothing goes on before every live client has acknowledged the new one.
-* A client is waited for until it has acknowledged or until it is over: its lease, its longest operation and a
-  margin have passed, by the service's clock. The client's own clock is never asked.
-* Waiting has a limit; beyond it the error names the clients and says what can be done about them.
-* The only move that does not wait first is the one that leaves a freeze, back to the phase that it came from:
-  the same rules hold on both sides of the freeze, so a client that has not seen it does no harm.
-* Only intents whose time is over are settled: the write that a younger one announces may still be in flight,
-  or late. That holds in a freeze too: a client that has acknowledged it has settled all its writes but those
-  left open, and it is not known whether such a request is still in flight.
-* The runner announces its writes to replicas as clients do, under intents of its own: a write that is cut
-  off, or left open, is looked at again when it can take effect no more.
-* A client that was given up without having ended in order may be heard of until the service refuses what it
-  had signed. Its intents do not hold up a freeze, they are settled in it. A way back and `complete` compare
-  everything as long as such a client may be heard of.
-* The background sweep ends with the work that it runs next to, and its errors end that work.
-* Whether a key is in flight is answered from a scan that began after the question: an older scan could miss
-  the intent of a write that the caller saw half done.
-* Capture "delta" has no clients: no client is waited for.
-* A request that was sent and not answered takes effect within `[gates] margin`, or never. So nothing that
-  relies on what the tables hold (a sweep, a move of the authority, a way back, dropping tables) begins while
-  a request that was left open, or whose sender was cut off, is younger than the margin (`until_quiet`).
-* The age of requests that this process left open is measured by its own clock, which only rises. The time
-  until which earlier runners and workers may have sent requests is in the restricted store, by the service's
-  clock (`rekey.protocol.term`).
-"""
+"""What the runner does about other writers (ADR 0019): wait for the application's clients around moves of the
+control row, wait for unanswered requests, and sweep, drain and query the journal. README.md of this folder
+has the rules that the phases rely on."""
 
 from __future__ import annotations
 
@@ -57,42 +29,38 @@ from rekey.tables.answers import NOT_SENT
 T = TypeVar("T")
 
 POLL_S = 0.2
-# One second, in ticks. The service's clock tells whole seconds, so a beat within the second that it told may
-# be older than the answer.
+# One second, in ticks. The service's clock shows whole seconds, so a heartbeat within the second that it
+# showed may be older than the answer.
 UNTOLD = TICKS_PER_SECOND
-# How long a gate waits for a client that has just been started, before it names the client.
+# How long a gate waits for a client that has just started, before it names the client.
 GRACE_S = 3.0
 _NAMED = 10
 # Client id of the runner's own intents. The ids of clients are hexadecimal.
 RUNNER = "runner"
 SWEEP_EVERY_S = 5.0
 _LOOK_S = 1.0
-# An intent older than this is not of a write that goes as usual.
+# An intent older than this does not belong to a write in normal progress.
 FRESH_S = 5.0
 
 
 class Deadline:
-    """A time limit, measured by the clock that only rises."""
+    """A time limit, on the monotonic clock."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
-        """Begin the time limit now."""
         self._clock = clock
         self.seconds = seconds
         self.began = clock.rising()
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the limit began."""
         return self._clock.rising() - self.began
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left of the limit."""
         return max(0.0, self.seconds - self.elapsed_s)
 
     @property
     def over(self) -> bool:
-        """Whether the limit has passed."""
         return self.elapsed_s >= self.seconds
 
 
@@ -101,12 +69,8 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The clients of one reading of the registry.
-
-    Attributes:
-        rows: all clients that have a row, those that are over included.
-        now: ticks of the service's clock, read before the rows.
-    """
+    """The clients of one reading of the registry, those that are over included. `now`: ticks of the service's
+    clock, read before the rows."""
 
     rows: Sequence[ClientRow]
     now: int
@@ -121,19 +85,19 @@ class Clients:
         return [row for row in self.live if not is_current(row, control.run_id, control.epoch)]
 
     def unheard(self, control: ControlRow, since: int) -> list[ClientRow]:
-        """Return the live clients that are behind, or have not beaten since `since` (service's ticks)."""
+        """Return the live clients that are behind or sent no heartbeat since `since` (service's ticks)."""
         behind = self.behind(control)
         return behind + [row for row in self.live if row.beat_at < since and row not in behind]
 
     def closed_by_refusing(self) -> list[str]:
-        """Return the reason that live clients refuse dual writes, as a list; empty when none does."""
+        """Return, as a list, the reason that live clients refuse dual writes; empty when none does."""
         refusing = [row for row in self.live if row.refuses]
         said = "clients of the application were made with another declaration or other secrets"
         return [f"{said}: {named(refusing, self.now)}"] if refusing else []
 
 
 def named(rows: Sequence[ClientRow], now: int) -> str:
-    """Return a text that names clients, with the state of each. Holds no key."""
+    """Return a text that names clients with the state of each. It holds no key."""
     listed = []
     for row in rows[:_NAMED]:
         said = [f"acknowledged epoch {row.epoch}"]
@@ -156,7 +120,7 @@ async def look(run: Run) -> Clients:
 
 
 async def move(run: Run, now: ControlPhase, then: ControlPhase) -> ControlRow:
-    """Move the control row from phase `now` to `then`, waiting for every live client before and after it.
+    """Move the control row, waiting for every live client before and after the move.
 
     Raises:
         Refused: not a legal move; or clients did not follow in time, before the move or after it.
@@ -169,8 +133,8 @@ async def move(run: Run, now: ControlPhase, then: ControlPhase) -> ControlRow:
 
 
 async def wait_for_present(run: Run) -> None:
-    """Wait until every live client has acknowledged the present epoch. Raises Refused when that takes longer
-    than `[gates] clients_timeout`."""
+    """Wait until all live clients have acknowledged the present epoch. Raises Refused: see
+    `wait_for_clients`."""
     if run.is_delta:
         return
     control = await run.control.read()
@@ -179,9 +143,10 @@ async def wait_for_present(run: Run) -> None:
 
 
 async def wait_until_heard(run: Run, control: ControlRow) -> int:
-    """Wait until every live client is current and has beaten after this call; return the number of live ones.
+    """Wait until every live client is current and has sent a heartbeat after this call; return how many are
+    live.
 
-    For use before a freeze: clients that went silent are waited for while writes still go on.
+    For use before a freeze, so that silent clients are waited for while writes still go on.
     """
     since = ticks_of(await run.restricted.server_time()) + UNTOLD
     return await wait_for_clients(run, control, missing=lambda clients: clients.unheard(control, since))
@@ -193,13 +158,16 @@ async def wait_for_clients(
     deadline: Deadline | None = None,
     missing: Callable[[Clients], list[ClientRow]] | None = None,
 ) -> int:
-    """Wait until every live client has acknowledged the control row's epoch; return the number of live ones.
+    """Wait until every live client has acknowledged the control row's epoch; return how many are live.
+
+    A client counts until its lease, its longest operation and a margin have passed by the service's clock;
+    the client's own clock is never asked.
 
     Args:
         run: the migration.
         control: the control row as read or written last.
         deadline: the limit; by default `[gates] clients_timeout` from now.
-        missing: returns the clients that are still waited for; by default those that are behind.
+        missing: returns the clients still waited for; by default those that are behind.
 
     Raises:
         Refused: the limit has passed; the error names the clients.
@@ -229,10 +197,7 @@ def _have_not(rows: Sequence[ClientRow]) -> str:
 
 
 async def closed_by_clients(run: Run, control: ControlRow) -> list[str]:
-    """Return the reasons for which clients keep the gate before cutover closed; empty when they do not.
-
-    Clients that are behind get `GRACE_S` seconds to follow.
-    """
+    """Return why clients keep the gate before cutover closed; those behind get `GRACE_S` seconds."""
     deadline = Deadline(run.clock, GRACE_S)
     with run.progress.waiting("clients", GRACE_S) as wait:
         while True:
@@ -266,16 +231,11 @@ async def forget_ended(run: Run) -> None:
 
 
 async def heard_of_until(run: Run, behind: ControlRow | None = None) -> int | None:
-    """Return when the service will refuse all requests that clients given up so far had signed.
+    """Return when (service's ticks) the service will refuse all requests that clients given up so far had
+    signed; None when no such request can arrive.
 
-    Until then such a client may be heard of.
-
-    Args:
-        run: the migration.
-        behind: only clients that never acknowledged this control row count; None: all count.
-
-    Returns:
-        Ticks of the service's clock; None when that time is past, or no client was given up.
+    A client that was given up without a clean shutdown may still send one until then. `behind`: count only
+    clients that never acknowledged this control row.
     """
     if run.is_delta:
         return None
@@ -292,9 +252,10 @@ async def heard_of_until(run: Run, behind: ControlRow | None = None) -> int | No
 
 
 async def until_quiet(run: Run) -> None:
-    """Wait until no request that was sent before can take effect any more; return at once if all were
-    answered."""
+    """Wait until no request sent before can take effect; return at once if all were answered."""
     term, margin_s = Term(run.restricted, run.script_id), run.config.gates.margin_s
+    # Earlier runners and workers are covered by the term in the restricted store (service's clock), this
+    # process by its own monotonic clock.
     theirs = await term.left(margin_s)
     seconds = max(theirs, open_s(run))
     with run.progress.waiting("unanswered requests, which may still take effect", seconds) as wait:
@@ -308,13 +269,13 @@ async def until_quiet(run: Run) -> None:
 
 
 async def quiet_in_s(run: Run) -> float:
-    """Return for how many seconds a request that was sent before may still take effect; 0: none may."""
+    """Return for how many seconds a request sent before may still take effect; 0: none may."""
     return max(await Term(run.restricted, run.script_id).left(run.config.gates.margin_s), open_s(run))
 
 
 async def unfrozen(run: Run) -> ControlRow | None:
-    """Return the control row, out of a freeze that nobody works in; None: there is none. No move that
-    was sent before can take effect afterwards.
+    """Return the control row after leaving a freeze that no run works in; None if there is no control row. No
+    move sent before can take effect afterwards.
 
     Raises:
         Moved: another runner moved it meanwhile.
@@ -324,6 +285,8 @@ async def unfrozen(run: Run) -> ControlRow | None:
     if row is None or row.phase is not ControlPhase.FREEZE:
         return row
     back_to = row.came_from or ControlPhase.DUAL_WRITE
+    # Without waiting for clients first, unlike `move`: the same rules hold on both sides of the freeze, so a
+    # client that has not seen it does no harm.
     row = await run.control.move(ControlPhase.FREEZE, back_to)
     told = f"{run.script_id}: left the freeze of a run that was cut off; back in `{back_to}`"
     run.progress.note(told, "freeze-left")
@@ -331,11 +294,8 @@ async def unfrozen(run: Run) -> ControlRow | None:
 
 
 async def hand_over(run: Run) -> bool:
-    """Extend the term in the restricted store if this process has left requests open, for the next runner.
-
-    Returns:
-        False when the service failed and the next runner will not know of them.
-    """
+    """Extend the term in the restricted store if this process left requests unanswered; return False if the
+    service failed, so that the next runner will not know of them."""
     if not open_s(run):
         return True
     try:
@@ -346,7 +306,7 @@ async def hand_over(run: Run) -> bool:
 
 
 def open_s(run: Run) -> float:
-    """Return for how many more seconds a request that this process left open may take effect; 0: none may."""
+    """Return for how many more seconds an unanswered request of this process may take effect; 0: none."""
     opened = [at for at in (run.tables.last_open, run.restricted.last_open) if at is not None]
     return max(0.0, max(opened) + run.config.gates.margin_s - run.clock.rising()) if opened else 0.0
 
@@ -356,13 +316,8 @@ def open_s(run: Run) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A key whose replicas the runner is about to write (`rekey.protocol.propagate.Announced`).
-
-    Attributes:
-        journal: the journal.
-        ids: the key of the runner's intent in the journal.
-        clock, until: the time until which the runner may write, in seconds of `clock.rising()`.
-    """
+    """A key whose replicas the runner is about to write (`rekey.protocol.propagate.Announced`). `until`:
+    seconds of `clock.rising()` after which the runner may not write."""
 
     journal: Journal
     ids: list[EntityKey]
@@ -376,12 +331,12 @@ class Announced:
             raise Unavailable("the replicas of a row could not be written in time", code=NOT_SENT, hint=hint)
 
     async def end(self) -> None:
-        """Remove the intent."""
         await self.journal.end(self.ids)
 
 
 def announcing(journal: Journal, clock: Clock) -> Announce:
-    """Return a function that announces the runner's own writes in the journal, as clients announce theirs."""
+    """Return a function that announces the runner's own writes in the journal, as clients announce theirs: a
+    write that is cut off or stays unanswered is settled when it can take effect no more."""
 
     async def announce(source_key: EntityKey) -> Announced:
         until = clock.rising() + WRITING_S
@@ -391,27 +346,25 @@ def announcing(journal: Journal, clock: Clock) -> Announce:
 
 
 async def company(run: Run) -> Company:
-    """Return the clients and other writers that may have a request in flight now, for a sweep of the journal.
-
-    Intents of a version that did not record their own time count as in flight for the longest operation of
-    the registered clients and a margin.
-    """
+    """Return the clients and other writers that may have a request in flight, for a journal sweep."""
     rows = await run.registry.list()
     unquiet = await Term(run.restricted, run.script_id).left(run.config.gates.margin_s) > 0
     now = ticks_of(await run.restricted.server_time())
+    # Intents of a version that did not record their own duration count as in flight for `usual_s`.
     return Company.of(rows, now, usual_s=LeaseSettings().longest_operation_s, unquiet=unquiet)
 
 
 async def sweep_journal(
     run: Run, side: Side, sweeper: Sweeper | None = None, hopeless: Hopeless | None = None
 ) -> Swept:
-    """Sweep the journal once: settle the intents whose time is over.
+    """Sweep the journal once: settle the intents whose time is over. Younger ones stay, also in a freeze: it
+    is not known whether their requests are still in flight.
 
     Args:
         run: the migration.
         side: which side is the authority now.
-        sweeper: the sweeper of earlier sweeps, which knows when it settled the intents that are kept; None:
-            a new one.
+        sweeper: that of earlier sweeps, which knows when it settled the intents that are kept; None: a new
+            one.
         hopeless: see `Sweeper.sweep`.
     """
     return await (sweeper or run.sweeper).sweep(
@@ -447,7 +400,7 @@ async def while_sweeping(run: Run, side: Side, work: Coroutine[Any, Any, T]) -> 
         if sweeping.done():
             sweeping.result()
         result = await working
-        over.set()  # the present sweep is finished, not cancelled: ending it leaves no write open
+        over.set()  # the present sweep is finished, not cancelled, so that no write is left unanswered
         await sweeping
         return result
     finally:
@@ -455,12 +408,11 @@ async def while_sweeping(run: Run, side: Side, work: Coroutine[Any, Any, T]) -> 
 
 
 async def settle_stale(run: Run, side: Side) -> Swept:
-    """Sweep until no intent that is left is older than `FRESH_S`; return the last sweep's result, with the
-    number of intents that all these sweeps removed.
+    """Sweep until no remaining intent is older than `FRESH_S`; return the last sweep's result, with the
+    intents that all sweeps removed.
 
-    For use before a freeze: an intent of a write with an open outcome becomes old enough to be settled while
-    writes still go on. Ends when that must have happened; the old intents that are left then cannot be
-    settled, or are of writes that are left open again and again.
+    For use before a freeze: intents of writes with an unknown outcome become old enough to be settled while
+    writes still go on. Old intents that remain at the limit cannot be settled, or new ones keep coming.
     """
     deadline = Deadline(run.clock, max(OPEN_S, (await company(run)).usual_s) + FRESH_S)
     sweeper, settled = run.sweeper, 0
@@ -488,16 +440,11 @@ async def any_intent(run: Run) -> bool:
 async def drain(run: Run, side: Side, deadline: Deadline, hopeless: Hopeless | None = None) -> int:
     """Sweep until the journal holds no unsettled intent; return how many intents were removed.
 
-    Ends only when no client adds intents any more. Kept intents were settled at least once.
-
-    Args:
-        run: the migration.
-        side: which side is the authority now.
-        deadline: the limit.
-        hopeless: see `Sweeper.sweep`.
+    Ends only once clients add no intents. Arguments as of `sweep_journal`; kept intents were settled at least
+    once.
 
     Raises:
-        Refused: intents that are not settled were left when the limit was reached.
+        Refused: unsettled intents were left at the limit.
     """
     sweeper, settled = run.sweeper, 0
     with run.progress.waiting("writes that are under way", deadline.left_s) as wait:
@@ -525,15 +472,14 @@ def unsettled_hint(run: Run) -> str:
 
 
 class InFlight:
-    """Tells whether the journal announces a write for a source key. Concurrent questions share one scan."""
+    """Tells whether the journal announces a write for a source key. Concurrent calls share one scan."""
 
     def __init__(self, run: Run) -> None:
-        """Create it for a migration; the journal is not read yet."""
         self._run = run
         self._next: asyncio.Task[tuple[set[EntityKey], set[EntityKey]]] | None = None
 
     async def __call__(self, source_key: EntityKey) -> bool:
-        """Tell whether the journal holds an intent for `source_key` or for a main target key of it."""
+        """Tell whether the journal holds an intent for `source_key` or for its main target key."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._scan())
         sources, targets = await self._next
@@ -543,9 +489,10 @@ class InFlight:
         return forward is not None and any(one.table == 0 and one.key in targets for one in forward.targets)
 
     async def _scan(self) -> tuple[set[EntityKey], set[EntityKey]]:
-        """Return the source keys and main target keys that the journal announces a write for."""
-        await asyncio.sleep(0)  # questions of the same turn of the event loop share the scan
-        self._next = None  # a later question needs a scan that begins later
+        await asyncio.sleep(0)  # calls of the same turn of the event loop share the scan
+        # A later call needs a scan that begins later: an older one could miss the intent of a write that the
+        # caller saw half done.
+        self._next = None
         sources, targets = set[EntityKey](), set[EntityKey]()
         async for intents in self._run.journal.scan():
             for intent in intents:

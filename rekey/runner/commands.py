@@ -1,21 +1,4 @@
-"""What the commands do to migrations: apply, verify, roll back, retire. Synchronous calls on a session.
-
-Rules kept here:
-
-* `apply` runs to the next gate and says what the gate asks for; it goes through a gate only when told to.
-* Before a migration's first write every source row is tried (unless the operator skips that): a row that the
-  mapping refuses, or that collides, stops the migration before anything is written.
-* A gate that was asked in order to be passed is recorded, open or closed, with its reasons and what it saw:
-  control row, last full verification, what the operator confirmed. A gate that is only shown is not recorded.
-* The plan that a migration began with is kept whole in the state file, without keys; its digest is in the
-  audit log.
-* A verification is offered only where source and targets are meant to be equal.
-* What moves the authority of a migration that has a group is refused, unless it is told for the whole group.
-  A group is worked on under the leases of all its members, taken in the order of their ids: two runners that
-  want the same group cannot wait for each other. Losing one stops the work on all.
-* A group goes phase by phase: all members are at the gate before it is asked, and all gates are asked before
-  one of them is passed. All plans are made, and all that can be refused is, before the first write.
-"""
+"""What the commands apply, verify, rollback and retire do to migrations: synchronous calls on a session."""
 
 from __future__ import annotations
 
@@ -61,25 +44,19 @@ from rekey.verify.sample import sample
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What `apply` did for one migration.
-
-    Attributes:
-        script_id: the migration.
-        phases: the phases it carried out, in order.
-        caught_up: when no phase was left to carry out: rows that were brought up to date in the targets, or
-            intents of the journal that were settled.
-        next_phase: the phase after the last one that is applied; None when all are applied.
-        asks: what the gate before that phase asks for; empty when it is open, or when `apply` enters the
-            phase without being told to.
-        stop_s: for how many seconds the application's writers would have to stop for the cutover, as measured
-            (capture "delta"); None when that is over, not measured, or does not apply.
-    """
+    """What `apply` did for one migration."""
 
     script_id: str
+    # Phases carried out now, in order.
     phases: tuple[Phase, ...]
+    # When no phase was left to carry out: rows brought up to date in the targets, or intents settled.
     caught_up: int
+    # The phase after the last one applied; None when all are.
     next_phase: Phase | None
+    # What the gate before `next_phase` asks for; empty when it is open, or `apply` enters the phase unasked.
     asks: tuple[str, ...]
+    # Measured estimate of the write downtime at cutover, in seconds (capture "delta"); None: not measured, or
+    # it does not apply.
     stop_s: float | None = None
 
 
@@ -98,7 +75,8 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
         session: the open session.
         script_id: the migration.
         to: the last phase to carry out; None stops at the next gate.
-        check_rows: try every source row before the first write.
+        check_rows: map every source row before the first write: a row that is refused or collides stops the
+            migration before anything is written.
 
     Raises:
         GateClosed: the gate of a phase on the way is closed.
@@ -113,13 +91,11 @@ def apply(session: Session, script_id: str, *, to: Phase | None = None, check_ro
 def apply_group(
     session: Session, group: str, *, to: Phase | None = None, check_rows: bool = True
 ) -> list[Applied]:
-    """Carry out the phases of all scripts of a group, as `apply` does: those behind a gate at once.
-
-    Returns:
-        What was done for each, in the order in which scripts are applied.
+    """Carry out the phases of all scripts of a group as `apply` does; return what was done for each, in the
+    order in which scripts are applied. No gate is passed unless those of all members are open.
 
     Raises:
-        GateClosed: the gate of a member is closed: none is passed.
+        GateClosed: the gate of a member is closed.
         Refused: a member's file is gone, or the members are not where a group can be.
     """
     script_ids = members_of(session, group)
@@ -134,8 +110,9 @@ def _apply(
         raise refusal("apply-does-not-retire", script=script_ids[0])
     session.count_anew()
     if session.options.accept_data_keys:
-        # A plan opens data keys, too.
+        # Before the plans: making one opens data keys.
         _begun([one for one in script_ids if session.has_begun(one)], session.begin)
+    # All that can be refused, of all members, is refused before the first write.
     planned = {
         one: _plan_before_first_write(session, one, check_rows=check_rows)
         for one in script_ids
@@ -155,6 +132,8 @@ def _apply(
     last = to or (Phase.RECONCILE if len(nearest) < ORDER.index(Phase.CUTOVER) else nearest[-1])
     for phase in ORDER[: ORDER.index(last) + 1]:
         left = [run for run in runs if phase not in session.ledger.applied(run.script_id)]
+        # All members are at the gate before it is asked, and all gates are asked before one is passed. A gate
+        # that is only shown (`_applied`) is not recorded.
         closed = {run.script_id: session.do(PHASES[phase].gate(run)) for run in left}
         if any(closed.values()) or (phase in GATED and left):
             session.do(_pass_gates(left, phase, closed, asks_again(left[0], phase)))
@@ -167,11 +146,13 @@ def _apply(
 
 
 def _begun(script_ids: Sequence[str], begin: Callable[[str], Run]) -> list[Run]:
-    """Open migrations for work by `session.begin` or `session.resume`, as one group if they are several."""
+    """Open migrations by `session.begin` or `session.resume`, as one group if they are several."""
+    # In the order of ids: two runners that want the same group cannot wait for each other's leases.
     opened = {one: begin(one) for one in sorted(script_ids)}
     runs = [opened[one] for one in script_ids]
     held = [run.still_alone for run in runs]
 
+    # Losing the lease of one member stops the work on all.
     def all_held() -> None:
         for check in held:
             check()
@@ -188,8 +169,6 @@ def members_of(session: Session, group: str) -> list[str]:
 
 
 def _require_alone(session: Session, script_id: str, instead: str) -> None:
-    """Refuse to move the authority of a single member of a group; `instead` is the command for the whole.
-    Raises Refused."""
     declared = session.scripts[script_id]
     if declared.migration.group:
         others = [one for one in members_of(session, declared.migration.group) if one != script_id]
@@ -198,12 +177,8 @@ def _require_alone(session: Session, script_id: str, instead: str) -> None:
 
 
 def _require_group(session: Session, group: str, script_ids: Sequence[str]) -> None:
-    """Refuse a group that is not whole; nothing is written. A script that joins too late is refused when its
-    control row would be made (`ControlStore.create`).
-
-    Raises:
-        Refused: a member's file is gone, or scripts of the group are not in this project.
-    """
+    """Raise Refused unless the group is whole: no file is gone, and all its scripts are in this project."""
+    # A script that joins later is refused when its control row would be made (`ControlStore.create`).
     stores = [session.opened(one).control for one in script_ids]
     strange = sorted({row.script_id for row in session.do(stores[0].members())} - set(script_ids))
     if strange:
@@ -224,12 +199,12 @@ def _applied(session: Session, run: Run, before: list[Phase]) -> Applied:
 
 
 def _follow_to_cutover(session: Session, run: Run) -> None:
-    """Follow a migration, and cut over when that is told or its window opens; what refuses is told, and the
-    following goes on.
+    """Follow a migration and cut over when that is requested or its window opens. A refusal is reported, and
+    the migration is followed on.
 
     Raises:
-        Interrupted: on request, between two requests of the following.
-        RekeyError: what its passes, comparisons and the cutover raise, except refusals and findings.
+        Interrupted: on request, between two requests.
+        RekeyError: what passes, comparisons and the cutover raise, except refusals and findings.
     """
     follower, own, script_id = Follower(run), run.options, run.script_id
     session.following = follower.since
@@ -264,8 +239,8 @@ def _follow_to_cutover(session: Session, run: Run) -> None:
 
 @contextmanager
 def _naming_rows(session: Session, run: Run) -> Iterator[None]:
-    """Let an error about source rows of a migration that has begun say how to see and to mend them: such rows
-    are in no mapping, so `lookup` does not know them, and an edited script would be refused."""
+    """Add to an error about source rows how to see and fix them: such rows are in no mapping, so `lookup`
+    does not know them, and an edited script would be refused."""
     try:
         yield
     except (errors.Collision, errors.RowRefused) as problem:
@@ -277,13 +252,13 @@ def _naming_rows(session: Session, run: Run) -> Iterator[None]:
 
 
 def _keep_plan(run: Run, planned: Plan, *, check_rows: bool) -> None:
-    """Store the plan that a migration begins with, and the source rows that it counted or estimated."""
-    from rekey.plan.planfile import plan_document  # imported here: it takes a while
+    """Store the plan that a migration begins with (it holds no keys), and the number of source rows."""
+    from rekey.plan.planfile import plan_document  # imported here: the import is slow
 
     [migration] = planned.migrations
     document = rfc8785.dumps(expressible(plan_document(planned)))
     run.state.set_fact(run.script_id, PLAN_FACT, document.decode())
-    run.state.set_fact(run.script_id, ON_TOP, None)  # of an earlier life, whose targets were kept
+    run.state.set_fact(run.script_id, ON_TOP, None)  # left from a migration that was rolled back
     details = {
         "plan_sha256": hashlib.sha256(document).hexdigest(),
         "row_check": "every source row was tried" if check_rows else "skipped (--skip-row-check)",
@@ -297,7 +272,6 @@ def _keep_plan(run: Run, planned: Plan, *, check_rows: bool) -> None:
 async def _pass_gates(
     runs: Sequence[Run], phase: Phase, closed: Mapping[str, Sequence[str]], hint: str
 ) -> None:
-    """Record the gates of migrations that go on together. Raises GateClosed if one is closed."""
     refusals: list[errors.GateClosed] = []
     for run in runs:
         try:
@@ -316,7 +290,7 @@ async def _pass_gates(
 
 
 async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) -> None:
-    """Record a gate in the audit log, with its reasons and what it saw. Raises GateClosed if it is closed."""
+    """Record a gate in the audit log, with reasons and the facts it saw. Raises GateClosed if closed."""
     control = await run.control.read()
     last = run.state.latest_verification(run.script_id)
     saw: dict[str, Any] = {
@@ -340,8 +314,6 @@ async def _pass_gate(run: Run, phase: Phase, reasons: Sequence[str], hint: str) 
 
 
 def _plan_before_first_write(session: Session, script_id: str, *, check_rows: bool) -> Plan:
-    """Return the plan of a migration, made on every row (or, without `check_rows`, on a sample); raise an
-    error if the plan found errors, of the class that `_ERRORS` has for the first."""
     migration = session.opened(script_id)
     session.do(session.require_same(migration))
     migration.prepared.require()
@@ -388,12 +360,12 @@ def verify(
     Args:
         session: the open session.
         script_id: the migration.
-        mode: count, sample or full. A full one takes the place of a sample that would ask for more requests.
-        repair: mend what a full verification finds; other modes ignore it.
+        mode: a sample that would take more requests than a full verification is replaced by one.
+        repair: fix what a full verification finds; other modes ignore it.
         rows: how many rows a sample draws in each direction.
         seed: the seed of the sample's random choice.
         keys: takes the keys of rows that the report names.
-        always: sample, also where that asks for more requests.
+        always: sample even where that takes more requests.
 
     Raises:
         Refused: in this phase source and targets are not meant to be equal, or the migration has not begun.
@@ -431,7 +403,6 @@ def verify(
 
 
 def _require_comparable(run: Run, control: ControlRow | None) -> None:
-    """Raise Refused in a phase in which the replicas do not follow: differences would say nothing."""
     phase = ControlPhase.SOURCE if control is None else control.phase
     if phase is ControlPhase.SOURCE:
         raise refusal("nothing-to-compare", script=run.script_id)
@@ -452,18 +423,18 @@ def _require_comparable(run: Run, control: ControlRow | None) -> None:
 
 
 def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop: bool | None) -> list[Phase]:
-    """Take a migration back and return the phases that were taken back, last first.
+    """Take a migration back and return the phases taken back, last first.
 
     Args:
         session: the open session.
         script_id: the migration.
         to: `dual_write` or `source`; None: from cutover to `dual_write`, from anything before to `source`.
-            A rollback that was cut off is finished by the same call again: it goes no further back.
-        drop: whether target tables are dropped on the way to `source`; None when not said.
+            The same call again finishes a rollback that was cut off; it goes no further back.
+        drop: whether target tables are dropped on the way to `source`; None: not stated.
 
     Raises:
-        Refused: no way back from here, or another migration builds on this one.
-        ConfigurationError: `drop` is None and the way leads to `source`.
+        Refused: no rollback from here, or another migration builds on this one.
+        ConfigurationError: `drop` is None and the rollback leads to `source`.
     """
     return _rollback(session, [script_id], to=to, drop=drop, whole=False)[script_id]
 
@@ -471,12 +442,8 @@ def rollback(session: Session, script_id: str, *, to: ControlPhase | None, drop:
 def rollback_group(
     session: Session, group: str, *, to: ControlPhase | None, drop: bool | None
 ) -> dict[str, list[Phase]]:
-    """Take a group back, as `rollback` does: from cutover all members at once. Scripts of it that have not
-    begun stay as they are.
-
-    Returns:
-        The phases that were taken back, by script.
-    """
+    """Take a group back as `rollback` does, from cutover all members at once; return the phases by script.
+    Members that have not begun stay as they are."""
     script_ids = members_of(session, group)
     _require_group(session, group, script_ids)
     known = {row.script_id for row in session.do(session.opened(script_ids[0]).control.members())}
@@ -508,7 +475,8 @@ def _rollback(
     if goal is ControlPhase.SOURCE and drop:
         for run in runs:
             if Phase.CUTOVER in session.ledger.applied(run.script_id):
-                # What must be proved is proved of the source that the way back has brought up to date.
+                # First to `reconcile`: the proof below needs a source that the rollback has brought up to
+                # date.
                 undone[run.script_id] = session.ledger.rollback(run.script_id, Phase.RECONCILE)
         for run in runs:
             with of_member(run):
@@ -528,7 +496,6 @@ def _take_back(
     *,
     drop: bool | None,
 ) -> list[Phase]:
-    """Take a migration back; return the phases, those taken back `before` among them."""
     script_id = run.script_id
     run.state.set_fact(script_id, FOLLOWING, None)
     undone = before + session.ledger.rollback(script_id, downto)
@@ -539,7 +506,7 @@ def _take_back(
         if Phase.PREPARE not in undone:
             # An earlier rollback kept the targets; this one drops them.
             session.do(PHASES[Phase.PREPARE].undo(run))
-            session.do(until_quiet(run))  # a table that is dropped late is perhaps one that was made anew
+            session.do(until_quiet(run))  # a delayed drop could hit a table created again
         control = session.do(run.control.read())
         if control is not None:
             session.do(run.control.delete(control))

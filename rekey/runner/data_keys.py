@@ -1,12 +1,4 @@
-"""The data keys of a sealed migration, held against what the state file knows of them (ADR 0048).
-
-Rules kept here:
-
-* The audit log records a fingerprint of the root key. So the runner refuses another root key, with whichever
-  proof it comes, and gives data keys without a proof one only as long as none was recorded.
-* A root key without a proof is believed for what it opens in the state file. Where nothing was sealed there
-  yet, any root key would open all of it: then only the operator can tell.
-"""
+"""The data keys of a sealed migration, checked against what the state file knows of them (ADR 0048)."""
 
 from __future__ import annotations
 
@@ -38,13 +30,13 @@ class KnownRoot:
         return str(recorded[-1]) if recorded else ""
 
     def record(self, root: DataKey) -> None:
-        """Record the root key of a migration that begins, unless it is the one recorded last."""
         now = root_fingerprint(root, self.script_id)
         if now != self.fingerprint:
             self.state.audit(ROOT_KEY, self.script_id, {"fingerprint": now, "run": self.run_id})
 
     def require(self, root: DataKey) -> None:
-        """Refuse a root key that is not the recorded one; record it if there is none. Raises Moved."""
+        """Refuse a root key that is not the recorded one, whatever proof it comes with; record it if there is
+        none. Raises Moved."""
         if self.fingerprint not in ("", root_fingerprint(root, self.script_id)):
             raise Moved(
                 f"the root key of {self.script_id} is not the one that the audit log of this project records",
@@ -58,28 +50,30 @@ class KnownRoot:
 async def prove_data_keys(
     keyring: Keyring, row: ControlRow, state: State, progress: Progress, *, is_known: bool, accept: bool
 ) -> None:
-    """Give data keys that a version before 0.3 wrapped with a public key their proofs.
+    """Give proofs to data keys that a version before 0.3 wrapped with a public key.
 
     Args:
         keyring: of the migration; not opened yet.
         row: the migration's control row.
         state: the state file.
-        progress: where a note goes.
+        progress: receives a note.
         is_known: the state file knew the run before this command.
         accept: the operator says that data keys without a proof are rekey's own.
 
     Raises:
-        Moved: the root key is not the migration's; or nothing in the state file was sealed with it, and the
-            operator does not `accept` it.
+        Moved: the root key is not the migration's; or nothing in the state file was sealed with it, and
+            `accept` is not given.
         StateUnusable: the checkpoints in the state file were not sealed with the root key.
     """
     script_id, known = keyring.script_id, KnownRoot(state, keyring.script_id, row.run_id)
 
     def check(root: DataKey) -> None:
-        """Nobody without the root key can have sealed the checkpoints in the state file."""
+        """Raise unless the root key opens the checkpoints in the state file: others cannot have sealed
+        them."""
         if known.fingerprint:
             known.require(root)
         state.use_keys(script_id, SealedKeys(script_id, cursors_key(root, row.id_key)))
+        # Nothing was sealed yet: any root key would open all of it, so only the operator can tell.
         if not state.require_readable(script_id) and not (known.fingerprint or accept):
             raise Moved(
                 f"the root key of {script_id} has no proof, and the state file holds no checkpoint to tell it"

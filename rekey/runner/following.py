@@ -1,22 +1,5 @@
-"""Following (`apply --follow`): keep targets up to date before the gate of cutover, until that is called for.
-
-Rules kept here:
-
-* What changed is brought every `[follow] every`: by a pass (capture "delta"), or by settling the intents that
-  dead clients left ("dual-write"). Everything is compared every `[follow] compare_every`, and often enough
-  for the gate, within a share of the rates; changes are brought next to it. What was deleted goes with a
-  comparison.
-* Cutover is called for by `rekey proceed`, or by the window. What was told counts once, and only for the
-  process that follows while it is told: what an operator confirms may not be true for the next one.
-* A call ends pass and comparison at their next page, so that no request is left open that the cutover would
-  wait for. The comparison goes on from its sums if the gate refuses.
-* A gate that refuses is told, and the following goes on. In a window the gate is asked again every
-  `[follow] every`; a cutover that was begun and failed is not tried again in it: each freeze makes writes
-  wait.
-* In a window no stop is begun that is expected to outlast the window.
-* A comparison that finds differences closes the gate and is told; it ends nothing: targets that follow are
-  worth more than targets that do not.
-"""
+"""`apply --follow`: keeps targets up to date before the gate of cutover until `rekey proceed` or the window
+calls for the cutover."""
 
 from __future__ import annotations
 
@@ -50,7 +33,7 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What calls for the cutover: what `rekey proceed` said, or a window, which opened and closes; ticks."""
+    """What calls for the cutover: a `rekey proceed`, or a window; `opened` and `closes` in ticks."""
 
     said: Proceed | None = None
     opened: int = 0
@@ -61,15 +44,16 @@ class Follower:
     """Follows one migration that is before the gate of cutover."""
 
     def __init__(self, run: Run) -> None:
-        """Begin, or go on where a run that was killed followed."""
         self._run = run
+        # A `proceed` before this process began does not count: what the operator confirmed may be true no
+        # longer.
         self._heard = (steering.read(run.config.state) or steering.Steering()).proceed
         self._asked: float | None = None
         self._asked_in = self._tried = 0  # the windows in which the gate was asked, and the cutover begun
         self._failed = False
         self._refusal: tuple[str, ...] = ()
         kept = run.state.get_fact(run.script_id, FOLLOWING)
-        # Since when it is followed.
+        # Followed since, UTC.
         self.since = json.loads(kept)["since"] if kept else format_ticks(run.clock.ticks())
         self._keep()
         step = next_step("proceed-stopped" if run.is_delta else "proceed", script=run.script_id)
@@ -90,7 +74,7 @@ class Follower:
         self._run.state.set_fact(self._run.script_id, FOLLOWING, kept)
 
     def ended(self) -> None:
-        """Forget that it is followed: cut over, or stopped on request."""
+        """Record that it is no longer followed: cut over, or stopped on request."""
         self._run.state.set_fact(self._run.script_id, FOLLOWING, None)
 
     # --- until cutover is called for -----------------------------------------------------------------------
@@ -103,10 +87,10 @@ class Follower:
             RekeyError: what passes and comparisons raise.
         """
         run, over = self._run, asyncio.Event()
-        # A cutover that failed may have left its freeze behind, and writes would wait all the time.
+        # A failed cutover may have left its freeze behind, in which writes wait.
         await unfrozen(run)
         ours = replace(run, stop=StopFlag(), pool=None, share=run.config.follow.share)
-        # A pass next to a comparison is not shown: what is shown is one thing at a time.
+        # Only one thing at a time is shown: not the pass next to a comparison.
         quiet = replace(ours, progress=Progress(run.clock))
         with while_allowed(run.still_alone):
             comparing = _compare(ours, over, at_once=self._failed)
@@ -117,6 +101,8 @@ class Follower:
                 run.check()
                 await run.clock.sleep(_LOOK_S)
             over.set()
+            # Ends pass and comparison at their next page, so that no request is left unanswered that the
+            # cutover would wait for. If the gate refuses, the comparison goes on from its stored digests.
             ours.stop.request()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
         finally:
@@ -129,7 +115,8 @@ class Follower:
         return call
 
     async def _called(self) -> Call | None:
-        """Return what calls for the cutover now. A window does where the gate is open, or refuses anew."""
+        """Return what calls for the cutover now: a new `proceed`, or a window whose gate is open or refuses
+        for new reasons."""
         run, now = self._run, self._run.clock.rising()
         said = steering.read(run.config.state)
         if said is None or said.paused:
@@ -146,6 +133,7 @@ class Follower:
             return None
         opened, closes = window.next(ticks)
         waited = self._asked is None or now - self._asked >= run.config.follow.every_s
+        # One attempt per window: each freeze makes writes wait.
         if opened > ticks or opened == self._tried or not waited:
             return None
         self._asked, before, self._asked_in = now, self._asked_in, opened
@@ -164,7 +152,8 @@ class Follower:
         return replace(given, writers_stopped=call.said.writers_stopped)
 
     def outlasts(self, call: Call) -> list[str]:
-        """Return the reason that the stop is expected to outlast the window, if so; then no more in it."""
+        """Return, as a list, the reason that the expected downtime outlasts the window; then it is not tried
+        again in it."""
         left_s = (call.closes - self._run.clock.ticks()) / TICKS_PER_SECOND
         stop_s = expected_stop_s(self._run) if self._run.is_delta else None
         if call.said is not None or stop_s is None or stop_s <= left_s:
@@ -174,13 +163,14 @@ class Follower:
         return [f"the window closes at {closes}, and writers would stand still for about {duration(stop_s)}"]
 
     def enters(self, call: Call) -> None:
-        """Note that the cutover is begun: once in a window."""
+        """Record that the cutover was begun in this window."""
         self._tried = call.opened or self._tried
 
     def refused(self, problem: RekeyError) -> None:
-        """Tell that the cutover was refused, and why. After a freeze everything is compared at once: what was
-        found in it is brought by that, or was written by somebody who had not stopped."""
+        """Report that the cutover was refused, and why."""
         run, hint = self._run, problem.hint
+        # Then everything is compared at once: what differed under the freeze is repaired by that, or was
+        # written by somebody who had not stopped.
         self._failed = isinstance(problem, WriterAtWork | Findings)
         last = run.state.latest_verification(run.script_id)
         if isinstance(problem, WriterAtWork):
@@ -198,7 +188,7 @@ def _plain(reason: str) -> str:
 
 
 async def _bring(run: Run, over: asyncio.Event) -> None:
-    """Bring what has changed, again and again."""
+    """Make a pass (capture "delta") or settle dead clients' intents, every `[follow] every`."""
     sweeper = None if run.is_delta else run.sweeper
     while True:
         await first_of(over, run.clock.sleep(run.config.follow.every_s))
@@ -214,7 +204,9 @@ async def _bring(run: Run, over: asyncio.Event) -> None:
 
 
 async def _compare(run: Run, over: asyncio.Event, *, at_once: bool) -> None:
-    """Compare everything, again and again; one that was cut off goes on first. `at_once`: begin now."""
+    """Compare everything again and again, first one that was cut off. `at_once`: without waiting. Differences
+    close the gate and are reported; they do not end the following. Rows deleted in the source go with it, as
+    passes do not see them."""
     config = run.config
     every_s = min(config.follow.compare_every_s, config.gates.verification_max_age_s / 2)
     while True:

@@ -1,16 +1,5 @@
-"""The handover of index tables and secondary rows to the application, after `complete` (ADR 0046).
-
-Rules kept here:
-
-* Until then clients maintain them, and for that the source and the mapping; the application may maintain them
-  as well, which changes nothing where it writes what the script declares. So there is no moment in which
-  nobody does.
-* It asks for a clean and recent full verification: what is handed over is right.
-* Clients acknowledge the new epoch, then the journal is drained: from then on nothing of rekey writes an
-  index row, and nothing writes the source. Retention begins.
-* A handover that was cut off is ended by the same command again. There is no way back: from then on rows may
-  be written that the mapping does not know.
-"""
+"""The handover of index tables and secondary rows to the application after `complete` (ADR 0046). Until then
+rekey's clients maintain them."""
 
 from __future__ import annotations
 
@@ -31,10 +20,9 @@ from rekey.tables.allowance import while_allowed
 
 
 def hand_over(session: Session, script_id: str) -> Counters:
-    """Let clients maintain the index tables of a completed migration no longer; the application does.
-
-    Returns:
-        Figures of the work.
+    """End the clients' maintenance of a completed migration's index tables, and begin retention; return
+    figures. The same call again finishes a handover that was cut off. It cannot be rolled back: later rows
+    may be unknown to the mapping.
 
     Raises:
         Refused: it is not complete, or has nothing to hand over; or clients did not follow in time.
@@ -52,7 +40,6 @@ def hand_over(session: Session, script_id: str) -> Counters:
 
 
 def _closed_by_verification(run: Run, now: ControlRow) -> list[str]:
-    """Return why the last full verification does not show that what is handed over is right."""
     last, name = run.state.latest_verification(run.script_id), run.script_id
     max_age_s, facts = run.config.gates.verification_max_age_s, run.state.facts(run.script_id)
     problem = verification_problem(
@@ -88,6 +75,8 @@ async def _hand_over(run: Run) -> Counters:
         now = await run.control.hand_over()
     elif now.phase is ControlPhase.RETIRED or run.state.get_fact(name, QUIET_AT) is not None:
         return {}
+    # Clients acknowledge, then the journal is drained: after that nothing of rekey writes an index row, and
+    # nothing writes the source.
     followed = await clients.wait_for_clients(run, now)
     counters = {"clients": followed, **await end_following(run)}
     details = {"maintainer": Maintainer.APPLICATION, "at": now.handed_over_at, "counters": counters}

@@ -1,17 +1,4 @@
-"""Hooks: a program of the operator's that is run when something happens to a migration.
-
-Rules kept here:
-
-* The program is a list of arguments; no shell reads it. It runs in the folder of `rekey.toml`, in the
-  environment of the command itself, and gets the progress document, with what happened as the member `event`,
-  on its standard input. What it prints is not shown: it may be anything.
-* It has a time limit; then it is ended together with what it has begun. It is no part of the terminal's
-  foreground: Ctrl-C stops the migration at a checkpoint, not a hook half way.
-* One that fails is told, and changes nothing; but before the authority moves to the target it keeps the gate
-  of `cutover` closed.
-* A pass has stalled when its rows have not grown for a time, unless the operator has paused it. That is told
-  once, until it has gone on.
-"""
+"""Hooks: a program of the operator's that is run when something happens to a migration."""
 
 from __future__ import annotations
 
@@ -43,8 +30,10 @@ class HookEvent(StrEnum):
 
 
 async def run_hook(hooks: Hooks, folder: Path, document: bytes) -> str:
-    """Run the hook to its end; return how it failed, "" when it did not."""
+    """Run the hook and return how it failed, "" when it did not. Without a shell, in the folder of
+    `rekey.toml`, with the progress document on standard input; its output is discarded."""
     try:
+        # In a session of its own: Ctrl-C stops the migration at a checkpoint, not a hook half way.
         process = await asyncio.create_subprocess_exec(
             *hooks.command, cwd=folder, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
         )
@@ -59,6 +48,7 @@ async def run_hook(hooks: Hooks, folder: Path, document: bytes) -> str:
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 if os.name == "posix":
+                    # The hook and the processes it began.
                     os.killpg(process.pid, signal.SIGKILL)
                 else:
                     process.kill()
@@ -69,7 +59,7 @@ async def run_hook(hooks: Hooks, folder: Path, document: bytes) -> str:
 
 @dataclass(slots=True)
 class Stalls:
-    """Notices when a pass stalls. `after_s`: seconds without progress."""
+    """Notices a pass whose rows have not grown for `after_s` seconds."""
 
     after_s: float
     _seen: tuple[str, int, int] | None = field(default=None, init=False)
@@ -77,13 +67,7 @@ class Stalls:
     _told: bool = field(default=False, init=False)
 
     def stalled(self, work: Work | None, now: float, *, paused: bool) -> bool:
-        """Tell, once, that a pass has stalled.
-
-        Args:
-            work: the pass at work.
-            now: seconds that only rise.
-            paused: the operator has paused it.
-        """
+        """Tell, once until it moves again, that a pass has stalled. `now`: monotonic seconds."""
         seen = None if work is None or paused else (work.label, work.began_at, work.rows)
         if seen != self._seen:
             self._seen, self._since, self._told = seen, now, False

@@ -1,13 +1,5 @@
-"""Index rows compared with the main rows that they are made of, once nothing follows the source any more.
-
-Rules kept here:
-
-* The main target takes the part of the source: its rows are mapped by themselves alone, to themselves and to
-  their index rows. So the comparison is a full verification of rows that the application maintains.
-* A repair writes no main row. It writes an index row on the condition of what was read before the main row,
-  and reads the main row once more afterwards.
-* There is no journal: a difference counts when it stands still for `RECHECK_S`.
-"""
+"""Compares index rows with the main rows they are made of, once nothing follows the source any more. It is a
+full verification in which the main target takes the part of the source."""
 
 from __future__ import annotations
 
@@ -27,7 +19,8 @@ from rekey.verify.context import RecheckPolicy, ReconcileContext
 from rekey.verify.full import full
 from rekey.verify.report import FullReport
 
-# Seconds between two observations of a difference: an application writes its index rows after the main row.
+# Seconds between two observations of a difference. There is no journal: an application writes its index rows
+# after the main row.
 RECHECK_S = 5.0
 
 
@@ -35,7 +28,6 @@ class MainRows(Mapper):
     """Maps main target rows to themselves and to their index rows."""
 
     def __init__(self, of: Mapper) -> None:
-        """Create it from the mapper of the migration, `of`."""
         self.__dict__.update(of.__dict__)
 
     def _map(self, rows: Sequence[Row]) -> list[list[TargetRow]]:
@@ -47,7 +39,6 @@ class IndexContext(ReconcileContext):
     """The context of a comparison of index rows with main rows."""
 
     def not_compared(self, table: int) -> frozenset[str]:
-        """Return the properties of an index table that hold the source row's Timestamp."""
         return self.mapper.timestamp_copies[table] if table else frozenset()
 
 
@@ -55,12 +46,8 @@ def index_context(
     given: ReconcileContext,
     keep_removed: Callable[[int, Row, EntityKey | None], Awaitable[None]],
 ) -> IndexContext:
-    """Return the context in which index rows are compared with main rows.
-
-    Args:
-        given: the context in which source and targets are compared: tables, rates, what stops it.
-        keep_removed: as there; the source key of a row that is removed is not known.
-    """
+    """Return the context in which index rows are compared with main rows: tables, rates and stop conditions
+    of `given`. `keep_removed`: as of that one; the source key of a removed row is not known."""
     mapper, (main, *indexes) = MainRows(given.mapper), given.targets
     mender = _Mender(mapper, [main, *indexes], given.ids)
 
@@ -88,15 +75,14 @@ _TAKEN = ("ids", "keys", "folder", "advance", "stop", "concurrency", "scans", "a
 
 
 async def compare_indexes(ctx: IndexContext, *, repair: bool = False) -> FullReport:
-    """Compare all index rows with the main rows; `repair`: make them what main rows say."""
+    """Compare all index rows with the main rows; `repair`: rewrite those that differ."""
     report = await full(ctx, repair=repair)
     return replace(report, tables=report.tables[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class _Mender:
-    """Makes the index rows of a main row what that row says, as the application does: there is no mapping and
-    no journal. Every write is conditional on rows that were read before the main row."""
+    """Rewrites the index rows of a main row, as the application does: no mapping, no journal."""
 
     mapper: Mapper
     tables: Sequence[Table]
@@ -107,7 +93,7 @@ class _Mender:
 
         Raises:
             RowRefused: its index rows cannot be made of it.
-            Collision: an index row that belongs to another main row stands in the place of one of its own.
+            Collision: an index row of another main row is in the place of one of its own.
             Unavailable: the row kept changing.
         """
         for _ in range(MAX_ROUNDS):
@@ -117,6 +103,8 @@ class _Mender:
                 row = await self.tables[place.table].get(place.key)
                 if row is not None:
                     found[place] = row
+            # Index rows were read before the main row, and the main row is read again after the writes: every
+            # write is conditional on a state that the main row still describes.
             before = await self.tables[0].get(main_key)
             if self._expected(before).keys() != expected.keys():
                 continue

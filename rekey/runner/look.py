@@ -1,10 +1,4 @@
-"""One look at a migration: its facts, judged; and the progress document of it.
-
-Rules kept here:
-
-* Whoever tells where a migration stands looks in this way: `rekey status`, what serves progress, hooks, and
-  `apply` at its end.
-"""
+"""Reads and judges the status of a migration for `rekey status`, `apply`, the progress server and hooks."""
 
 from __future__ import annotations
 
@@ -36,7 +30,7 @@ async def look(
     *,
     at_end: bool = False,
 ) -> Status:
-    """Return the status of a migration; `at_end` as of `look_at`. Raises StateUnusable as that does."""
+    """Return the status of a migration; `at_end` and errors as of `look_at`."""
     prepared, record = Prepared.of(config, declared), state.migration(declared.script_id)
     refused = partial(secrets_refused, open_migration(prepared, accounts))
     paused = steering.is_paused(config.state)

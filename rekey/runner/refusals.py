@@ -1,4 +1,4 @@
-"""The errors of commands and of the runner, by code; their texts stand together in `refusals.toml`."""
+"""The errors of commands and of the runner, by code; their texts are in `refusals.toml`."""
 
 from __future__ import annotations
 

@@ -1,13 +1,6 @@
-"""What remains: proof that the side which is kept is there and holds the rows, before the other is given up.
-
-Rules kept here:
-
-* Nothing here writes. Tables are proved to exist, then to hold the rows: by a comparison of all keys before
-  tables are dropped, by counts before the source is retired, by a sample before authority moves back.
-* What cannot be proved is refused, unless the operator gives a reason (`Options.reason`), which is recorded.
-* A table that somebody deleted and made again is empty, and looks to a comparison as if the application had
-  deleted every row. Where that would delete `MANY` rows or more from the other side, it is refused as well.
-"""
+"""Proves that the side which is kept exists and holds the rows, before the other side is given up. Nothing
+here writes tables. What cannot be proved is refused, unless the operator gives a reason (`Options.reason`),
+which is recorded."""
 
 from __future__ import annotations
 
@@ -25,21 +18,22 @@ from rekey.runner.run import Run
 from rekey.tables.base import Table
 from rekey.tables.kinds import whole
 
-# From so many rows on, their deletion is asked about where the authority holds none at all.
+# From so many rows on, their deletion because the authority is empty is refused: a table that was deleted and
+# created again looks as if the application had deleted every row.
 MANY = 20
-# Rows of the target that are looked for in the source before authority moves back to it.
+# Target rows that are looked up in the source before the authority moves back to it.
 SAMPLED = 100
-# Rows that stand in the target alone: where there are more, not all are looked at one by one.
+# Where more rows are in the target only, not all are reread one by one.
 LISTED = 1000
 _NAMED = 5
 _KEYS = (PARTITION_KEY, ROW_KEY)
-# A row is read so often, a second apart, before it counts as missing: a write of it may be in flight.
+# A row counts as missing after so many reads, a second apart: a write of it may be in flight.
 _ROUNDS = 4
 _PAUSE_S = 1.0
 
 
 async def rows_up_to(table: Table, most: int) -> int | None:
-    """Return how many rows a table holds, counted up to `most`; None where there is no such table."""
+    """Return how many rows a table holds, counted up to `most`; None: no such table."""
     found = 0
     try:
         async for page in whole(table).scan(select=_KEYS, page_rows=most, ahead=False):
@@ -52,13 +46,8 @@ async def rows_up_to(table: Table, most: int) -> int | None:
 
 
 async def closed_by_tables(run: Run, *, authority: Table) -> list[str]:
-    """Return the reasons that source and targets keep a move of the authority to the target closed: a table
-    does not exist, or the main target is empty.
-
-    Args:
-        run: the migration.
-        authority: the source, or the main target where that is the authority already.
-    """
+    """Return the reasons against moving the authority to the target: a table does not exist, or the main
+    target is empty. `authority`: the source, or the main target where that is the authority already."""
     source, target = run.source.name, run.targets[0].name
     names = dict.fromkeys((authority.name, *run.declared.migration.table_names))
     rows = {name: await rows_up_to(run.tables.table(name), 1) for name in names}
@@ -84,12 +73,8 @@ async def tables_with_rows(run: Run) -> list[str]:
 
 
 async def require_droppable(run: Run) -> None:
-    """Refuse to drop targets unless the source exists and has a row for every row of the main target, or the
-    operator gave a reason; what was found is recorded.
-
-    Raises:
-        Refused: the source does not exist, or rows stand in the target alone.
-    """
+    """Refuse to drop targets unless the source has a row for every row of the main target, or the operator
+    gave a reason; record what was found. Raises Refused."""
     if not await tables_with_rows(run):
         return  # nothing would be lost
     await require_source(run)
@@ -119,14 +104,10 @@ async def require_droppable(run: Run) -> None:
 
 
 async def rows_only_in_target(run: Run) -> list[EntityKey]:
-    """Return the keys of the main target's rows that no row of the source maps to; of very many only some.
-
-    The mapping table is not relied on: it may be gone, too. Rows of writes in flight do not count.
-
-    Raises:
-        TableMissing: there is no source, or no main target.
-    """
+    """Return the keys of the main target's rows that no source row maps to (of very many only some); rows of
+    writes in flight do not count. Raises TableMissing when source or main target is gone."""
     target, digest_of = run.targets[0], run.ids.long
+    # The mapping table is not relied on: it may be gone, too.
     with DigestParts() as theirs, DigestParts() as ours:
         # The target first: a row that is written meanwhile is then in the source's keys, if in any.
         with run.progress.task("read the target's keys") as advance:
@@ -160,7 +141,7 @@ async def rows_only_in_target(run: Run) -> list[EntityKey]:
 
 
 async def _without_source(run: Run, candidates: Sequence[EntityKey]) -> list[EntityKey]:
-    """Return those keys of the main target whose row stands, and whose source row does not exist."""
+    """Return the main target keys whose row exists and whose source row does not."""
     left = list(candidates)
     for number in range(_ROUNDS):
         if number and left:
@@ -179,7 +160,7 @@ async def _without_source(run: Run, candidates: Sequence[EntityKey]) -> list[Ent
         await for_each(left, look, limit=run.config.limits.concurrency)
         left = still
         if run.is_delta:
-            break  # nothing follows at once: waiting changes nothing
+            break  # replicas do not follow at once: waiting changes nothing
     return sorted(left)
 
 
@@ -198,8 +179,8 @@ def _targets(run: Run) -> str:
 
 
 async def closed_by_source(run: Run) -> list[str]:
-    """Return why authority cannot move back to the source: it does not exist or, in capture "dual-write", in
-    which it is said to be current, it lacks rows of a sample of the target."""
+    """Return why the authority cannot move back to the source: it does not exist or, in capture "dual-write",
+    lacks rows of a sample of the target."""
     if not await run.tables.table_exists(run.source.name):
         return [f"the source table {run.source.name} does not exist"]
     if run.is_delta or not await run.tables.table_exists(run.targets[0].name):
@@ -221,7 +202,7 @@ async def closed_by_source(run: Run) -> list[str]:
 
 async def closed_by_count(run: Run) -> list[str]:
     """Return why the source may not be deleted: the main target holds fewer rows, and no reason was given.
-    What was counted is recorded."""
+    The counts are recorded."""
     if not await run.tables.table_exists(run.source.name):
         return []
     counts = {"source_rows": await _count(run, run.source), "target_rows": await _count(run, run.targets[0])}
@@ -234,7 +215,7 @@ async def closed_by_count(run: Run) -> list[str]:
 
 
 async def require_few_deletes(run: Run, gone: Sequence[EntityKey], target_rows: int) -> None:
-    """Refuse to delete more rows of the source than the target holds, without a reason.
+    """Refuse, without a reason, to delete more rows of the source than the target holds.
 
     Args:
         run: the migration.
@@ -242,7 +223,7 @@ async def require_few_deletes(run: Run, gone: Sequence[EntityKey], target_rows: 
         target_rows: how many rows the main target holds.
 
     Raises:
-        Refused: more of them stand in the source than the target holds, and `MANY` or more.
+        Refused: more of them exist in the source than the target holds, and `MANY` or more.
     """
     if len(gone) < max(MANY, target_rows + 1):
         return
@@ -279,11 +260,8 @@ async def _count(run: Run, table: Table) -> int:
 
 
 async def require_rows(run: Run, authority: Table, replica: Table) -> None:
-    """Refuse what would delete all rows of a replica because the authority is empty, without a reason.
-
-    Raises:
-        Refused: the authority holds no row, and the replica `MANY` or more.
-    """
+    """Refuse, without a reason, to delete all rows of a replica because the authority is empty. Raises
+    Refused for a replica of `MANY` rows or more."""
     if await rows_up_to(authority, 1) or await rows_up_to(replica, MANY) != MANY:
         return
     if not run.options.reason:

@@ -1,16 +1,4 @@
-"""Restoring a row that a repair removed.
-
-Rules kept here:
-
-* A removed row is kept for `[gates] retention`, by the service's clock, and not restored after that.
-* It is inserted if absent: a row that stands there by now is never overwritten. A lost answer is settled by
-  looking: the same row there is the one that was inserted, by this command or by one that was cut off.
-* Not in `cutover`, where the targets are the authority and what is written past the clients would be missing
-  on the other side; and not while another migration follows the table.
-* Before cutover no verification made so far counts any more: a row that no source row gives must be reported
-  by one, and must not go live unseen.
-* It is recorded before the copy that is kept is deleted.
-"""
+"""Restores a row that a repair removed, within `[gates] retention`."""
 
 from __future__ import annotations
 
@@ -32,14 +20,15 @@ from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Operation, Verb
 
 ROW_RESTORED = "row-restored"
+# Not `cutover`: the targets are the authority then, and a row written past the clients would be missing in
+# the source.
 _PHASES = (ControlPhase.DUAL_WRITE, ControlPhase.COMPLETE, ControlPhase.RETIRED)
 _LISTED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A restored row: the id it was kept under, its table, when it was removed, and whether cutover asks for
-    a new full verification."""
+    """A restored row. `verify_again`: cutover asks for a new full verification."""
 
     row_id: str
     table: str
@@ -48,17 +37,12 @@ class Restored:
 
 
 def restore(session: Session, script_id: str, given: str, reason: str = "") -> Restored:
-    """Insert a row again that a repair removed.
-
-    Args:
-        session: the open session.
-        script_id: the migration.
-        given: the row's safe id, or the name under which it is kept.
-        reason: why; recorded.
+    """Insert again a row that a repair removed. `given`: its safe id, or the name it is kept under. `reason`
+    is recorded.
 
     Raises:
-        Refused: the phase forbids it; no row, or more than one, is kept under that id; its time is over; or
-            another row stands at its key.
+        Refused: the phase forbids it; no row, or more than one, is kept under that id; its retention is over;
+            or another row is at its key.
         Erased: it was removed in a month whose data key was shredded.
     """
     run = session.resume(script_id)
@@ -80,6 +64,7 @@ def restore(session: Session, script_id: str, given: str, reason: str = "") -> R
             await _insert(run, kept, one.table, one.row, marked=verify_again)
         details = {"row": kept.name, "table": label, "removed_at": kept.at, "reason": reason}
         run.state.audit(ROW_RESTORED, script_id, details)
+        # After it is recorded.
         await removed.delete(kept)
         return Restored(kept.name, label, kept.at, verify_again)
 
@@ -114,11 +99,12 @@ async def _find(run: Run, removed: RemovedRows, given: str) -> Kept:
 
 
 async def _insert(run: Run, kept: Kept, number: int, row: dict[str, object], *, marked: bool) -> None:
-    """Insert a row if there is none; `marked`: first mark that earlier verifications do not cover it. Raises
-    Refused when another one is there."""
+    """Insert a row if there is none. `marked`: first mark that earlier verifications do not cover it: a row
+    without a source row must not go live unseen. Raises Refused when another row is there."""
     table, write = run.targets[number], Operation(Verb.INSERT, row)
     for _ in range(MAX_ROUNDS):
         there = await table.get(key_of(row))
+        # Inserted by an attempt whose answer was lost, or by a command that was cut off.
         if there is not None and same_content(there, row):
             return
         if there is not None:

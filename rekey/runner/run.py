@@ -1,10 +1,5 @@
-"""One open migration as a value that phases work with (`Run`), and what each phase has (`Lifecycle`).
-
-Rules kept here:
-
-* A `Run` is made by the session, which opens and closes locks and connections; phases only use it.
-* Phases report progress to the run and ask the run for stop requests: they know neither terminal nor signals.
-"""
+"""One open migration as a value that phases work with (`Run`), and what each phase has (`Lifecycle`). The
+session opens and closes locks and connections; phases know neither terminal nor signals."""
 
 from __future__ import annotations
 
@@ -39,9 +34,9 @@ from rekey.state.models import CHECKPOINT_AT
 from rekey.state.store import State
 from rekey.tables.base import SHARED_SERVICE_S, Table, TableService, holding
 
-# Seconds for which the runner writes under one intent of its own.
+# Seconds for which the runner writes under one intent.
 WRITING_S = 15.0
-# Seconds after which no write that the runner announced in an intent can be in flight any more.
+# Seconds after which no write announced in an intent can be in flight.
 OPEN_S = WRITING_S + SHARED_SERVICE_S + SAFETY_S
 
 
@@ -51,29 +46,24 @@ Counters = dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the command line that phases act on.
-
-    Attributes:
-        writers_stopped: the operator confirms that no application writes.
-        stop_at_most_s: refuse to cut over when writers would stand still for more seconds than this (capture
-            "delta"); None: however long it takes.
-        drop_targets: on rollback to `source`: drop the target tables (True) or keep them (False).
-        typed_table: the source's name as typed for `retire`.
-        executor: `module:callable`, in place of the one in [executor]; "": use that one.
-        reason: why rows may go that cannot be proved to be on the other side, recorded; "": no reason.
-        freeze_by: do not make writers wait after this time, in ticks; None: at any time.
-        accept_data_keys: believe data keys that a public key wrapped and that have no proof.
-        follow: keep targets up to date before the gate of cutover, and go through it when told to.
-    """
+    """Options of the command line that phases act on."""
 
     writers_stopped: bool = False
+    # Refuse the cutover when the estimated write downtime is longer (capture "delta"); None: no limit.
     stop_at_most_s: float | None = None
+    # On rollback to `source`: drop the target tables.
     drop_targets: bool = False
+    # The source's name as typed for `retire`.
     typed_table: str = ""
+    # `module:callable` in place of that of [executor]; "": use that one.
     executor: str = ""
+    # Keep targets up to date before the gate of cutover, and go through it when that is requested.
     follow: bool = False
+    # Why rows may go that cannot be proved to be on the other side; recorded.
     reason: str = ""
+    # Do not make writers wait after this time, in ticks.
     freeze_by: int | None = None
+    # Believe data keys that a public key wrapped and that have no proof.
     accept_data_keys: bool = False
 
 
@@ -84,11 +74,9 @@ class StopFlag:
         self._requested = False
 
     def request(self) -> None:
-        """Ask the work to stop at the next safe place."""
         self._requested = True
 
     def requested(self) -> bool:
-        """Tell whether a stop was requested."""
         return self._requested
 
     def check(self) -> None:
@@ -98,11 +86,11 @@ class StopFlag:
 
 
 def keep_no_count() -> None:
-    """Store nothing: no phase is under way."""
+    """Store nothing: no phase is running."""
 
 
 async def tell_nobody(_event: str, *, before: Phase | None = None, **_more: object) -> None:
-    """Return at once: there is no hook. Arguments as of `Run.tell`."""
+    """Do nothing: there is no hook. Arguments as of `Run.tell`."""
     del before
 
 
@@ -126,28 +114,27 @@ class Run:
     # Called before work goes on; raises Locked when the runner lease was lost.
     still_alone: Callable[[], None] = lambda: None
     lease_id: str = ""
-    # The workers that copy and compare, begun when there is work for them; None: the runner does it itself.
+    # The workers that copy and compare, started on demand; None: the runner does it itself.
     pool: Pool | None = None
-    # Stores how many requests were sent so far: the count stays if the run is killed.
+    # Stores how many requests were sent so far, in case the run is killed.
     keep_count: Callable[[], None] = keep_no_count
     # Requests that workers sent for this run, by kind; results of tasks are added to it.
     by_workers: Counter[str] = field(default_factory=Counter)
-    # The part of the rates in force within which everything is compared.
+    # The share of the rates in force that comparisons use.
     share: float = 1.0
-    # Runs the operator's hook for an event, which more is told of. `before` is the phase that may not begin
-    # if the hook fails: then GateClosed is raised; None: a hook that fails is only told.
+    # Runs the operator's hook for an event. `before`: the phase that may not begin if the hook fails
+    # (GateClosed); None: a hook that fails is only reported.
     tell: Callable[..., Coroutine[Any, Any, None]] = tell_nobody
 
     # The migrations of the project that fill its source.
     builds_on: Sequence[Declared] = ()
     # The runs of its whole group, itself among them, where a command works on the group.
     group: Sequence[Run] = ()
-    # Figures of the last crossing that moved this migration, which the run of another member made.
+    # Figures of the last crossing, which the run of another member may have made.
     crossed: Counters = field(default_factory=dict)
 
     @property
     def script_id(self) -> str:
-        """The migration's id."""
         return self.declared.script_id
 
     @property
@@ -157,7 +144,6 @@ class Run:
 
     @property
     def ids(self) -> SafeIds:
-        """The safe ids of this migration."""
         return self.mapping.rows.ids
 
     @property
@@ -172,7 +158,6 @@ class Run:
 
     @property
     def registry(self) -> Registry:
-        """The registry of the application's clients."""
         return Registry(self.restricted, self.script_id)
 
     @property
@@ -183,16 +168,15 @@ class Run:
 
     @property
     def sweeper(self) -> Sweeper:
-        """A new sweeper, which settles intents; it knows of no earlier sweep."""
+        """A new sweeper, which knows of no earlier sweep."""
         return Sweeper(self.journal, self.reverse, monotonic=self.clock.rising)
 
     @property
     def source(self) -> Table:
-        """The source table."""
         return self.propagator.source
 
     async def source_time(self) -> str:
-        """Return the time by the clock of the source's account, which its rows' Timestamps are by."""
+        """Return the time by the clock of the source's account, as its rows' Timestamps are."""
         return await holding(self.tables, self.source.name).server_time()
 
     async def target_time(self) -> str:
@@ -206,16 +190,15 @@ class Run:
 
     @property
     def window(self) -> WindowSize:
-        """The size at which a window of rows is full; several windows are under way at a time."""
+        """The size at which a window of rows is full; several windows are in flight at a time."""
         return window_of(self.config.limits)
 
     @property
     def is_delta(self) -> bool:
-        """Whether the targets follow the source by delta passes (capture "delta")."""
         return self.declared.migration.capture == "delta"
 
     def checkpointed(self, **facts: str) -> None:
-        """Record that a checkpoint was stored just now, and facts that belong to it."""
+        """Record that a checkpoint was stored just now, with facts that belong to it."""
         self.state.set_facts(self.script_id, {CHECKPOINT_AT: format_ticks(self.clock.ticks()), **facts})
 
     def check(self) -> None:
@@ -226,7 +209,7 @@ class Run:
 
 @contextmanager
 def of_member(run: Run) -> Iterator[None]:
-    """Let an error within say which member of a group it is about."""
+    """Prefix the errors within with the member of a group that they are about."""
     try:
         yield
     except RekeyError as error:
@@ -249,28 +232,26 @@ def asks_again(run: Run, phase: Phase) -> str:
 
 
 async def open_gate(_run: Run) -> list[str]:
-    """Return no reason: the gate of a phase that needs no more than the phase before it."""
+    """Return no reason: for phases that need no more than the phase before them."""
     return []
 
 
 async def nothing_left(_run: Run) -> int:
-    """Do nothing and return 0: the `again` of a phase that leaves nothing to repeat."""
+    """Do nothing and return 0: for phases that leave nothing to repeat."""
     return 0
 
 
 class Lifecycle(Protocol):
-    """The lifecycle of one phase: what each module of `rekey.runner.phases` has."""
+    """The lifecycle of one phase, implemented by each module of `rekey.runner.phases`."""
 
     async def gate(self, run: Run, /) -> list[str]:
         """Return every reason that keeps the phase from beginning; change nothing."""
 
     async def run(self, run: Run, /) -> Counters:
-        """Carry out the phase. It may be cut off at any moment and run again: each step is idempotent."""
+        """Carry out the phase; it may be cut off at any moment and run again."""
 
     async def undo(self, run: Run, /) -> Counters | None:
-        """Go back to where the phase before it ended, and return figures of that work if it has any; or raise
-        an error that says why that cannot be."""
+        """Go back to where the phase before it ended and return figures, if any; or raise why it cannot."""
 
     async def again(self, run: Run, /) -> int:
-        """After the phase, and before a later one was run: do the work that has come up since, and return how
-        many rows it changed or intents it settled."""
+        """While no later phase was run: do new work; return the rows changed or intents settled."""

@@ -1,13 +1,4 @@
-"""A session: locks, connections and state of one command that works on migrations.
-
-Rules kept here:
-
-* Opened in this order, closed in reverse order: file lock, state file, connections, runner lease.
-* One event loop for the whole session: yoyo's steps are synchronous calls, so each runs its phase on this
-  loop, and connections and lease renewal live on between them.
-* A migration is opened for work only when declaration, secrets, state file and control row agree on what it
-  is; otherwise it is refused before anything is written.
-"""
+"""A session: the locks, connections and state of one command that works on migrations."""
 
 from __future__ import annotations
 
@@ -76,40 +67,32 @@ from rekey.tables.sent import OnTop, on_top, requests_in, since
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 _LOOK_S = 1.0
-# Event: the operator's setting when a runner first worked with it.
+# Audit event: the operator's setting when a runner first worked with it.
 _STEERED = "steered"
 
 
 @dataclass(eq=False, repr=False)
 class Session:
-    """Locks, state and connections of one command. Use as a context manager: before that nothing is opened.
-
-    Attributes:
-        config: the configuration.
-        scripts: all scripts of the project, by id.
-        options: the options of the command line.
-        progress: receives progress and notes.
-        stop: asked for stop requests.
-        connect_to: connects the accounts; tests give tables in memory.
-        clock: measures time and waits.
-        loop: runs the work, and is not closed by the session; None: the session makes one.
-        runs: the migrations that were opened, by id.
-        following: since when the runner follows (`apply --follow`); "" while it does not.
-        taken_back: figures of the phases that were taken back, where there are any, by script and phase.
-        phase_ended: called with each run of a phase when it has ended, done or not.
-    """
+    """Locks, state and connections of one command. Use it as a context manager, which opens them."""
 
     config: Config
     scripts: Mapping[str, Declared]
     options: Options = field(default_factory=Options)
     progress: Progress = field(default_factory=Progress)
     stop: StopFlag = field(default_factory=StopFlag)
+    # Connects the accounts; tests give tables in memory.
     connect_to: Callable[[Config], Accounts] = connect
     clock: Clock = field(default_factory=SystemClock)
+    # Runs the work and is not closed by the session; None: the session makes one. One loop for the whole
+    # session: yoyo's steps are synchronous calls, and connections and lease renewal live on between them.
     loop: asyncio.Runner | None = None
+    # Called with each run of a phase when it has ended, done or not.
     phase_ended: Callable[[PhaseRun], None] = lambda _run: None
+    # The opened migrations, by id.
     runs: dict[str, Run] = field(default_factory=dict, init=False)
+    # Since when the runner follows (`apply --follow`); "": it does not.
     following: str = field(default="", init=False)
+    # Figures of phases that were taken back, by script and phase.
     taken_back: dict[tuple[str, Phase], Counters] = field(default_factory=dict, init=False)
     _leases: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
@@ -117,7 +100,8 @@ class Session:
     _at_work: str = field(default="", init=False)
 
     def __enter__(self) -> Session:
-        """Open file lock, state file, ledger and connections.
+        """Open file lock, state file, connections and ledger, in this order; they are closed in reverse
+        order.
 
         Raises:
             Locked: another process works with this state file.
@@ -143,7 +127,6 @@ class Session:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Close everything, last opened first."""
         self._opened.__exit__(*error)
 
     def sent(self) -> dict[str, int]:
@@ -155,19 +138,19 @@ class Session:
         self._counted = self.accounts.sent
 
     def add_on_top(self, script_id: str, why: OnTop) -> None:
-        """Add the requests since `count_anew`, sent outside of phases, to those on top of the estimate."""
+        """Add the requests since `count_anew` to those outside of phases, on top of the estimate."""
         known = json.loads(self.state.get_fact(script_id, ON_TOP) or "{}")
         total = known.get(why, 0) + requests_in(self.sent())
         self.state.set_fact(script_id, ON_TOP, json.dumps({**known, why: total}))
         self.count_anew()
 
     def tick(self) -> None:
-        """Show the progress of the moment, and tell the pulse of this runner."""
+        """Show the current progress and write this runner's pulse."""
         self.progress.tick()
         self.beat()
 
     def beat(self) -> None:
-        """Tell the pulse of this runner."""
+        """Write this runner's pulse."""
         held = () if self._rates is None else tuple(self._rates[0].held())
         pulse.write(self.config.state, pulse.pulse_of(self.progress, self._at_work, held, self.following))
 
@@ -181,7 +164,7 @@ class Session:
     # --- hooks -------------------------------------------------------------------------------------------
 
     async def _looked_after(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work; a pass of it that stalls is told to the hook."""
+        """Await work, telling the hook when a pass of it stalls."""
         over = asyncio.Event()
 
         async def look_after() -> None:
@@ -199,17 +182,8 @@ class Session:
             await looking
 
     async def tell(self, script_id: str, event: str, *, before: Phase | None = None, **more: object) -> None:
-        """Run the hook for an event of a migration, if there is one (`Run.tell`).
-
-        Args:
-            script_id: the migration.
-            event: a `HookEvent`.
-            before: the phase that may not begin if the hook fails; None: a hook that fails is only told.
-            more: what else the document says about the event.
-
-        Raises:
-            GateClosed: the hook failed, and `before` is `cutover`.
-        """
+        """Run the hook, if any, for an event (`HookEvent`) of a migration; `more` goes into the document.
+        Raises GateClosed when the hook fails and `before`, the phase that is to begin, is `cutover`."""
         if not self.config.hooks.command:
             return
         self.beat()
@@ -233,10 +207,10 @@ class Session:
     # --- opening a migration ---------------------------------------------------------------------------
 
     def opened(self, script_id: str) -> OpenMigration:
-        """Return a migration of the project, opened; no request is sent.
+        """Open a migration of the project; no request is sent.
 
         Raises:
-            Refused: it has begun and its file is gone or cannot be used, or it fills the tables of such one.
+            Refused: it has begun and its file is gone or unusable, or it fills the tables of such a one.
         """
         self._at_work = script_id
         declared = self.scripts[script_id]
@@ -251,11 +225,8 @@ class Session:
         return open_migration(Prepared.of(self.config, declared), self.accounts)
 
     def resume(self, script_id: str) -> Run:
-        """Open a migration that has begun, as `begin` does.
-
-        Raises:
-            Refused: neither the ledger nor the restricted store knows of it. Nothing was written.
-        """
+        """Open a migration that has begun, as `begin` does. Raises Refused, before any write, when neither
+        ledger nor restricted store knows it."""
         if not self.has_begun(script_id):
             raise refusal("not-begun", script=script_id)
         return self.begin(script_id)
@@ -267,9 +238,8 @@ class Session:
         return self.do(self.opened(script_id).control.read()) is not None
 
     def begin(self, script_id: str) -> Run:
-        """Open a migration for work: check it, take the runner lease, make the control row if there is none.
-
-        A migration that this session has opened before is returned as it is.
+        """Open a migration for work: check it, take the runner lease, create the control row if there is
+        none. A second call returns the same run.
 
         Raises:
             Moved: declaration or secrets are not those that the migration started with.
@@ -334,9 +304,10 @@ class Session:
         self.state.register(
             script_id, declared.digest, asked.source, row.run_id, prepared.fingerprints, place
         )
-        # Also for one that a version began which kept no script: the digest says that this is the same one.
+        # Also for migrations started before scripts were stored: the digest proves that this is the same
+        # script.
         self.state.keep_script(script_id, row.targets, declared.content)
-        mapping.patience_s = inf  # a copy that meets a write of a client is no collision yet
+        mapping.patience_s = inf  # a copy that meets a client's write is not yet a collision
         if mapping.keyring is not None:
             # From now on checkpoints are sealed. Data keys are wrapped again if the wrapping key has changed.
             cursors = cursors_key(mapping.keyring.root, row.id_key)
@@ -377,11 +348,11 @@ class Session:
 
         async def end_in_order() -> None:
             service = throttle.service
-            is_first = run is next(iter(self.runs.values()), run)  # one is enough: they share the rates
+            is_first = run is next(iter(self.runs.values()), run)  # once: all runs share the rates
             if is_first and service is not None and service.account.rate != service.account.begins:
                 said = f"rates followed the service; at the end {throttle.told()}"
                 self.progress.note(f"{run.script_id}: {said}")
-            # The term must cover open requests before the lease is given back; otherwise the lease row stays.
+            # Before the lease is given back, the term must cover unanswered requests; else the lease stays.
             if not await hand_over(run):
                 await lease.leave()
 
@@ -389,12 +360,7 @@ class Session:
         return run
 
     async def require_same(self, migration: OpenMigration) -> ControlRow | None:
-        """Return the control row of a migration; refuse one that is another project's, or of another
-        declaration.
-
-        Raises:
-            Refused, Moved: see `require_same_migration`.
-        """
+        """Return the control row of a migration. Raises Refused, Moved: see `require_same_migration`."""
         row = await migration.control.read()
         if row is not None:
             record = self.state.migration(migration.prepared.declared.script_id)
@@ -402,13 +368,12 @@ class Session:
         return row
 
     def _guard(self, prepared: Prepared, control: ControlRow | None) -> None:
-        """Refuse a migration whose declaration, secrets, state file and control row do not agree.
-
-        Writes to no table; removes a migration from the state file whose rollback was cut off at its end.
+        """Refuse a migration whose declaration, secrets, state file and control row do not agree, before any
+        table is written.
 
         Raises:
             StateUnusable: the state file is of another migration, or the restricted store is another one.
-            Moved: declaration, secrets or the account of targets are not those that it started with.
+            Moved: declaration, secrets or the target account are not those that it started with.
         """
         declared, rules = prepared.declared, (prepared.declared.digest, prepared.fingerprints)
         record = self.state.migration(declared.script_id)
@@ -429,8 +394,7 @@ class Session:
         require_same_rules(declared.script_id, (control.digest, control.fingerprints), rules)
 
     def _begin_rates(self) -> tuple[Throttle, Throttle]:
-        """Return the throttles of the accounts, which all migrations share, for the configured rates or those
-        that the operator sets during the run."""
+        """Return the throttles that all migrations share, at the configured rates or the operator's."""
 
         def told(said: Steering, is_new: bool) -> None:
             self.progress.note(f"from now on: {said.told()}", "steered")
@@ -472,8 +436,7 @@ class Session:
     # --- phases, as yoyo calls them ----------------------------------------------------------------------
 
     def carry_out(self, script_id: str, phase: Phase) -> None:
-        """Carry out the next phase of a migration, and tell the hook how it ended. Raises what the ledger
-        raises."""
+        """Carry out a migration's next phase, and tell the hook how it ended. Raises as the ledger does."""
         ended = partial(self.tell, script_id, HookEvent.PHASE_ENDED, phase=str(phase))
         try:
             self.ledger.apply(script_id, phase)
@@ -498,7 +461,7 @@ class Session:
             self.phase_ended(self.state.phase_runs(script_id)[-1])
             raise
         finally:
-            run.keep_count = keep_no_count  # what is sent from now on is not of this phase
+            run.keep_count = keep_no_count  # later requests do not belong to this phase
         self.state.finish_phase(number, "done", counters, self.sent())
         self.count_anew()
         self.state.audit("phase-done", script_id, {"phase": phase, "counters": counters})
@@ -527,12 +490,10 @@ class Session:
         make_checkpoint(self.state, self.signer, f"{script_id}: `{phase}` taken back", self.progress)
 
     async def _with_clients(self, run: Run, work: Callable[[Run], Awaitable[T]]) -> T:
-        """Run `work` of a phase, after every live client has acknowledged the present epoch.
-
-        An earlier run may have been cut off between a move and its waiting. Writes fail once the runner lease
-        is lost.
-        """
+        """Run `work` of a phase after every live client has acknowledged the present epoch: an earlier run
+        may have been cut off between a move and its waiting."""
         await wait_for_present(run)
+        # Writes fail once the runner lease is lost.
         with while_allowed(run.still_alone):
             return await work(run)
 

@@ -1,19 +1,7 @@
-"""Steering a runner at work, from any terminal: pause, resume, other rates; and telling one that follows to
-proceed.
-
-Rules kept here:
-
-* The steering file is a small file next to the state file. The state file itself will not do: it has one
-  writer, who holds its lock for as long as it works. Nor will the control row: clients follow it, it costs
-  requests, and it cannot be reached when pausing is most wanted. A file that is replaced whole needs no lock
-  (ADR 0023).
-* Any user who may write the state file's folder may steer. The file holds rates, a time and the user's name,
-  no keys.
-* A file that cannot be read changes nothing: the setting that was read last stays in force.
-* A setting stays in force, also for the next run, until it is taken back; `status` shows it.
-* Telling to proceed is no setting: it counts once, for the run that follows while it is told. What it
-  confirms (that writers are stopped) may not be true later.
-"""
+"""Steering a running command from any terminal: pause, resume, other rates, proceed. The settings are in a
+small file next to the state file, because the state file has one writer and the control row costs requests
+(ADR 0023). Whoever may write to that folder may steer. The file holds rates, times and a user's name, no
+keys."""
 
 from __future__ import annotations
 
@@ -36,10 +24,10 @@ _SUFFIX = ".steering.json"
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """What `rekey proceed` said: which migration is to cut over, whether the operator confirmed that no
-    application writes, when, and which user."""
+    """What `rekey proceed` asked for: the cutover of one migration, by the run that follows it then."""
 
     script_id: str
+    # May not be true later: so it is no lasting setting.
     writers_stopped: bool
     said_at: str
     said_by: str
@@ -47,27 +35,20 @@ class Proceed:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """The operator's last setting.
-
-    Attributes:
-        paused: send nothing new.
-        entities_per_second, partition_entities_per_second: rates in place of the configured ones; None: the
-            configured one.
-        said_at, said_by: when it was set, and by which user; "" when nothing was set. The same pause and
-            rates, set again, are the same setting.
-        proceed: what `rekey proceed` said last.
-    """
+    """The operator's last setting; it stays in force, also for later runs, until it is taken back."""
 
     paused: bool = False
+    # Rates in place of the configured ones; None: the configured one.
     entities_per_second: int | None = None
     partition_entities_per_second: int | None = None
+    # When, and by which user; "": nothing was set. The same pause and rates, set again, are the same setting.
     said_at: str = field(default="", compare=False)
     said_by: str = field(default="", compare=False)
     proceed: Proceed | None = field(default=None, compare=False)
 
     @property
     def is_usual(self) -> bool:
-        """Whether everything is as configured: no pause, no other rates."""
+        """Whether everything is as configured."""
         return not self.paused and self.entities_per_second is self.partition_entities_per_second is None
 
     def over(self, given: Rates) -> Rates:
@@ -91,12 +72,12 @@ class Steering:
 
 
 def path_of(state: Path) -> Path:
-    """Return the path of the steering file of a state file."""
+    """Return the path of a state file's steering file."""
     return state.with_name(state.name + _SUFFIX)
 
 
 def read(state: Path) -> Steering | None:
-    """Return the last setting; the default when there is no file, None when it cannot be read or parsed."""
+    """Return the last setting; the default when there is no file, None when it is unreadable."""
     try:
         text = path_of(state).read_text("utf-8")
     except FileNotFoundError:
@@ -121,7 +102,7 @@ def read(state: Path) -> Steering | None:
 
 
 def is_paused(state: Path) -> bool:
-    """Tell whether the last setting that can be read is a pause."""
+    """Tell whether the last readable setting is a pause."""
     return (read(state) or Steering()).paused
 
 
@@ -155,14 +136,15 @@ def follow(
 
     Args:
         state: the state file.
-        told: called with a setting that differs from the one before, and at the beginning with one that is
-            not the usual; and with whether it differs.
+        told: called with a setting that differs from the one before, or is unusual at the beginning; and with
+            whether it differs.
         recorded: the setting before, as the audit log has it.
     """
     said, begins = recorded, True
 
     def rates(given: Rates) -> Rates:
         nonlocal said, begins
+        # An unreadable file changes nothing.
         found = read(state) or said
         if found != said or (begins and not found.is_usual):
             told(found, found != said)

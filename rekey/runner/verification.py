@@ -1,29 +1,5 @@
-"""Verification within a migration: the context for `reconcile`, the record in the state file, the gate.
-
-Rules kept here:
-
-* Every full verification is recorded, with its digests, also a failed one: a failed verification closes the
-  gate until a newer one succeeds.
-* In capture "delta" a source row that changed (or went) after the last pass began is pending, not divergent,
-  as long as writers may run; under freeze nothing is pending.
-* A comparison that brings (capture "delta") is itself the pass: the watermark moves, when it is whole, to the
-  time before its first row was read, in whatever sitting that was.
-* In capture "dual-write" a row that the journal announces a write for is in flight, and is compared again;
-  the journal is swept meanwhile, so that a client that died does not keep a row in flight for ever.
-* A verification that was made while no client was registered says nothing about later writes: it opens no
-  gate for clients that registered later.
-* A verification counts for cutover only if no row was changed outside propagate since it began: the control
-  row has the id of the last such change (`ControlRow.change_id`), which is set before the first write, on
-  whatever machine.
-* A verification that was cut off goes on from its stored sums, but only where new sums would mean the same:
-  those of the same run, declaration and epoch (so never across a move, and never from before a freeze), with
-  the same side as the authority, with clients registered or not as then, and only while the first row in them
-  was read less than `[gates] verification_max_age` ago: an older verification opens no gate in any case. Rows
-  that were read may change as they may within one sitting: a row that differs is compared again before it
-  counts, and the report says what was read when. Sums that cannot be continued are removed, with a note.
-* Capture "dual-write": from cutover on the target is the authority: it is looked at last, and repair brings
-  the source up to date.
-"""
+"""Verification within a migration: the context of a comparison, its record in the state file, and what the
+last one means for gates. README.md of this folder says which verification counts."""
 
 from __future__ import annotations
 
@@ -70,7 +46,7 @@ from rekey.verify.report import FullReport
 from rekey.verify.sums import Partial
 
 _LOOK_S = 1.0
-# Fact: the service's time before the first row of the last comparison that brings was read.
+# Fact: the service's time before the last repairing comparison read its first row.
 COMPARING_SINCE = "comparing_since"
 
 
@@ -89,14 +65,14 @@ def context(
         run: the migration.
         control: the control phase, which says which side is the authority.
         advance: called with the number of rows as they are read.
-        brings: bring what differs up to date, and compare that again (capture "delta").
-        since: the service's time after which changes are for a later pass; None: that of the last pass.
+        brings: propagate rows that differ, and compare them again (capture "delta").
+        since: the service's time after which changes are left to a later pass; None: that of the last pass.
         keys: takes the keys of rows that the report names.
     """
     watermark = since or run.state.get_fact(run.script_id, WATERMARK)
 
     async def pending(source_key: EntityKey) -> bool:
-        """Tell whether a source row changed after the last pass began, or is gone: the next handles it."""
+        """Tell whether a source row changed or went after the last pass began: the next handles it."""
         row = await run.source.get(source_key, select=[TIMESTAMP])
         return row is None or (watermark is not None and ticks_of(row[TIMESTAMP]) >= ticks_of(watermark))
 
@@ -118,7 +94,7 @@ def context(
         brings=brings,
         authority_is_target=from_target,
         concurrency=run.config.limits.concurrency,
-        scans=2 * run.config.limits.scans,  # what the account allows is all for reading
+        scans=2 * run.config.limits.scans,  # all that the account allows is for reading
         ahead=run.share == 1 and not run.copier.throttle.has_rates,
         take=_within_share(run),
         clock=run.clock,
@@ -126,8 +102,7 @@ def context(
 
 
 def _within_share(run: Run) -> Callable[[str, int, Hashable | None], Awaitable[None]]:
-    """Return a function that lets pages of a table through at the rates in force; at the run's share of them
-    where it has not all, or of the service's target where none is in force."""
+    """Return a function that lets pages through at the rates in force, or the run's share of them."""
     throttle, due = run.copier.throttle, run.clock.rising()
 
     async def take(table: str, rows: int, partition: Hashable | None) -> None:
@@ -147,21 +122,20 @@ def _within_share(run: Run) -> Callable[[str, int, Hashable | None], Awaitable[N
 async def verify_full(
     run: Run, *, repair: bool = False, brings: bool = False, keys: Keys | None = None
 ) -> FullReport:
-    """Compare everything and record the result in the state file and the audit log.
-
-    Goes on from the stored sums of a verification that was cut off, where they may be used.
+    """Compare everything, from the stored digests of a verification that was cut off where they still apply,
+    and record the result.
 
     Args:
         run: the migration.
-        repair: mend stable divergences.
-        brings: bring what differs up to date, and compare that again (capture "delta", without workers).
-            While writers may run the watermark moves to the time before the first row was read.
+        repair: repair stable divergences.
+        brings: propagate rows that differ, and compare them again (capture "delta", without workers). While
+            writers may run the watermark moves to the time before the first row was read.
         keys: takes the keys of rows that the report names.
 
     Raises:
         Refused: with `repair` or `brings`: the authority is empty, and the other side is not.
-        Collision, RowRefused: with `brings`: of a row that cannot be brought.
-        TooMany: with `brings`: more rows differ than are worth bringing one by one; nothing was recorded.
+        Collision, RowRefused: with `brings`: of a row that cannot be propagated.
+        TooMany: with `brings`: too many rows differ to propagate them one by one; nothing was recorded.
     """
     row = await run.control.read()
     control = ControlPhase.SOURCE if row is None else row.phase
@@ -171,7 +145,8 @@ async def verify_full(
     if change_id and change_id != change_covered(
         run.state.latest_verification(run.script_id), run.state.facts(run.script_id)
     ):
-        # Whoever changed the rows may have been killed with a request in flight, which lands after this read.
+        # Whoever changed the rows may have been killed with a request in flight, which takes effect after
+        # this read.
         await until_quiet(run)
     if repair or brings:
         sides = run.source, run.targets[0]
@@ -180,6 +155,8 @@ async def verify_full(
         )
     followed = run.is_delta or bool((await look(run)).live)
     run_id, epoch = ("", 0) if row is None else (row.run_id, row.epoch)
+    # Stored digests continue only where new ones would mean the same: never across a move or from before a
+    # freeze.
     made_under = {"run_id": run_id, "epoch": epoch, "digest": run.declared.digest, "control": control}
     made_under |= {"followed": followed, **({"brings": True} if brings else {})}
     made_under |= {"change": change_id} if change_id else {}
@@ -208,23 +185,22 @@ async def verify_full(
     covered = f"{last_number(run)} {change_id}" if change_id else None
     run.state.set_fact(run.script_id, VERIFIED_UNDER, covered)
     if since is not None:
-        # A pass that was made meanwhile has brought what changed before it, too.
+        # A pass made meanwhile has covered what changed before it, too.
         passed = run.state.get_fact(run.script_id, WATERMARK)
         run.state.set_fact(run.script_id, WATERMARK, max(since, passed or since, key=ticks_of))
-    # The fact of a version before 0.2 about a way back: that was before this verification, and the fact would
-    # keep the gate closed for good.
+    # Of a version before 0.2, about an earlier rollback; left, it would keep the gate closed for good.
     run.state.set_fact(run.script_id, RETURNED_AT, None)
     run.state.keep_sums(run.script_id, None)
     if not followed:
         run.state.set_fact(run.script_id, UNFOLLOWED, str(last_number(run)))
     if wrong(report) and (row is None or row.phase is not ControlPhase.FREEZE):
-        await run.tell(HookEvent.DIVERGENCE, rows=wrong(report))  # else it is told when the freeze is left
+        await run.tell(HookEvent.DIVERGENCE, rows=wrong(report))  # else when the freeze is left
     return report
 
 
 def _marked(run: Run, ctx: ReconcileContext) -> ReconcileContext:
-    """Return a context whose first write marks the control row: a repair that is cut off must not leave an
-    earlier verification in force."""
+    """Return a context whose first write marks the control row: after a repair that is cut off no earlier
+    verification may count, whatever machine holds it."""
     lock, marked = asyncio.Lock(), False
 
     async def mark() -> None:
@@ -246,8 +222,7 @@ def _marked(run: Run, ctx: ReconcileContext) -> ReconcileContext:
 
 
 def rows_to_read(run: Run) -> int | None:
-    """Return how many rows a comparison of everything reads: as many as the last one, or as the plan says;
-    None where neither is known."""
+    """Return how many rows a comparison of everything reads, by the last one or the plan; None: unknown."""
     last = run.state.latest_verification(run.script_id)
     if last is not None:
         return last.rows_source + last.rows_target
@@ -261,8 +236,7 @@ def rows_to_read(run: Run) -> int | None:
 
 
 async def _begun(run: Run, *, anew: bool) -> str:
-    """Return the service's time before the first row of a comparison is read; it is stored, in case the
-    comparison is cut off and goes on."""
+    """Return the service's time before a comparison reads its first row; stored, in case it is cut off."""
     since = None if anew else run.state.get_fact(run.script_id, COMPARING_SINCE)
     if since is None:
         since = await fresh_second(run.source_time, run.clock)
@@ -271,19 +245,20 @@ async def _begun(run: Run, *, anew: bool) -> str:
 
 
 def _resumed(run: Run, basis: str) -> Partial | None:
-    """Return the stored sums to go on from; None: begin anew. Sums that cannot be used are removed."""
+    """Return the stored digests to go on from; None: begin anew. Unusable ones are removed."""
     try:
         stored = run.state.sums(run.script_id)
         if stored is None:
             return None
         work = Partial.from_state(stored.sums, targets=len(run.targets))
         age = (run.clock.ticks() - ticks_of(stored.begun_at)) / TICKS_PER_SECOND
+        # An older verification opens no gate in any case.
         if stored.basis == basis and age < run.config.gates.verification_max_age_s:
             said = f"the verification begun at {stored.begun_at} goes on after {_rows_read(work):,} rows"
             run.progress.note(f"{run.script_id}: {said}", "verification-resumed")
             return work
     except StateUnusable:
-        pass  # unreadable sums are treated as those of another basis
+        pass  # unreadable digests are treated as those of another basis
     run.state.keep_sums(run.script_id, None)
     said = "an earlier verification cannot be continued; this one begins anew"
     run.progress.note(f"{run.script_id}: {said}", "verification-anew")
@@ -295,14 +270,14 @@ def _rows_read(work: Partial) -> int:
 
 
 def keep(run: Run, basis: str, work: Partial) -> None:
-    """Store sums durably in the state file. Raises Locked when the runner lease was lost."""
+    """Store digests durably in the state file. Raises Locked when the runner lease was lost."""
     run.still_alone()
     run.state.keep_sums(run.script_id, StoredSums(basis, work.begun_at, work.as_state()))
     run.checkpointed()
 
 
 def record(run: Run, report: FullReport) -> None:
-    """Record a full verification in the state file and in the audit log."""
+    """Record a full verification in the state file and in the audit log, also a failed one."""
     run.state.add_verification(
         run.script_id,
         Verification(
@@ -321,8 +296,7 @@ def record(run: Run, report: FullReport) -> None:
 
 
 def wrong(report: FullReport) -> int:
-    """Return how many rows differ, stable or unsettled, or buckets that no row explains: a clean verification
-    has none."""
+    """Return how many rows differ, stable or unsettled, or buckets that no row explains; 0: clean."""
     return report.found.stable + report.found.unsettled + report.unexplained
 
 
@@ -336,24 +310,15 @@ def unfollowed(run: Run) -> bool:
 
 
 def compares_indexes(run: Run, control: ControlRow) -> bool:
-    """Tell whether index rows are compared with main rows alone: there are some, and nothing of rekey follows
-    the main target any more."""
+    """Tell whether index rows are compared with main rows alone: nothing follows the main target."""
     delta = run.is_delta and control.phase is ControlPhase.CUTOVER
     over = control.phase in (ControlPhase.COMPLETE, ControlPhase.RETIRED) and not control.maintained
     return bool(run.declared.migration.indexes) and (delta or over)
 
 
 async def verify_indexes(run: Run, *, repair: bool = False, keys: Keys | None = None) -> FullReport:
-    """Compare index rows with the main rows, and record the result in the audit log.
-
-    Args:
-        run: the migration.
-        repair: make index rows what main rows say, where they differ stably.
-        keys: takes the keys of rows that the report names.
-
-    Raises:
-        Refused: index rows are made of properties that main rows do not hold.
-    """
+    """Compare index rows with the main rows, `repair` those that differ stably, and record the result in the
+    audit log. Raises Refused when index rows are made of properties that main rows do not hold."""
     if lost := run.mapper.index_inputs_lost:
         kept = ", ".join(run.declared.migration.index_labels)
         raise refusal("indexes-not-comparable", script=run.script_id, rows=kept, lost=", ".join(lost))
@@ -367,17 +332,14 @@ async def verify_indexes(run: Run, *, repair: bool = False, keys: Keys | None = 
 
 
 def last_number(run: Run) -> int:
-    """Return the number of the last full verification, 0 when there is none."""
+    """Return the number of the last full verification; 0: none."""
     last = run.state.latest_verification(run.script_id)
     return 0 if last is None else last.number
 
 
 async def closed_by_difference(run: Run) -> list[str]:
-    """Return why a way back and `complete` are closed: the last full verification found rows that differ.
-
-    Empty when it found none, or when there is none. While a client that was given up may still be heard of,
-    everything is compared first, now.
-    """
+    """Return why rollback and `complete` are closed: the last full verification found rows that differ."""
+    # A client that was given up may have written without the last verification seeing it.
     until = await heard_of_until(run)
     if until is not None:
         said = "a client was given up that had not ended in order, and may be heard of until"

@@ -1,18 +1,5 @@
-"""Work of the runner that workers carry out: slices of the backfill, and of a comparison.
-
-Rules kept here:
-
-* Only the runner writes the state file. A cursor moves by the result of a worker, after the runner has
-  checked that its lease holds, and only within the range that was asked for.
-* The runner goes on after the copy only when no task can write any more: every task was answered by an
-  executor that runs each once, and nothing was left open; or the term of all tasks and the margin are over
-  (`rekey.runner.clients.until_quiet`).
-* The operator's rates and pause are for all tasks together: each task is submitted with its share.
-* A slice's sums and its cursor are taken over together, so that the stored sums can be continued at any
-  moment. Slices of another epoch than the comparison's are not counted.
-* Workers return the rows of differing buckets sealed and in bounded portions; they are joined here, in
-  bounded memory, as if they had been read here. Only the runner looks at differences again.
-"""
+"""The runner's side of work that workers carry out: slices of the backfill and of a comparison. Only the
+runner writes the state file; only it rereads differences."""
 
 from __future__ import annotations
 
@@ -45,11 +32,8 @@ S = TypeVar("S")
 
 
 def reached(keys: SealedKeys, rest: KeyRange, result: Result) -> KeyRange:
-    """Return what is left of a range after the cursor of a result.
-
-    Raises:
-        ValueError: the cursor is not of this range or not of this run.
-    """
+    """Return what is left of a range after a result's cursor. Raises ValueError for a cursor that is not of
+    this range or run."""
     try:
         cursor = keys.from_text("cursor", result.cursor or None)
     except StateUnusable:
@@ -63,29 +47,19 @@ def reached(keys: SealedKeys, rest: KeyRange, result: Result) -> KeyRange:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The workers of one run's executor. Use `Workers.of`.
-
-    Implements `rekey.verify.full.Reader`, by which a comparison reads its tables.
-
-    Attributes:
-        run: the migration.
-        pool: takes the tasks.
-        basis: what tasks are made under: versions, migration, run, epoch and lease.
-        keys: seals keys in tasks and opens those in results.
-    """
+    """The workers of one run's executor; made by `Workers.of`. Implements `rekey.verify.full.Reader`."""
 
     run: Run
     pool: Pool
+    # What tasks are made under: versions, migration, run, epoch and lease.
     basis: Basis
+    # Seals keys in tasks and opens those in results.
     keys: SealedKeys
 
     @classmethod
     async def of(cls, run: Run, pool: Pool, *, writes: bool) -> Workers:
-        """Return the workers of a run. `writes`: their tasks write, and do so only under the runner's lease.
-
-        Raises:
-            Moved: the control row is gone.
-        """
+        """Return the workers of a run. `writes`: their tasks write, under the runner's lease. Raises Moved
+        when the control row is gone."""
         row = await run.control.read()
         if row is None:
             raise refusal("control-row-gone", script=run.script_id)
@@ -107,8 +81,8 @@ class Workers:
         run, throttle = self.run, self.run.copier.throttle
 
         def divides_partition() -> bool:
-            # A rate that the operator set holds for all tasks together. The default is not divided: refusals
-            # show each worker what the service can take.
+            # A rate that the operator set holds for all tasks together. The default is not divided: each
+            # worker learns from the service's refusals what it can take.
             said = throttle.rates.partition != throttle.given.partition
             return said or run.config.limits.partition_entities_per_second is not None
 
@@ -134,7 +108,7 @@ class Workers:
     # --- comparing --------------------------------------------------------------------------------------
 
     async def sum_up(self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint) -> None:
-        """Read what is left of `work` and add it to its sums."""
+        """Read what is left of `work` and add it to its digests."""
         left = [part for part in work.parts if not part.done]
         if not left:
             return
@@ -183,14 +157,8 @@ class Workers:
 async def copy_with_workers(
     run: Run, pool: Pool, segments: list[Segment], advance: Advance
 ) -> tuple[dict[str, int], bool]:
-    """Let workers copy segments.
-
-    Returns:
-        The counters, and whether all segments were copied (False: stopped on request).
-
-    Raises:
-        WorkersFailed, RekeyError: see `Driver.carry_out`.
-    """
+    """Let workers copy segments; return the counters, and whether all were copied (False: stopped on
+    request). Raises WorkersFailed and what `Driver.carry_out` raises."""
     workers = await Workers.of(run, pool, writes=True)
     job = _Copying(workers, advance)
     term = Term(run.restricted, run.script_id)
@@ -200,6 +168,8 @@ async def copy_with_workers(
         whole = await driver.carry_out(one for one in segments if not one.done)
         runs_once = pool.runs_once
     if runs_once:
+        # An executor that runs each task once answered all: no task writes any more, unless a request was
+        # left unanswered. Otherwise the term stays until its time is over.
         await (term.cut() if driver.open else term.remove())
     return {**job.counters, "tasks": driver.submitted, "tasks_lost": driver.lost}, whole
 
@@ -212,7 +182,7 @@ class _Copying(Job[Segment]):
         self.counters = {"rows": 0, "inserted": 0, "propagated": 0}
 
     async def split(self, piece: Segment) -> tuple[Segment, Segment] | None:
-        """Split what is left of a segment, in the state file; return None when it cannot be split."""
+        """Split what is left of a segment in the state file; None: it cannot be split."""
         middle = await find_middle(self._run.source, piece.rest)
         if middle is None:
             return None
@@ -220,7 +190,6 @@ class _Copying(Job[Segment]):
         return replace(piece, upto=middle), self._run.state.split_segment(piece, middle)
 
     def task(self, piece: Segment) -> Task:
-        """Return the task to copy what is left of a segment."""
         return self._workers.task(Kind.COPY, piece.rest)
 
     def take(self, piece: Segment, result: Result) -> Segment | None:
@@ -247,29 +216,21 @@ class _Copying(Job[Segment]):
 
 @dataclass(frozen=True, slots=True)
 class _Reading(Job[Part]):
-    """A comparison as a job of parts.
-
-    Attributes:
-        workers: the workers that read.
-        ctx: the comparison.
-        kind: `SUM` to sum up, `FIND` to return the rows of `buckets`.
-        received: takes over the content of a result, before its cursor; raises ValueError for content that
-            was not asked for.
-        added: called with a part that was split off.
-        taken: called with a result after its cursor was taken over.
-        buckets: the numbers of the differing buckets, packed, for each target.
-    """
+    """A comparison as a job of parts."""
 
     workers: Workers
     ctx: ReconcileContext
+    # `SUM` to sum up, `FIND` to return the rows of `buckets`.
     kind: Kind
+    # Takes over the content of a result, before its cursor; raises ValueError for content not asked for.
     received: Callable[[Part, Result], None]
     added: Callable[[Part], None] = lambda _part: None
     taken: Callable[[Result], None] = lambda _result: None
+    # The numbers of the differing buckets, packed, for each target.
     buckets: tuple[bytes, ...] = ()
 
     async def split(self, piece: Part) -> tuple[Part, Part] | None:
-        """Split what is left of a part; return None when it cannot be split."""
+        """Split what is left of a part; None: it cannot be split."""
         middle = await find_middle(self.ctx.table(piece.table), piece.rest)
         if middle is None:
             return None
@@ -279,7 +240,6 @@ class _Reading(Job[Part]):
         return piece, upper
 
     def task(self, piece: Part) -> Task:
-        """Return the task to read what is left of a part."""
         return self.workers.task(
             self.kind,
             piece.rest,
@@ -289,9 +249,10 @@ class _Reading(Job[Part]):
         )
 
     def take(self, piece: Part, result: Result) -> Part | None:
-        """Take over the content and the cursor of a result; return what is left, None when it is done."""
+        """Take over content and cursor of a result; return what is left, None when it is done."""
         left = reached(self.workers.keys, piece.rest, result)
         self.received(piece, result)
+        # Together with the content, so that stored digests can be continued at any moment.
         if left != piece.rest:
             piece.cursor = left.after
         piece.done = result.ended is Ended.DONE
@@ -300,7 +261,7 @@ class _Reading(Job[Part]):
 
 
 def _add_sums(ctx: ReconcileContext, work: Partial, piece: Part, result: Result) -> None:
-    """Add a slice's sums to those of a comparison. Raises ValueError when they were not asked for."""
+    """Add a slice's digests to those of a comparison. Raises ValueError when they were not asked for."""
     try:
         sums = {name: BucketSums.from_packed(packed) for name, packed in result.sums.items()}
     except StateUnusable:

@@ -1,1 +1,1 @@
-"""Erasing from the mapping: subjects on request, months when their keeping time is over."""
+"""Erasing from the mapping: subjects on request, months when their retention is over."""

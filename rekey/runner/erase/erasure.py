@@ -1,25 +1,5 @@
-"""Erasing subjects: the mapping rows of some source rows, and those source rows themselves.
-
-Rules kept here:
-
-* Only after `complete`, or the handover where there are index tables, when every client has acknowledged it
-  and the journal is empty: before that the protocol needs the mapping, and a client that still settles a
-  write would bring back what is erased.
-* An erasure is recorded in the audit log before anything is deleted, and once more after it. The record names
-  source rows by safe id, and none of their target rows: it does not link again what the erasure has unlinked.
-* The source row is deleted first, by its ETag, and only if it was not written since the source was quiet (the
-  rule of `retire`). A source row that changed stays and is reported, and nothing else of its subject is
-  erased. Once the source is retired its name may be another table's: it is not read.
-* A mapping row is replaced by a tombstone on the condition of the ETag that was read. One that changed is
-  read again, and replaced only if it still names the same source key. Every step may be repeated.
-* The forward row lists the reverse rows and is replaced last. After a kill at any point the next erasure
-  finishes what was begun: the record names the subjects, and their forward rows still list the rest.
-* Reverse rows that no forward row lists (left by a run that was cut off) are searched for, unless the caller
-  says not to.
-* What stands of the subjects in the targets is told before anything is recorded or deleted: afterwards no one
-  can look up whose it is. It is deleted only when that was asked for, after the source row and before the
-  mapping rows that lead to it (`rekey.runner.erase.targets`).
-"""
+"""Erases subjects from a completed migration: the mapping rows of given source rows, those source rows
+themselves and, if asked, their target rows. A killed erasure is finished by the next one."""
 
 from __future__ import annotations
 
@@ -61,60 +41,46 @@ from rekey.state.audit import ERASURE_BEGUN, ERASURE_ENDED, SUBJECTS, erasures
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be erased.
+    """What is to be erased."""
 
-    Attributes:
-        subjects: source keys to erase, by safe id.
-        erased: the day on which a row was erased before, by safe id.
-        unknown: safe ids of rows that the mapping knows nothing of.
-        told: all keys of the subjects, and the keys that were asked for: the recorded reason must hold none.
-        standing: the target rows of the subjects, as they were found.
-        targets: how many these are, by table.
-        searched, with_targets: as of `erase`.
-    """
-
+    # Source keys to erase, by safe id.
     subjects: dict[str, EntityKey] = field(repr=False)
+    # The day on which a row was erased before, by safe id.
     erased: dict[str, str]
+    # Safe ids of rows that the mapping does not know.
     unknown: tuple[str, ...]
+    # All keys of the subjects and all keys asked for: the recorded reason must hold none.
     told: tuple[EntityKey, ...] = field(repr=False)
+    # Target rows of the subjects, as read; `targets` counts them by table.
     standing: Standing = field(default_factory=dict, repr=False)
     targets: Mapping[str, int] = field(default_factory=dict)
+    # As of `erase`.
     searched: bool = False
     with_targets: bool = False
 
 
 @dataclass(slots=True)
 class Done:
-    """What was erased.
-
-    Attributes:
-        on: the day.
-        rows: safe ids of the subjects that were erased.
-        changed: safe ids of the subjects whose source row was written after the source was quiet: nothing of
-            them was erased.
-        targets_changed: safe ids of the subjects of which a target row changed after it was found: it and the
-            mapping rows that lead to it stay.
-        target_rows: how many target rows were deleted, by table.
-        source_rows, source_rows_gone: source rows that were deleted now; that did not exist any more.
-        forward_rows, reverse_rows: mapping rows that were replaced by tombstones.
-        removed_rows: rows of theirs that a repair had removed, and that were kept, deleted for good.
-        unreadable: mapping rows that cannot be opened: it is not known which source row they name.
-    """
+    """What was erased. Rows are named by safe id."""
 
     on: str
     rows: list[str] = field(default_factory=list)
+    # Subjects whose source row was written after the source was quiet: nothing of them was erased.
     changed: list[str] = field(default_factory=list)
+    # Subjects with a target row that changed after it was read: it and the mapping rows leading to it stay.
     targets_changed: list[str] = field(default_factory=list)
     target_rows: Counter[str] = field(default_factory=Counter)
     source_rows: int = 0
     source_rows_gone: int = 0
+    # Mapping rows replaced by tombstones.
     forward_rows: int = 0
     reverse_rows: int = 0
+    # Rows of the subjects that a repair had removed and kept, now deleted for good.
     removed_rows: int = 0
+    # Mapping rows that cannot be opened: it is not known which source row they name.
     unreadable: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON-able data, without keys."""
         ordered = {name: sorted(getattr(self, name)) for name in ("rows", "changed", "targets_changed")}
         return {**asdict(self), **ordered, "target_rows": dict(sorted(self.target_rows.items()))}
 
@@ -122,9 +88,12 @@ class Done:
 async def require_complete(run: Run) -> ControlRow:
     """Return the control row of a complete migration, and remove its keys from the state file.
 
+    Before that the protocol needs the mapping, and a client that still settles a write would bring back what
+    is erased.
+
     Raises:
-        Refused: not complete, a client has not acknowledged it, a client that was given up may still be
-            heard of, or the journal holds intents.
+        Refused: not complete, a client has not acknowledged it, a client that was given up may still send
+            requests, or the journal holds intents.
     """
     now = await run.control.read()
     if now is None or now.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED):
@@ -138,7 +107,7 @@ async def require_complete(run: Run) -> ControlRow:
     until = await heard_of_until(run)
     if until is not None:
         raise refusal("client-given-up", script=run.script_id, until=format_ticks(until))
-    if not run.is_delta and await any_intent(run):  # none that is only kept: `complete` has removed those
+    if not run.is_delta and await any_intent(run):  # `complete` has removed those that were only kept
         raise refusal("journal-not-empty", script=run.script_id)
     run.state.forget_keys(run.script_id)
     return now
@@ -156,7 +125,8 @@ def erase(
     with_targets: bool = False,
     tell: Callable[[Mapping[str, int]], None] = lambda _targets: None,
 ) -> tuple[Asked, Done]:
-    """Erase what a completed migration knows of some subjects, and their source rows.
+    """Erase what a completed migration knows of some subjects, and their source rows; return what was to be
+    erased and what was.
 
     Args:
         session: the open session.
@@ -167,11 +137,8 @@ def erase(
         searched: also search for reverse rows (`with_targets`: and index rows) that no forward row lists.
         refuse: raises when the reason holds one of the given keys; called before anything is recorded.
         with_targets: erase their target rows, too.
-        tell: called before anything is recorded or deleted, with how many target rows stand, by table; may
-            raise to stop.
-
-    Returns:
-        What was to be erased, and what was erased.
+        tell: called before anything is recorded or deleted, with the number of target rows by table, which
+            nobody can look up afterwards; may raise to stop.
 
     Raises:
         Refused: see `require_complete`; with `with_targets`, also `usable`.
@@ -201,6 +168,7 @@ def erase(
         asked = await ask(queries, searched=searched, with_targets=with_targets)
         refuse(asked.told)
         tell(asked.targets)
+        # Source rows by safe id and none of their target rows: the record must not link again what is erased.
         details = {
             "kind": SUBJECTS,
             "by": by,
@@ -221,11 +189,7 @@ def erase(
 
 
 async def find(run: Run, queries: Sequence[Query]) -> Asked:
-    """Return the subjects that queries name.
-
-    Raises:
-        SealedUnreadable: a mapping row that a query finds cannot be opened.
-    """
+    """Return the subjects that queries name. Raises SealedUnreadable for a mapping row it cannot open."""
     store = run.mapping
     lookup = Lookup(store, run.tables)
     expired = await store.expired_on()
@@ -256,7 +220,7 @@ async def find(run: Run, queries: Sequence[Query]) -> Asked:
 
 
 async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int) -> Done:
-    """Erase the subjects, then record the end of the erasure that the event number `begun` has begun."""
+    """Erase the subjects, then record the end of the erasure that event number `begun` began."""
     done = Done(day_of(await run.restricted.server_time()))
     unlisted: dict[EntityKey, list[EntityKey]] = {}
     removed = RemovedRows(run.mapping)
@@ -268,6 +232,8 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int) -> Don
     async def erase_one(subject: tuple[str, EntityKey]) -> None:
         run.check()
         row_id, source = subject
+        # The source row first, on the same condition as `retire`. Once the source is retired its name may be
+        # another table's: it is not read.
         became: Literal["deleted", "gone", "changed"] = "gone"
         if now.phase is not ControlPhase.RETIRED:
             with suppress(errors.TableMissing, errors.TableBeingDeleted):
@@ -302,6 +268,7 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int) -> Don
                 buried = False
                 done.unreadable += not asked.searched  # the search has counted it
             done.reverse_rows += buried
+        # Last: it lists the reverse rows, so after a kill the next erasure still finds the rest.
         buried = await _bury(run, rows.forward_key(source), source, done.on)
         done.forward_rows += buried
         done.rows.append(row_id)
@@ -312,7 +279,6 @@ async def _carry_out(run: Run, now: ControlRow, asked: Asked, begun: int) -> Don
 
 
 async def _removed_rows(removed: RemovedRows, done: Done) -> list[tuple[Kept, Removed]]:
-    """Return the rows that repairs removed, opened, without their properties."""
     found = []
     for kept in await removed.all():
         try:
@@ -331,8 +297,7 @@ async def _removed_rows(removed: RemovedRows, done: Done) -> list[tuple[Kept, Re
 async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[EntityKey, list[EntityKey]]:
     """Return the keys of the reverse rows that name a source key of `wanted`, by source key.
 
-    Every reverse row is opened, because a run that was cut off can leave one that no forward row lists. Rows
-    that cannot be opened are counted in `done.unreadable`.
+    Every reverse row is opened: a run that was cut off can leave one that no forward row lists.
     """
     found: dict[EntityKey, list[EntityKey]] = {}
     mapping = run.mapping
@@ -361,13 +326,7 @@ async def _search(run: Run, wanted: frozenset[EntityKey], done: Done) -> dict[En
 
 
 async def _bury(run: Run, at: EntityKey, source: EntityKey, on: str) -> bool:
-    """Replace a mapping row by a tombstone; return False when there is no row of that subject.
-
-    Args:
-        run: the migration.
-        at: the key of the mapping row.
-        source: the source key that it must name; a row that passed to another source key stays.
-        on: the day.
+    """Replace a mapping row by a tombstone, if it (still) names `source`; return False when it does not.
 
     Raises:
         SealedUnreadable: the row cannot be opened, so it is not known which source key it names.

@@ -1,19 +1,5 @@
-"""The end of retention: data keys are shredded, a mapping in the clear is emptied.
-
-Rules kept here:
-
-* Only after `complete`, when every client has acknowledged it and the journal is empty (`require_complete`):
-  nothing is sealed any more then, so no data key is shredded that new rows are sealed with, even if a client
-  remembers it. The root key is never shredded: ids and tombstones depend on it.
-* A cohort whose keeping time is not over is shredded only when it is named, and with a reason. A mapping in
-  the clear is emptied as a whole, and never before its keeping time is over.
-* The tombstone of a whole mapping is written before its first row is deleted, so that a look-up never takes
-  an erased row for an unknown one; it is marked as done when no row is left.
-* It is recorded in the audit log before the first key is shredded, and once more after the last. If it is
-  killed in between, the next command finishes it.
-* Rows that a repair removed go as well, when they were kept for `[gates] retention`, or with their month.
-* All times are by the service's clock.
-"""
+"""The end of retention: data keys of sealed mappings are shredded, a mapping in the clear is emptied. All
+times are by the service's clock."""
 
 from __future__ import annotations
 
@@ -43,49 +29,45 @@ OVER = "its keeping time is over"
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What was shredded or emptied.
-
-    Attributes:
-        on: the day.
-        cohorts: the months whose data keys were shredded; `all` for a mapping in the clear.
-        deleted_rows: how many rows of a mapping in the clear were deleted.
-        removed_rows: how many rows that a repair had removed are not kept any more.
-        kept_rows: how many were kept: their keeping time is not over, or they changed meanwhile.
-        left: cohorts that are not erased, in the order in which their keeping time ends.
-    """
+    """What was shredded or emptied."""
 
     on: str
+    # Months whose data keys were shredded; `all` for a mapping in the clear.
     cohorts: tuple[str, ...]
     deleted_rows: int
+    # Rows of a mapping in the clear that stay: retention is not over, or they changed meanwhile.
     kept_rows: int
+    # Cohorts not erased, in the order in which their retention ends.
     left: tuple[Cohort, ...]
+    # Rows that a repair had removed and that are kept no longer.
     removed_rows: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON-able data."""
         left = [{"cohort": one.name, "over_at": format_ticks(one.over_at)} for one in self.left]
         return asdict(self) | {"cohorts": list(self.cohorts), "left": left}
 
 
 def expire(session: Session, script_id: str, cohort: str | None = None, reason: str = "") -> Expired:
-    """Shred one cohort, or all whose keeping time is over; empty a mapping in the clear when it is over.
+    """Shred one cohort, or all whose retention is over; empty a mapping in the clear when its retention is
+    over.
 
     Args:
         session: the open session.
         script_id: the migration.
-        cohort: its month; None for all whose keeping time is over.
-        reason: why it is shredded before its time; may be "" when its keeping time is over.
+        cohort: its month; None for all whose retention is over.
+        reason: why it is shredded early; may be "" when its retention is over.
 
     Raises:
         ConfigurationError: the mapping is in the clear and has no cohorts.
         Findings: there is no such cohort.
-        Refused: its keeping time is not over and no reason is given; or see `require_complete`.
+        Refused: its retention is not over and no reason is given; or see `require_complete`.
     """
     if cohort is not None and not session.scripts[script_id].migration.is_sealed:
         raise refusal("no-cohorts", script=script_id)
     run = session.resume(script_id)
 
     async def work() -> Expired:
+        # Nothing is sealed after this, so no data key is shredded that a client still seals with.
         control = await require_complete(run)
         now, seen = await _seen(run, control)
         due, why = [one.name for one in seen if one.is_due(now)], OVER
@@ -105,7 +87,7 @@ def expire(session: Session, script_id: str, cohort: str | None = None, reason: 
 
 
 async def expire_removed(run: Run, cohorts: Sequence[str] = ()) -> int:
-    """Delete removed rows that were kept for `[gates] retention`, or are of `cohorts`; return how many."""
+    """Delete removed rows that were kept for `[gates] retention` or belong to `cohorts`; return how many."""
     now = ticks_of(await run.restricted.server_time())
     gone = await RemovedRows(run.mapping).expire(now, run.config.gates.retention_s, cohorts)
     if gone:
@@ -114,7 +96,6 @@ async def expire_removed(run: Run, cohorts: Sequence[str] = ()) -> int:
 
 
 async def _seen(run: Run, control: ControlRow) -> tuple[int, tuple[Cohort, ...]]:
-    """Return the service's time in ticks, and the cohorts of the migration."""
     now = ticks_of(await run.restricted.server_time())
     ended_at, sealed = control.ended_at, run.declared.migration.is_sealed
     keep_s = run.config.gates.mapping_retention_s
@@ -122,8 +103,7 @@ async def _seen(run: Run, control: ControlRow) -> tuple[int, tuple[Cohort, ...]]
 
 
 async def _erase(session: Session, run: Run, control: ControlRow, due: list[str], reason: str) -> Expired:
-    """Erase the cohorts `due`, and those of erasures that were begun before and cut off; record begin and end
-    of each erasure in the audit log."""
+    """Erase the cohorts `due` and finish erasures that were cut off; record begin and end of each."""
     kind = COHORTS if run.declared.migration.is_sealed else MAPPING
     before = [e for e in erasures(run.state.audit_events(run.script_id)).open if e.details["kind"] == kind]
     begun = {event.seq: list(event.details["cohorts"]) for event in before}
@@ -141,6 +121,7 @@ async def _erase(session: Session, run: Run, control: ControlRow, due: list[str]
     elif begun and run.mapping.keyring is not None:
         for cohort in sorted({*named, *new}):
             run.check()
+            # The root key stays: ids and tombstones depend on it.
             if await run.mapping.keyring.shred(cohort, on):
                 erased.append(cohort)
     for seq, names in begun.items():
@@ -154,15 +135,12 @@ async def _erase(session: Session, run: Run, control: ControlRow, due: list[str]
 
 
 async def _empty(run: Run, control: ControlRow, on: str) -> dict[str, int]:
-    """Delete the rows of a mapping in the clear whose keeping time is over, reverse rows first.
-
-    Returns:
-        How many rows were deleted, and how many were kept: those that are younger, or changed meanwhile.
-    """
+    """Delete the rows of a clear mapping whose retention is over, reverse rows first; return counts."""
     mapping, counts = run.mapping, {"deleted_rows": 0, "kept_rows": 0}
     completed = ticks_of(control.ended_at or control.updated_at)
     keep = round(run.config.gates.mapping_retention_s * TICKS_PER_SECOND)
     now = ticks_of(await run.restricted.server_time())
+    # Before the first row is deleted: a look-up must never take an erased row for an unknown one.
     on = await _mark(run, on, done=False)
 
     async def remove(row: Row) -> None:

@@ -1,20 +1,4 @@
-"""The target rows of subjects of an erasure: found before it begins, and deleted by it when it was asked to.
-
-Rules kept here:
-
-* A main row belongs to a subject if the forward row lists its key and the reverse row of that key names the
-  subject; an index row if it points to such a key. A key that has passed to another source row, or an index
-  key that holds another row by now, is not touched.
-* Index rows that the application has written since `complete` are listed in no forward row: the index tables
-  are searched for rows that point to a subject's main keys, unless the caller says not to.
-* Nothing follows the targets after `complete`, so what is deleted stays deleted, unless another migration
-  reads from a target: while that one copies or follows, nothing is deleted past its clients. What it has
-  retired may be another table of the same name: it is not read.
-* A row is deleted by the ETag that was found. One that changed since stays, and keeps all that is left of its
-  subject. An unanswered delete is settled by looking: on the same ETag it may be sent again, and one that
-  lands late finds either the same row or none under that ETag.
-* Main and secondary rows of one partition go in one transaction, before index rows.
-"""
+"""The target rows of an erasure's subjects: found before it begins, and deleted by it if requested."""
 
 from __future__ import annotations
 
@@ -36,25 +20,17 @@ from rekey.runner.run import Run
 from rekey.runner.session import Session
 from rekey.tables.base import Operation, Verb
 
-# How often at most a row is read that keeps changing while it is erased.
+# How often at most a row that keeps changing is read.
 MAX_ROUNDS = 20
 
 _POINTER = (MAIN_PARTITION_KEY, MAIN_ROW_KEY)
-# Target rows of subjects, as read, by the safe id of the subject.
+# Target rows of subjects, as read, by safe id.
 Standing = dict[str, Rows]
 
 
 async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int]:
-    """Return the numbers of the targets that exist and are this migration's.
-
-    Args:
-        session: knows the other migrations of the project.
-        run: the migration.
-        to_write: rows are to be deleted or inserted.
-
-    Raises:
-        Refused: with `to_write`: another migration copies or follows rows of a target.
-    """
+    """Return the numbers of the targets that exist and are this migration's. Raises Refused, with `to_write`,
+    when another migration copies or follows rows of a target: nothing may be deleted past its clients."""
     gone = set()
     names = [table.name for table in run.targets]
     for other in session.scripts.values():
@@ -63,6 +39,7 @@ async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int
             continue
         now = await ControlStore(run.restricted, other.script_id, other.migration.group).read()
         if now is not None and now.phase is ControlPhase.RETIRED:
+            # What the other migration retired may be another table of the same name by now: it is not read.
             gone.add(source.lower())
         elif to_write and now is not None and now.is_followed:
             raise refusal("target-is-a-source", source=source, other=other, phase=now.phase)
@@ -73,13 +50,11 @@ async def usable(session: Session, run: Run, *, to_write: bool) -> frozenset[int
 async def find_rows(
     run: Run, subjects: Mapping[str, EntityKey], within: frozenset[int], *, searched: bool
 ) -> Standing:
-    """Return the target rows that stand of subjects.
+    """Return the target rows of subjects (source keys by safe id), in the targets `within`.
 
-    Args:
-        run: the migration.
-        subjects: source keys by safe id.
-        within: the targets to look at (`usable`).
-        searched: also read all index tables, for rows that no forward row lists.
+    A main row belongs to a subject if the forward row lists its key and the reverse row of that key names the
+    subject; an index row if it points to such a key. `searched`: also read all index tables for rows that no
+    forward row lists, as the application writes them after `complete`.
     """
     found: Standing = {row_id: {} for row_id in subjects}
     owners: dict[EntityKey, str] = {}
@@ -111,14 +86,13 @@ async def find_rows(
 
 
 async def _read(run: Run, places: Sequence[TargetKey]) -> dict[TargetKey, Row | None]:
-    """Return target rows, with their pointers and no other properties: a subject can have many large rows."""
+    """Return target rows with their pointers only: a subject can have many large rows."""
     gets = [partial(run.targets[place.table].get, place.key, select=_POINTER) for place in places]
     return dict(zip(places, await in_turns(gets, run.config.limits.concurrency), strict=True))
 
 
 async def listed_targets(run: Run, source: EntityKey) -> list[TargetKey]:
-    """Return the target keys that the forward row of a source key lists; none when that row is absent or was
-    erased."""
+    """Return the target keys that the forward row of a source key lists; none when it is absent or erased."""
     try:
         forward = await run.mapping.forward(source)
     except errors.Erased:
@@ -134,22 +108,20 @@ async def _is_owner(run: Run, source: EntityKey, main: EntityKey) -> bool:
 
 
 def counts_of(run: Run, rows: Mapping[TargetKey, object]) -> Counter[str]:
-    """Return how many rows there are of each table, as reports call it."""
+    """Return how many rows there are of each table, by the table's label in reports."""
     return Counter(run.mapper.labels[place.table] for place in rows)
 
 
 async def delete_rows(run: Run, rows: Rows) -> tuple[Counter[str], bool]:
-    """Delete the target rows of one subject, each by the ETag that was read.
-
-    Returns:
-        How many were deleted, by table; and whether all are gone. If not, one of them has changed, and it and
-        those after it stay.
+    """Delete the target rows of one subject, each by the ETag that was read; return how many by table, and
+    whether all are gone (False: one changed, and it and those after it stay).
 
     Raises:
-        Unavailable: the outcome of a delete stayed open for `MAX_ROUNDS` attempts.
+        Unavailable: the outcome of a delete stayed unknown for `MAX_ROUNDS` attempts.
     """
     deleted = Counter[str]()
     writes = [(place, Operation(Verb.DELETE, row, etag_of(row))) for place, row in sorted(rows.items())]
+    # Main and secondary rows of one partition go in one transaction, before index rows.
     for group in transactions(writes, run.mapper.together):
         left = group
         for _ in range(MAX_ROUNDS):
@@ -157,6 +129,8 @@ async def delete_rows(run: Run, rows: Rows) -> tuple[Counter[str], bool]:
             outcome, _ = await apply_for_etags(run.targets[left[0][0].table], operations)
             if outcome:
                 break
+            # No answer: a row that still has its ETag may be deleted again. A delayed delete finds that row
+            # or none.
             now = await _read(run, [place for place, _ in left])
             changed = [one for place, one in left if (row := now[place]) and etag_of(row) != one.etag]
             if changed:

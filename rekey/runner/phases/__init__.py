@@ -1,4 +1,4 @@
-"""The phases, one file each. Each has the same lifecycle: gate, run, undo, again."""
+"""The phases, one file each, each with the same lifecycle: gate, run, undo, again."""
 
 from __future__ import annotations
 

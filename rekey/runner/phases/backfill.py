@@ -1,24 +1,5 @@
-"""backfill: copy the source rows; in capture "dual-write" sweep the target rows whose source row was deleted
-meanwhile.
-
-Rules kept here:
-
-* Segments and cursors are in the state file; a run that was cut off goes on after its last checkpoint.
-* It begins with one segment, the whole table; readers without a segment split the rest of another reader's.
-* Without a state file the whole table is copied again: inserts-if-absent make that safe.
-* In capture "dual-write" the sweep follows the last segment; it closes the race "deleted while being copied",
-  before the new view opens. Rows that moved while they were copied are settled before it. In "delta" the
-  comparison of `reconcile` does both.
-* A write of the copy that was sent and not answered may take effect late: where an attempt was left open, or
-  a run was cut off, the phase waits until no such write can take effect any more (`until_quiet`); then comes
-  what relies on that, the sweep or the comparison.
-* With an executor, workers copy slices; the phase waits until none of them can write any more.
-* Capture "dual-write": a row that this process propagates is announced in the journal. When an outcome stays
-  open the intent is left there, and the row is propagated again when that write can take effect no more.
-  Batches of inserts-if-absent, and workers, announce nothing: their open writes are waited for, see above.
-* Capture "dual-write": the journal is swept during the backfill; at its end the control row says that all is
-  copied, which opens the new view.
-"""
+"""backfill: copies the source rows from the segments and cursors in the state file; in capture "dual-write"
+it then sweeps the target rows whose source row was deleted meanwhile."""
 
 from __future__ import annotations
 
@@ -40,16 +21,17 @@ from rekey.status.facts import ESTIMATED_ROWS
 
 # Fact: the service's time before the first row was read for the copy.
 COPYING_SINCE = "copying_since"
-# Fact: by table, the rows that its busiest partition has taken of the copy so far; JSON. For estimates.
+# Fact: by table, the rows that its busiest partition has taken of the copy so far, as JSON; for estimates.
 BUSIEST = "busiest"
 
 
 async def run(run: Run) -> Counters:
-    """Copy every segment that is not done and sweep; in capture "dual-write" mark the control row."""
+    """Copy every segment that is not done and sweep; in capture "dual-write" mark the control row, which
+    opens the new view."""
     now = None if run.is_delta else await run.control.read()
     if now is not None and now.copied:
         # It was done before, perhaps with another state file, which holds a verification. If this run is cut
-        # off, rows stay that were deleted while they were copied, and that verification must not count.
+        # off, rows that were deleted during the copy stay, and that verification must not count.
         await run.control.mark_changed()
     counters = await while_sweeping(run, SOURCE, _copy_and_sweep(run))
     if not run.is_delta:
@@ -59,6 +41,8 @@ async def run(run: Run) -> Counters:
 
 async def _copy_and_sweep(run: Run) -> Counters:
     counters = await copy_rows(run)
+    # A write of the copy that was not answered may take effect late: before the sweep, or the comparison,
+    # relies on the tables. Batches of inserts-if-absent and workers announce nothing in the journal.
     await until_quiet(run)
     if run.is_delta:
         return counters
@@ -76,11 +60,12 @@ async def _copy_and_sweep(run: Run) -> Counters:
                 advance=advance,
                 check=run.check,
             )
+    # Closes the race "deleted while being copied" before the new view opens.
     return {**counters, "rows_swept": await swept_rows(run)}
 
 
 async def copy_rows(run: Run) -> Counters:
-    """Copy every segment that is not done."""
+    """Copy every segment that is not done; without a state file the whole table, by inserts-if-absent."""
     segments = run.state.segments(run.script_id, PURPOSE)
     if not segments:
         run.state.set_fact(run.script_id, COPYING_SINCE, await run.source_time())
@@ -103,11 +88,10 @@ async def copy_rows(run: Run) -> Counters:
     largest = largest_partitions(run.state.get_fact(run.script_id, PLAN_FACT))
 
     def busiest() -> dict[str, int]:
-        """Return the rows that the busiest partition of each table took, in earlier runs as well."""
         return taken | {table: taken.get(table, 0) + rows for table, (rows, _) in throttle.busiest().items()}
 
     def lanes() -> list[Lane]:
-        """Return what is left of the largest partitions, where partitions have a rate."""
+        """Return the rows left of the largest partitions, where partitions have a rate."""
         rates, known = throttle.busiest(), busiest()
         return [
             Lane(max(0, largest[table] - known[table]), rate)
@@ -142,11 +126,8 @@ async def copy_rows(run: Run) -> Counters:
 
 
 def largest_partitions(plan: str | None) -> dict[str, int]:
-    """Return the rows of the largest partition of the source and of each target, by table.
-
-    Args:
-        plan: the plan as it was kept (`PLAN_FACT`); tables that it does not tell of are left out.
-    """
+    """Return, by table, the rows of the largest partition according to the stored plan (`PLAN_FACT`); tables
+    that it does not mention are left out."""
     try:
         [planned] = json.loads(plan or "")["plan"]["migrations"]
         return {one["table"]: one["largest_partition"] for one in (planned["inventory"], *planned["targets"])}
@@ -155,8 +136,8 @@ def largest_partitions(plan: str | None) -> dict[str, int]:
 
 
 async def swept_rows(run: Run) -> int:
-    """Sweep, with progress; return for how many keys that changed something. Raises Refused where that would
-    delete all because the source is empty."""
+    """Sweep; return for how many keys that changed something. Raises Refused where the source is empty and
+    that would delete everything."""
     await require_rows(run, run.source, run.targets[0])
     with run.progress.task("sweep", total=estimated_rows(run)) as advance:
         return await sweep(
@@ -170,14 +151,13 @@ async def swept_rows(run: Run) -> int:
 
 
 def estimated_rows(run: Run) -> int | None:
-    """Return the number of source rows as last counted or estimated, None when neither was done."""
+    """Return the number of source rows as last counted or estimated; None: neither."""
     fact = run.state.get_fact(run.script_id, ESTIMATED_ROWS)
     return int(fact) if fact else None
 
 
 async def undo(run: Run) -> None:
-    """Remove the checkpoints: the next backfill reads the whole source again. Target rows stay: the undo of
-    `prepare` removes them."""
+    """Remove the checkpoints. Target rows stay: the undo of `prepare` removes them."""
     run.state.clear_segments(run.script_id, PURPOSE)
     run.state.set_fact(run.script_id, COPYING_SINCE, None)
     run.state.set_fact(run.script_id, BUSIEST, None)

@@ -1,20 +1,6 @@
-"""complete: the old view ends; from here there is no way back, and the source is no longer written.
-
-Rules kept here:
-
-* Only from `cutover`, and only when the operator names the phase.
-* Nothing is copied any more: the keys of the checkpoints are removed from the state file.
-* Intents in the journal are settled before the control row moves, while the source still follows. An intent
-  that could not be settled by then, and whose row the source cannot express, is given up after the move and
-  recorded: otherwise no command could ever end it.
-* Of a group all members are settled before all move.
-* Capture "dual-write" with index tables or secondary rows: their rows must not rot when nobody was asked to
-  maintain them. So clients go on as in `cutover`, with the source as well, until the handover
-  (`rekey.runner.handover`); what is done here last of all is done there.
-* Capture "dual-write": not before the last client of the old view has ended. The source is written until
-  every client has acknowledged and the journal is drained; that moment is stored, and `retire` compares rows
-  with it.
-"""
+"""complete: the old view ends, rollback is no longer possible, and the source is no longer written. With
+index tables or secondary rows in capture "dual-write", clients go on as in `cutover` until the handover
+(`rekey.runner.handover`), so that these rows are always maintained by somebody."""
 
 from __future__ import annotations
 
@@ -32,7 +18,7 @@ from rekey.runner.verification import closed_by_difference, last_number
 
 # Fact: the service's time from which on no client and no runner writes to the source.
 QUIET_AT = "quiet_at"
-# Fact: the number of the last full verification at `complete`, where there are index tables.
+# Fact: the number of the last full verification at `complete`, where index tables are maintained.
 COMPLETED_AFTER = "completed_after"
 
 
@@ -61,6 +47,7 @@ async def run(run: Run) -> Counters:
     if now is not None and now.phase is ControlPhase.CUTOVER:
         for one in run.together:
             with of_member(one):
+                # Of a group all members are settled before all move.
                 await _settle_before(one)
         for one in run.together:
             if one.declared.migration.is_maintained:
@@ -69,17 +56,18 @@ async def run(run: Run) -> Counters:
         await clients.move(run, ControlPhase.CUTOVER, ControlPhase.COMPLETE)
     now = await run.control.read()
     counters = {} if now is not None and now.maintained else await end_following(run)
+    # Nothing is copied after this: the state file needs no keys of checkpoints.
     run.state.forget_keys(run.script_id)
     return counters
 
 
 async def end_following(run: Run) -> Counters:
-    """Settle what was announced while replicas followed, now that every client has acknowledged that nothing
-    follows any more; note since when the source is not written."""
+    """Settle what was announced while replicas followed, once every client has acknowledged that nothing
+    follows any more; record since when the source is not written, with which `retire` compares rows."""
     if run.is_delta:
         return {}
     counters = {"intents_settled": await _drain(run) if run.declared.migration.reverse else 0}
-    # The intents that are left are settled and kept, or (without `reverse`) the source does not follow.
+    # The remaining intents are settled and kept, or (without `reverse`) the source does not follow.
     await run.journal.clear()
     await clients.forget_ended(run)
     run.state.set_fact(run.script_id, QUIET_AT, await fresh_second(run.source_time, run.clock))
@@ -87,7 +75,7 @@ async def end_following(run: Run) -> Counters:
 
 
 async def _settle_before(run: Run) -> None:
-    """Settle what is left before the move: after it an intent that fails can only be given up."""
+    """Settle all intents before the move: after it one that fails can only be given up."""
     await clients.until_quiet(run)
     await clients.wait_for_present(run)
     if run.is_delta or not run.declared.migration.reverse:
@@ -103,12 +91,10 @@ async def _settle_before(run: Run) -> None:
 
 
 async def _drain(run: Run) -> int:
-    """Settle the intents announced before the move; return how many were removed.
+    """Settle the intents announced before the move; return how many were removed."""
 
-    An intent whose row the source cannot express is given up and recorded: after `complete` the source need
-    not follow.
-    """
-
+    # After `complete` the source need not follow. Kept, an intent whose row the source cannot express could
+    # never be ended by any command.
     async def give_up(error: Findings) -> None:
         run.state.audit("intent-given-up", run.script_id, {"error": type(error).__name__, "what": error.what})
         said = f"{run.script_id}: given up, the source keeps an older row: {error.what}"
@@ -125,7 +111,7 @@ async def undo(_run: Run) -> None:
 
 
 async def again(run: Run) -> int:
-    """Settle the intents that are left; without `reverse` no replica follows, and they are removed."""
+    """Settle the remaining intents; without `reverse` no replica follows, and they are removed."""
     now = await run.control.read()
     ended = run.state.get_fact(run.script_id, QUIET_AT) is not None
     if now is not None and now.maintainer is Maintainer.APPLICATION and not ended:

@@ -1,47 +1,5 @@
-"""cutover: authority moves to the target.
-
-Rules kept here, in capture "dual-write" (ADR 0019):
-
-* The gate asks for a clean full verification that is younger than the last way back, and for clients: all
-  live ones current, and at least one unless the operator says that nothing writes.
-* Both ways go through a freeze of seconds (`cross`). Slow work is done before it, while writes go on: clients
-  that went silent are waited for, old intents are settled. No table is scanned under freeze.
-* Under freeze every live client acknowledges (from then on no client begins a write), the journal is drained,
-  and only then does the control row move on. Every intent is settled then, so every replica equals its
-  authority.
-* Without a live client, or when no client was registered at the last verification, the journal proves
-  nothing: then all is compared under freeze. In the first case no client waits meanwhile; in the second the
-  operator has said that nothing writes.
-* Claims of target keys that passed to another source key since the verification began are read again before
-  the freeze, and those that passed since then under it: two rows that both map to such a key are a collision.
-* A freeze that is not drained within `[gates] freeze_timeout`, or that fails in any other way, goes back to
-  the phase that it came from; nothing is lost, and the error says what the freeze waited for.
-* The way back is refused while rows are known to differ: it would make the source's rows the true ones.
-
-Of a group (ADR 0043):
-
-* All members are frozen at once, proved or drained one after the other under the same freeze, and moved at
-  once; where one refuses, all go back. The run of whichever member comes first does that for all.
-* What is slow, or can refuse, before the freeze is done for all members before the first move.
-* Stray writers of all members are looked for when the last one is compared.
-
-In capture "delta" (writers stop, a last pass, a last proof):
-
-* The freeze time is a whole second of the service's clock that lies after every write made before the
-  operator said that writers have stopped; the final pass begins after it. A source row newer than it is a
-  stray writer: refused, back to `dual_write`, nothing lost.
-* Order under freeze: one comparison that brings what differs, look for strays, move (ADR 0036). No request
-  is in flight unanswered when the comparison begins (`until_quiet`). It proves the tables equal if every sum
-  is equal with the rows that it brought, as they were seen after the last of its writes, and none of its
-  writes is open. Otherwise all is compared once more, when nothing can take effect any more.
-* With workers, or where too much differs to be brought row by row: a final pass, a sweep and a full
-  verification in place of the one comparison.
-* A stop that would be longer than the operator allows is not begun (`stop`).
-* A freeze that a killed run left does not last: the next command that works on the migration leaves it, and
-  then begins the cutover again or goes back.
-* Undo copies the target rows written since cutover back to the source: first a check of every row that writes
-  nothing, then the copy. Nothing written after cutover is lost.
-"""
+"""cutover: moves the authority to the target, and back. Both ways go through a freeze (ADR 0019, ADR 0036;
+groups: ADR 0043). README.md of `rekey/runner` says what holds under a freeze."""
 
 from __future__ import annotations
 
@@ -96,11 +54,11 @@ from rekey.verify.report import FullReport
 
 # Fact: the freeze time of capture "delta"; `retire` compares with it.
 FROZEN_AT = "frozen_at"
-# Fact: the same by the clock of the target's account, where that is another one.
+# Fact: the same by the clock of the target account, where there is one.
 TARGET_FROZEN_AT = "target_frozen_at"
-# By how many seconds the clocks of a machine and of the service may differ.
+# Seconds by which the clocks of a machine and of the service may differ.
 _CLOCKS_S = 300.0
-# How many rows an error names at most.
+# Most rows that an error names.
 _NAMED = 20
 _NOT_STOPPED = "nobody has confirmed that the application's writers are stopped (--writers-stopped)"
 
@@ -122,7 +80,7 @@ async def gate(run: Run) -> list[str]:
 
 
 async def _closed_by_a_long_stop(run: Run) -> list[str]:
-    """Return the reason that writers would stand still for longer than allowed (`--stop-at-most`), if so."""
+    """Return, as a list, the reason that the estimated write downtime exceeds `--stop-at-most`."""
     allowed_s = run.options.stop_at_most_s
     if allowed_s is None or run is not run.together[0]:
         return []
@@ -139,13 +97,12 @@ async def _closed_by_a_long_stop(run: Run) -> list[str]:
 
 
 async def run(run: Run) -> Counters:
-    """Freeze; verify (capture "delta") or drain the journal ("dual-write"); move. On failure return to
-    `dual_write`."""
+    """Freeze; verify (capture "delta") or drain the journal; move. On failure return to `dual_write`."""
     now = await run.control.read()
     if now is not None and now.phase is ControlPhase.CUTOVER:
         return run.crossed
     for one in run.together:
-        await until_quiet(one)  # before the freeze: requests of earlier runs take effect before the last pass
+        await until_quiet(one)  # requests of earlier runs take effect before the freeze
     if not run.is_delta:
         await cross(run, ControlPhase.DUAL_WRITE, ControlPhase.CUTOVER)
         return run.crossed
@@ -164,6 +121,8 @@ async def run(run: Run) -> Counters:
 
 
 async def _prove_under_freeze(runs: Sequence[Run]) -> None:
+    # A whole second of the service's clock after every write made before the operator confirmed that writers
+    # have stopped: a source row newer than it is from a stray writer.
     frozen_at: dict[bool, str] = {}  # by the clock of each account that holds a source
     for one in runs:
         elsewhere = is_elsewhere(one.source.name)
@@ -181,8 +140,10 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
         reports.append(report)
         if report.findings:
             break
-    for one in runs[: len(reports)]:  # asked first: rows that are still written differ, too, and no repair
-        strays = []  # ends that; and asked when all is compared, so that nothing is written meanwhile
+    # Strays before differences are reported: rows still being written differ as well, and no repair ends
+    # that. And only when all is compared, so that nothing is written meanwhile.
+    for one in runs[: len(reports)]:
+        strays = []
         async for row in written_since(one.source, frozen_at[is_elsewhere(one.source.name)]):
             one.check()
             strays.append(one.ids.short(one.source.name, key_of(row)))
@@ -200,13 +161,14 @@ async def _prove_under_freeze(runs: Sequence[Run]) -> None:
 
 
 async def _compare_under_freeze(run: Run) -> tuple[Counters, FullReport]:
-    """Bring the targets up to date for the last time, and prove it."""
+    """Repair the targets for the last time, and prove them equal."""
     counters: Counters | None = None
     if run.pool is None:
         with suppress(TooMany):
             report = await verify_full(run, brings=True)
             counters = {"rows_brought": report.found.brought}
-            # What was brought is proved by the sums it was put back into, if it can change no more.
+            # Repaired rows are proved by the digests they were put back into, unless an unanswered write may
+            # change them.
             if report.findings or (report.equal and not open_s(run)):
                 return counters, report
     counters = counters or await catch_up(run, max_passes=1)
@@ -215,8 +177,8 @@ async def _compare_under_freeze(run: Run) -> tuple[Counters, FullReport]:
 
 
 async def _about_to_freeze(run: Run, end: ControlPhase) -> None:
-    """Tell the hook that writes are about to wait; the move after the freeze is to `end`. Raises GateClosed
-    when the time for that is over, or the hook failed before the cutover."""
+    """Tell the hook that writes are about to wait. Raises GateClosed when the window for that is over, or the
+    hook failed before the cutover."""
     by = run.options.freeze_by
     if by is not None and run.clock.ticks() >= by:
         late = f"the window closed at {moment(format_ticks(by))}, before writes were made to wait"
@@ -230,10 +192,10 @@ async def _about_to_freeze(run: Run, end: ControlPhase) -> None:
 
 async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
     """Move the authority from the side of `start` to the side of `end`, through a freeze; keep the figures in
-    `crossed` of each run.
+    `crossed` of each run. For capture "dual-write".
 
     Args:
-        run: the migration, capture "dual-write".
+        run: the migration.
         start: the control row's phase now: `dual_write` or `cutover`.
         end: its phase afterwards: the other one.
 
@@ -251,6 +213,7 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
         control = await one.control.read()
         if control is None or control.phase is not start:
             raise refusal("not-in-phase", script=one.script_id, phase=start)
+        # Slow work, and all that can refuse, before the freeze and for all members, while writes go on.
         await wait_until_heard(one, control)
         with of_member(one):
             settled = await settle_stale(one, side)
@@ -269,6 +232,7 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
     try:
         for one in runs:
             with of_member(one):
+                # No table is scanned here, except where the journal proves nothing (`_drained`).
                 await _drained(one, await _as_moved(one, run, frozen), side, end, deadline)
                 if end is ControlPhase.CUTOVER:
                     await _require_claims(one, checked[one.script_id])
@@ -296,12 +260,12 @@ async def cross(run: Run, start: ControlPhase, end: ControlPhase) -> None:
 
 
 async def _as_moved(run: Run, mover: Run, row: ControlRow) -> ControlRow:
-    """Return the control row of a migration that was moved with that of `mover`, which is `row`."""
+    """Return the control row of a migration after a move of its group; `row` is that of `mover`."""
     return row if run is mover else await run.control.read() or row
 
 
 async def _drained(run: Run, frozen: ControlRow, side: Side, end: ControlPhase, deadline: Deadline) -> None:
-    """Wait until nothing is under way under the freeze, and compare where the journal proves nothing.
+    """Wait until no write is in flight under the freeze, and compare where the journal proves nothing.
 
     Raises:
         Findings: rows differ.
@@ -310,6 +274,8 @@ async def _drained(run: Run, frozen: ControlRow, side: Side, end: ControlPhase, 
     clients = await wait_for_clients(run, frozen, deadline)
     drained = await drain(run, side, deadline)
     run.crossed = {"clients": clients, "intents_settled": run.crossed["intents_settled"] + drained}
+    # No live client: nobody waits meanwhile. None registered at the last verification: its writes had no
+    # intents, and the operator confirmed that nothing writes now.
     if not clients or (end is ControlPhase.CUTOVER and unfollowed(run)):
         report = await verify_full(run)
         if report.findings:
@@ -318,12 +284,8 @@ async def _drained(run: Run, frozen: ControlRow, side: Side, end: ControlPhase, 
 
 
 async def _require_claims(run: Run, since: str) -> None:
-    """Raise Collision if a target key that passed to another source key has a row of both.
-
-    Args:
-        run: the migration; the source is the authority.
-        since: from when on the key passed; the clocks of machine and service may differ by `_CLOCKS_S`.
-    """
+    """Raise Collision if a target key that passed to another source key since then has a row of both."""
+    # The clocks of machine and service may differ.
     async for target, former, owner in run.mapping.passed(earlier(since, _CLOCKS_S)):
         run.check()
         if former == owner:
@@ -333,15 +295,9 @@ async def _require_claims(run: Run, since: str) -> None:
 
 
 async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bool:
-    """Move the control row from `freeze` back to `back_to`; return whether it was moved.
-
-    If the service fails now, the next command on the migration does it.
-
-    Args:
-        run: the migration.
-        back_to: the phase that the freeze came from.
-        only: the id of the move that froze; a freeze by another move is not left. "": any freeze is left.
-    """
+    """Move the control row from `freeze` back to `back_to`; return whether it was moved. If the service
+    fails, the next command on the migration does it. `only`: the id of the move that froze; a freeze by
+    another move stays; "": any."""
     try:
         now = await run.control.read()
         if now is None or now.phase is not ControlPhase.FREEZE or (only and now.move_id != only):
@@ -354,18 +310,16 @@ async def leave_freeze(run: Run, back_to: ControlPhase, *, only: str = "") -> bo
     return True
 
 
-# --- the way back ------------------------------------------------------------------------------------------
+# --- rollback ----------------------------------------------------------------------------------------------
 
 
 async def undo(run: Run) -> Counters | None:
-    """Go back to `dual_write`, with everything that was written to the target since cutover.
-
-    Returns:
-        How many rows of the source were written and deleted for that (capture "delta").
+    """Go back to `dual_write` with everything written to the target since cutover; return figures (capture
+    "delta").
 
     Raises:
-        GateClosed: the declaration has no way back, writers are not confirmed to be stopped (capture
-            "delta"), rows cannot go back, or rows are known to differ.
+        GateClosed: the declaration has no rollback, `--writers-stopped` was not given (capture "delta"), rows
+            cannot go back, or rows are known to differ.
     """
     now = await run.control.read()
     if now is None or now.phase is ControlPhase.DUAL_WRITE:
@@ -377,7 +331,7 @@ async def undo(run: Run) -> Counters | None:
         await _copy_back(run, now)
         return run.crossed
     for one in run.together:
-        # Set before the control row moves: verifications up to now do not open the gate of a later cutover.
+        # Before the control row moves: verifications up to now do not open the gate of a later cutover.
         one.state.set_fact(one.script_id, RETURNED_AFTER, str(last_number(one)))
         await one.control.mark_changed()  # nor those in the state file of another machine
     await cross(run, ControlPhase.CUTOVER, ControlPhase.DUAL_WRITE)
@@ -398,6 +352,7 @@ async def _require_way_back(run: Run) -> None:
         raise GateClosed(run.declared.migration.shown(Phase.DUAL_WRITE), [_NOT_STOPPED], hint=str(step))
     reasons = await closed_by_source(run)
     if not reasons and not run.is_delta:
+        # Rolling back over differences would make the source's rows the true ones.
         reasons = await closed_by_difference(run)
     if reasons:
         hint = f"when nothing differs any more: `rekey rollback {name}` again"
@@ -405,7 +360,7 @@ async def _require_way_back(run: Run) -> None:
 
 
 async def _copy_back(run: Run, now: ControlRow) -> None:
-    """Copy the target rows written since cutover back to the source, verify, then move the control row."""
+    """Copy the target rows written since cutover to the source, verify, then move the control row."""
     for one in run.together:
         with of_member(one):
             await _check_back(one, now)
@@ -426,7 +381,7 @@ async def _copy_back(run: Run, now: ControlRow) -> None:
 
 
 async def _check_back(run: Run, now: ControlRow) -> None:
-    """Try every row that would be copied back; nothing is written. Raises GateClosed."""
+    """Map every row that would be copied back; nothing is written. Raises GateClosed."""
     back, refused = BackPropagator(run.propagator), list[RowRefused]()
 
     async def check(row: Row) -> None:
@@ -443,14 +398,13 @@ async def _check_back(run: Run, now: ControlRow) -> None:
 
 
 async def _bring_back(run: Run, now: ControlRow) -> None:
-    """Copy to the source what was written to the target, and deleted there, since cutover."""
     back, limit = BackPropagator(run.propagator), run.config.limits.concurrency
     run.crossed = counters = {"rows_copied_back": 0, "rows_deleted_in_source": 0}
 
     async def settle(what: str, source_key: EntityKey) -> None:
         if await back.propagate(source_key):
             counters[what] += 1
-            # The index tables follow the source again: bring them up to date.
+            # The index tables follow the source again.
             await run.propagator.propagate(source_key)
 
     async def bring(row: Row) -> None:
@@ -477,9 +431,9 @@ async def _bring_back(run: Run, now: ControlRow) -> None:
 async def _each_changed(
     run: Run, now: ControlRow, label: str, back: BackPropagator, work: Callable[[Row], Awaitable[None]]
 ) -> None:
-    """Await work for each target row that was written since cutover and differs."""
-    # A time before the application's first write to the target. The freeze time is preferred: it is by the
-    # clock of the target's account, the control row's times are by the restricted account's.
+    """Await `work` for each target row that was written since cutover and differs."""
+    # A time before the application's first write to the target. The freeze time is by the clock of the
+    # target's account; the control row's times, by the restricted account's, are second best.
     facts = run.state.facts(run.script_id)
     frozen_at = facts.get(TARGET_FROZEN_AT if run.declared.migration.is_elsewhere else FROZEN_AT)
     since = earlier(frozen_at or now.cutover_at or now.updated_at, run.config.gates.margin_s)
@@ -492,15 +446,15 @@ async def _each_changed(
 
 
 async def _prove_the_way_back(run: Run) -> None:
-    """Compare everything; mend the index tables, which the application wrote itself since cutover.
+    """Compare everything; repair the index tables, which the application wrote itself since cutover.
 
     Raises:
-        Findings: rows differ that are not only index rows, or that repair did not mend.
+        Findings: rows differ that are not only index rows, or that repair did not fix.
     """
     await until_quiet(run)
     report = await verify_full(run)
     listed, indexes = report.found.listed, run.mapper.labels[1:]
-    # A difference in the main target is never mended: the main target is the authority.
+    # The main target is the authority: a difference in it is never repaired.
     in_indexes = len(listed) == wrong(report) and all(one.table in indexes for one in listed)
     if report.findings and in_indexes:
         await verify_full(run, repair=True)
@@ -512,5 +466,5 @@ async def _prove_the_way_back(run: Run) -> None:
 
 
 async def again(run: Run) -> int:
-    """Settle the intents that are left, if the source follows (`reverse`)."""
+    """Settle the remaining intents, if the source follows (`reverse`)."""
     return await settle_again(run, side=TARGET) if run.declared.migration.reverse else 0

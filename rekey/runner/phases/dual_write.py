@@ -1,13 +1,4 @@
-"""dual_write: from here on changes of the source reach the targets.
-
-Rules kept here:
-
-* Capture "delta": the watermark is read from the service's clock and stored before the first row is copied,
-  so that a delta pass sees every change after it.
-* Only then does the control row move: a later phase never begins without a watermark.
-* Capture "dual-write": the control row moves together with the clients; when the phase is done, all of them
-  announce and propagate their writes.
-"""
+"""dual_write: from here on changes of the source reach the targets."""
 
 from __future__ import annotations
 
@@ -35,8 +26,8 @@ async def run(run: Run) -> Counters:
         await move(run, ControlPhase.SOURCE, ControlPhase.DUAL_WRITE)
     if run.is_delta:
         return {}
-    # Earlier writes of clients that were given up had no intents: only a verification that begins after such
-    # clients can be heard of no more finds them.
+    # Earlier writes of clients that were given up had no intents: only a verification that begins when no
+    # such client can send requests any more finds them.
     until = await heard_of_until(run, await run.control.read())
     run.state.set_fact(run.script_id, LATE_UNTIL, None if until is None else format_ticks(until))
     clients = len((await look(run)).live)
@@ -48,8 +39,7 @@ async def run(run: Run) -> Counters:
 
 
 async def again(run: Run) -> int:
-    """Store the watermark if it was lost with the state file (capture "delta"), or settle intents; return how
-    many."""
+    """Store a watermark lost with the state file (capture "delta"), or settle intents; return how many."""
     if not run.is_delta:
         return await settle_again(run, side=SOURCE)
     await _begin_watermark(run)
@@ -57,7 +47,9 @@ async def again(run: Run) -> int:
 
 
 async def _begin_watermark(run: Run) -> None:
-    """Store the first watermark if there is none. Call before the backfill reads its first row."""
+    """Store the first watermark if there is none, by the service's clock."""
+    # Before the backfill reads its first row, so that a delta pass sees every change after it, and before the
+    # control row moves, so that no later phase begins without one.
     if run.state.get_fact(run.script_id, WATERMARK) is None:
         run.state.set_fact(run.script_id, WATERMARK, await run.source_time())
 

@@ -1,16 +1,4 @@
-"""prepare: the restricted store's rows of this migration, and the empty target tables.
-
-Rules kept here:
-
-* A target table must be new or empty, unless this migration itself filled it: foreign rows would be taken
-  for copies.
-* Whether odd keys arrive as they are is tried on a throw-away table of each account that holds the source or
-  a target, before anything is copied. Misread addresses are a note: such rows are read by queries. Misread
-  queries are refused: rows would be copied, compared and deleted by what another key says.
-* Undo drops the targets and the migration's rows in the mapping and the journal, or keeps all of them, as the
-  operator chose: dropping only some would leave rows that nothing accounts for. (Control row and data keys
-  are deleted after it, by `rekey.runner.commands.rollback`.)
-"""
+"""prepare: creates this migration's rows in the restricted store, and the empty target tables."""
 
 from __future__ import annotations
 
@@ -34,12 +22,13 @@ from rekey.tables.odd_keys import probe_odd_keys
 from rekey.tables.sent import OnTop, on_top
 from rekey.tables.similar import similar_tables
 
-# What the name of a throw-away table begins with.
+# Prefix of throw-away tables.
 PROBE_TABLE = "rekeyprobe"
 
 
 async def gate(run: Run) -> list[str]:
-    """Return the targets that hold rows which this migration did not write, as reasons.
+    """Return as reasons the targets that hold rows which this migration did not write: they would be taken
+    for copies.
 
     Raises:
         ConfigurationError: the source does not exist.
@@ -68,7 +57,7 @@ async def gate(run: Run) -> list[str]:
 
 async def _still_maintained(run: Run) -> list[str]:
     """Return a reason for each earlier migration whose clients still maintain index tables of the source:
-    what is written through clients of this one would be missing there."""
+    they would lack what clients of this one write."""
     reasons = []
     for other in run.builds_on:
         now = await ControlStore(run.restricted, other.script_id, other.migration.group).read()
@@ -80,7 +69,7 @@ async def _still_maintained(run: Run) -> list[str]:
 
 
 async def run(run: Run) -> Counters:
-    """Create the mapping table, the journal table and the targets, those that are missing."""
+    """Create the missing ones of the mapping table, the journal table and the targets."""
     await until_quiet(run)  # an earlier run that was rolled back may have requests in flight
     for name in (MAPPING_TABLE, JOURNAL_TABLE):
         await run.restricted.create_table(name)
@@ -100,11 +89,8 @@ async def run(run: Run) -> Counters:
 
 
 async def _try_odd_keys(run: Run, name: str) -> None:
-    """Try odd keys in a table of this name, which is deleted again.
-
-    Raises:
-        ConfigurationError: queries return other rows than they ask for.
-    """
+    """Try odd keys in a throw-away table of this name. Raises ConfigurationError when queries return other
+    rows than they ask for: rows would be copied, compared and deleted by what another key says."""
     account = run.config.holding(name)[1]
     try:
         await run.tables.create_table(name)
@@ -125,15 +111,16 @@ async def _try_odd_keys(run: Run, name: str) -> None:
 
 
 async def undo(run: Run) -> None:
-    """Drop the targets and delete the mapping and the journal of the migration, or keep all of them.
+    """Drop the targets and delete the migration's mapping and journal rows, or keep all of them: dropping
+    only some would leave rows that nothing accounts for. `rekey.runner.commands` deletes control row and data
+    keys after it.
 
-    The caller has waited until nothing is in flight: a batch that takes effect later would leave rows that
-    nothing accounts for.
+    The caller has waited until no request is in flight.
     """
     if not run.options.drop_targets:
         return
     if await tables_with_rows(run):
-        await require_source(run)  # asked before as well, and some time has passed
+        await require_source(run)  # again: some time has passed since it was checked
     for name in run.declared.migration.table_names:
         await run.tables.delete_table(name)
     with suppress(TableMissing):  # the run was cut off before it made the mapping table

@@ -1,19 +1,5 @@
-"""reconcile: catch up with the source, sweep, and compare everything.
-
-Rules kept here:
-
-* The phase is done only when a full verification found no row that differs, stable or unsettled; otherwise it
-  stays open and the error says how many rows differ (`rekey verify` names them, by safe id).
-* Capture "delta": one comparison reads source and targets, brings what is missing, extra or changed by
-  propagate, and compares that again (ADR 0036). It is pass, sweep and verification at once.
-* Passes follow until the next one would find little; how long writers will have to stop is kept (`stop`).
-* Where too much differs to be brought row by row, and with workers, delta passes bring it first. They are
-  repeated until one finds few changes, and at most `MAX_PASSES` times: a source that changes faster than it
-  can be followed is not followed for ever. The watermark moves only after a whole pass. Only the sweep after
-  the passes finds deleted rows.
-* Capture "dual-write": there is nothing to catch up with; the journal is swept before and during the
-  comparison.
-"""
+"""reconcile: catches up with the source, and compares everything. The phase is done when a full verification
+finds no difference (capture "delta": ADR 0036)."""
 
 from __future__ import annotations
 
@@ -32,15 +18,16 @@ from rekey.tables.sent import OnTop, on_top
 from rekey.verify.full import TooMany
 from rekey.verify.report import FullReport
 
+# A source that changes faster than passes follow is not followed for ever.
 MAX_PASSES = 5
-# A pass that changed at most this many rows is the last: another would not be worth its scan.
+# A pass that changed at most this many rows is the last: another is not worth its scan.
 _LITTLE = 100
-# So many rows have to be brought for the time that it took to say how long one takes.
+# Minimum repaired rows before the measured time per row counts.
 _ENOUGH = 20
 
 
 async def catch_up(run: Run, *, max_passes: int = MAX_PASSES) -> Counters:
-    """Make delta passes until one changes few rows, then sweep."""
+    """Make delta passes until one changes few rows, then sweep: passes do not see deleted rows."""
     changed = 0
     for number in range(1, max_passes + 1):
         now = await bring_changes(run, number)
@@ -67,6 +54,7 @@ async def bring_changes(run: Run, number: int = 1) -> int:
     if not result.whole:
         run.stop.check()
     run.check()
+    # Only after a whole pass.
     run.state.set_fact(run.script_id, WATERMARK, result.started_at)
     return result.copied.inserted + result.copied.changed
 
@@ -79,10 +67,10 @@ def _watermark(run: Run) -> str:
 
 
 async def compare(run: Run) -> tuple[Counters, FullReport]:
-    """Bring the targets up to date and prove it (capture "delta"): by one comparison that brings.
+    """Bring the targets up to date and prove it (capture "delta"), by one comparison that repairs.
 
-    With workers, and where more differs than is worth bringing row by row, passes and a sweep bring it in
-    bulk first, and a comparison follows that brings nothing.
+    With workers, and where too much differs to repair row by row, passes and a sweep do it in bulk first, and
+    a comparison follows that repairs nothing.
     """
     if run.pool is not None:
         return await catch_up(run), await verify_full(run)
@@ -95,22 +83,19 @@ async def compare(run: Run) -> tuple[Counters, FullReport]:
 
 
 async def follow(run: Run, *, passes: bool = True) -> tuple[Counters, FullReport]:
-    """Compare, then make passes until the next would find little; keep how long writers will have to stop.
-
-    Passes end, too, when one leaves more than half of what waited before it: the source changes as fast as it
-    is followed. Without `passes` none is made: others make them meanwhile.
-    """
+    """Compare, then make passes until the next would find little; store the estimate of the write downtime.
+    `passes`: False when others make passes meanwhile."""
     since, began = _watermark(run), run.clock.rising()
     counters, report = await compare(run)
     took_s = run.clock.rising() - began
     brought = _changed(counters)
-    # Passes and a sweep that came before it would come under freeze as well.
+    # Passes and a sweep before it would be made under freeze as well.
     read_s = min(took_s, reading_s(report)) if "rows_brought" in counters else took_s
     bring_s = (took_s - read_s) / brought if brought >= _ENOUGH else ASSUMED_BRING_S
     rows = report.source_rows + report.target_rows
     before_it = measured(run)
     if run.share < 1 and before_it is not None and before_it.rows:
-        # Under freeze no share holds: it takes as long as when it was last read at the full rate.
+        # Under freeze the full rate is used: as long as the last reading at the full rate.
         read_s = min(read_s, before_it.read_s * rows / before_it.rows)
     covered = (ticks_of(_watermark(run)) - ticks_of(since)) / TICKS_PER_SECOND
     waiting, look_s = await _written(run)
@@ -122,6 +107,7 @@ async def follow(run: Run, *, passes: bool = True) -> tuple[Counters, FullReport
             counters["rows_changed_by_passes"] = counters.get("rows_changed_by_passes", 0) + passed
             before = waiting
             waiting, look_s = await _written(run)
+        # The source changes as fast as it is followed.
         if waiting > before / 2:
             break
     open_s = (run.clock.ticks() - ticks_of(_watermark(run))) / TICKS_PER_SECOND
@@ -131,7 +117,7 @@ async def follow(run: Run, *, passes: bool = True) -> tuple[Counters, FullReport
 
 
 async def _written(run: Run) -> tuple[int, float]:
-    """Return how many rows were written since the last pass began, and how many seconds counting took."""
+    """Return how many rows were written since the last pass began, and the seconds that counting took."""
     began, rows = run.clock.rising(), 0
     async for _ in written_since(run.source, _watermark(run)):
         run.check()
@@ -144,8 +130,7 @@ def _changed(counters: Counters) -> int:
 
 
 async def run(run: Run) -> Counters:
-    """Compare everything, and bring it up to date (capture "delta") or settle intents first. Raises Findings
-    when rows differ."""
+    """Catch up (capture "delta") or settle intents, then compare. Raises Findings when rows differ."""
     if run.is_delta:
         counters, report = await follow(run)
     else:
@@ -162,7 +147,7 @@ def _require_equal(run: Run, report: FullReport) -> None:
 
 async def again(run: Run) -> int:
     """Catch up with later changes (capture "delta") or settle intents; return how many rows or intents.
-    Raises Findings when rows differ that cannot be brought."""
+    Raises Findings when rows differ that cannot be repaired."""
     if not run.is_delta:
         return await settle_again(run, side=SOURCE)
     counters, report = await follow(run)

@@ -1,14 +1,4 @@
-"""retire: delete the source.
-
-Rules kept here:
-
-* Only after `complete`, after the retention period, with signed evidence exported and verified since
-  (`rekey.status.facts`), and with the table's name typed.
-* A row that changed after the freeze is never deleted: if there is one, the others are deleted one by one
-  with their ETags and the changed ones are reported; only an unchanged table is dropped whole.
-* In capture "dual-write" the source is written until `complete`: there rows are compared with the moment from
-  which on the source was quiet, or, when that moment was not stored, with the latest that it can have been.
-"""
+"""retire: deletes the source table, or only its unchanged rows if some changed after freeze or `complete`."""
 
 from __future__ import annotations
 
@@ -58,11 +48,8 @@ async def gate(run: Run) -> list[str]:
 
 
 async def run(run: Run) -> Counters:
-    """Delete the source if no row of it changed after `quiet_at`; otherwise delete the unchanged rows.
-
-    Raises:
-        Findings: rows changed; they were not deleted.
-    """
+    """Drop the source if no row of it changed after `quiet_at`; otherwise delete the unchanged rows. Raises
+    Findings when rows changed: they stay."""
     now = await run.control.read()
     if now is None or now.phase is ControlPhase.RETIRED:
         return {}
@@ -86,12 +73,12 @@ async def run(run: Run) -> Counters:
 def quiet_at(run: Run, now: ControlRow) -> str:
     """Return the moment from which on no write to the source is expected, by the service's clock."""
     if run.is_delta:
-        # Without the fact (the state file was lost) the beginning of the freeze is used: it is earlier, so
-        # fewer rows are deleted.
+        # Without the fact (the state file was lost) the beginning of the freeze: earlier, so fewer rows are
+        # deleted.
         return run.state.get_fact(run.script_id, FROZEN_AT) or now.frozen_at or now.updated_at
     kept = run.state.get_fact(run.script_id, QUIET_AT)
-    # A run that was cut off stored no such fact. Every client has acknowledged by now, and none could take
-    # longer than this.
+    # A run that was cut off stored none. Every client has acknowledged by now; none could take longer than
+    # this.
     settings = LeaseSettings()
     longest = settings.lease_s + settings.longest_operation_s + SAFETY_S
     return kept or later(now.ended_at or now.updated_at, longest)
@@ -107,11 +94,8 @@ def still_maintained(run: Run) -> str:
 
 
 async def delete_unchanged(run: Run, row: Row, moment: str) -> Literal["deleted", "gone", "changed"]:
-    """Delete a row of the source, by its ETag, unless it was written at or after `moment`.
-
-    Returns:
-        "deleted"; "gone": the row did not exist any more; "changed": it was written, and stays.
-    """
+    """Delete a source row by its ETag, unless it was written at or after `moment`; "gone": it did not exist
+    any more, "changed": it was written, and stays."""
     if ticks_of(row[TIMESTAMP]) >= ticks_of(moment):
         return "changed"
     try:
@@ -124,7 +108,7 @@ async def delete_unchanged(run: Run, row: Row, moment: str) -> Literal["deleted"
 
 
 async def _delete_all_unchanged(run: Run, moment: str, counters: Counters) -> list[str]:
-    """Delete all source rows that are older than `moment`; return the safe ids of the others."""
+    """Delete all source rows older than `moment`; return the safe ids of the others."""
     changed: list[str] = []
 
     async def remove(row: Row) -> None:
