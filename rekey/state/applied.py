@@ -1,13 +1,5 @@
-"""What is applied according to a state file: the steps of our schema, and the phases of the scripts.
-
-Read by everything that opens a state file, so without yoyo, whose import takes longer than the reading.
-
-Rules kept here:
-
-* An id in the ledger belongs to the schema when it starts with `state-` and has no dot; others are phases.
-* Our schema expands, then contracts: a file made by a newer program has ids that this one does not know, and
-  is refused.
-"""
+"""What is applied according to a state file: the steps of the schema, and the phases of the scripts. Read by
+everything that opens a state file, so without yoyo, whose import takes longer than the reading."""
 
 from __future__ import annotations
 
@@ -25,7 +17,7 @@ if TYPE_CHECKING:
 
 SCHEMA_PREFIX = "state-"
 SCHEMA_FOLDER = Path(__file__).parent / "schema"
-# yoyo's own tables, and the newest form of them that needs no look into yoyo; a test compares both with it.
+# yoyo's own tables, and their newest form that needs no import of yoyo; a test compares both with it.
 LEDGER_TABLE = "_yoyo_migration"
 LEDGER_FORM = 2
 _INTERNAL = frozenset({"_yoyo_log", "_yoyo_version", LEDGER_TABLE, "yoyo_lock", "sqlite_sequence"})
@@ -53,16 +45,13 @@ def schema_steps(folder: Path = SCHEMA_FOLDER) -> list[Path]:
 
 
 def schema_version(ids: Iterable[str]) -> int:
-    """Return the number of the newest schema step among ledger ids, 0 when there is none."""
+    """Return the number of the newest schema step among ledger ids; 0: none."""
     return max((int(entry.split("-")[1]) for entry in ids if _is_schema(entry)), default=0)
 
 
 def missing_steps(connection: sqlite3.Connection, path: Path, folder: Path = SCHEMA_FOLDER) -> list[Path]:
-    """Return the schema steps that a file lacks, in order.
-
-    Raises:
-        StateUnusable: a newer rekey or another program made it.
-    """
+    """Return the schema steps that a file lacks, in order. Raises StateUnusable for a file of a newer rekey
+    (its schema has steps that this program does not know) or of another program."""
     steps = schema_steps(folder)
     known = [step.stem for step in steps]
     ids = set(ledger_ids(connection))
@@ -81,7 +70,6 @@ def missing_steps(connection: sqlite3.Connection, path: Path, folder: Path = SCH
 
 
 def _is_form_known(connection: sqlite3.Connection) -> bool:
-    """Tell whether yoyo's own tables have a form that the installed yoyo knows."""
     if "_yoyo_version" not in tables(connection):
         return True
     [(form,)] = connection.execute("SELECT max(version) FROM _yoyo_version").fetchall()
@@ -93,6 +81,7 @@ def _is_form_known(connection: sqlite3.Connection) -> bool:
 
 
 def _is_schema(entry: str) -> bool:
+    # One yoyo table holds both: ids of phases are `<script>.<phase>`.
     return entry.startswith(SCHEMA_PREFIX) and "." not in entry
 
 
@@ -106,19 +95,19 @@ def applied_phases(ids: Iterable[str], script_id: str) -> list[Phase]:
 
 
 def aligned(control: ControlPhase, applied: Sequence[Phase]) -> tuple[Phase, ...]:
-    """Return the phases that count as applied.
-
-    Args:
-        control: the control row's phase; a freeze has been left before this is asked.
-        applied: the phases that the ledger has as applied, in order.
-    """
+    """Return the phases that count as applied. `control`: the control row's phase, after any freeze was left;
+    `applied`: the ledger's phases, in order."""
     possible = [ORDER.index(phase) + 1 for phase in ORDER if LEAVES[phase] is control]
+    # The control row is the truth, because clients act on it. Phases within `dual_write` do not move it: for
+    # them the ledger counts.
     least = 0 if control is ControlPhase.SOURCE else possible[0]
     return ORDER[: max(least, min(len(applied), possible[-1]))]
 
 
 def handover(before: Declared, after: Declared) -> Phase:
     """Return the phase of `before` that must be applied before `after`, which depends on it, can begin."""
-    # table names are case-insensitive (Azure: "Understanding the Table service data model")
+    # Table names are case-insensitive (Azure: "Understanding the Table service data model").
+    # A table that `before` fills gets writes propagated back until `complete`: it cannot be part of two
+    # migrations.
     filled = {name.lower() for name in before.migration.tables}
     return Phase.COMPLETE if after.migration.source.lower() in filled else Phase.CUTOVER

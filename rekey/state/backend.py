@@ -1,15 +1,4 @@
-"""yoyo's SQLite backend, made safe for the state file; and our own schema, applied through it.
-
-Rules kept here:
-
-* The file is opened by its path (`files.connect`): yoyo's own URI opens another file when the path holds
-  `?`, `#` or `%`. Opening writes nothing; yoyo's `get_backend` would.
-* One migration table for our schema (`state-NNNN-name`) and for the phases (`<script>.<phase>`): yoyo cannot
-  have two in one file (`rekey.state.applied` tells their ids apart).
-* A schema step and its entry in the ledger are one transaction: after a kill in between, neither exists.
-* Times are bound as text: the default adapters of `sqlite3` are deprecated since Python 3.12.
-* yoyo's logging is switched off: rekey reports by itself.
-"""
+"""yoyo's SQLite backend, made safe for the state file, and the schema applied through it."""
 
 from __future__ import annotations
 
@@ -37,8 +26,9 @@ logging.getLogger("yoyo").setLevel(logging.CRITICAL + 1)
 
 
 class StateBackend(SQLiteBackend):  # type: ignore[misc]
-    """yoyo's view of one state file. Made from a path, not from a URI."""
+    """yoyo's view of one state file, made from a path."""
 
+    # yoyo's own URI opens another file when the path holds `?`, `#` or `%`, and its `get_backend` writes.
     def __init__(self, path: Path, migration_table: str = default_migration_table) -> None:
         super().__init__(path, migration_table)
 
@@ -53,7 +43,7 @@ class StateBackend(SQLiteBackend):  # type: ignore[misc]
         self.connection.close()
 
     def execute(self, sql: str, params: Mapping[str, Any] | None = None) -> Any:
-        """Run one statement, with times as text."""
+        # The default adapters of `sqlite3` for times are deprecated since Python 3.12.
         bound = {
             name: value.isoformat(" ") if isinstance(value, datetime) else value
             for name, value in (params or {}).items()
@@ -61,7 +51,6 @@ class StateBackend(SQLiteBackend):  # type: ignore[misc]
         return super().execute(sql, bound)
 
     def list_tables(self, **_: Any) -> list[str]:
-        """Return the names of the tables in the file."""
         return tables(self.connection)
 
     def get_log_data(self, migration: Any = None, operation: str = "apply") -> dict[str, Any]:
@@ -77,19 +66,16 @@ class StateBackend(SQLiteBackend):  # type: ignore[misc]
         }
 
     def begin_exclusive_use(self) -> None:
-        """Make yoyo's lock table and remove a lock row that a killed process left.
-
-        Call only while holding the file lock, which proves that the process is dead.
-        """
+        """Create yoyo's lock table and remove a lock row that a killed process left. Call only with the file
+        lock, which proves that the process is dead."""
         self.execute(self.format_sql(self.create_lock_table_sql).replace("TABLE", "TABLE IF NOT EXISTS", 1))
         self.break_lock()
 
     def _insert_lock_row(self, pid: int, _timeout: float, _poll_interval: float = 0.5) -> None:
-        """Insert the lock row, once, in a transaction of its own.
+        """Insert the lock row once, in its own transaction.
 
-        yoyo's own method takes every error of the database for a lock, waits, and tries again within the
-        transaction that a failed commit (a full disk) left open: the file then looks busy to this process
-        itself.
+        yoyo's method takes every database error for a lock, waits, and tries again within the transaction
+        that a failed commit (a full disk) left open: the file then looks busy to this process itself.
         """
         try:
             self.execute(
@@ -100,7 +86,8 @@ class StateBackend(SQLiteBackend):  # type: ignore[misc]
             raise LockTimeout("another process has locked this database") from None
 
     def apply_one(self, migration: Any, force: bool = False, mark: bool = True) -> None:
-        """Apply one migration; a transactional one together with its entry in the ledger."""
+        """Apply one migration; a transactional one in one transaction with its ledger entry, so that after a
+        kill neither exists."""
         migration.load()
         if not migration.use_transactions:
             super().apply_one(migration, force=force, mark=mark)
@@ -114,11 +101,8 @@ class StateBackend(SQLiteBackend):  # type: ignore[misc]
 
 
 def schema_migrations(folder: Path = SCHEMA_FOLDER) -> MigrationList:
-    """Return our schema's migrations in order, all of them loaded.
-
-    Loaded here, because yoyo resolves dependencies through a table of the whole process: migrations that are
-    read in between could take entries away from those that are loaded later.
-    """
+    """Return the schema's migrations in order, all loaded: yoyo resolves dependencies through a process-wide
+    table, where migrations read in between could take entries of those loaded later."""
     scripts = [YoyoMigration(path.stem, str(path), str(folder)) for path in schema_steps(folder)]
     for script in scripts:
         script.load()
@@ -126,11 +110,11 @@ def schema_migrations(folder: Path = SCHEMA_FOLDER) -> MigrationList:
 
 
 def prepare(path: Path, lock: FileLock | None, *, folder: Path = SCHEMA_FOLDER) -> sqlite3.Connection:
-    """Open the state file for writing and upgrade its schema to this program's. The caller closes it.
+    """Open the state file for writing and upgrade its schema. The caller closes it.
 
     Args:
-        path: the state file; made when there is none.
-        lock: the held file lock on it; None: take the lock here, while the schema is upgraded.
+        path: the state file; created when there is none.
+        lock: the held file lock on it; None: it is taken here while the schema is upgraded.
         folder: where the schema's scripts are.
 
     Raises:

@@ -1,15 +1,5 @@
-"""The file lock on a state file: one runner at a time on this machine.
-
-Rules kept here:
-
-* The operating system holds the lock and releases it when the process dies, however it dies: a held lock
-  means a live process, so no lock is ever broken because of its age.
-* The lock file stays: removing it would let two processes lock two files of the same name.
-* It is taken before yoyo's lock and before the runner lease, and held until both are given back.
-
-`flock(2)` on POSIX; on Windows a locked byte far after the content, so that other processes can read who
-holds the lock.
-"""
+"""The file lock on a state file: one runner at a time on this machine. It is taken before yoyo's lock and the
+runner lease. `flock(2)` on POSIX; on Windows a locked byte after the content, which stays readable."""
 
 from __future__ import annotations
 
@@ -65,25 +55,25 @@ def _lock_of(state_path: Path) -> Path:
 
 
 class FileLock:
-    """The lock `<state file>.lock`. Not re-entrant: a second one in the same process is refused too."""
+    """The lock `<state file>.lock`. Not re-entrant: a second one in the same process is refused too.
+
+    The operating system releases it when the process dies, so a held lock means a live process, and none is
+    ever broken because of its age.
+    """
 
     def __init__(self, state_path: Path) -> None:
-        """Create the lock of a state file; nothing is opened yet."""
         self.state_path = Path(state_path).absolute()
         self.path = _lock_of(self.state_path)
         self._descriptor: int | None = None
 
     @property
     def held(self) -> bool:
-        """Whether this object holds the lock."""
         return self._descriptor is not None
 
     @property
     def identity(self) -> str:
-        """Device and inode of the locked file: equal for all processes that lock the same file.
-
-        Raises RuntimeError when the lock is not held.
-        """
+        """Device and inode of the locked file: equal for all processes that lock the same file. Raises
+        RuntimeError when the lock is not held."""
         if self._descriptor is None:
             raise RuntimeError("the file lock on the state file must be held")
         found = os.fstat(self._descriptor)
@@ -102,8 +92,8 @@ class FileLock:
         try:
             if not _try_lock(descriptor):
                 raise self._locked(descriptor)
-            # For `has_ended`, and for the error message of another process. A failure is ignored: the lock is
-            # the kernel's, so a full disk must not stop it.
+            # For `has_ended` and for another process's error message. A failure is ignored: the lock is the
+            # kernel's, so a full disk must not stop it.
             pid = os.getpid()
             holder = {
                 "pid": pid,
@@ -126,11 +116,12 @@ class FileLock:
     def release(self) -> None:
         """Release the lock. Idempotent."""
         if self._descriptor is not None:
+            # The lock file stays: if it were removed, two processes could lock two files of the same name.
             os.close(self._descriptor)  # closing unlocks
             self._descriptor = None
 
     def require(self, state_path: Path) -> None:
-        """Raise RuntimeError (a fault of the program) unless this lock is held, on that state file."""
+        """Raise RuntimeError (a program fault) unless this lock is held, on that state file."""
         if not self.held or self.state_path != Path(state_path).absolute():
             raise RuntimeError("the file lock on the state file must be held")
 

@@ -1,13 +1,5 @@
-"""The state file as a file: making, opening and checking it, and turning SQLite's errors into ours.
-
-Rules kept here:
-
-* The file is made with mode 0600 in a folder with mode 0700: it holds old keys.
-* A reader changes nothing: it copies the file into memory and closes it. An absent file reads as empty.
-* Exactly the file of the given path is opened, with any character in the path.
-* SQLite's own errors do not leave this package. A damaged or read-only file raises `StateUnusable`, a full
-  disk or a failed write `MachineFailed`, a file that another process keeps busy `Locked`.
-"""
+"""The state file as a file: creating, opening and checking it, and translating SQLite's errors, none of which
+leave this package."""
 
 from __future__ import annotations
 
@@ -28,7 +20,7 @@ _COPY_ATTEMPTS = 5
 
 @contextmanager
 def closed_on_error(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Close a connection if the body raises; otherwise leave it open."""
+    """Close a connection if the body raises."""
     try:
         yield connection
     except BaseException:
@@ -38,7 +30,7 @@ def closed_on_error(connection: sqlite3.Connection) -> Iterator[sqlite3.Connecti
 
 @contextmanager
 def translating(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into errors of `translated`."""
+    """Turn SQLite's errors into those of `translated`."""
     try:
         yield
     except sqlite3.Error as error:
@@ -46,7 +38,7 @@ def translating(path: Path) -> Iterator[None]:
 
 
 def translated(error: sqlite3.Error, path: Path) -> RekeyError:
-    """Return the RekeyError for an error of SQLite; it tells the operator what to do."""
+    """Return the RekeyError for an error of SQLite, with what the operator is to do."""
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
     if name == "SQLITE_FULL":
         return MachineFailed(
@@ -88,7 +80,7 @@ def damaged(path: Path, why: str) -> StateUnusable:
 
 
 def not_writable(path: Path, why: str, what: str = "state file") -> StateUnusable:
-    """Return the error for a file or folder that cannot be written (or opened)."""
+    """Return the error for a file or folder that cannot be written or opened."""
     return StateUnusable(
         f"the {what} {path} or its folder is read-only for this user ({why})",
         kept=_KEPT,
@@ -97,17 +89,17 @@ def not_writable(path: Path, why: str, what: str = "state file") -> StateUnusabl
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open the file for writing, making it when there is none. The caller closes the connection.
+    """Open the file for writing, creating it when there is none. The caller closes the connection.
 
     Raises:
         StateUnusable: not a file, no database, damaged, or read-only.
         MachineFailed, Locked: see `translated`.
     """
-    # made first with its mode: SQLite gives -wal and -shm the mode of the main file
+    # With mode 0600, as it holds old keys: SQLite gives -wal and -shm the mode of the main file.
     os.close(open_private(path))
     _check_header(path)
     with translating(path), closed_on_error(connect(path)) as connection:
-        # WAL is kept in the file itself: a writer does not stop readers in other processes
+        # A setting of the file itself: a writer does not stop readers in other processes.
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         _check_intact(connection, path)
     return connection
@@ -119,16 +111,13 @@ def sqlite_version() -> str:
 
 
 def rewrite(connection: sqlite3.Connection) -> None:
-    """Write the whole file anew, so that removed data does not stay in its free pages or its log."""
+    """Rewrite the whole file, so that removed data does not stay in its free pages or its log."""
     connection.execute("VACUUM")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Return a connection without implicit transactions that syncs every commit to the disk.
-
-    SQLite gets the path as a path, not as a URI, in which `?`, `#` and `%` have other meanings.
-    """
+    """Return a connection without implicit transactions that syncs every commit to the disk."""
     made = sqlite3.connect(
         path.absolute(), timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, uri=False
     )
@@ -139,7 +128,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def copy_into_memory(path: Path) -> sqlite3.Connection:
-    """Return a copy in memory of the file's present content; an empty database when there is no file.
+    """Return an in-memory copy of the file's present content; an empty database when there is no file.
 
     Raises:
         StateUnusable: damaged, no database, or not readable.
@@ -160,8 +149,9 @@ def copy_into_memory(path: Path) -> sqlite3.Connection:
 def _copy(path: Path, memory: sqlite3.Connection) -> None:
     for _ in range(_COPY_ATTEMPTS):
         before = _fingerprint(path)
-        # Opening a file in WAL mode makes -wal and -shm next to it. If there is no -wal the file is not being
-        # written: it is opened as immutable, which makes neither, and checked for changes afterwards.
+        # A reader changes nothing, but opening a file in WAL mode makes -wal and -shm next to it. Without a
+        # -wal the file is not being written: it is opened as immutable, which makes neither, and checked for
+        # changes afterwards.
         mode = "mode=ro" if before[-1] else "mode=ro&immutable=1"
         uri = f"{path.absolute().as_uri()}?{mode}"
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as source:
@@ -180,11 +170,11 @@ def _fingerprint(path: Path) -> tuple[int, int, bool]:
 
 
 def open_private(path: Path, what: str = "state file") -> int:
-    """Return the descriptor of a file to read and write; an absent file is made, for its owner only.
+    """Return the descriptor of a file to read and write; an absent one is created for its owner only.
 
     Raises:
         StateUnusable: it is a folder, or read-only.
-        MachineFailed: it cannot be made or opened for another reason.
+        MachineFailed: it cannot be created or opened for another reason.
     """
     with _opening(path, what):
         if not path.parent.exists():

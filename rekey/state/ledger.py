@@ -1,23 +1,6 @@
-"""The ledger: yoyo carries out the phases of the migration scripts, in order, each once, and records them.
-
-Rules kept here:
-
-* A script becomes a chain of yoyo migrations, one for each phase; their ids are `<script>.<phase>`.
-* A script that `__depends__` on another begins when the other's `cutover` is applied: the other's targets are
-  then the tables that the application reads. If its source is a table that the other one fills, it waits for
-  `complete`: until then writes to that table are propagated back, and one table cannot be part of two
-  migrations.
-* A phase is marked after its step has returned, never before: after a kill in between, it is entered again.
-* An error of a step leaves the phase unmarked and reaches the caller unchanged, except errors of SQLite and
-  yoyo's own: those are translated before yoyo sees them, because it would roll earlier steps back for the
-  first, and go on after the second.
-* The control row is the truth, because clients act on it; the ledger follows. They differ only when a run was
-  killed between the two writes of a move, or when the state file was lost.
-* Work inside `dual_write` (backfill, reconcile) does not move the control row, so there the ledger is
-  believed, and without a ledger the work is done again, which is safe.
-* The file lock is taken first: only then it is certain that a lock row was left by a killed process. Each
-  call makes a new backend, because yoyo takes no lock with one that has failed.
-"""
+"""The ledger: yoyo carries out the phases of the migration scripts in order, each once, and records them. It
+follows the control row (`align`): they differ only when a run was killed between the two writes of a move, or
+when the state file was lost."""
 
 from __future__ import annotations
 
@@ -39,12 +22,12 @@ from rekey.state.applied import applied_phases, handover, ledger_ids
 from rekey.state.backend import StateBackend
 from rekey.state.filelock import FileLock
 
-# Function that carries out, or takes back, one phase of the script with this id. Blocks until it is done.
+# Carries out, or takes back, one phase of the script with this id; blocks until it is done.
 Step = Callable[[str, Phase], None]
 
 
 class _PhaseMigration(YoyoMigration):  # type: ignore[misc]
-    """One phase of one script as a yoyo migration, without a file."""
+    """One phase of one script as a yoyo migration, without a file; its id is `<script>.<phase>`."""
 
     def __init__(
         self, script_id: str, phase: Phase, depends: list[_PhaseMigration], path: Path, run: Step, undo: Step
@@ -55,6 +38,9 @@ class _PhaseMigration(YoyoMigration):  # type: ignore[misc]
         self.use_transactions = False
         self._depends = set(depends)
 
+        # yoyo would roll earlier steps back for an error of SQLite, and go on after one of its own: both are
+        # translated before it sees them. Other errors leave the phase unmarked and reach the caller
+        # unchanged.
         def contained(step: Step) -> Callable[[object], None]:
             def carry_out(_connection: object) -> None:
                 try:
@@ -73,15 +59,15 @@ class _PhaseMigration(YoyoMigration):  # type: ignore[misc]
 
 
 class Ledger:
-    """The phases of all scripts, and which of them are applied."""
+    """The phases of all scripts in one state file, and which of them are applied."""
 
     def __init__(
         self, state_path: Path, scripts: Sequence[Declared], *, run: Step, undo: Step, lock: FileLock
     ) -> None:
-        """Create the ledger of all scripts in one state file.
+        """Create the ledger, and the state file when there is none.
 
         Args:
-            state_path: the state file; made when there is none.
+            state_path: the state file.
             scripts: all scripts, dependencies first, as `load_scripts` returns them.
             run: carries out one phase.
             undo: takes one phase back.
@@ -109,7 +95,8 @@ class Ledger:
             return self._applied(backend, script_id)
 
     def apply(self, script_id: str, upto: Phase) -> list[Phase]:
-        """Carry out the pending phases of a script up to and including `upto`; return those carried out.
+        """Carry out the pending phases of a script up to and including `upto`; return them. A phase is marked
+        only after its step has returned: after a kill in between it is entered again.
 
         Raises:
             GateClosed: a script that this one depends on has not reached the phase that is needed.
@@ -134,13 +121,11 @@ class Ledger:
         return pending
 
     def rollback(self, script_id: str, downto: Phase | None) -> list[Phase]:
-        """Take phases back, last first, until `downto` is the last applied one (None: until none is left).
-
-        Returns:
-            The phases that were taken back, last first.
+        """Take phases back until `downto` is the last applied one (None: until none is left); return them,
+        last first.
 
         Raises:
-            Refused: a phase from which there is no way back is applied, or another script builds on this one.
+            Refused: a phase without rollback is applied, or another script builds on this one.
             RekeyError: the error of the step; its phase and earlier ones stay marked.
         """
         with self._exclusive() as backend:
@@ -154,7 +139,6 @@ class Ledger:
             self._undone(backend, script_id, downto)
 
     def _undone(self, backend: StateBackend, script_id: str, downto: Phase | None) -> list[Phase]:
-        """Return the phases that a rollback takes back, in order. Raises Refused."""
         kept = () if downto is None else ORDER[: ORDER.index(downto) + 1]
         undone = [phase for phase in self._applied(backend, script_id) if phase not in kept]
         final = [phase for phase in undone if phase not in REVERSIBLE]

@@ -1,23 +1,4 @@
-"""The state file: progress and records that the runner keeps between runs.
-
-Rules kept here:
-
-* Every change is one transaction, synced to the disk before the call returns: progress is never claimed
-  before it is durable, and a failed write leaves the last checkpoint.
-* The segments of a checkpoint change in one transaction, and so do the halves of a segment that is split: at
-  any moment every key is in exactly one segment.
-* A checkpoint moves cursors and counts, never bounds: it may come from before a split.
-* Keys stand in the file as the `KeyTexts` of their migration write them, sealed if its mapping is sealed.
-* The newest audit event is read and the next one added in one transaction: two processes never add two events
-  after the same one.
-* Opened read-only it is a copy of one moment: no file is made, written or locked; an absent file reads as an
-  empty one.
-* What is read is read by `sqlite3` alone: `rekey status` waits neither for SQLAlchemy, which writes, nor for
-  yoyo, which upgrades.
-* Losing the file loses no data: it holds progress and records, never the only copy of a row or a key.
-
-Calls block for about the time of one disk sync. A State may be used by several threads, one at a time.
-"""
+"""The state file: progress and records between runs, never the only copy of a row or a key."""
 
 from __future__ import annotations
 
@@ -51,27 +32,24 @@ if TYPE_CHECKING:
     from rekey.state.filelock import FileLock
     from rekey.state.writer import Writer
 
-# Prefix of a phase run's counters that count requests; files of older versions have no such counters.
+# Prefix of a phase run's counters that count requests; files of older versions have none.
 _REQUESTS = "requests."
 # Names of the keys of a segment, and of a part of a verification: a sealed key is bound to its name.
 _KEYS = ("after", "upto", "cursor")
 
 
 class State:
-    """The open state file. Use `State.open`, and close it."""
+    """The open state file. Use `State.open`, and close it.
+
+    Every change is one transaction, synced to the disk before the call returns. Several threads may use it,
+    one at a time.
+    """
 
     def __init__(
         self, path: Path, connection: sqlite3.Connection, writer: Writer | None, clock: Callable[[], datetime]
     ) -> None:
-        """Create the state on an open connection of the right schema; `close` closes the connection.
-
-        Args:
-            path: the file, for messages.
-            connection: what is read from.
-            writer: what writes to the same connection; None: for reading only.
-            clock: tells the times that are recorded.
-        """
         self.path = path
+        # Reads go through `sqlite3` alone: `rekey status` waits neither for SQLAlchemy nor for yoyo.
         self._connection = connection
         self._writer = writer
         self._clock = clock
@@ -90,10 +68,10 @@ class State:
         """Open the state file.
 
         Args:
-            path: the file; made (0600, its folder 0700) when there is none and not read_only.
-            read_only: copy the present content into memory; for commands without side effects.
-            lock: the held file lock, if this process holds it; otherwise the lock is taken while the schema
-                is made or upgraded, if it must be.
+            path: the file; created (0600, its folder 0700) when there is none and not read_only.
+            read_only: copy the present content into memory; nothing is made, written or locked.
+            lock: the held file lock, if this process holds it; otherwise it is taken while the schema is
+                created or upgraded.
             clock: tells the times that are recorded.
 
         Raises:
@@ -135,7 +113,6 @@ class State:
 
     @property
     def schema_version(self) -> int:
-        """The number of the newest schema step that the file has."""
         return applied.schema_version(self.ledger_ids())
 
     # --- migrations -----------------------------------------------------------------------------------
@@ -149,7 +126,7 @@ class State:
         secret_fingerprints: Mapping[str, str],
         endpoint_id: str,
     ) -> None:
-        """Record what a migration starts with; a record that is there stays as it is."""
+        """Record what a migration starts with; an existing record stays."""
         made = MigrationRecord(
             script_id, digest, source, run_id, endpoint_id, dict(secret_fingerprints), self._now()
         )
@@ -157,22 +134,16 @@ class State:
             writer.insert("migration", asdict(made), unless_there=True)
 
     def migration(self, script_id: str) -> MigrationRecord | None:
-        """Return what a migration started with, None when the file does not know it."""
+        """Return what a migration started with; None: the file does not know it."""
         return next((one for one in self.migrations() if one.script_id == script_id), None)
 
     def migrations(self) -> list[MigrationRecord]:
-        """Return what all migrations that the file knows started with, by id."""
+        """Return what all known migrations started with, by id."""
         found = self._read("SELECT * FROM migration ORDER BY script_id", decode="secret_fingerprints")
         return [MigrationRecord(**one) for one in found]
 
     def keep_script(self, script_id: str, targets: Sequence[str], content: bytes) -> None:
-        """Keep the script that a migration was begun with, unless that was done before.
-
-        Args:
-            script_id: the migration; it must be registered.
-            targets: its target tables.
-            content: the script's file.
-        """
+        """Store the file of the script that a registered migration was begun with; an existing one stays."""
         record = self.migration(script_id)
         if record is None:
             raise AssertionError("a migration is registered before its script is kept")
@@ -186,7 +157,7 @@ class State:
         return [KeptScript(**one) for one in found]
 
     def script_ids(self) -> list[str]:
-        """Return the ids of all migrations that were ever begun, also of those that were taken back."""
+        """Return the ids of all migrations that were ever begun, also of those taken back."""
         found = self._read(
             "SELECT script_id FROM phase_run UNION SELECT script_id FROM script"
             " UNION SELECT script_id FROM migration"
@@ -194,10 +165,8 @@ class State:
         return sorted(one["script_id"] for one in found)
 
     def forget(self, script_id: str) -> None:
-        """Remove a migration with its segments, facts, verifications and sums.
-
-        Its script, phase runs and audit events stay.
-        """
+        """Remove a migration with its segments, facts, verifications and digests; script, phase runs and
+        audit events stay."""
         with self._writing() as writer:
             writer.delete("migration", script_id=script_id)
 
@@ -208,16 +177,8 @@ class State:
         self._keys[script_id] = keys
 
     def segments(self, script_id: str, purpose: str, *, keys: bool = True) -> list[Segment]:
-        """Return the segments of one purpose in the order in which they were added.
-
-        Args:
-            script_id: the migration.
-            purpose: what the segments are for.
-            keys: False: return counts only; all keys are None, sealed or not.
-
-        Raises:
-            StateUnusable: the keys are sealed, and `use_keys` was not called.
-        """
+        """Return the segments of one purpose in the order in which they were added. `keys`: False: all keys
+        are None, sealed or not. Raises StateUnusable for sealed keys before `use_keys`."""
         query = "SELECT * FROM segment WHERE script_id = ? AND purpose = ? ORDER BY id"
         texts = self._texts(script_id) if keys else None
         return [_segment(one, texts) for one in self._read(query, script_id, purpose)]
@@ -231,7 +192,7 @@ class State:
         return any(key is not None for one in found for key in (one.after, one.upto, one.cursor))
 
     def add_segments(self, script_id: str, purpose: str, ranges: Iterable[KeyRange]) -> list[Segment]:
-        """Add one segment for each range and return all segments of that purpose."""
+        """Add one segment for each range; return all segments of that purpose."""
         keys = self._texts(script_id)
         with self._writing() as writer:
             for within in ranges:
@@ -241,17 +202,15 @@ class State:
             return self.segments(script_id, purpose)
 
     def checkpoint(self, segments: Sequence[Segment]) -> None:
-        """Save cursors, counts and `done` of segments of one migration, in one transaction.
-
-        Raises:
-            MachineFailed: disk full or failing; the file keeps the checkpoint before this one.
-        """
+        """Save cursors, counts and `done` of segments of one migration. Raises MachineFailed when the disk is
+        full or failing; the file keeps the checkpoint before this one."""
         scripts = {segment.script_id for segment in segments}
         if len(scripts) != 1:
             raise ValueError("a checkpoint is of the segments of one migration")
         keys = self._texts(scripts.pop())
         with self._writing() as writer:
             for segment in segments:
+                # Never the bounds: this segment may have been split since it was read.
                 saved = {
                     "cursor_key": keys.to_text("cursor", segment.cursor),
                     "row_count": segment.rows,
@@ -261,10 +220,8 @@ class State:
                 writer.update("segment", saved, id=segment.id)
 
     def split_segment(self, segment: Segment, middle: EntityKey) -> Segment:
-        """End a segment at a key and add a new one for what lies after it, in one transaction.
-
-        Returns:
-            The new segment. The old one ends at `middle`, and later checkpoints do not change that.
+        """End a segment at `middle` and return the new one for what lies after it. Later checkpoints do not
+        change the bounds.
 
         Raises:
             StateUnusable: the file has no such segment, it is done, or `middle` is not in what is left of it.
@@ -290,7 +247,7 @@ class State:
             writer.delete("segment", script_id=script_id, purpose=purpose)
 
     def forget_keys(self, script_id: str) -> None:
-        """Remove all keys of a migration from the file; counts stay. After `complete` no key is needed."""
+        """Remove all keys of a migration from the file; counts stay."""
         columns = [f"{name}_key" for name in _KEYS]
         with self._writing() as writer:
             found = self._read("SELECT * FROM segment WHERE script_id = ?", script_id)
@@ -305,7 +262,7 @@ class State:
     # --- facts --------------------------------------------------------------------------------------------
 
     def get_fact(self, script_id: str, name: str) -> str | None:
-        """Return a fact (a watermark, a time), None when it is not set."""
+        """Return a fact (a watermark, a time); None: it is not set."""
         return self.facts(script_id).get(name)
 
     def facts(self, script_id: str) -> dict[str, str]:
@@ -334,14 +291,14 @@ class State:
             return writer.insert("phase_run", begun)
 
     def count_phase(self, run: int, requests: Mapping[str, int]) -> None:
-        """Record the requests that a phase run has sent so far, by kind; the record stays if it is killed."""
+        """Record the requests that a phase run has sent so far, by kind, in case it is killed."""
         with self._writing() as writer:
             writer.update("phase_run", {"counters": _counters({}, requests)}, id=run)
 
     def finish_phase(
         self, run: int, outcome: str, counters: Mapping[str, int], requests: Mapping[str, int] | None = None
     ) -> None:
-        """Record how a phase run ended, the figures of its work, and the requests that it sent."""
+        """Record how a phase run ended, its figures and its requests."""
         counted, now = _counters(counters, requests or {}), self._now()
         with self._writing() as writer:
             writer.update("phase_run", {"finished_at": now, "outcome": outcome, "counters": counted}, id=run)
@@ -360,14 +317,14 @@ class State:
     # --- verifications ------------------------------------------------------------------------------------
 
     def add_verification(self, script_id: str, verification: Verification) -> None:
-        """Record the result of a verification. The migration must be registered."""
+        """Record a verification. The migration must be registered."""
         values = {**asdict(verification), "script_id": script_id}
         del values["number"]  # the database assigns it
         with self._writing() as writer:
             writer.insert("verification", values)
 
     def latest_verification(self, script_id: str, mode: str = "full") -> Verification | None:
-        """Return the verification of this mode that was recorded last, None when there is none."""
+        """Return the last verification of this mode; None: none."""
         found = self.verifications(script_id, mode=mode)
         return found[-1] if found else None
 
@@ -380,7 +337,7 @@ class State:
         return [Verification(number=values.pop("id"), **values) for values in found]
 
     def keep_sums(self, script_id: str, stored: StoredSums | None) -> None:
-        """Store the sums of an unfinished verification in place of earlier ones; None removes them."""
+        """Store the digests of an unfinished verification in place of earlier ones; None removes them."""
         with self._writing() as writer:
             writer.delete("partial_sums", script_id=script_id)
             if stored is not None:
@@ -390,11 +347,8 @@ class State:
                 self.set_fact(script_id, KEYS_FORGOTTEN, None)  # the file holds keys again
 
     def sums(self, script_id: str) -> StoredSums | None:
-        """Return the sums of an unfinished verification, None when there are none.
-
-        Raises:
-            StateUnusable: they cannot be read, or their keys cannot be opened.
-        """
+        """Return the digests of an unfinished verification; None: none. Raises StateUnusable when they cannot
+        be read, or their keys cannot be opened."""
         found = self._read("SELECT * FROM partial_sums WHERE script_id = ?", script_id)
         if not found:
             return None
@@ -414,6 +368,7 @@ class State:
     def audit(self, event: str, script_id: str | None, details: Mapping[str, Any]) -> AuditEvent:
         """Add an event to the audit chain and return it. Details are JSON-able, without keys and secrets."""
         with self._writing() as writer:
+            # Within the transaction: no other process may add an event after the same one.
             newest = self._read("SELECT * FROM audit_event ORDER BY seq DESC LIMIT 1", decode="details")
             last = next((AuditEvent(**one) for one in newest), None)
             added = audit.chained(last, self._now(), event, script_id, details)
@@ -423,13 +378,8 @@ class State:
     def audit_within(
         self, event: str, script_id: str | None, details: Mapping[str, Any], *, most: int, seconds: float
     ) -> AuditEvent | None:
-        """Add an event to the audit chain, unless `most` of its name were added in the last `seconds`.
-
-        They are counted in the file, over all migrations, so a new process does not begin at zero.
-
-        Returns:
-            The event; None when it was not added.
-        """
+        """Add an event to the audit chain unless `most` of its name were added in the last `seconds`; return
+        it, or None. They are counted in the file, over all migrations: a new process continues the count."""
         since = utc_text(self._clock() - timedelta(seconds=seconds))
         query = "SELECT count(*) AS added FROM audit_event WHERE event = ? AND at > ?"
         with self._writing():
@@ -446,7 +396,7 @@ class State:
         return [AuditEvent(**one) for one in self._read(query, event, script_id, decode="details")]
 
     def check_chain(self) -> int | None:
-        """Return the seq at which the audit chain breaks first, None when it holds."""
+        """Return the seq at which the audit chain first breaks; None: it holds."""
         return audit.first_broken(self.audit_events())
 
     def add_checkpoint(self, size: int, note: str, remark: str) -> None:
@@ -479,10 +429,7 @@ class State:
 
     @contextmanager
     def _writing(self) -> Iterator[Writer]:
-        """Begin a transaction, or go on in the one that this thread is in.
-
-        What is read within it cannot change before it commits.
-        """
+        """Begin a transaction, or go on in this thread's: what is read in it cannot change meanwhile."""
         if self._writer is None:
             raise StateUnusable(
                 f"the state file {self.path} was opened for reading only",
@@ -501,12 +448,11 @@ def _segment(row: Mapping[str, Any], keys: KeyTexts | None) -> Segment:
 
 
 def _counters(counters: Mapping[str, int], requests: Mapping[str, int]) -> dict[str, int]:
-    """Return the figures and the request counts of a phase run in one mapping, as its column holds them."""
     return {**counters, **{_REQUESTS + name: number for name, number in requests.items()}}
 
 
 def _with_keys(sums: Mapping[str, Any], convert: Callable[[str, Any], Any]) -> dict[str, Any]:
-    """Return sums of a verification with the keys of their parts converted: to texts, or from texts."""
+    """Return digests of a verification with the keys of their parts converted to or from texts."""
     parts = [
         [name, *(convert(key, bound) for key, bound in zip(_KEYS, bounds, strict=True)), done]
         for name, *bounds, done in sums["parts"]

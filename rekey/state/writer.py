@@ -1,11 +1,5 @@
-"""Statements that write to the state file, by SQLAlchemy Core. Imported when a file is opened for writing:
-the import takes nearly as long as a whole `rekey status`.
-
-Rules kept here:
-
-* All statements are part of a `Writer.transaction`, which holds the write lock from its begin.
-* No error of SQLAlchemy leaves this module: its text quotes statement and parameters, which may hold keys.
-"""
+"""Statements that write to the state file, by SQLAlchemy Core. Imported only when a file is opened for
+writing: the import takes nearly as long as a whole `rekey status`."""
 
 from __future__ import annotations
 
@@ -23,22 +17,21 @@ from rekey.state import files
 from rekey.state.audit import canonical_json
 
 _OPENED = ContextVar[sqlite3.Connection]("opened")
-# One for all files: it keeps statements as they were compiled, which takes longer than to run them.
+# One for all files: it caches compiled statements, and compiling takes longer than running them.
 _ENGINE = sa.create_engine(
     "sqlite://",
     creator=_OPENED.get,
     poolclass=sa.NullPool,
     hide_parameters=True,
-    # canonical, so that an event has the same hash after it was read back
+    # Canonical, so that an event has the same hash after it was read back.
     json_serializer=canonical_json,
 )
 
 
 class Writer:
-    """Writes to one open state file. A value that is a list or a mapping is written as canonical JSON."""
+    """Writes to one open state file. A list or a mapping is written as canonical JSON."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        """Create the writer of a connection to the file of this path; `close` closes the connection, too."""
         self._path = path
         opened = _OPENED.set(connection)
         self._connection = _ENGINE.connect()
@@ -51,23 +44,23 @@ class Writer:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Begin a transaction; commit it, or roll it back after an error. Raises as `files.translated`.
-
-        Within another one nothing begins and nothing is committed: it ends with that.
-        """
+        Nested calls join the outer one."""
         if self._connection.in_transaction():
             yield
             return
         try:
             with self._connection.begin():
-                # takes the write lock first: rows read in this transaction cannot change before it commits
+                # Takes the write lock first: rows read in this transaction cannot change before it commits.
                 self._connection.exec_driver_sql("BEGIN IMMEDIATE")
                 yield
         except sa.exc.DBAPIError as error:
+            # SQLAlchemy's text quotes statement and parameters, which may hold keys: it must not leave this
+            # module.
             cause = cast(sqlite3.Error, error.orig)
             raise files.translated(cause, self._path) from cause
 
     def insert(self, table: str, values: Mapping[str, Any], *, unless_there: bool = False) -> int:
-        """Insert a row and return its number. With `unless_there` a row of the same primary key stays."""
+        """Insert a row and return its number. `unless_there`: a row of the same primary key stays."""
         adding = insert(_table(table, values)).values(values)
         adding = adding.on_conflict_do_nothing() if unless_there else adding
         return self._connection.execute(adding).lastrowid
@@ -83,6 +76,6 @@ class Writer:
 
 
 def _table(name: str, values: Mapping[str, Any]) -> sa.TableClause:
-    """Return a table as one statement needs it; `schema/` makes the tables."""
+    """Return a table as one statement needs it; `schema/` creates the tables."""
     types = (sa.JSON if isinstance(value, list | Mapping) else None for value in values.values())
     return sa.table(name, *map(sa.column, values, types))
