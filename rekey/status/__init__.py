@@ -1,1 +1,1 @@
-"""The status of a migration: read (`read.py`), judged (`judge.py`), written for people (`tell.py`)."""
+"""The status of a migration: read (`facts.py`), judged (`judge.py`) and put into words (`tell.py`)."""

@@ -1,18 +1,6 @@
-"""All that is known of one migration, and reading it: without a lock, a lease or a write.
-
-Rules kept here:
-
-* It works while a runner is at work: the state file is read as it is at one moment.
-* A service that cannot be asked is one of the facts, not an error: the state file is read in any case.
-* The control row is believed before the ledger (`align`).
-* A fact that could not be read is shown as unknown, never guessed.
-* A client that is over is neither behind nor refusing: one that was killed leaves its row.
-* Nothing here holds a key, except segments, whose keys no repr shows.
-* A bundle counts as evidence for `retire` when it was exported after `complete`, was signed, and was verified
-  on this machine: the audit log has all three. A bundle exported before `complete` does not show how the
-  migration ended. Where the log does not hold the completion (the state file was lost since), every bundle
-  in the log counts: it was exported later than that.
-"""
+"""All that is known of one migration, and reading it without a lock, a lease or a write, also while a runner
+is at work. What could not be read is unknown, never guessed. Nothing here holds a key, except segments, whose
+keys no repr shows."""
 
 from __future__ import annotations
 
@@ -57,10 +45,10 @@ from rekey.status.pulse import Pulse
 from rekey.status.pulse import read as read_pulse
 from rekey.tables.base import Accounts, TableService
 
-# Fact: the number of the last full verification when a way back from cutover was last begun.
+# Fact: the number of the last full verification when a rollback from cutover last began.
 RETURNED_AFTER = "returned_after"
 # Fact of versions before 0.2: the same as a time, by the clock of some machine. It cannot tell which
-# verifications are newer. The next full verification removes it.
+# verifications are newer; the next full verification removes it.
 RETURNED_AT = "returned_at"
 # Fact: how many rows the source has, as planned before the first write.
 ESTIMATED_ROWS = "estimated_rows"
@@ -70,14 +58,14 @@ UNFOLLOWED = "unfollowed"
 # None where that was "".
 VERIFIED_UNDER = "verified_under"
 # Fact: until when, by the service's clock, requests of clients that were given up when dual writes began may
-# still take effect. They have no intent.
+# take effect. They have no intent.
 LATE_UNTIL = "late_until"
-# Fact: since when `apply --follow` follows, and why its last cutover was refused, as JSON.
+# Fact: since when `apply --follow` follows, and why its last cutover was refused; JSON.
 FOLLOWING = "following"
 # Fact: when index rows were last compared with main rows after the handover, and how many differed, as JSON.
 INDEXES_VERIFIED = "indexes_verified"
 
-# Of an intent that does not say how long its write may be in flight, where no client has a row.
+# For intents that do not record how long their write may be in flight, of clients without a row.
 _LONGEST_OPERATION_S = 30.0
 
 EVIDENCE_MISSING = (
@@ -88,79 +76,62 @@ EVIDENCE_MISSING = (
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The runner lease as read.
-
-    Attributes:
-        host, pid: the process that holds it.
-        ends_at: when it ends unless it is renewed, by the service's clock.
-        live: it has not ended, and its process is not known to have ended.
-        killed: its process is known to have ended, without giving it back.
-    """
+    """The runner lease as read."""
 
     host: str
     pid: int
+    # Unless it is renewed; by the service's clock.
     ends_at: str = field(metadata=told("lease_ends_at"))
+    # It has not ended, and its process is not known to have ended.
     live: bool
+    # Its process is known to have ended without giving it back.
     killed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """Unsettled intents whose client does not beat any more: one of the live clients settles them.
-
-    Attributes:
-        intents: how many.
-        clients: of how many clients.
-        since: when the oldest one was made; ticks.
-        due_at: when all of them may be settled, because nothing of their clients can take effect any more;
-            ticks of the service's clock.
-    """
+    """Unsettled intents whose client sends no heartbeat any more: one of the live clients settles them."""
 
     intents: int
+    # Of how many clients.
     clients: int
+    # When the oldest was made; ticks.
     since: int = field(metadata=told(form=format_ticks))
+    # When all may be settled, because no request of their clients can take effect; ticks of the service's
+    # clock.
     due_at: int = field(metadata=told(form=format_ticks))
 
 
 @dataclass(frozen=True, slots=True)
 class Intents:
-    """The intents in the journal: of writes in flight, and of keys whose replicas may not be current.
+    """The intents in the journal: of writes in flight, and of keys whose replicas may not be current."""
 
-    Attributes:
-        depth: how many intents are not settled.
-        oldest_at: when the oldest of these was made, ticks; None without any.
-        kept: how many more are settled, and kept while requests of their client may still take effect.
-        abandoned: those of `depth` whose clients do not beat any more; None without any.
-    """
-
+    # Unsettled ones.
     depth: int
     oldest_at: int | None = field(metadata=told(form=format_ticks))
+    # Settled ones, kept while requests of their client may still take effect.
     kept: int = 0
     abandoned: Abandoned | None = field(default=None, metadata=told(if_any=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Indexes:
-    """The index tables and kinds of secondary rows, and who maintains their rows now.
-
-    Attributes:
-        tables: what they are called.
-        maintained_by: `rekey` (its clients, or the runner) or `application`.
-        since: when the application took over, by the service's clock; None before that.
-        compared_at, differing: the last comparison with the main rows since then, and how many rows differed.
-    """
+    """The index tables and kinds of secondary rows, and who maintains their rows now."""
 
     tables: tuple[str, ...]
+    # `rekey` (its clients, or the runner) or `application`.
     maintained_by: str
+    # When the application took over, by the service's clock.
     since: str | None = None
+    # The last comparison with the main rows since then, and how many rows differed.
     compared_at: str | None = None
     differing: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A script that another script waits for, the phase that it must have applied, and what the command that
-    takes it there is given: its id, or its group."""
+    """A script and the phase it must reach before another can begin. `named`: what the command that takes it
+    there is given, its id or its group."""
 
     script_id: str
     phase: Phase
@@ -169,64 +140,55 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All facts of one migration.
+    """All facts of one migration."""
 
-    Attributes:
-        declared: the script as it is now.
-        applied: the ledger's phases, in order.
-        control: the control row, None when there is none or it could not be read.
-        lease: the runner lease, None when it is free.
-        runs: runs of phases, oldest first.
-        segments: of the backfill.
-        facts: small facts of the state file.
-        verification: the last full verification.
-        gates: the configured gates.
-        now: ticks of the service's clock; of this machine's when the service could not be asked.
-        waits_for: scripts that must apply further phases before this one begins.
-        begun_as: the id under which it has begun, if this script is not: see `begun_as`.
-        refused: why commands that map rows refuse it, for its secrets or its wrapping key.
-        unreachable: why the service could not be asked, "" when it was.
-        taken: that another project's migration has the same id in the restricted store; "" if not.
-        missing: names of tables that the migration stands on and that do not exist.
-        clients: clients with a row in the registry, in capture "dual-write".
-        ended: what clients had counted that have no row any more, by name.
-        intents: the journal, in capture "dual-write"; None when it was not read.
-        cohorts: of the mapping, once the migration is complete.
-        events: the migration's audit log.
-        paused: the operator has paused all copying with this state file.
-        pulse: what the runner on this machine is at; None without one.
-        window: when the window in which `apply --follow` cuts over by itself opens and closes next, or
-            opened if it is open; ticks. None without one.
-    """
-
+    # The script as it is now.
     declared: Declared
+    # The ledger's phases, in order; `phases` are those that count.
     applied: tuple[Phase, ...]
+    # None: there is none, or it could not be read.
     control: ControlRow | None
+    # None: it is free.
     lease: Lease | None
+    # Oldest first.
     runs: tuple[PhaseRun, ...]
+    # Of the backfill.
     segments: tuple[Segment, ...]
     facts: Mapping[str, str]
+    # The last full one.
     verification: Verification | None
     gates: Gates
+    # Ticks of the service's clock; of this machine's when the service could not be asked.
     now: int
     waits_for: tuple[Wait, ...] = ()
+    # The id under which it has begun, if this script has not (`begun_as`).
     begun_as: str = ""
+    # Why commands that map rows refuse it, for its secrets or its wrapping key.
     refused: RekeyError | None = None
+    # Why the service could not be asked.
     unreachable: str = ""
+    # That another project's migration has the same id in the restricted store.
     taken: str = ""
+    # Names of tables that the migration depends on and that do not exist.
     missing: tuple[str, ...] = ()
+    # Clients with a row in the registry (capture "dual-write"); `ended`: counters of those without one, by
+    # name.
     clients: tuple[ClientRow, ...] = ()
     ended: Mapping[str, int] = field(default_factory=dict)
+    # Of the journal (capture "dual-write"); None: it was not read.
     intents: Intents | None = None
+    # Of the mapping, once the migration is complete.
     cohorts: tuple[Cohort, ...] = ()
     events: tuple[AuditEvent, ...] = ()
+    # The operator has paused all copying with this state file.
     paused: bool = False
+    # What the runner on this machine is doing.
     pulse: Pulse | None = None
+    # When the window in which `apply --follow` cuts over by itself opens (or opened) and closes; ticks.
     window: tuple[int, int] | None = None
 
     @property
     def script_id(self) -> str:
-        """The migration's id."""
         return self.declared.script_id
 
     @property
@@ -238,12 +200,11 @@ class Facts:
 
     @property
     def last_done(self) -> str:
-        """The last phase that is done, as people are told."""
+        """The last phase that is done, in words for people."""
         return f"{self.declared.migration.shown(self.phases[-1])} done" if self.phases else "not begun"
 
     @property
     def is_delta(self) -> bool:
-        """Whether the targets follow by delta passes."""
         return self.declared.migration.capture == "delta"
 
     @property
@@ -253,7 +214,7 @@ class Facts:
 
     @property
     def live_clients(self) -> tuple[ClientRow, ...]:
-        """Clients that are not over: their requests may still take effect."""
+        """Clients whose requests may still take effect. One that was killed leaves its row."""
         return tuple(row for row in self.clients if not is_over(row, self.now))
 
     @property
@@ -263,8 +224,7 @@ class Facts:
 
     @property
     def settlers(self) -> tuple[ClientRow, ...]:
-        """The clients that settle what others abandoned, in the order in which they begin; none where clients
-        do not."""
+        """The clients that settle what others abandoned, in the order in which they begin."""
         return tuple(settlers(self.clients, self.now)) if self.clients_settle else ()
 
     @property
@@ -285,7 +245,6 @@ class Facts:
 
     @property
     def source(self) -> str:
-        """The source table's name."""
         return self.declared.migration.source
 
     @property
@@ -295,8 +254,8 @@ class Facts:
 
     @property
     def retention_ends_at(self) -> int | None:
-        """When the retention period ends, in ticks; None unless the control phase is `complete`, and while
-        clients maintain index tables: it begins with the handover then."""
+        """When the retention period ends, in ticks; None unless the control phase is `complete`, and before
+        the handover while clients maintain index tables."""
         control = self.control
         if control is None or control.phase is not ControlPhase.COMPLETE:
             return None
@@ -306,7 +265,7 @@ class Facts:
 
     @property
     def indexes_verified(self) -> tuple[str, int] | None:
-        """When index rows were last compared after the handover, and how many differed; None if never."""
+        """When index rows were last compared after the handover, and how many differed; None: never."""
         said = self.facts.get(INDEXES_VERIFIED)
         found = None if said is None else json.loads(said)
         return None if found is None else (str(found["at"]), int(found["divergences"]))
@@ -327,7 +286,7 @@ class Facts:
 
     @property
     def due(self) -> tuple[Cohort, ...]:
-        """Cohorts whose keeping time is over and that are not erased yet."""
+        """Cohorts whose retention is over and that are not erased yet."""
         return tuple(one for one in self.cohorts if one.is_due(self.now))
 
     @property
@@ -341,13 +300,12 @@ class Facts:
         return erasures(self.events).open
 
     def since(self, moment: str) -> float:
-        """Return the seconds since a time of the service's clock, not below 0."""
+        """Return the seconds since a time of the service's clock, at least 0."""
         return max(0.0, round((self.now - ticks_of(moment)) / TICKS_PER_SECOND, 1))
 
 
 def waits(script: Declared, scripts: Mapping[str, Declared], ledger_ids: Iterable[str]) -> tuple[Wait, ...]:
-    """Return the scripts that a script waits for before it can begin; the ledger refuses it for the same
-    reasons."""
+    """Return the scripts that a script waits for before it can begin, as the ledger does."""
     ids = set(ledger_ids)
     if applied_phases(ids, script.script_id):
         return ()
@@ -356,14 +314,9 @@ def waits(script: Declared, scripts: Mapping[str, Declared], ledger_ids: Iterabl
 
 
 def begun_as(declared: Declared, scripts: Mapping[str, Declared], records: Iterable[MigrationRecord]) -> str:
-    """Return the id of a migration that has begun, whose file is gone, and which a script that has not begun
-    resembles: by its declaration, or by a table that both fill; "" if there is none.
-
-    Args:
-        declared: the script.
-        scripts: all scripts, by id, those that were kept included.
-        records: all migrations that have begun.
-    """
+    """Return the id of a begun migration whose file is gone and that a script which has not begun resembles,
+    by its declaration or by a table that both fill; "": none. `scripts` includes those kept in the state
+    file; `records` are all begun ones."""
     found = ""
     for record in records:
         if record.script_id == declared.script_id:
@@ -384,15 +337,15 @@ def verification_problem(
     control: ControlRow | None,
     writers_stopped: bool = False,
 ) -> str:
-    """Return why the last full verification keeps the gate before cutover closed, "" when it opens it.
+    """Return why the last full verification keeps the gate before cutover closed; "": it opens it.
 
     Args:
         last: the last full verification.
         facts: small facts of the state file.
-        now: ticks of the service's clock, which verifications are timed by.
+        now: ticks of the service's clock, by which verifications are timed.
         max_age_s: how old the verification may be, in seconds.
         control: the control row; None where it is gone or not known.
-        writers_stopped: the operator says that no application writes: no client needed to be registered.
+        writers_stopped: the operator confirmed that no application writes: no client needed to be registered.
     """
     if last is None:
         return "nothing has been verified in full"
@@ -431,11 +384,10 @@ def is_unfollowed(last: Verification, facts: Mapping[str, str]) -> bool:
 
 
 def is_proved(events: Iterable[AuditEvent]) -> bool:
-    """Tell whether a signed bundle that was exported after `complete` was verified.
-
-    Args:
-        events: the events of one migration, in order.
-    """
+    """Tell whether a signed bundle that was exported after `complete` was verified on this machine. `events`:
+    those of one migration, in order."""
+    # A bundle from before `complete` does not show how the migration ended. Where the log does not hold the
+    # completion (the state file was lost since), every bundle in it was exported later.
     completed, proved = 0, False
     for event in events:
         is_end = event.event == "phase-done" and event.details.get("phase") == Phase.COMPLETE
@@ -471,8 +423,8 @@ async def look_at(
         state: the state file, open for reading at least.
         accounts: the accounts of the tables and of the restricted store.
         clock: this machine's clock, used when the service cannot be asked.
-        refused: returns why commands that map rows refuse the migration with this control row; None: that is
-            not asked.
+        refused: returns why commands that map rows refuse the migration with this control row; None: not
+            asked.
         ours: tells whether a control row is of this project (`is_ours`).
         paused: see `Facts`.
         at_end: the runner of this process is about to end, and does not count.
@@ -494,7 +446,7 @@ async def look_at(
         server_time = await restricted.server_time()
         now = ticks_of(server_time)
         if control is not None and not ours(control):
-            # Its clients, journal and runner are another project's as well.
+            # So are its clients, journal and runner.
             taken, control = name_taken(script_id, control), None
         if not taken:
             lease = await _lease(restricted, script_id, server_time, not_ours=at_end)
@@ -520,6 +472,7 @@ async def look_at(
         ):
             refusal = await refused(control)
     except ServiceError as error:
+        # A fact, not an error: the state file is read in any case.
         unreachable = f"the restricted store could not be asked: {error.what}"
     ids = state.ledger_ids()
     pulse = None if at_end or has_ended(config.state) else read_pulse(config.state, clock.ticks())
@@ -556,8 +509,8 @@ async def look_at(
 def stands_on(
     declared: Declared, scripts: Mapping[str, Declared], phase: ControlPhase
 ) -> tuple[list[str], list[str]]:
-    """Return the names of the tables, and of those of the restricted store, that a migration stands on in a
-    control phase: without them what is said of it would not be true."""
+    """Return the tables, and those of the restricted store, that a migration depends on in a control phase:
+    without them its status would not be true."""
     migration = declared.migration
     if phase is ControlPhase.SOURCE:
         return [migration.source], []
@@ -573,7 +526,6 @@ def stands_on(
 async def _missing(
     declared: Declared, scripts: Mapping[str, Declared], phase: ControlPhase, accounts: Accounts
 ) -> tuple[str, ...]:
-    """Return the names of the tables that a migration stands on and that do not exist."""
     tables, restricted = stands_on(declared, scripts, phase)
     asked = [(accounts.tables, name) for name in tables] + [(accounts.restricted, one) for one in restricted]
     there = await asyncio.gather(*(service.table_exists(name) for service, name in asked))
@@ -596,7 +548,7 @@ async def _intents(
 
 
 def _abandoned(unsettled: Sequence[IntentAge], clients: Sequence[ClientRow], now: int) -> Abandoned | None:
-    """Return which intents are of clients that do not beat any more; None: no one."""
+    """Return which intents are of clients that send no heartbeat any more."""
     company = Company.of(clients, now, usual_s=_LONGEST_OPERATION_S)
     left: list[tuple[IntentAge, int]] = []
     for one in unsettled:

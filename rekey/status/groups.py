@@ -1,11 +1,4 @@
-"""Groups of migrations that cut over together, judged as one. Pure.
-
-Rules kept here:
-
-* A group is as safe as the member that is worst off, and its next command is that of the member that is least
-  far: the group cannot go on before that one.
-* A group is judged only where all its members were looked at.
-"""
+"""Groups of migrations that cut over together, judged as one. Pure."""
 
 from __future__ import annotations
 
@@ -21,21 +14,16 @@ from rekey.status.judge import Status
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group as one: as JSON its members have the order of the fields.
-
-    Attributes:
-        name: the group.
-        members: ids of its scripts, in the order in which they are applied.
-        stage: how many of them are how far.
-        safe: all are.
-        sentence: which side is the authority; where it is not safe, that of the member that is worst off.
-        next: the next command and its remark, as of a migration.
-    """
+    """A group as one: as safe as its worst member, with the next command of the member that is least far. As
+    JSON its members have the order of the fields."""
 
     name: str
+    # Ids of its scripts, in the order in which they are applied.
     members: tuple[str, ...]
+    # How many of them are how far.
     stage: str
     safe: bool
+    # Which side is the authority; where it is not safe, the sentence of the worst member.
     sentence: str
     next: dict[str, str]
 
@@ -51,7 +39,7 @@ class Group:
 
 
 _BEFORE = "The sources are the authority; what there is of the targets is a copy."
-# What is said of a group that is safe, by the phase of its control rows.
+# Sentences about safe groups, by the phase of their control rows.
 _SIDES = {
     None: _BEFORE,
     ControlPhase.SOURCE: _BEFORE,

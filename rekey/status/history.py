@@ -1,10 +1,5 @@
-"""The migrations that were ever begun, from the state file alone: it knows them without their scripts.
-
-Rules kept here:
-
-* Phase runs, audit events and kept scripts stay in the state file when a migration is taken back.
-* Of a run that was cut off it is not known when it ended.
-"""
+"""The migrations that were ever begun, from the state file alone: phase runs, audit events and kept scripts
+stay there when a migration is taken back."""
 
 from __future__ import annotations
 
@@ -24,22 +19,17 @@ from rekey.state.store import State
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A phase that was entered or taken back.
-
-    Attributes:
-        phase: its name.
-        at: when it began; UTC, ISO 8601.
-        ended_at: when it ended, None if it was cut off, or works still.
-        outcome: `done`, `taken back`, the error that stopped it, or None if it was cut off, or works still.
-    """
+    """A phase that was entered or taken back; times are UTC, ISO 8601."""
 
     phase: str
     at: str
     ended_at: str | None
+    # `done`, `taken back`, the error that stopped it; None, as `ended_at`: it was cut off, or is still at
+    # work.
     outcome: str | None
 
     def told(self) -> str:
-        """Return what became of it, in words."""
+        """Return its outcome in words."""
         if self.outcome == "taken back":
             return f"{moment(self.at)} taken back"
         if self.ended_at is None:
@@ -52,31 +42,23 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A migration that was begun.
-
-    Attributes:
-        script_id: the script.
-        begun_at: when it was last begun; UTC, ISO 8601.
-        source: its source table.
-        targets: its target tables, None if they are not known: a version began it that kept no script.
-        script: what its file is now: `as begun`, `edited`, `unreadable`, or `gone`.
-        phases: the phases that are applied now.
-        steps: the phases that were entered and taken back, in order.
-        kept: its script as it was begun.
-        file: the name of its file.
-        group: its group, "" where it has none, or its script is gone.
-        capture: how its changes are followed, "" where its script is gone.
-    """
+    """A migration that was begun."""
 
     script_id: str
+    # When it was last begun; UTC, ISO 8601.
     begun_at: str
     source: str | None
+    # None: not known, for migrations started before scripts were stored.
     targets: tuple[str, ...] | None
+    # What its file is now: `as begun`, `edited`, `unreadable`, or `gone`.
     script: str
+    # Applied now; `steps`: entered and taken back, in order.
     phases: tuple[Phase, ...]
     steps: tuple[Step, ...]
+    # Its script as it was begun.
     kept: KeptScript | None = field(metadata=UNTOLD)
     file: str = field(metadata=UNTOLD)
+    # "", as `capture`, when its script is gone.
     group: str = field(metadata=told(if_any=True))
     capture: str = field(metadata=UNTOLD)
 
@@ -114,12 +96,8 @@ def steps(runs: Iterable[PhaseRun], events: Iterable[AuditEvent]) -> tuple[Step,
 
 
 def begun(state: State, scripts: Mapping[str, Declared | None]) -> list[Begun]:
-    """Return all migrations that were ever begun, in the order in which they were last begun.
-
-    Args:
-        state: the state file.
-        scripts: the scripts in the project's folder, by id; None for one that cannot be read.
-    """
+    """Return all migrations that were ever begun, in the order in which they were last begun. `scripts`:
+    those in the project's folder, by id; None for one that cannot be read."""
     records = {one.script_id: one for one in state.migrations()}
     kept = state.kept_scripts()
     ids, found = state.ledger_ids(), []

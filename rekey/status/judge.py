@@ -1,21 +1,5 @@
-"""Judging a migration: its stage, whether it is safe right now, and what to do next. Rules only, no I/O.
-
-Rules kept here:
-
-* `judge` makes the status of a migration, for people and as JSON; it holds no key.
-* A figure that cannot be known (the rate after a kill) is left out.
-* Replicas are behind by the age of the oldest intent at most: older writes are in them.
-* The sentence says what is at risk before it says anything else; its reader may have been woken up.
-* Only one command is named, the one that is right now; alternatives are in the remark.
-* A client that refuses writes gives errors right now, even if everything else is well.
-* The texts of verdicts are in `verdicts.toml`, except what depends on further facts.
-* Requests are compared with the estimate of the plan that the migration began with, as it was kept then.
-  Counted are the runs of this life of the migration, which a rollback to `source` ends; of each phase those
-  up to the first that was done, also if they were cut off: their requests were sent. What came on top of an
-  undisturbed run stands apart, by its reason (`rekey.tables.sent`). Not known, and not counted, are the
-  requests that a killed run sent after its last checkpoint, and those of a lost task. The sums are over the
-  phases that are done.
-"""
+"""Judges a migration: its stage, whether it is safe right now, and what to do next. Rules only, no I/O; the
+texts of verdicts are in `verdicts.toml`."""
 
 from __future__ import annotations
 
@@ -43,8 +27,8 @@ from rekey.status.facts import ESTIMATED_ROWS, Facts, verification_problem
 from rekey.status.progress import Following, Progress, following, progress_of
 from rekey.tables.sent import OPERATIONS, OnTop, apart, requests_in
 
-# From so many seconds on after their time, unsettled intents of dead clients need attention: by then the last
-# of many live clients has begun to settle them.
+# Unsettled intents of dead clients need attention so many seconds after they are due: by then the last of
+# many live clients has begun to settle them.
 OVERDUE_S = 90.0
 # The entries `sentence`, `command` and `remark` of all verdicts.
 TEXTS = catalogue(Path(__file__).with_name("verdicts.toml"))
@@ -52,7 +36,7 @@ TEXTS = catalogue(Path(__file__).with_name("verdicts.toml"))
 
 @dataclass(frozen=True, slots=True)
 class Backfill:
-    """Progress of the copy. `rate` in rows a second and `seconds_left` are None when not known."""
+    """Progress of the copy. `rate` (rows a second) and `seconds_left` are None when not known."""
 
     rows: int
     estimated_rows: int | None
@@ -64,22 +48,17 @@ class Backfill:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Status of a client.
-
-    Attributes:
-        row: its row in the registry.
-        current: it has acknowledged the control row's epoch.
-        standing: its standing by the age of its last beat.
-        over_at: when it is over for sure, unless it beats again; by the service's clock.
-    """
+    """Status of a client."""
 
     row: ClientRow
+    # It has acknowledged the control row's epoch.
     current: bool
+    # By the age of its last heartbeat.
     standing: Standing
+    # When it is over for certain, unless it sends a heartbeat; by the service's clock.
     over_at: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         row = plain(self.row)
         judged = {"current": self.current, "standing": str(self.standing), "over_at": self.over_at}
         return {name: row[name] for name in _OF_A_CLIENT} | judged | {name: row[name] for name in _COUNTED}
@@ -91,86 +70,73 @@ _COUNTED = ("in_flight", "left", "refuses", "counters")
 
 @dataclass(frozen=True, slots=True)
 class PhaseCost:
-    """Requests and duration of one phase. As JSON its members have the order of the fields.
-
-    Attributes:
-        phase: its name.
-        done: a run of it was done.
-        estimated, sent: requests; `sent` up to the first run that was done, without what came on top.
-        estimated_by_kind, sent_by_kind: requests by kind, and the operations of batches.
-        expected_s: seconds that it was expected to take, None where the plan does not say.
-        took_s: seconds of these runs that have ended.
-    """
+    """Requests and duration of one phase, over its runs up to the first that was done. As JSON its members
+    have the order of the fields."""
 
     phase: str
     done: bool
+    # Requests; `sent` without what came on top. By kind also the operations of batches.
     estimated: int
     sent: int
     estimated_by_kind: Mapping[str, int]
     sent_by_kind: Mapping[str, int]
+    # Seconds; None where the plan does not say.
     expected_s: float | None
+    # Seconds of these runs that have ended.
     took_s: float = field(metadata=told(digits=3))
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Requests of the phases that are done, the estimate of the whole, what came on top by its reason
-    (`OnTop`), all phases that were begun, in order. As JSON its members have the order of the fields."""
+    """Requests of the phases that are done, against the estimate of the plan that the migration began with.
+    As JSON its members have the order of the fields."""
 
     estimated_of_phases_done: int
     sent_in_phases_done: int
     estimated_whole: int
+    # Requests beyond an undisturbed run, by reason (`OnTop`).
     on_top: Mapping[str, int]
+    # All phases that were begun, in order.
     phases: tuple[PhaseCost, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement on the facts.
+    """The judgement on the facts."""
 
-    Attributes:
-        sentence: whether the migration is safe, and what that means.
-        command: the next command's words after `rekey`, "" when there is nothing to do.
-        remark: what to do first, to know, or to do instead; "" when there is nothing to add.
-        safe: nothing is at risk, and no action is needed now.
-    """
-
+    # Whether the migration is safe, and what that means; what is at risk comes first.
     sentence: str
+    # The next command's words after `rekey`, only one; "": nothing to do.
     command: str
+    # What to do first, to know, or to do instead.
     remark: str = ""
+    # Nothing is at risk, and no action is needed now.
     safe: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The status of a migration.
-
-    Attributes:
-        facts: the facts it was made from.
-        verdict: the judgement on them.
-        stage: the phase it is in, in words for people.
-        backfill: progress of the copy, None before it began.
-        verification_age_s: seconds since the last full verification.
-        verification_closes: why that verification keeps the gate before cutover closed; "" when it opens it.
-        lag_s: by how many seconds replicas are behind at most: since the last delta pass began, or since the
-            oldest intent was made.
-        retention_ends_at: when the retention period ends: from then on `retire` may delete the source.
-        clients: clients of the application, in capture "dual-write".
-        counted: sums of all clients' counters, those of clients that are over or closed included.
-        spent: requests estimated and sent, None when no estimate was kept.
-        progress: how far it is, and what holds it back.
-    """
+    """The status of a migration."""
 
     facts: Facts
     verdict: Verdict
+    # The phase it is in, in words for people.
     stage: str
+    # None before the copy began.
     backfill: Backfill | None
+    # Seconds since the last full verification.
     verification_age_s: float | None
+    # Why that verification keeps the gate before cutover closed; "": it opens it.
     verification_closes: str
+    # By how many seconds replicas are behind at most: since the last delta pass began, or the oldest intent
+    # was made (older writes are in the replicas).
     lag_s: float | None
+    # From then on `retire` may delete the source.
     retention_ends_at: str | None
     clients: tuple[Client, ...]
+    # Sums of all clients' counters, also of those that are over or closed.
     counted: Mapping[str, int]
+    # None: no estimate was stored.
     spent: Spent | None
     progress: Progress
 
@@ -181,7 +147,6 @@ class Status:
         return {"command": f"rekey {command}" if command else "", "remark": self.verdict.remark}
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object without keys."""
         facts, control, last = self.facts, self.facts.control, self.facts.verification
         return {
             "script_id": facts.script_id,
@@ -234,7 +199,7 @@ class Status:
 
 
 def judge(facts: Facts) -> Status:
-    """Return the status of a migration: its stage and figures, whether it is safe, and what to do next."""
+    """Return the status of a migration, for people and as JSON; it holds no key."""
     last, retention = facts.verification, facts.retention_ends_at
     max_age_s = facts.gates.verification_max_age_s
     closed = verification_problem(
@@ -266,7 +231,7 @@ def judge(facts: Facts) -> Status:
 
 
 def _stage(facts: Facts) -> str:
-    """Return the last phase that is done and, if the last run is of a phase not done, how that run went."""
+    """Return the last phase that is done and, if the last run is of another phase, how that run went."""
     stage, shown = facts.last_done, facts.declared.migration.shown
     last = facts.runs[-1] if facts.runs else None
     if last is None or last.outcome == "done" or last.phase in facts.phases:
@@ -278,7 +243,7 @@ def _stage(facts: Facts) -> str:
 
 
 def _lag(facts: Facts) -> float | None:
-    """Return by how many seconds replicas are behind at most, None where none follow or it is not known."""
+    """Return by how many seconds replicas are behind at most; None where none follow or it is not known."""
     phase = None if facts.control is None else facts.control.phase
     if facts.is_delta:
         watermark = facts.facts.get(WATERMARK)
@@ -302,13 +267,12 @@ def _backfill(facts: Facts) -> Backfill | None:
         left = max(0, estimated - rows) / rate
     work = None if facts.pulse is None else facts.pulse.work
     if work is not None and work.label == BACKFILL and work.eta is not None:
-        left = work.eta.seconds  # it knows of partitions that are slower than the rest
+        left = work.eta.seconds  # which accounts for slower partitions
     return Backfill(rows, estimated, done, len(facts.segments), rate, left)
 
 
 def _rate(facts: Facts, rows: int) -> float | None:
-    """Return rows a second over all runs of the backfill; None when a run's end is not known, or without
-    rows."""
+    """Return rows a second over all runs of the backfill; None without rows or with a run of unknown end."""
     seconds = 0.0
     for run in _this_life(facts):
         if run.phase != Phase.BACKFILL:
@@ -330,7 +294,7 @@ def _this_life(facts: Facts) -> list[PhaseRun]:
 
 
 def _spent(facts: Facts) -> Spent | None:
-    """Return what was sent and estimated, None when no plan was kept, or one of a version that counted
+    """Return requests sent and estimated; None: no plan was stored, or by a version that counted
     otherwise."""
     try:
         plan = json.loads(facts.facts.get(PLAN_FACT, ""))["plan"]
@@ -352,6 +316,8 @@ def _spent(facts: Facts) -> Spent | None:
     phases, on_top = [], Counter[str](json.loads(facts.facts.get(ON_TOP, "{}")))
     for phase in (one for one in ORDER if one in entered):
         planned, sent, took, done = +estimated.get(phase, Counter()), Counter[str](), 0, False
+        # Runs that were cut off count: their requests were sent. What a killed run sent after its last
+        # checkpoint, and what lost tasks sent, is not known.
         for run in entered[phase]:
             undisturbed, extra = apart(run.requests)
             on_top.update(extra)
@@ -388,12 +354,8 @@ def _spent(facts: Facts) -> Spent | None:
 
 
 def _verdict(facts: Facts, closed: str) -> Verdict:
-    """Return whether the migration is safe and what to do next.
-
-    Args:
-        facts: its facts.
-        closed: why the last full verification keeps the gate before cutover closed, "" when it opens it.
-    """
+    """Return whether the migration is safe and what to do next. `closed`: why the last full verification
+    keeps the gate before cutover closed."""
     doubtful = _doubtful(facts)
     if doubtful is not None:
         return doubtful
@@ -414,7 +376,7 @@ def _verdict(facts: Facts, closed: str) -> Verdict:
 
 
 def _undoubted(facts: Facts, closed: str) -> Verdict:
-    """Return the verdict on facts that are known, of a script that is as it was begun."""
+    """Return the verdict on known facts, of a script that is as it was begun."""
     if facts.control is None:
         return _not_begun(facts)
     match facts.control.phase:
@@ -452,7 +414,6 @@ def _doubtful(facts: Facts) -> Verdict | None:
 
 
 def _without_tables(facts: Facts, phase: ControlPhase) -> Verdict:
-    """Return the verdict when tables that the migration stands on do not exist."""
     missing, listed = set(facts.missing), ", ".join(facts.missing)
     gone = f"{listed} {'does' if len(facts.missing) == 1 else 'do'} not exist"
     said: dict[str, object] = {"gone": gone}
@@ -470,11 +431,11 @@ def _without_tables(facts: Facts, phase: ControlPhase) -> Verdict:
 
 
 def _with_clients(facts: Facts, phase: ControlPhase, found: Verdict) -> Verdict:
-    """Return a verdict changed by the clients of the application, in capture "dual-write": when one refuses
-    writes, or none is live."""
+    """Return a verdict changed by the clients (capture "dual-write"): one refuses writes, or none is live."""
     refusing = facts.clients_refusing
     if refusing:
         when = "will refuse writes" if phase is ControlPhase.SOURCE else "refuses writes"
+        # Its writes fail right now, even if everything else is well.
         code, safe = refusing[0].refuses, found.safe and phase is ControlPhase.SOURCE
         said = {"client": _named(refusing), "when": when, "remedy": _REMEDIES.get(code, _RESTART)}
         return _told("client-refuses", facts, safe=safe, found=found.sentence, code=code, **said)
@@ -485,8 +446,8 @@ def _with_clients(facts: Facts, phase: ControlPhase, found: Verdict) -> Verdict:
 
 
 def _with_abandoned(facts: Facts, found: Verdict) -> Verdict:
-    """Return a verdict changed by writes that dead clients left unfinished, where nobody finishes them: the
-    runner does while it works, and live clients do otherwise."""
+    """Return a verdict changed by writes that dead clients left unfinished, where neither the runner nor live
+    clients finish them."""
     abandoned = None if facts.intents is None else facts.intents.abandoned
     if abandoned is None or facts.at_work:
         return found
@@ -531,7 +492,7 @@ def _told(verdict: str, facts: Facts, *, safe: bool = True, **values: object) ->
     return Verdict(sentence, command, remark, safe)
 
 
-# Verdicts whose command a whole group is given, where the migration has one.
+# Verdicts whose command names the whole group, if the migration has one.
 _OF_A_GROUP = (
     "not-begun",
     "source",
@@ -555,7 +516,6 @@ def _not_begun(facts: Facts) -> Verdict:
 
 
 def _between_freezes(facts: Facts, phase: ControlPhase, closed: str) -> Verdict:
-    """Return the verdict in the control phases source, dual_write and cutover."""
     if phase is ControlPhase.SOURCE:
         found = _told("source", facts)
     elif phase is ControlPhase.DUAL_WRITE:
@@ -588,7 +548,7 @@ def _followed(facts: Facts, closed: str, how: Following) -> Verdict:
     return _told("following", facts, refused=refused, command=step.command, remark=step.remark)
 
 
-# Outcomes of runs that the same command would have again.
+# Outcomes that running the same command again would repeat.
 _OF_ROWS = (Collision.__name__, RowRefused.__name__)
 
 
@@ -648,7 +608,6 @@ def _waiting(facts: Facts, control: ControlRow) -> str:
 
 
 def _maintained(facts: Facts, closed: str) -> Verdict:
-    """Return the verdict in `complete`, while clients maintain index tables."""
     name, last, kept = facts.script_id, facts.verification, ", ".join(facts.declared.migration.index_labels)
     found = _told("complete-maintained", facts, kept=kept)
     if facts.at_work:
@@ -679,7 +638,7 @@ def _in_complete(facts: Facts) -> Verdict:
 
 
 def _erasing(facts: Facts) -> Verdict | None:
-    """Return the verdict about an erasure that was cut off, None when there is none or a runner works."""
+    """Return the verdict about an erasure that was cut off; None when there is none or a runner works."""
     if not facts.erasing or facts.at_work:
         return None
     first, values = facts.erasing[0], dict[str, object]()

@@ -1,12 +1,5 @@
-"""How far a migration is and what holds it back: the part of its status that moves. Pure.
-
-Rules kept here:
-
-* What is under way comes from the runner's pulse, what is durable from the state file. Without a pulse (no
-  runner on this machine) the rate and the estimate of the end are not known, and are left out.
-* What holds it back is what holds it back now. Where no runner of this machine is at work, that is the lease
-  of another one, or nothing.
-"""
+"""How far a migration is and what holds it back now: the changing part of its status. Pure. What is in
+progress comes from the runner's pulse, what is durable from the state file."""
 
 from __future__ import annotations
 
@@ -25,22 +18,19 @@ from rekey.state.models import CHECKPOINT_AT
 from rekey.status.facts import ESTIMATED_ROWS, FOLLOWING, Facts
 from rekey.status.pulse import Pass
 
-# From so many seconds on, the spread of an estimate is told.
+# The spread of an estimate is shown from so many seconds on.
 _SPREAD_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseNow:
-    """The phase that a migration is in.
+    """The phase that a migration is in."""
 
-    Attributes:
-        name: the phase; None before the first one.
-        state: `not-begun`, `at-work`, `done`, `stopped` (by an error, or on request) or `cut-off` (killed).
-        since: since when; None where that is not known.
-    """
-
+    # None before the first one.
     name: str | None
+    # `not-begun`, `at-work`, `done`, `stopped` (by an error, or on request) or `cut-off` (killed).
     state: str
+    # None where that is not known.
     since: str | None
 
 
@@ -56,20 +46,15 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """A pass over a table.
+    """A pass over a table; figures are None where not known, as without a pulse."""
 
-    Attributes:
-        label: what it does: `backfill`, `verify`, ...
-        began_at: when it began, by the runner's machine; None where that is not known.
-        rows, estimated_rows: rows done, and in all as far as is known.
-        rate: rows a second, of late.
-        eta: when it ends.
-    """
-
+    # What it does: `backfill`, `verify`, ...
     label: str
+    # By the runner's machine.
     began_at: str | None
     rows: int
     estimated_rows: int | None
+    # Recent rows a second.
     rate: float | None = field(metadata=told("rows_per_second", digits=1))
     eta: Ends | None
 
@@ -84,17 +69,13 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """What holds a migration back.
+    """What holds a migration back."""
 
-    Attributes:
-        by: `pause`, `account`, `partition`, `refusals`, `lease` or `wait`.
-        text: in words.
-        since, until: since when and until when at most, where that is known.
-    """
-
+    # `pause`, `account`, `partition`, `refusals`, `lease` or `wait`.
     by: str
     text: str
     since: str | None = None
+    # At most.
     until: str | None = None
 
 
@@ -108,24 +89,20 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """How a migration is followed before its cutover.
-
-    Attributes:
-        since: since when.
-        at_work: `apply --follow` is at work; False: it was cut off.
-        refused: why its last cutover was refused; empty where none was.
-        window: when it cuts over by itself; None: when it is told to.
-    """
+    """How a migration is followed before its cutover."""
 
     since: str
+    # `apply --follow` is at work; False: it was cut off.
     at_work: bool
+    # Why its last cutover was refused.
     refused: tuple[str, ...]
+    # When it cuts over by itself; None: only on request.
     window: Window | None
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The part of a migration's status that moves."""
+    """The changing part of a migration's status."""
 
     phase: PhaseNow
     work: Onward | None
@@ -171,7 +148,7 @@ def _phase(facts: Facts) -> PhaseNow:
 
 
 def _work(facts: Facts) -> Onward | None:
-    """Return the pass at work; without a pulse, the copy as far as it is durable, while it is not done."""
+    """Return the pass in progress; without a pulse, the durable progress of the copy while it is not done."""
     if facts.pulse is not None:
         return None if facts.pulse.work is None else _of_pulse(facts.pulse.work, facts.now)
     if not facts.segments or all(one.done for one in facts.segments):
@@ -214,13 +191,7 @@ def _told(held: Held) -> str:
 
 
 def how_far(rows: int, total: int | None, rate: float | None, eta: Eta | Ends | None) -> str:
-    """Return how far a pass over a table is, in words: rows, share, rows a second, and how long it takes yet.
-
-    Args:
-        rows, total: rows done, and in all; None: not known.
-        rate: rows a second, None where not known.
-        eta: how long it takes yet, None where not known.
-    """
+    """Return in words how far a pass is: rows, share of `total`, rows a second, estimated time remaining."""
     said = [f"{rows:,} rows"]
     if total:
         said = [f"{rows:,} of about {total:,} rows ({min(1.0, rows / total):.0%})"]

@@ -1,14 +1,6 @@
-"""The pulse of a runner: what it is at just now, in a small file next to the state file, for whoever looks.
-
-Rules kept here:
-
-* The state file says what is durable; the pulse says what is under way: the pass over a table and how far it
-  came, what is waited for, what holds requests back. Losing it loses nothing.
-* Written about once a second by the process that holds the file lock, and replaced whole, so reading needs no
-  lock. Removed when the runner ends; one that a killed runner left is over after `STALE_S`.
-* It holds figures, names of tables and hosts, no key. Times are by this machine's clock.
-* A pulse that cannot be written or read is no error: the work and the status go on without.
-"""
+"""The pulse of a runner: what it is doing now, in a small file next to the state file. It is written about
+once a second by the holder of the file lock and replaced whole, so reading needs no lock; losing it loses
+nothing. It holds no key; times are by this machine's clock."""
 
 from __future__ import annotations
 
@@ -24,21 +16,14 @@ from rekey.core.plain import plain
 from rekey.core.progress import Held, Holds, Progress
 from rekey.project.privatefiles import write_whole
 
+# A pulse that a killed runner left is ignored after this.
 STALE_S = 15.0
 _SUFFIX = ".pulse.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A pass over rows, as far as it has come.
-
-    Attributes:
-        label: what it does.
-        began_at: when it began; ticks.
-        rows, total: rows done, and in all; `total` is None where not known.
-        rate: rows a second, of late; None before it can be said.
-        eta: how long it takes yet; None where that cannot be said.
-    """
+    """A pass over rows, as far as it has come. `rate`: recent rows a second. None: not known."""
 
     label: str
     began_at: int
@@ -59,37 +44,26 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What a runner is at.
+    """What a runner is doing."""
 
-    Attributes:
-        at: when it was told; ticks.
-        script_id: the migration.
-        work: the pass over rows, None between passes.
-        waits: what is waited for: clients, requests that may be late, a service that does not answer.
-        held: what holds requests back.
-        following: since when it follows (`apply --follow`); "" while it does not.
-    """
-
+    # When it was written; ticks.
     at: int
     script_id: str
+    # None between passes.
     work: Pass | None = None
+    # For clients, delayed requests, a service that does not answer.
     waits: tuple[Waiting, ...] = ()
+    # What holds requests back.
     held: tuple[Held, ...] = ()
+    # Since when it follows (`apply --follow`); "": it does not.
     following: str = ""
 
 
 def pulse_of(progress: Progress, script_id: str, held: tuple[Held, ...], following: str = "") -> Pulse:
-    """Return the pulse of a runner.
-
-    Args:
-        progress: how far it is.
-        script_id: the migration that it works on.
-        held: what holds its requests back.
-        following: see `Pulse`.
-    """
+    """Return the pulse of a runner from its progress, its migration and what holds its requests back."""
     now, work = progress.work, None
     if now is not None:
-        # While something is waited for, the rate of late says nothing about the rest.
+        # While something is waited for, the recent rate says nothing about the rest.
         eta = None if progress.waits else now.eta
         work = Pass(now.label, now.began_at, now.rows, now.total, now.rate, eta)
     return Pulse(
@@ -103,12 +77,12 @@ def pulse_of(progress: Progress, script_id: str, held: tuple[Held, ...], followi
 
 
 def path_of(state: Path) -> Path:
-    """Return the path of the pulse of the runner that works with a state file."""
+    """Return the path of the pulse that belongs to a state file."""
     return state.with_name(state.name + _SUFFIX)
 
 
 def write(state: Path, pulse: Pulse) -> None:
-    """Replace the pulse; what cannot be written is left out."""
+    """Replace the pulse. A failure is ignored: the work goes on without."""
     with suppress(OSError):
         write_whole(path_of(state), json.dumps(plain(pulse)).encode(), durable=False)
 
@@ -120,12 +94,7 @@ def remove(state: Path) -> None:
 
 
 def read(state: Path, now: int) -> Pulse | None:
-    """Return the pulse; None when there is none, it is over, or it cannot be understood.
-
-    Args:
-        state: the state file.
-        now: ticks of this machine's clock.
-    """
+    """Return the pulse; None: absent, over, or not parseable. `now`: ticks of this machine's clock."""
     try:
         told: dict[str, Any] = json.loads(path_of(state).read_text("utf-8"))
         work = told["work"]

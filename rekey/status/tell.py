@@ -1,14 +1,4 @@
-"""The status of a migration as text, and the progress document that all ways of telling it are made of. Pure.
-
-Rules kept here:
-
-* Labels stand in one column, one indent in. A command that is to be typed stands on a line of its own and is
-  never wrapped.
-* What an operator on call needs comes first: is it safe, what now.
-* The schema of the document is `progress.schema.json`, next to this module. Within one version of it members
-  are only added.
-* What is internal (control row, epochs, segments) is told only where more is asked for.
-"""
+"""The status of a migration as text, and the progress document (`progress.schema.json`) of it. Pure."""
 
 from __future__ import annotations
 
@@ -27,6 +17,7 @@ from rekey.status.judge import Client, Status
 from rekey.status.progress import how_far
 from rekey.tables.sent import OnTop
 
+# Within one version of the schema members are only added.
 FORMAT = "rekey/progress/v1"
 # How many clients are listed for people.
 _CLIENTS = 12
@@ -51,8 +42,8 @@ def told(
     Args:
         status: the status as judged.
         command: returns a command as it is to be typed here, from its words after `rekey`.
-        requests: also tell the requests sent and estimated, by phase.
-        verbose: also tell what is internal.
+        requests: also the requests sent and estimated, by phase.
+        verbose: also internals: control row, epochs, segments.
     """
     title = status.facts.declared.doc.partition("\n")[0]
     lines = wrapped(status.facts.script_id + (f": {title}" if title else ""))
@@ -137,7 +128,7 @@ def _followed(status: Status, verbose: bool) -> _Fields:
 
 
 def _abandoned(facts: Facts, left: Abandoned) -> str:
-    """Return what clients that are gone left unfinished, since when, and who finishes it when."""
+    """Return what dead clients left unfinished, since when, and who finishes it when."""
     whose = counted(left.clients, "client")
     said = (
         f"{counted(left.intents, 'write')} of {whose} gone, the first of {moment(format_ticks(left.since))}"
@@ -154,7 +145,6 @@ def _abandoned(facts: Facts, left: Abandoned) -> str:
 
 
 def _indexes(status: Status) -> _Fields:
-    """Yield who maintains index tables and secondary rows."""
     facts, indexes = status.facts, status.facts.indexes
     if indexes is None:
         return
@@ -209,7 +199,6 @@ def _clients(clients: Sequence[Client], verbose: bool) -> _Fields:
 
 
 def _spent(status: Status) -> _Fields:
-    """Yield the requests sent and the requests estimated, for the whole and by phase."""
     cost = status.spent
     if cost is None or not cost.phases:
         return
@@ -257,6 +246,7 @@ def next_lines(status: Status, command: Callable[[str], str]) -> list[str]:
     verdict = status.verdict
     if not verdict.command:
         return []
+    # A command that is to be typed stands on a line of its own and is never wrapped.
     lines = [f"  {'next':<{LABEL}}{command(verdict.command)}"]
     if verdict.remark:
         lines += wrapped(f"({verdict.remark})", first=" " * (LABEL + 2), rest=" " * (LABEL + 3))
@@ -282,13 +272,7 @@ def line(status: Status) -> str:
 
 
 def document(statuses: Iterable[Status], steering: Mapping[str, Any], as_of: int) -> dict[str, Any]:
-    """Return the progress document.
-
-    Args:
-        statuses: migrations as judged.
-        steering: what the operator has set (`rekey pause`, `rekey throttle`), as JSON.
-        as_of: when it was made; ticks.
-    """
+    """Return the progress document. `steering`: the operator's settings as JSON; `as_of`: now, in ticks."""
     return {
         "format": FORMAT,
         "as_of": format_ticks(as_of),
