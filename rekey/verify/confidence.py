@@ -1,14 +1,4 @@
-"""The bound that a sample proves: the exact bound of Clopper and Pearson.
-
-Rules kept here:
-
-* With k wrong rows among n drawn at random, the bound is the share p at which k or fewer wrong rows would be
-  seen with probability 1 - confidence (Clopper and Pearson, Biometrika 26, 1934, the upper limit alone).
-  For k = 0 it is 1 - (1 - confidence)^(1/n), about 3/n at 95 % ("rule of three").
-* Drawing without replacement from a finite table only makes the true confidence higher; a sample of the whole
-  table proves its share of wrong rows exactly.
-* For people a bound is rounded up, never down.
-"""
+"""The bound that a sample proves: the exact upper limit of Clopper and Pearson (Biometrika 26, 1934)."""
 
 from __future__ import annotations
 
@@ -19,12 +9,13 @@ _HALVINGS = 100
 
 
 def upper_bound(wrong: int, drawn: int, *, population: int, confidence: float = CONFIDENCE) -> float:
-    """Return the largest share of wrong rows in the table that is compatible with a sample, 0 to 1.
+    """Return the largest share of wrong rows in the table that is compatible with a sample, 0 to 1: the share
+    at which `wrong` or fewer would be seen with probability 1 - confidence.
 
     Args:
         wrong: wrong rows in the sample, 0 up to `drawn`.
         drawn: rows in the sample.
-        population: rows in the table.
+        population: rows in the table; drawing without replacement only makes the true confidence higher.
         confidence: the probability that the bound holds, above 0 and below 1.
     """
     if population == 0:
@@ -34,6 +25,7 @@ def upper_bound(wrong: int, drawn: int, *, population: int, confidence: float = 
     if wrong >= drawn:  # also where none was drawn
         return 1.0
     risk = 1.0 - confidence
+    # 1 - (1 - confidence)^(1/n), about 3/n at 95 % ("rule of three").
     if wrong == 0:
         return float(-math.expm1(math.log(risk) / drawn))
     low, high = wrong / drawn, 1.0

@@ -1,20 +1,5 @@
-"""Counting rows of both sides, per partition and in total.
-
-Rules kept here:
-
-* Source rows are read whole, because the number of index rows depends on their content; of the targets only
-  keys are read.
-* By target partition, the number of rows that source rows map to is compared with the number of rows there.
-  Source partitions are counted too; their rows scatter over target partitions, so there is nothing to compare
-  them with one to one.
-* Memory is bounded for any number of partitions: tallies that do not fit go to disk and are added up in
-  groups.
-* A count is not a snapshot. When counts differ everything is counted once more after a delay, and only
-  partitions that show the same numbers in both passes are findings; the others are moving. Inserts and
-  deletes can by chance hold a difference for two passes: a count is a hint, and `full` alone is proof.
-* Partitions are named by safe id: that of the key (partition, "") in the table name `<table>/partition`, so
-  that it is not taken for the id of a row.
-"""
+"""Counts rows of both sides, in total and per target partition. It is a hint: inserts and deletes can by
+chance hold a difference for two passes, and only `full` is proof."""
 
 from __future__ import annotations
 
@@ -32,10 +17,10 @@ from rekey.verify.context import ReconcileContext
 from rekey.verify.report import LISTED, CountReport, PartitionDifference, PartitionSize, TableCount
 from rekey.verify.sums import SOURCE
 
-# The number of source partitions that a report names, the largest.
+# How many source partitions a report names, the largest.
 LARGEST = 20
 
-# Partitions tallied in memory at a time: about 15 MB.
+# Partitions counted in memory at a time: about 15 MB. Others go to disk and are added up in groups.
 TALLIES = 65_536
 
 # Table number, partition, expected rows, actual rows.
@@ -51,12 +36,10 @@ class Tally(Spill[_Tallied]):
     """Expected and actual rows per partition; goes to disk when it does not fit. A context manager."""
 
     def __init__(self, folder: Path) -> None:
-        """Create an empty tally. `folder` is where temporary files may be put."""
         super().__init__(folder, by_partition)
         self._tallied: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0])
 
     def add(self, table: int, partition: str, *, expected: int = 0, actual: int = 0) -> None:
-        """Add rows of one partition of one target table."""
         if len(self._tallied) >= TALLIES and (table, partition) not in self._tallied:
             self._move()
         counts = self._tallied[table, partition]
@@ -83,7 +66,7 @@ class Tally(Spill[_Tallied]):
 
 @dataclass(slots=True)
 class _Pass:
-    """The counts of one pass; lists have one number per target table."""
+    """The counts of one pass, by target table."""
 
     expected: Counter[int] = field(default_factory=Counter)
     actual: Counter[int] = field(default_factory=Counter)
@@ -92,11 +75,10 @@ class _Pass:
     source_rows: int = 0
     source_partitions: int = 0
     refused: int = 0
-    # A heap of (rows, partition), at most `LARGEST`: when there are more the smallest is removed.
+    # A heap of (rows, partition), at most `LARGEST`: the smallest is removed.
     largest: list[tuple[int, str]] = field(default_factory=list, repr=False)
 
     def partition_ends(self, partition: str, rows: int) -> None:
-        """Count a source partition that was read to its end, with its number of rows."""
         self.source_partitions += 1
         heapq.heappush(self.largest, (rows, partition))
         if len(self.largest) > LARGEST:
@@ -104,7 +86,8 @@ class _Pass:
 
 
 async def count(ctx: ReconcileContext) -> CountReport:
-    """Count both sides, twice when they differ.
+    """Count both sides, twice when they differ: only partitions that show the same numbers in both passes are
+    findings.
 
     Raises:
         Interrupted: `ctx.stop` raised it.
@@ -162,6 +145,7 @@ async def _count_once(ctx: ReconcileContext, differences: Spill[_Tallied]) -> _P
 
 async def _count_source(ctx: ReconcileContext, counted: _Pass, tally: Tally) -> None:
     partition, rows = None, 0
+    # Whole rows: the number of index rows depends on their content.
     async for page in ctx.source.scan():
         ctx.stop()
         for row in page.rows:
@@ -218,4 +202,5 @@ def _compare(ctx: ReconcileContext, last: _Pass, differences: Spill[_Tallied]) -
 
 
 def _partition_id(ctx: ReconcileContext, table: str, partition: str) -> str:
+    # Not the table's own name: the id must not be taken for that of a row.
     return ctx.ids.short(f"{table}/partition", EntityKey(partition, ""))

@@ -1,23 +1,5 @@
-"""Digests of rows, so that two tables can be compared without sorting them.
-
-Rules kept here (an auditor can recompute every figure from these lines):
-
-* The message of a row is the JSON array of strings
-  `[table, PartitionKey, RowKey, name, type, text, name, type, text, ...]`: one triple per custom property, in
-  order of the names' code points; type and text are the EDM type and canonical text of `rekey.core.edm`. It
-  is serialised without blanks, in UTF-8, with the escapes of RFC 8785 (https://www.rfc-editor.org/rfc/rfc8785,
-  section 3.2.2.2). JSON delimits every string, so two different rows never share a message.
-* The digest of a row is BLAKE2b of the message with a digest of 16 bytes (RFC 7693; `b2sum -l 128`), read as
-  a big-endian number.
-* The bucket of a row is the CRC-32 of `PartitionKey ‖ 0 ‖ RowKey` in UTF-8, modulo `BUCKETS`. It depends on
-  the key alone, so both versions of an altered row share a bucket.
-* Properties that are not compared (`without`; a report names them) have no part in any of this.
-* A lone surrogate (the service's JSON can carry one) is encoded as its three bytes, as Python's
-  "surrogatepass" does.
-* Sums of such digests find accidents and faulty writers with certainty for all practical purposes. They are
-  no defence against an attacker who may choose the content of very many rows in order to deceive; the signed
-  evidence covers those who could.
-"""
+"""Digests of rows, by which two tables are compared without sorting them. They find accidents and faulty
+writers; they are no defense against an attacker who chooses the content of very many rows."""
 
 from __future__ import annotations
 
@@ -48,14 +30,15 @@ _TEXT_OF_BOOLEAN = {False: "false", True: "true"}
 
 
 def bucket_of(partition: str, row_key: str) -> int:
-    """Return the bucket of a key, 0 up to `BUCKETS`."""
+    """Return the bucket of a key, 0 up to `BUCKETS`: the CRC-32 of `PartitionKey ‖ 0 ‖ RowKey` in UTF-8,
+    modulo `BUCKETS`. It depends on the key alone, so both versions of an altered row share a bucket."""
     return crc32(f"{partition}\0{row_key}".encode("utf-8", "surrogatepass")) & BUCKET_MASK
 
 
 def buckets_of(rows: Sequence[Row]) -> list[int]:
     """Return the buckets of rows by their keys."""
     partitions, keys = [row[PARTITION_KEY] for row in rows], [row[ROW_KEY] for row in rows]
-    # A page has few partitions, mostly: of each the checksum is begun once.
+    # A page mostly has few partitions: the checksum of each is begun once.
     begun = {one: crc32(f"{one}\0".encode("utf-8", "surrogatepass")) for one in set(partitions)}
     try:
         sums = list(map(crc32, map(str.encode, keys), map(begun.__getitem__, partitions)))
@@ -68,7 +51,15 @@ NOTHING: Set[str] = frozenset()
 
 
 def message(table: str, row: Row, without: Set[str] = NOTHING) -> bytes:
-    """Return the message of a row: the definition, which `digester` computes faster."""
+    """Return the message of a row, from which an auditor can recompute all figures; `digester` computes it
+    faster.
+
+    It is the JSON array of strings `[table, PartitionKey, RowKey, name, type, text, name, type, text, ...]`:
+    one triple per custom property not in `without`, in order of the names' code points, with the EDM type and
+    canonical text of `rekey.core.edm`. It is serialized without blanks, in UTF-8, with the escapes of RFC
+    8785 (https://www.rfc-editor.org/rfc/rfc8785, section 3.2.2.2), a lone surrogate as its three bytes
+    ("surrogatepass"). JSON delimits every string, so two different rows never share a message.
+    """
     return _serialise([table, row[PARTITION_KEY], row[ROW_KEY], *_content(row, without)])
 
 
@@ -78,18 +69,18 @@ def content_digest(row: Row, without: Set[str] = NOTHING) -> bytes:
 
 
 class Digester:
-    """Digests of rows of one table, a page at a time.
+    """Digests of rows of one table, a page at a time: BLAKE2b of `message` with 16 bytes (RFC 7693; `b2sum -l
+    128`).
 
-    Values of one property are made canonical together, in loops that are not Python's own. Where they are not
-    all as the service sends them, they go through `rekey.core.edm` one by one.
+    Values of one property are made canonical by column, in loops that are not Python's own; values that are
+    not all as the service sends them go through `rekey.core.edm` one by one.
     """
 
     def __init__(self, table: str, without: Set[str] = NOTHING) -> None:
-        """Take the table's name, and the properties that are not compared."""
         self._table, self._without = table, without
 
     def digests(self, rows: Sequence[Row]) -> list[bytes]:
-        """Return the 16-byte digests of rows, in their order: those of what `message` returns for each."""
+        """Return the digests of rows, in their order."""
         if not rows:
             return []
         fields = self._alike(rows) or self._mixed(rows)
@@ -101,7 +92,7 @@ class Digester:
             return _hashed(message(self._table, row, self._without) for row in rows)
 
     def _alike(self, rows: Sequence[Row]) -> Iterable[Sequence[str]] | None:
-        """Return the fields of the messages of rows that all have the same properties; None of others."""
+        """Return the message fields of rows that all have the same properties; None for others."""
         names = tuple(rows[0])
         if set(map(len, rows)) != {len(names)}:
             return None
@@ -116,7 +107,6 @@ class Digester:
         return zip(*fields)  # noqa: B905 - `repeat` has no end
 
     def _mixed(self, rows: Sequence[Row]) -> Iterable[Sequence[str]]:
-        """Return the fields of the messages of any rows."""
         fields = [[self._table, row[PARTITION_KEY], row[ROW_KEY]] for row in rows]
         holders: defaultdict[str, list[int]] = defaultdict(list)
         for place, row in enumerate(rows):
@@ -137,7 +127,7 @@ class Digester:
 
 
 def _hashed(messages: Iterable[bytes]) -> list[bytes]:
-    begin_hash = blake2b(digest_size=DIGEST_BYTES).copy  # copying a fresh hash is cheaper than making one
+    begin_hash = blake2b(digest_size=DIGEST_BYTES).copy  # copying a fresh hash is cheaper
     digests = []
     for one in messages:
         hashing = begin_hash()
@@ -171,12 +161,12 @@ def _typed(
 
 def _are_numbers(values: Sequence[str]) -> bool:
     """Tell whether all are positive integers without a sign or leading zeros."""
-    # Bytes are looked through several times as fast as text, and only ASCII digits are digits.
+    # Bytes are searched several times as fast as text, and only ASCII digits are digits.
     return "".join(values).encode("utf-8", "surrogatepass").isdigit() and min(values) >= "1"
 
 
 def _are_moments(values: Sequence[str]) -> bool:
-    """Tell whether all are points in time with seven digits after the seconds."""
+    """Tell whether all are times with seven digits after the seconds."""
     all_of_them, count = "".join(values), len(values)
     marks = all_of_them[_FRACTION_POINT::_MOMENT] + all_of_them[_MOMENT - 1 :: _MOMENT]
     return set(map(len, values)) == {_MOMENT} and marks == "." * count + "Z" * count

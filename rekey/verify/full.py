@@ -1,27 +1,4 @@
-"""Full verification: every row and every property, both directions.
-
-Rules kept here:
-
-* First pass: source and targets are read once; each expected and each actual row is hashed and summed into
-  its bucket (`digest`, `sums`, `summing`). Equal sums everywhere: done, nothing else is read.
-* Second pass, only where sums differ: key, content digest and source key of the rows of those buckets go to
-  disk, and nothing else. They are joined on the target key; records without a match are joined on the
-  content, so that a row under a wrong key is recognised when exactly one row is missing and exactly one is
-  extra with that content.
-* Where a comparison brings what is missing (`ctx.brings`), the first pass notes which page each row came in
-  (`trace`); of the second only the pages are read that have a row without an equal one. Those rows are taken
-  out of the sums, propagated, observed, and put back as they are then: so equal sums prove the tables equal
-  after that, too. In a comparison that was cut off and goes on, all is read again, and sums stay as read.
-* The joins give candidates, not findings: tables changed while they were read. Each candidate is observed by
-  itself until it is gone or stands still (`settle`).
-* The sums of the buckets that differed are made anew, of the rows of the second pass that match and of the
-  candidates as they were observed last (`Reread`). So counts and digests of a report agree with its findings;
-  where they do not, although nothing is pending, the comparison itself cannot be relied on and says so.
-* The sums are additive: work can stop after any page and be resumed (`Partial`), and sums of parts made
-  elsewhere add up. The report says when which rows were read; rows that changed since were read again where
-  that made a difference.
-* No file is left on disk, however it ends.
-"""
+"""Full verification: every row and every property, in both directions (passes: README.md of this folder)."""
 
 from __future__ import annotations
 
@@ -52,7 +29,7 @@ Record: TypeAlias = list[Any]
 # A row in a comparison: `EXPECTED`, `ACTUAL` or `REFUSED`, table number, row, and source key, if known.
 Side: TypeAlias = tuple[int, int, Row, EntityKey | None]
 
-# The most source rows of one point when several map to one target key.
+# Most source rows of one point, when several map to one target key.
 MAX_CLAIMS = 16
 
 EXPECTED, ACTUAL, REFUSED = 0, 1, 2
@@ -63,7 +40,7 @@ class Reader(Protocol):
     """Reads the tables of a comparison outside this process: with workers."""
 
     async def sum_up(self, ctx: ReconcileContext, work: Partial, *, checkpoint: Checkpoint) -> None:
-        """Read the rest of the parts of `work` and add the rows to its sums."""
+        """Read the rest of the parts of `work` and add the rows to its digests."""
 
     async def spill_rows(
         self,
@@ -87,20 +64,21 @@ async def full(
 
     Args:
         ctx: the tables and the mapping.
-        partial: sums to resume from; None begins anew, with each table in one part.
-        checkpoint: called with the sums about every `CHECKPOINT_ROWS` rows, and when the first pass is done.
-        repair: mend stable divergences; the report says how each ended, and the caller verifies again.
+        partial: digests to resume from; None begins anew, with each table in one part.
+        checkpoint: called with the digests about every `CHECKPOINT_ROWS` rows, and when the first pass is
+            done.
+        repair: repair stable divergences; the report says how each ended, and the caller verifies again.
         reader: reads the tables; None: this process.
 
     Raises:
-        Collision, RowRefused: with `ctx.brings`: of a row that cannot be brought.
-        TooMany: more rows differ than are worth bringing one by one (`ctx.brings`); nothing was changed.
+        Collision, RowRefused: with `ctx.brings`: of a row that cannot be propagated.
+        TooMany: more rows differ than are worth propagating one by one (`ctx.brings`); nothing changed.
         Interrupted: `ctx.stop` raised it. The comparison can be resumed from the last checkpoint.
         MachineFailed: the disk is full.
         ServiceError: a table could not be read.
     """
     work = partial or Partial.fresh(len(ctx.targets), ctx.mapper.read_once)
-    # Rows that an earlier sitting read are in no trace.
+    # A trace does not cover rows read in an earlier sitting.
     traces = ctx.brings and reader is None and not work.sitting
     work.sit_down(ctx.now())
     sides = list(zip(work.expected, work.actual, strict=True))
@@ -172,11 +150,11 @@ async def full(
 
 
 class TooMany(Exception):
-    """More rows differ than are worth bringing one by one."""
+    """More rows differ than are worth propagating one by one."""
 
 
 class Changes:
-    """Changes of a comparison's sums: rows of settled candidates, as they were observed last."""
+    """Changes of a comparison's digests: rows of settled candidates, as last observed."""
 
     exact = True
 
@@ -184,7 +162,7 @@ class Changes:
         self._changes: list[tuple[bool, int, EntityKey, bytes, int]] = []
 
     def put_back(self, settled: Sequence[Looked]) -> None:
-        """Put back the rows of a settled candidate."""
+        """Add the rows of a settled candidate again."""
         for one in settled:
             if one.point.table != SOURCE and one.before is not None:
                 for expected, digests in zip((True, False), one.before.rows, strict=True):
@@ -195,16 +173,16 @@ class Changes:
         """Note two records that agree: no candidate is made of them."""
 
     def change(self, work: Partial) -> None:
-        """Change the sums of a comparison accordingly."""
+        """Apply the changes to the digests of a comparison."""
         for expected, table, key, digest, by in self._changes:
             (work.expected if expected else work.actual)[table].change(key, digest, by)
 
 
 class Reread(Changes):
-    """The sums of differing buckets, made anew of the rows of the second pass."""
+    """The digests of differing buckets, recomputed from the rows of the second pass and the candidates as
+    last observed: so counts and digests of a report agree with its findings."""
 
     def __init__(self, differing: Sequence[frozenset[int]]) -> None:
-        """Take the differing buckets of each target."""
         super().__init__()
         self._differing = differing
 
@@ -216,7 +194,7 @@ class Reread(Changes):
             self._changes.append((is_expected, record[_TABLE], _key(record), digest, 1))
 
     def change(self, work: Partial) -> None:
-        """Put the sums of the second pass in the place of those of the first."""
+        """Replace the digests of the first pass by those of the second."""
         for number, buckets in enumerate(self._differing):
             for sums in (work.expected[number], work.actual[number]):
                 sums.clear(buckets)
@@ -224,20 +202,16 @@ class Reread(Changes):
 
 
 class Again(Changes):
-    """Rows that are taken out of a comparison's sums because they are compared again, and put back as they
-    were seen last.
-
-    Where a row changed between its first and its second reading, what the sums held of it is not known: then
-    they are left as they are, and say what was read first.
-    """
+    """Rows taken out of a comparison's digests because they are compared again, and put back as last
+    observed: equal digests then still prove the tables equal."""
 
     def take_out(self, one: Side, digest: bytes) -> None:
-        """Take out a row that was read again, by its digest."""
         side, number, row, _ = one
         self._changes.append((side == EXPECTED, number, key_of(row), digest, -1))
 
     def change(self, work: Partial) -> None:
-        """Change the sums of a comparison, unless what they hold of a row is not known."""
+        """Apply the changes, unless a row changed between its readings: what the digests hold of it is not
+        known then, and they stay as first read."""
         if self.exact:
             super().change(work)
 
@@ -245,20 +219,17 @@ class Again(Changes):
 async def spill_left_over(
     ctx: ReconcileContext, trace: Trace, differing: Sequence[frozenset[int]], spill: Spill[Record]
 ) -> Again:
-    """Read the pages again that have rows without an equal one on the other side, and write these rows to
-    `spill`.
+    """Reread the pages with rows that have no equal on the other side, write these rows to `spill`, and
+    return them, taken out of the digests.
 
     Args:
         ctx: the tables and the mapping.
         trace: where all rows came from.
-        differing: per target table, the buckets whose sums differ.
+        differing: per target table, the buckets whose digests differ.
         spill: takes the records, by key.
 
-    Returns:
-        The rows, taken out of the sums.
-
     Raises:
-        TooMany: there are more than are worth bringing one by one.
+        TooMany: there are more than are worth propagating one by one.
     """
     left_over = trace.left_over(frozenset().union(*differing))
     if left_over is None:
@@ -282,7 +253,7 @@ async def spill_left_over(
                 spill.put(_record(one, not_compared, digest))
             else:
                 held.append((one, digest))
-        # Of a row that is not there as it was read first, all that may be it now are looked at.
+        # Of a row that is not there as first read, every row that may be it now is compared.
         groups = {wanted[digest] for digest in missed}
         if groups:
             again.exact = False
@@ -297,7 +268,7 @@ async def spill_left_over(
 async def _read_sides(
     ctx: ReconcileContext, place: tuple[int, KeyRange], digesters: Sequence[Digester]
 ) -> AsyncIterator[tuple[Side, bytes]]:
-    """Iterate over what rows of a range of a table stand for, each with its digest (b"" of a refused one)."""
+    """Iterate over what rows of a range of a table stand for, each with its digest (b"": refused)."""
     table = ctx.whole(place[0])
     async for page in table.scan(place[1]):
         ctx.stop()
@@ -331,7 +302,7 @@ def by_content(record: Record) -> int:
 
 
 def worth_reading(parts: Sequence[Part], differing: Sequence[frozenset[int]], mapper: Mapper) -> list[Part]:
-    """Return the parts to read again: those of the source, and of targets with differing buckets."""
+    """Return the parts to reread: those of the source, and of targets with differing buckets."""
     wanted = {SOURCE, *(number for number, buckets in enumerate(differing) if buckets)}
     if wanted & mapper.together:
         wanted.add(0)
@@ -341,14 +312,8 @@ def worth_reading(parts: Sequence[Part], differing: Sequence[frozenset[int]], ma
 async def spill_rows(
     ctx: ReconcileContext, parts: Sequence[Part], differing: Sequence[frozenset[int]], spill: Spill[Record]
 ) -> None:
-    """Read the parts once more and write the rows of differing buckets, and refused source rows, to `spill`.
-
-    Args:
-        ctx: the tables and the mapping.
-        parts: the key ranges that were compared.
-        differing: per target table, the buckets whose sums differ.
-        spill: takes the records, by key.
-    """
+    """Reread the parts and write the rows of differing buckets (`differing`, by target), and refused source
+    rows, to `spill`, by key."""
     not_compared = [ctx.not_compared(number) for number in range(len(ctx.targets))]
 
     async def read(part: Part) -> None:
@@ -370,14 +335,14 @@ def records_of(
     not_compared: Sequence[frozenset[str]],
     differing: Sequence[frozenset[int]],
 ) -> Iterator[Record]:
-    """Yield records of rows that lie in differing buckets, and of source rows that the mapping refuses.
+    """Yield records of rows in differing buckets, and of source rows that the mapping refuses.
 
     Args:
         table: `SOURCE`, or the number of the target that `rows` are of.
         rows: rows as read.
         mapper: maps source rows.
         not_compared: by target, the properties that are not compared.
-        differing: by target, the buckets whose sums differ.
+        differing: by target, the buckets whose digests differ.
     """
     digesters = list(map(Digester, mapper.tables, not_compared))
     for one in _sides_of(table, rows, mapper):
@@ -410,13 +375,8 @@ def _record(one: Side, not_compared: Sequence[frozenset[str]], digest: bytes) ->
 
 
 def _candidates(spilled: Spill[Record], unmatched: Spill[Record], changes: Changes) -> Iterator[Candidate]:
-    """Join the spilled records and yield the candidates to observe.
-
-    Args:
-        spilled: records placed `by_key`.
-        unmatched: an empty spill placed `by_content`; takes records without one of the other side.
-        changes: is told of the records that agree.
-    """
+    """Join the spilled records and yield the candidates to observe: `spilled` by key; what has no match, by
+    content in `unmatched`. `changes` is given the records that agree."""
     for group in spilled.groups():
         yield from _join_keys(group, unmatched, changes)
     for group in unmatched.groups():
@@ -463,9 +423,10 @@ def _join_contents(group: list[Record]) -> Iterator[Candidate]:
     for record in group:
         alike[record[_TABLE], record[_CONTENT]].append(record)
     for records in alike.values():
+        # Exactly one row missing and one extra with that content: a row under a wrong key.
         if len(records) == 2 and {record[_SIDE] for record in records} == {EXPECTED, ACTUAL}:
             missing, stray = sorted(records, key=lambda record: int(record[_SIDE]))
-            # The source row of the missing row is a claim of the stray one, too: it may map there by now.
+            # The source row of the missing row may map to the stray one by now.
             yield _point(missing), Point(stray[_TABLE], _key(stray), (_source(missing),))
         else:
             for record in records:

@@ -1,10 +1,4 @@
-"""Reports as text for the terminal. Pure.
-
-Rules kept here:
-
-* At most `SHOWN` divergences are listed, the rest is counted: "and N more". `--json` has up to 1,000.
-* The last line says what the result means, or what to do next when there is something to do.
-"""
+"""Reports as text for the terminal. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +7,7 @@ from rekey.present.text import counted, table, wrapped
 from rekey.verify.confidence import as_percent
 from rekey.verify.report import CountReport, Divergence, Findings, FullReport, Kind, Outcome, SampleReport
 
+# Divergences listed; the rest is counted. `--json` has up to 1,000.
 SHOWN = 20
 _PROPERTIES_SHOWN = 3
 _DIGEST_SHOWN = 16
@@ -64,7 +59,7 @@ def _full(report: FullReport) -> list[str]:
 
 
 def _reread(report: FullReport) -> list[str]:
-    """Say what was read again because it differed on the first reading, and with what result."""
+    """Return what was reread because it differed on the first reading, and with what result."""
     number, found = sum(one.reread_buckets for one in report.tables), report.found
     if not number:
         return []

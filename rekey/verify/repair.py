@@ -1,20 +1,5 @@
-"""Repair: mending the divergences that a full verification found.
-
-Rules kept here:
-
-* Repair has no writing rules of its own: a row is mended by `propagate`, which makes the replicas equal what
-  the authority says. Whether all is well afterwards is decided by verifying again, not by this module.
-* A row is deleted only when nothing maps to it: it is looked at once more, and the delete is conditional on
-  the ETag that was seen. Afterwards its owner is read once more and propagated, in case a writer claimed the
-  key, found the row there and left it: a writer claims before it reads the row, so either the writer finds
-  the row gone or the repair finds the claim.
-* What is counted as mended was observed afterwards and is: an answer of "done" alone proves nothing, where a
-  request may have reached another row, or none.
-* What is removed is kept first (`ctx.keep_removed`), so that it can be restored: no one can tell from ids
-  alone whose row it was.
-* Where the main target is the authority its rows are never deleted: one to which no source row maps, and
-  whose old key is not known, is reported and left.
-"""
+"""Repairs the divergences that a full verification found, by `propagate`. Whether all is well afterwards is
+decided by verifying again."""
 
 from __future__ import annotations
 
@@ -35,16 +20,15 @@ _MENDS = (Outcome.PROPAGATED, Outcome.MOVED, Outcome.DELETED)
 
 
 async def repair_all(ctx: ReconcileContext, kept: Spill[Found]) -> RepairReport:
-    """Mend every divergence in `kept`.
-
-    Raises ServiceError, and Interrupted of `ctx.stop`; divergences mended until then stay mended.
-    """
+    """Repair every divergence in `kept`. Raises ServiceError, and Interrupted of `ctx.stop`; what was
+    repaired until then stays."""
     counts: Counter[str] = Counter()
     listed: list[Repair] = []
 
     async def mend(found: Found) -> None:
         ctx.stop()
         outcome = await repair(ctx, found)
+        # "Done" alone proves nothing: a request may have reached another row, or none.
         if outcome in _MENDS and (await observe(ctx, found.point)).verdict is not None:
             outcome = Outcome.UNCONFIRMED
         counts[outcome.value] += 1
@@ -57,11 +41,11 @@ async def repair_all(ctx: ReconcileContext, kept: Spill[Found]) -> RepairReport:
 
 
 async def bring(ctx: ReconcileContext, candidates: Iterable[Candidate]) -> set[Point]:
-    """Propagate the source keys of the rows that differ; return their points. Rows without a source row stay.
+    """Propagate the source keys of rows that differ; return their points. Rows without a source row stay.
 
     Raises:
         Collision, RowRefused: of a row that the mapping or another row forbids; it is named.
-        ServiceError, and Interrupted of `ctx.stop`. What was propagated until then stays so.
+        ServiceError, and Interrupted of `ctx.stop`. What was propagated until then stays.
     """
     brought: set[Point] = set()
 
@@ -78,13 +62,15 @@ async def bring(ctx: ReconcileContext, candidates: Iterable[Candidate]) -> set[P
 
 
 async def repair(ctx: ReconcileContext, found: Found) -> Outcome:
-    """Mend one stable divergence and return the outcome."""
+    """Repair one stable divergence and return the outcome."""
     if found.divergence.kind in (Kind.REFUSED, Kind.COLLISION):
         return Outcome.REFUSED
     stray, row = found.stray, None
+    # A row of the authority without a source row, whose old key is not known, is never deleted.
     stays = stray is None or (ctx.authority_is_target and stray[0] == 0)
     try:
         if stray is not None and not stays and (row := await ctx.targets[stray[0]].get(stray[1])) is not None:
+            # Kept first, to be restored: from ids alone nobody can tell whose row it was.
             await ctx.keep_removed(stray[0], row, found.source)
         if found.source is not None:
             await ctx.propagate(found.source)
@@ -112,7 +98,8 @@ async def _take_away(
         return Outcome.GONE
     except ConditionFailed:
         return Outcome.CHANGED
-    # A writer may have claimed the key between the last look and the delete, and left the row as its own.
+    # A writer claims before it reads the row. So one that claimed the key between the last check and the
+    # delete, and left the row as its own, is found here.
     owner = None if row is None else await owner_of(ctx, Point(table, key), row)
     for source_key in dict.fromkeys((*claims, *(() if owner is None else (owner,)))):
         await ctx.propagate(source_key)

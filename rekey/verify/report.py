@@ -1,14 +1,6 @@
-"""Reports of a verification: divergences, counts, digests and repairs, as frozen values without keys.
-
-Rules kept here:
-
-* Rows are named by safe id and properties by name; no value here holds a key or a value of a row.
-* `as_json` gives everything that is needed to judge a verification and to repeat it: the tables compared,
-  counts, digests, the seed of a sample. Fields are declared in the order in which JSON shows them; their
-  names and the words for kinds, changes and outcomes are stable: scripts may match them.
-* `findings` decides the exit code: a stable difference, or a row that could not be settled, is a finding; a
-  transient difference is counted and is no finding.
-"""
+"""Reports of a verification: divergences, counts, digests and repairs, as frozen values. They name rows by
+safe id and hold no key and no value of a row. Names and words in the JSON are stable: scripts may match them;
+fields have its order."""
 
 from __future__ import annotations
 
@@ -33,7 +25,7 @@ class Kind(StrEnum):
     EXTRA = "extra"
     # A target row whose content is not what its source row maps to.
     ALTERED = "altered"
-    # The target row that a source row maps to is not there, but its content is, under another key.
+    # The target row that a source row maps to is missing, and its content is under another key.
     WRONG_KEY = "wrong-key"
     # Several source rows map to the same target key.
     COLLISION = "collision"
@@ -60,26 +52,21 @@ class PropertyDifference:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A stable difference of one row. JSON leaves empty members out.
-
-    Attributes:
-        kind: what is wrong with the row.
-        table: the target table (for `refused` the source table).
-        row_id: safe id of the target row ("" for `refused`).
-        source_id: safe id of the source row; "" when nothing maps to the row (a foreign row).
-        properties: for `altered`, the properties that differ.
-        stray_id: for `wrong-key`, the safe id of the row under the wrong key.
-        other_id: for `collision`, the safe id of the source row that holds the target key.
-        code: for `refused`, the refusal's stable code.
-    """
+    """A stable difference of one row. JSON omits empty members."""
 
     kind: Kind
     table: str
+    # Safe id of the target row; "" for `refused`, whose `table` is the source.
     row_id: str = field(metadata=told("row", if_any=True))
+    # Safe id of the source row; "" when nothing maps to the row (a foreign row).
     source_id: str = field(metadata=told("source_row", if_any=True))
+    # For `altered`.
     properties: tuple[PropertyDifference, ...] = field(default=(), metadata=told(if_any=True))
+    # For `wrong-key`, the safe id of the row under the wrong key.
     stray_id: str = field(default="", metadata=told("stray_row", if_any=True))
+    # For `refused`.
     code: str = field(default="", metadata=told(if_any=True))
+    # For `collision`, the safe id of the source row that holds the target key.
     other_id: str = field(default="", metadata=told("other_source_row", if_any=True))
 
 
@@ -92,15 +79,15 @@ class Outcome(StrEnum):
     MOVED = "moved"
     # The row, to which nothing maps, was deleted.
     DELETED = "deleted"
-    # The row was mended, or deleted, before the repair came to it.
+    # The row was repaired, or deleted, before the repair came to it.
     GONE = "gone"
-    # The service answered that it was done, and the row still differs: it changed meanwhile, or the request
-    # was misread on the way. Verify again.
+    # The service reported success, and the row still differs: it changed meanwhile, or the request was
+    # misread on the way. Verify again.
     UNCONFIRMED = "unconfirmed"
     # The row changed during the repair and was left alone: verify again.
     CHANGED = "changed"
     # The mapping or a collision forbids the repair, or the row is one of the authority that cannot be taken
-    # back: mend the row, then verify again.
+    # back: fix the row, then verify again.
     REFUSED = "refused"
 
 
@@ -114,7 +101,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """All repairs of one run: how many of each outcome. `repairs` lists at most `LISTED` of them."""
+    """All repairs of one run by outcome. `repairs` lists at most `LISTED`."""
 
     counts: Mapping[str, int]
     repairs: tuple[Repair, ...]
@@ -122,40 +109,34 @@ class RepairReport:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Stable divergences by kind, and counts of the differences that were not stable.
-
-    Attributes:
-        counts: how many stable divergences there are of each kind.
-        listed: the first `LISTED` of them.
-        transient: differences that were gone on recheck.
-        rechecked: rows that were read by themselves because they differed when the tables were read.
-        unsettled: rows that neither became equal nor stood still within the time allowed.
-        unchecked: differences not looked at: always 0, kept because readers of the JSON ask for it.
-        pending: differences that a later delta pass is due to mend; not findings.
-        brought: differences that the comparison mended itself, by propagating; equal when compared again.
-    """
+    """Stable divergences by kind, and counts of the differences that were not stable."""
 
     counts: Mapping[str, int] = field(default_factory=dict, metadata=told("by_kind"))
+    # The first `LISTED` stable ones.
     listed: tuple[Divergence, ...] = field(default=(), metadata=UNTOLD)
+    # Gone on recheck.
     transient: int = 0
+    # Rows read one by one because they differed when the tables were read.
     rechecked: int = 0
+    # Rows that kept changing during the time allowed.
     unsettled: int = 0
+    # Always 0; readers of the JSON expect it.
     unchecked: int = 0
+    # Left to a later delta pass; not findings.
     pending: int = 0
+    # Repaired by the comparison itself; equal when compared again.
     brought: int = field(default=0, metadata=told(if_any=True))
 
     @property
     def stable(self) -> int:
-        """The number of stable divergences."""
         return sum(self.counts.values())
 
     @property
     def any(self) -> bool:
-        """True when there is a stable divergence or an unsettled row."""
+        """True when there is a stable divergence or an unsettled row: a finding."""
         return bool(self.stable or self.unsettled)
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         listed = {"divergences": plain(self.listed), "not_listed": self.stable - len(self.listed)}
         return {"stable": self.stable, **members(self), **listed}
 
@@ -170,45 +151,38 @@ class ReportBase:
     source: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object without keys."""
         return members(self)
 
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """One target table: the rows that source rows map to, and the rows it holds.
-
-    Attributes:
-        table: its name.
-        expected_rows, actual_rows: how many rows the source rows map to; how many rows there are.
-        expected_digest, actual_digest: content digests (`rekey.verify.sums`).
-            Rows that differed when they were first read count as they were read last.
-        differing_buckets: how many buckets' sums differ.
-        reread_buckets: how many buckets' sums differed on the first reading, and were read again.
-        not_compared: properties left out: copies of the source's Timestamp, from cutover on.
-        row_keys_begin, partition_keys_begin: of rows that share a table with other kinds, the beginnings of
-            their keys that tell them apart; "" for the main target's rows, and where no table is shared.
-    """
+    """One target table: the rows that source rows map to, and the rows it holds."""
 
     table: str
+    # Rows that the source rows map to; `actual_rows`: rows it holds.
     expected_rows: int
     actual_rows: int
+    # Content digests (`rekey.verify.sums`). Rows that differed on the first reading count as last read.
     expected_digest: str
     actual_digest: str
     differing_buckets: int
+    # Copies of the source's Timestamp, from cutover on.
     not_compared: tuple[str, ...]
+    # Of rows that share a table with other kinds, the beginnings of their keys; "" for the main target's
+    # rows.
     row_keys_begin: str = field(default="", metadata=told(if_any=True))
     partition_keys_begin: str = field(default="", metadata=told(if_any=True))
+    # Buckets that differed on the first reading; `differing_buckets`: that differ now.
     reread_buckets: int = field(default=0, metadata=told(if_any=True))
 
     @property
     def label(self) -> str:
-        """What the rows are called where people read."""
+        """What the rows are called in texts."""
         return label_of(self.table, self.partition_keys_begin, self.row_keys_begin)
 
 
 def label_of(table: str, *begin: str) -> str:
-    """Return what rows of a table are called where people read, as `Migration.labels`."""
+    """Return what rows of a table are called in texts, as `Migration.labels`."""
     return " ".join([table, *filter(None, begin)])
 
 
@@ -225,53 +199,49 @@ class TableRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullReport(ReportBase):
-    """A full verification: every row and every property, both directions.
-
-    Attributes:
-        source_digest: content digest of the source as it is; "" when it has too few rows (`told_digest`).
-        read: how many rows were read when; a verification that was cut off has more than one sitting.
-        changed_between: rows changed between two readings of a comparison that brings: counts and digests are
-            those of the first one.
-    """
+    """A full verification: every row and every property, both directions."""
 
     mode: str = field(default="full", init=False)
     source_rows: int
+    # "" when the source has too few rows (`told_digest`).
     source_digest: str = ""
     refused_rows: int
     tables: tuple[TableComparison, ...]
+    # More than one sitting: it was cut off and resumed.
     read: tuple[TableRead, ...] = ()
     found: Findings = field(metadata=told(flat=True))
+    # Rows changed between two readings of a repairing comparison: counts and digests are those of the first.
     changed_between: bool = field(default=False, metadata=told(if_any=True))
     repair: RepairReport | None = None
 
     @property
     def findings(self) -> bool:
-        """True when a row differs, could not be settled, or sums differ that no row explains."""
+        """True when a row differs, could not be settled, or digests differ that no row explains."""
         return self.found.any or self.unexplained > 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object without keys."""
         return members(self) | ({"unexplained": self.unexplained} if self.unexplained else {})
 
     @property
     def unexplained(self) -> int:
-        """How many buckets differ although no row was found that does, or is pending or changed meanwhile."""
+        """How many buckets differ although no row was found that does, or is pending or changed meanwhile.
+        Then the comparison itself cannot be relied on."""
         explained = self.found.any or self.found.pending or self.changed_between
         return 0 if explained else sum(table.differing_buckets for table in self.tables)
 
     @property
     def equal(self) -> bool:
-        """True when the sums of every table are those of the rows that source rows map to."""
+        """True when the digests of every table are those of the rows that source rows map to."""
         return not any(table.differing_buckets for table in self.tables)
 
     @property
     def target_rows(self) -> int:
-        """The number of rows of all target tables together."""
+        """The number of rows of all target tables."""
         return sum(table.actual_rows for table in self.tables)
 
     @property
     def digest(self) -> str:
-        """The content digest of the main target table as it is."""
+        """The content digest of the main target table."""
         return self.tables[0].actual_digest
 
 
@@ -294,23 +264,18 @@ class PartitionSize:
 
 @dataclass(frozen=True, slots=True)
 class TableCount:
-    """The counts of one target table.
-
-    Attributes:
-        expected, actual: how many rows the source rows map to; how many rows there are.
-        partitions: how many partitions there are on either side.
-        differing: partitions whose counts differ, by the same numbers in both passes.
-        moving: partitions whose counts differed in one pass only, or by other numbers in each: rows came or
-            went while counting.
-        listed: the differing partitions with the largest differences, at most `LISTED`.
-    """
+    """The counts of one target table."""
 
     table: str
     expected: int
     actual: int
     partitions: int
+    # Partitions whose counts differ, by the same numbers in both passes.
     differing: int
+    # Partitions whose counts differed in one pass only, or by other numbers in each: rows came or went while
+    # counting.
     moving: int
+    # The largest of `differing`, at most `LISTED`.
     listed: tuple[PartitionDifference, ...] = field(metadata=told("differences"))
 
 
@@ -334,20 +299,16 @@ class CountReport(ReportBase):
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """One direction of a sample: rows of one table looked up on the other side.
-
-    Attributes:
-        table: the table whose rows were drawn.
-        population: rows the table had, without drawn rows that were deleted meanwhile.
-        checked: rows drawn and still there when looked at.
-        wrong: checked rows with a stable divergence.
-        at_most: with the report's confidence, no larger share of the table's rows is wrong, 0 to 1.
-    """
+    """One direction of a sample: rows of one table looked up on the other side."""
 
     table: str
+    # Rows the table had, without drawn rows that were deleted meanwhile.
     population: int
+    # Rows drawn that still existed when checked.
     checked: int
+    # Checked rows with a stable divergence.
     wrong: int
+    # With the report's confidence, no larger share of the table's rows is wrong, 0 to 1.
     at_most: float
 
 
@@ -372,5 +333,5 @@ Report: TypeAlias = CountReport | SampleReport | FullReport
 
 
 def exit_code(report: Report) -> ExitCode:
-    """Return the exit code of the command for a report: 0, or 1 when there are findings."""
+    """Return the exit code of the command for a report."""
     return ExitCode.FINDINGS if report.findings else ExitCode.DONE

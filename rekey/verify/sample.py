@@ -1,20 +1,5 @@
-"""Verification by sample: random rows in both directions, and the confidence that they give.
-
-Rules kept here:
-
-* Rows are drawn by reservoir sampling (Li's algorithm L, ACM TOMS 20, 1994) over a scan that returns keys
-  only. Probing random keys would be cheaper and wrong: a row after a wide gap in the keys would be drawn more
-  often than its neighbours, and no confidence could be stated. With reservoir sampling every row has the same
-  chance, for any distribution of keys.
-* The same seed draws the same rows from the same table: the generator is `random.Random("<seed>:<table>")`.
-* A drawn row is looked at as a full verification looks at a difference (`recheck`): writes in flight are not
-  taken for divergences. A row that was deleted meanwhile is not counted as checked.
-* A scan of keys costs a page for each 1,000 rows, and each look-up requests of its own; a full verification
-  pages alone, which hold fewer rows only where rows are large. So a sample asks for fewer requests in tables
-  of large rows. `sample` finds that out before anything is looked up, and says what is asked for.
-* Source → targets finds missing and altered rows, targets → source finds extra ones. Each table has
-  a bound of its own.
-"""
+"""Verification by sample: random rows in both directions, and the confidence that they give. Source to
+targets finds missing and altered rows, targets to source extra ones; each table has a bound of its own."""
 
 from __future__ import annotations
 
@@ -39,7 +24,7 @@ from rekey.verify.sums import SOURCE
 MAX_ROWS = 100_000
 
 
-# An answer of the service is at most so large ("Query timeout and pagination" and its limits).
+# Largest response of the service ("Query timeout and pagination" and its limits).
 PAGE_BYTES = 4 * 1024 * 1024
 # The row twice, its mapping row, the source row.
 LOOKUPS_A_TARGET_ROW = 4
@@ -55,17 +40,18 @@ class Drawn(NamedTuple):
 async def sample(
     ctx: ReconcileContext, n: int, seed: int, say: Callable[[str], None], *, always: bool = False
 ) -> SampleReport | None:
-    """Draw `n` rows from the source and from every target table and look each of them up.
+    """Draw `n` rows from the source and from every target table and check each as a full verification checks
+    a difference.
 
     Args:
         ctx: the tables and the mapping.
         n: rows to draw per table, 1 to `MAX_ROWS`; a smaller table is checked whole.
-        seed: decides which rows are drawn; printed in the report.
-        say: told what the sample asks for, before anything is looked up.
-        always: sample, also where a full verification asks for fewer requests.
+        seed: decides which rows are drawn from a table; printed in the report.
+        say: given what the sample costs, before anything is looked up.
+        always: sample, also where a full verification takes fewer requests.
 
     Returns:
-        The report; None where a full verification asks for fewer requests: nothing was looked up.
+        The report; None where a full verification takes fewer requests: nothing was looked up.
 
     Raises:
         ValueError: `n` is out of range.
@@ -77,7 +63,7 @@ async def sample(
     started_at = ctx.now()
     pages = {table: await _first_page(ctx, table) for table in ctx.numbers}
     if not always and all(page.full for page in pages.values()):
-        return None  # pages of whole rows hold as many as pages of keys: not even their scan would pay
+        return None  # pages of whole rows hold as many as pages of keys: the scan of keys alone costs as much
     drawn: dict[int, Drawn] = {}
 
     async def draw_from(table: int) -> None:
@@ -110,7 +96,6 @@ async def sample(
 
 
 async def _first_page(ctx: ReconcileContext, table: int) -> Page:
-    """Return the first page of whole rows of a table that has any."""
     async with aclosing(ctx.whole(table).scan()) as pages:  # type: ignore[type-var]  # all scans are generators
         async for page in pages:
             if page.rows:
@@ -134,7 +119,11 @@ def _lookups(drawn: Mapping[int, Drawn]) -> int:
 
 
 async def reservoir(keys: AsyncIterator[EntityKey], n: int, generator: random.Random) -> Drawn:
-    """Draw up to `n` keys, each with the same chance, in one pass and with memory for `n` keys."""
+    """Draw up to `n` keys, each with the same chance, in one pass and with memory for `n` keys.
+
+    Li's algorithm L (ACM TOMS 20, 1994). Probing random keys would be cheaper and wrong: a row after a wide
+    gap would be drawn more often than its neighbors, and no confidence could be stated.
+    """
     kept: list[EntityKey] = []
     population = 0
     weight = 1.0

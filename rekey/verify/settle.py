@@ -1,28 +1,5 @@
-"""Telling real differences from writes in flight: observe a key, observe it again, and name what stays.
-
-Rules kept here:
-
-* The replica is read first, then the authority (ADR 0017): a difference seen in this order is either real or
-  still being mended, and a second observation tells which.
-* Only the source decides what a target key should hold. The source rows that may map to it come from the scan
-  (`claims`) and, when these do not explain the row, from the mapping table: for a main row from its reverse
-  row, for an index row from the reverse row of the main row that its pointer names.
-* A difference counts only when two observations, one delay apart, saw the same rows (by ETag), and the
-  journal holds no intent for a source row concerned when the second begins. So a write in flight is never
-  reported.
-* Two source rows that map to one target key, both seen twice with the same ETags, collide, whatever the
-  journal holds: no intent of theirs can be settled while both stand. Nor does one explain then what else
-  differs of these rows.
-* Absence is proved by a query: what two scans saw and a read at an address does not see may be misread there.
-* In capture "delta" targets follow by delta passes: a difference that the next pass is due to mend is
-  pending. It is counted apart; in the final verification, when writers have stopped, nothing is pending.
-* A row that keeps changing is observed until it is equal or stands still. After `limit_s` it is reported as
-  unsettled: neither proved right nor called wrong.
-* Memory is bounded: at most `chunk` candidates are open at a time, and at most `LISTED` divergences are kept
-  as values; for repair all of them go to disk.
-* A missing row and an extra one with its content are one divergence, `wrong-key`, unless the mapping table
-  says that the extra row belongs to another source row.
-"""
+"""Tells real differences from writes in flight: observes a key, observes it again, and names what stays. The
+replica is read first, then the authority (ADR 0017), so that a difference is real or being repaired."""
 
 from __future__ import annotations
 
@@ -49,100 +26,77 @@ _MENDED_BY_A_PASS = frozenset({Kind.MISSING, Kind.EXTRA, Kind.ALTERED})
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One key to observe.
-
-    Attributes:
-        table: number of the target table, or `SOURCE` for a source row that the mapping refused.
-        key: the target key, or the source key for `SOURCE`.
-        claims: source keys that are known to map, or to have mapped, to this key.
-        named: claims that another point of the same key reports already, if they collide.
-    """
+    """One key to observe."""
 
     table: int
     key: EntityKey = field(repr=False)
+    # Source keys that are known to map, or to have mapped, to this key.
     claims: tuple[EntityKey, ...] = field(default=(), repr=False)
+    # Claims that another point of the same key reports already, if they collide.
     named: tuple[EntityKey, ...] = field(default=(), repr=False)
 
 
-# Points that are judged together: one, or several to which one source row maps. Two of a comparison are a
-# missing row and its likely double under another key.
+# Points judged as one: one, or several to which one source row maps. Two of a comparison are a missing row
+# and its likely double under another key.
 Candidate: TypeAlias = tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The difference seen at a point, with the keys that repair needs.
-
-    Attributes:
-        kind: what is wrong.
-        sources: the key of the source row concerned; for `COLLISION` those whose rows are not the one there;
-            empty when nothing maps to the row.
-        etag: the target row's ETag, "" when there is none.
-        properties: for `ALTERED`, the properties that differ.
-        content: digest of the missing row's content (`MISSING`) or the extra row's (`EXTRA`).
-        code: the refusal's code, for `REFUSED`.
-        holder: for `COLLISION`, the source key whose row is there, or would be.
-    """
+    """The difference seen at a point, with the keys that repair needs."""
 
     kind: Kind
+    # The source row concerned; for `COLLISION` those whose rows are not the one there; empty: nothing maps to
+    # the row.
     sources: tuple[EntityKey, ...] = field(repr=False)
+    # Of the target row; "": there is none.
     etag: str = field(default="", repr=False)
     properties: tuple[PropertyDifference, ...] = ()
+    # Digest of the missing or the extra row's content.
     content: bytes = field(default=b"", repr=False)
     code: str = ""
+    # For `COLLISION`, the source key whose row is there, or would be.
     holder: EntityKey | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One observation of a point.
+    """One observation of a point."""
 
-    Attributes:
-        signature: the ETags and the owner read: two observations with one signature saw the same rows.
-        verdict: the difference seen; None when there is none.
-        involved: the source keys that were read; an intent for one of them may explain a difference.
-        rows: what the sums of a comparison hold of the point: the digests of the rows expected there, and of
-            the row that is there, if any.
-    """
-
+    # The ETags and the owner read: two observations with one signature saw the same rows.
     signature: tuple[object, ...]
     verdict: Verdict | None
+    # The source keys that were read; an intent for one of them may explain a difference.
     involved: tuple[EntityKey, ...] = field(default=(), repr=False)
+    # Digests of the rows expected at the point, and of the row that is there, as the comparison holds them.
     rows: tuple[tuple[bytes, ...], tuple[bytes, ...]] = ((), ())
 
 
 @dataclass(slots=True)
 class Looked:
-    """One point, and the state of observing it.
-
-    Attributes:
-        point: the point.
-        since: when observing it began, in seconds of the context's clock.
-        before: the last observation.
-        settled: it is not observed any more.
-        verdict: the stable difference of a settled point; None when there is none, or it is not known.
-        unsettled: it did not stand still within the time allowed.
-        pending: a later delta pass is due to mend it.
-        differed: at least one observation saw a difference.
-    """
+    """One point, and the state of observing it."""
 
     point: Point
+    # When observing it began, in seconds of the context's clock.
     since: float
     before: Observation | None = None
+    # It is not observed any more.
     settled: bool = False
+    # The stable difference of a settled point.
     verdict: Verdict | None = None
+    # It kept changing during the time allowed: neither proved right nor wrong.
     unsettled: bool = False
+    # A later delta pass is due to repair it.
     pending: bool = False
+    # At least one observation saw a difference.
     differed: bool = False
 
 
 async def settle(
     ctx: ReconcileContext, candidates: Iterator[Candidate]
 ) -> AsyncGenerator[list[Looked], None]:
-    """Observe candidates until each is settled; yield the points of each candidate when all are.
-
-    A point is settled when it is equal, stands still, is pending, or did not stand still for `limit_s`.
-    """
+    """Observe candidates until each is settled: equal, unchanged for a delay, pending, or still changing
+    after `limit_s`. Yield the points of each candidate when all are."""
     tracked: list[list[Looked]] = []
     colliding = set[EntityKey]()  # source keys of collisions found so far
     while True:
@@ -169,6 +123,9 @@ async def settle(
 async def _look(ctx: ReconcileContext, one: Looked, colliding: set[EntityKey]) -> None:
     """Observe a point once more, and settle it if this observation decides."""
     before = one.before
+    # An intent for a source row concerned explains a difference, so the first observation does not count. It
+    # explains none of rows that collide, nor another difference of these rows: no intent of theirs can be
+    # settled while both exist.
     if before is not None and not _is_collision(ctx, before) and not colliding.intersection(before.involved):
         before = None if await _any(ctx.in_flight, before.involved) else before
     seen = await observe(ctx, one.point)
@@ -187,18 +144,17 @@ async def _look(ctx: ReconcileContext, one: Looked, colliding: set[EntityKey]) -
 
 
 def _is_same(before: Observation | None, seen: Observation) -> bool:
-    """Tell whether two observations saw the same rows."""
     return before is not None and before.signature == seen.signature
 
 
 def _is_stuck(ctx: ReconcileContext, one: Looked, seen: Observation) -> bool:
-    """Tell whether rows collide, and stand still for longer than a write is in flight."""
+    """Tell whether rows collide, unchanged for longer than a write is in flight."""
     is_collision = seen.verdict is not None and seen.verdict.kind is Kind.COLLISION
     return is_collision and _is_same(one.before, seen) and ctx.seconds() - one.since > ctx.recheck.collision_s
 
 
 def _is_collision(ctx: ReconcileContext, seen: Observation) -> bool:
-    """Tell whether rows of the authority collide. Of replicas one may be left over from a write in flight."""
+    """Tell whether rows of the authority collide. A colliding replica may be left from a write in flight."""
     return seen.verdict is not None and seen.verdict.kind is Kind.COLLISION and not ctx.authority_is_target
 
 
@@ -215,8 +171,8 @@ async def _any(question: Callable[[EntityKey], Awaitable[bool]], source_keys: tu
 async def observe(ctx: ReconcileContext, point: Point) -> Observation:
     """Read a point's target row and the source rows that may map to it, and compare them.
 
-    The replica is read first, so where the target is the authority the claims are read before the target row.
-    An owner that only the mapping table knows is read last.
+    Where the target is the authority the claims are read before the target row. An owner that only the
+    mapping table knows is read last.
     """
     if point.table == SOURCE:
         return await _observe_refused(ctx, point.key)
@@ -253,7 +209,7 @@ async def observe(ctx: ReconcileContext, point: Point) -> Observation:
         verdict = _attributed(verdict, owner, point)
     signature = (None if actual is None else etag_of(actual), owner, tuple(etags.items()))
     digester = Digester(ctx.targets[point.table].name, without)
-    # Rows of claims that another point names are summed up with that one, and so is the row that is there.
+    # Rows of claims that another point names count with that one, and so does the row that is there.
     expected = [row for key, row in giving.items() if key not in point.named]
     there = [] if actual is None or point.named else [actual]
     digests = tuple(digester.digests(expected)), tuple(digester.digests(there))
@@ -261,19 +217,14 @@ async def observe(ctx: ReconcileContext, point: Point) -> Observation:
 
 
 async def _read(table: Table, key: EntityKey) -> Row | None:
-    """Return a row; its absence is confirmed by a query."""
+    """Return a row. Its absence is confirmed by a query: a read at an address may be misread there."""
     row = await table.get(key)
     return await table.find(key) if row is None and is_addressable(key) else row
 
 
 async def owner_of(ctx: ReconcileContext, point: Point, actual: Row | None) -> EntityKey | None:
-    """Return the source key that owns a point's target row by the mapping table, None when there is none.
-
-    Args:
-        ctx: the tables and the mapping.
-        point: the point; of a main row the key alone tells the owner.
-        actual: the row that is there, which points to its main row; None when there is none.
-    """
+    """Return the source key that owns a point's target row by the mapping table, or None: of a main row by
+    its key, of an index row (`actual`) by the main row that its pointer names."""
     if point.table == 0:
         return await ctx.owner(point.key)
     pointer = {} if actual is None else actual
@@ -314,15 +265,10 @@ async def _observe_refused(ctx: ReconcileContext, source_key: EntityKey) -> Obse
 
 
 def _judge(giving: dict[EntityKey, Row], actual: Row | None, without: Set[str]) -> Verdict | None:
-    """Return the difference between a target row and the rows that source rows map to under its key.
-
-    Args:
-        giving: by source key, the row expected there.
-        actual: the row that is there, None for none.
-        without: properties that are not compared.
-    """
+    """Return the difference between a target row and the rows that source rows map to under its key
+    (`giving`, by source key)."""
     if len(giving) > 1:
-        # Reported are the source keys whose row is not the one there; all but the first if none is.
+        # Report the source keys whose row is not the one there; all but the first if none is.
         equal = [
             key for key, row in giving.items() if actual is not None and not compare(row, actual, without)
         ]
@@ -355,36 +301,27 @@ def _attributed(verdict: Verdict, owner: EntityKey | None, point: Point) -> Verd
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A stable divergence with the keys that repair needs. Never printed: its repr shows no key.
-
-    Attributes:
-        divergence: the divergence without keys.
-        point: the row that differs; of `wrong-key`, the missing one.
-        source: the source key to propagate; None for a foreign row.
-        stray: the target row to delete as (table number, key, ETag that was seen), or None.
-    """
+    """A stable divergence with the keys that repair needs; its repr shows none."""
 
     divergence: Divergence
     point: Point
+    # The source key to propagate; None for a foreign row.
     source: EntityKey | None = field(repr=False)
+    # The target row to delete: table number, key, ETag that was seen.
     stray: tuple[int, EntityKey, str] | None = field(default=None, repr=False)
 
 
 @dataclass(eq=False)
 class Collector:
-    """Counts settled candidates and returns the findings.
-
-    Attributes:
-        ctx: the tables and the mapping.
-        keep: where to keep every divergence when a repair is to follow.
-        suspects: a scan saw every candidate differ, so one that is equal now is transient. Else (rows of a
-            sample) it is transient only if an observation saw a difference.
-        brought: points whose source keys were propagated before they were observed.
-    """
+    """Counts settled candidates and returns the findings."""
 
     ctx: ReconcileContext
+    # Takes every divergence when a repair is to follow.
     keep: Spill[Found] | None = None
+    # A scan saw every candidate differ, so one that is equal now is transient. Else (rows of a sample) it is
+    # transient only if an observation saw a difference.
     suspects: bool = True
+    # Points whose source keys were propagated before they were observed.
     brought: Set[Point] = frozenset()
 
     def __post_init__(self) -> None:
@@ -411,7 +348,6 @@ class Collector:
         return len(found)
 
     def findings(self) -> Findings:
-        """Return the findings so far."""
         return Findings(dict(sorted(self._counts.items())), tuple(self._listed), **self._others)
 
 
@@ -446,6 +382,7 @@ def _wrong_key(ctx: ReconcileContext, one: Looked, other: Looked) -> Found | Non
     missing, stray = one.verdict, other.verdict
     if missing is None or stray is None or missing.kind is not Kind.MISSING or stray.kind is not Kind.EXTRA:
         return None
+    # Unless the mapping table says that the extra row belongs to another source row.
     if missing.content != stray.content or stray.sources not in ((), missing.sources):
         return None
     source, table = missing.sources[0], one.point.table

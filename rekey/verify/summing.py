@@ -1,13 +1,5 @@
-"""Summing up: the first pass of a full verification, reading several parts of the tables at a time.
-
-Rules kept here:
-
-* Cursor and sums move together, between two awaits: the state stored at any moment is one from which summing
-  is resumed without counting a row twice or leaving one out.
-* Idle readers split the rest of another reader's part, as those of the backfill do; the sums do not depend on
-  where a table was split.
-* When the work is interrupted, the sums are stored first.
-"""
+"""The first pass of a full verification: reads several parts of the tables at a time and adds up the digests
+of their rows."""
 
 from __future__ import annotations
 
@@ -25,19 +17,19 @@ from rekey.verify.digest import Digester
 from rekey.verify.sums import SOURCE, Part, Partial
 from rekey.verify.trace import Trace
 
-# Called with the sums, to store them.
+# Called with the digests, to store them.
 Checkpoint = Callable[[Partial], None]
 
 
 def keep_nothing(_work: Partial) -> None:
-    """Store no sums: the default."""
+    """Store nothing: the default."""
 
 
 # Rows between two checkpoints: some seconds of work, for storing about 0.5 MB per table.
 CHECKPOINT_ROWS = 200_000
-# Rows a part must have given since it was last split before it is split again: finding a middle takes about
-# fifteen requests. A part that gave fifty pages is likely to have as many left, which is worth so many. Where
-# rates hold (no `ctx.ahead`), a reader has the rate of one partition: then twenty pages take it ten seconds.
+# Rows a part must have given since its last split before it is split again: finding a middle takes about
+# fifteen requests, and a part that gave fifty pages likely has as many left. Under rates (no `ctx.ahead`) a
+# reader has the rate of one partition: then twenty pages take it ten seconds.
 LEAST_ROWS, LEAST_AT_RATES = 50 * MAX_PAGE_ROWS, 20 * MAX_PAGE_ROWS
 
 
@@ -48,12 +40,13 @@ async def sum_up(
     checkpoint: Checkpoint = keep_nothing,
     trace: Trace | None = None,
 ) -> None:
-    """Read the rest of the parts of `work` and add the rows to its sums, page by page.
+    """Read the rest of the parts of `work` and add the rows to its digests, page by page.
 
     Args:
         ctx: the tables and the mapping.
-        work: the sums; its parts may be split.
-        checkpoint: called with the sums about every `CHECKPOINT_ROWS` rows, when interrupted, and at the end.
+        work: the digests; its parts may be split.
+        checkpoint: called with the digests about every `CHECKPOINT_ROWS` rows, when interrupted, and at the
+            end.
         trace: notes from which page each row came.
 
     Raises:
@@ -71,14 +64,10 @@ async def sum_up(
 
 @dataclass(eq=False)
 class _PartReader(Reader):
-    """A part that is read."""
-
     part: Part = field(kw_only=True)
 
 
 class _Summing(ParallelScan[_PartReader]):
-    """All readers of one comparison."""
-
     def __init__(
         self, ctx: ReconcileContext, work: Partial, checkpoint: Checkpoint, trace: Trace | None
     ) -> None:
@@ -93,15 +82,16 @@ class _Summing(ParallelScan[_PartReader]):
         return _PartReader(self._ctx.whole(part.table), part.rest, part=part)
 
     def pages(self, reader: _PartReader) -> AsyncIterator[Page]:
-        """Begin to scan the rest of a part."""
         return reader.table.scan(reader.rest, ahead=self._ctx.ahead)
 
     async def take(self, reader: _PartReader, page: Page, rows: list[Row], cursor: EntityKey | None) -> None:
-        """Add the rows of a page to the sums, and wait until the rates allow for the next one."""
+        """Add the rows of a page to the digests, and wait until the rates allow for the next one."""
         ctx, part = self._ctx, reader.part
         ctx.stop()
         if rows and self._trace is not None:
             self._trace.begin_page(part.table, KeyRange(part.rest.after, key_of(rows[-1])), len(rows))
+        # Cursor and digests change between two awaits: whatever is stored can be resumed without counting a
+        # row twice or never.
         part.cursor = cursor or part.cursor
         self._adding.add(part.table, rows)
         self._work.was_read(part.table, len(rows), ctx.now())
@@ -113,7 +103,6 @@ class _Summing(ParallelScan[_PartReader]):
         await ctx.taken(reader.table, page)
 
     async def finish(self, reader: _PartReader) -> None:
-        """Note that a part was read to its end."""
         reader.part.done = True
 
     def split(self, reader: _PartReader, middle: EntityKey) -> _PartReader:
@@ -124,7 +113,8 @@ class _Summing(ParallelScan[_PartReader]):
 
 
 class Adding:
-    """Adds rows to the sums of a comparison."""
+    """Adds rows to the digests of a comparison. `not_compared`: by target, the properties left out; `trace`:
+    notes the rows of targets, as they are and as source rows map to them."""
 
     def __init__(
         self,
@@ -134,15 +124,6 @@ class Adding:
         work: Partial,
         trace: Trace | None = None,
     ) -> None:
-        """Create it.
-
-        Args:
-            source: name of the source table.
-            mapper: maps source rows.
-            not_compared: by target, the properties that are not compared.
-            work: the sums to add to.
-            trace: notes the rows of targets, as they are and as source rows map to them.
-        """
         self._mapper, self._work, self._trace = mapper, work, trace
         self._add_source = work.source.adder(Digester(source))
         digesters = list(map(Digester, mapper.tables, not_compared))
@@ -179,8 +160,9 @@ def add_mapped(
     refused: Callable[[Row, RowRefused], object],
     adders: Sequence[Callable[[Sequence[Row]], None]],
 ) -> None:
-    """Add the rows that source rows map to by the adder of their table's number: about a page of them at a
-    time, because a source row may map to many. `refused` is called for each row that the mapping refuses."""
+    """Add the rows that source rows map to by the adder of their table's number; call `refused` for each row
+    that the mapping refuses."""
+    # About a page at a time: a source row may map to many.
     for made in mapper.map_tables(rows, refused, MAX_PAGE_ROWS):
         for add, one in zip(adders, made, strict=True):
             add(one.rows)

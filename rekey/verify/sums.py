@@ -1,15 +1,5 @@
-"""Sums of row digests, by which a comparison of two tables can be resumed and distributed.
-
-Rules kept here:
-
-* A bucket's sum is the sum of its rows' digests modulo 2^128. Sums of parts of a table add up to the sums of
-  the table, in any order and wherever they were made.
-* The content digest of a table is SHA-256 over `rekey/table/v1` ‖ 0 followed, for every bucket in order, by
-  its sum (16 bytes, big-endian) and its number of rows (8 bytes, big-endian). Nothing else goes in: no time,
-  no ETag. Equal digests mean equal tables.
-* The state from which a comparison is resumed (`Partial.as_state`) holds the key up to which a part was read,
-  and belongs in the state file, nowhere else. Sums themselves hold no keys.
-"""
+"""Sums of row digests by bucket, by which a comparison of two tables can be resumed and distributed: those of
+parts add up to those of the table, in any order."""
 
 from __future__ import annotations
 
@@ -41,7 +31,8 @@ _EMPTY = bytes(_STEP)
 
 
 class BucketSums:
-    """Sums and row counts of all buckets of one table, or of a part of it."""
+    """Sums (modulo 2^128) of row digests, and row counts, of all buckets of one table or of a part of it.
+    They hold no keys."""
 
     __slots__ = ("counts", "sums")
 
@@ -52,12 +43,12 @@ class BucketSums:
     def adder(
         self, digester: Digester, note: Callable[[int, bytes], None] | None = None
     ) -> Callable[[Sequence[Row]], None]:
-        """Return a function that adds rows by their digests. Sums grow past 128 bits and are reduced when
-        they are packed or compared. `note` is told the bucket and the digest of every row added."""
+        """Return a function that adds rows by their digests; `note` is given bucket and digest of each."""
         sums, counts, from_bytes = self.sums, self.counts, int.from_bytes
 
         def add(rows: Sequence[Row]) -> None:
             for bucket, digest in zip(buckets_of(rows), digester.digests(rows), strict=True):
+                # May exceed 128 bits: reduced when packed or compared.
                 sums[bucket] += from_bytes(digest)
                 counts[bucket] += 1
                 if note is not None:
@@ -83,7 +74,6 @@ class BucketSums:
 
     @property
     def rows(self) -> int:
-        """The number of rows added."""
         return sum(self.counts)
 
     def differing(self, other: BucketSums) -> frozenset[int]:
@@ -105,11 +95,12 @@ class BucketSums:
         )
 
     def content_digest(self) -> str:
-        """Return the table's content digest, 64 hexadecimal digits."""
+        """Return the table's content digest, 64 hexadecimal digits: SHA-256 over `rekey/table/v1` ‖ 0 ‖
+        `packed`. Equal digests mean equal tables: no time and no ETag goes in."""
         return hashlib.sha256(_HEADER + self.packed()).hexdigest()
 
     def as_json(self) -> str:
-        """Return the packed sums, compressed, in base64: of a small table that is little."""
+        """Return the packed sums, compressed, in base64."""
         return base64.b64encode(zlib.compress(self.packed(), level=1)).decode("ascii")
 
     @classmethod
@@ -129,7 +120,7 @@ class BucketSums:
         if len(data) != BUCKETS * _STEP:
             raise _unusable()
         sums = cls()
-        # In the form of `packed` a sum is two words of 8 bytes, a count one.
+        # A packed sum is two words of 8 bytes, a count one.
         words = struct.unpack(f">{BUCKETS * _STEP // COUNT_BYTES}Q", data)
         sums.sums[:] = [high << 64 | low for high, low in zip(words[0::3], words[1::3], strict=True)]
         sums.counts[:] = words[2::3]
@@ -137,14 +128,8 @@ class BucketSums:
 
 
 class Read(NamedTuple):
-    """The rows read of one table in one sitting, that is, without a break of the command between them.
-
-    Attributes:
-        table: `SOURCE`, or the number of a target.
-        sitting: its number, from 1.
-        begun_at, ended_at: when the first and the last of these pages were read, UTC.
-        rows: how many rows.
-    """
+    """The rows read of one table (`SOURCE`, or a target's number) in one sitting, that is, by one command
+    without a break."""
 
     table: int
     sitting: int
@@ -155,17 +140,11 @@ class Read(NamedTuple):
 
 @dataclass(slots=True)
 class Part:
-    """A key range of one table and how far it has been read.
-
-    Attributes:
-        table: `SOURCE`, or the number of a target.
-        within: the range.
-        cursor: everything in the range up to and including this key is in the sums; None: nothing yet.
-        done: the whole range is in the sums.
-    """
+    """A key range of one table and how far it has been read."""
 
     table: int
     within: KeyRange = field(repr=False)
+    # Everything in the range up to and including this key is in the sums.
     cursor: EntityKey | None = field(default=None, repr=False)
     done: bool = False
 
@@ -177,27 +156,20 @@ class Part:
 
 @dataclass(slots=True)
 class Partial:
-    """The sums of a comparison so far, and the key ranges still to be read.
+    """The digests of a comparison so far, and the key ranges still to be read."""
 
-    Attributes:
-        parts: the key ranges of the comparison, each with its cursor.
-        expected: by target, the sums of the rows that the source rows map to.
-        actual: by target, the sums of the rows it holds.
-        source: the sums of the source rows as they are.
-        source_rows: source rows read.
-        refused: source rows that the mapping refused.
-        begun_at: when the first sitting began, UTC; "" before.
-        sitting: the number of the present sitting, 0 before the first.
-        reads: the rows read and when, by sitting and table.
-    """
-
+    # The key ranges, each with its cursor.
     parts: list[Part] = field(repr=False)
+    # By target: of the rows that the source rows map to; `actual`: of the rows it holds.
     expected: list[BucketSums] = field(repr=False)
     actual: list[BucketSums] = field(repr=False)
     source_rows: int = 0
+    # Source rows that the mapping refused.
     refused: int = 0
+    # Of the source rows as they are.
     source: BucketSums = field(default_factory=BucketSums, repr=False)
     begun_at: str = ""
+    # The number of the present sitting; 0 before the first.
     sitting: int = 0
     reads: dict[tuple[int, int], Read] = field(default_factory=dict)
 
@@ -214,12 +186,8 @@ class Partial:
 
     @classmethod
     def fresh(cls, targets: int, read: Iterable[int] | None = None) -> Partial:
-        """Return a comparison with so many targets, nothing read, each table in one part.
-
-        Args:
-            targets: how many.
-            read: the targets to read, where rows of several are in one table; None: all.
-        """
+        """Return a comparison with so many targets, nothing read, each table in one part. `read`: the targets
+        to read, where rows of several are in one table; None: all."""
         parts = [Part(table, EVERYTHING) for table in (SOURCE, *(range(targets) if read is None else read))]
         return cls(parts, [BucketSums() for _ in range(targets)], [BucketSums() for _ in range(targets)])
 
@@ -243,7 +211,7 @@ class Partial:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], *, targets: int) -> Partial:
-        """Return a comparison from what `as_state` gave. Raises StateUnusable when that is of another one."""
+        """Return a comparison from what `as_state` gave. Raises StateUnusable for that of another one."""
         try:
             if state["buckets"] != BUCKETS or len(state["expected"]) != targets:
                 raise _unusable()
@@ -267,11 +235,8 @@ class Partial:
 
 
 def told_digest(sums: BucketSums) -> str:
-    """Return the content digest of a table whose keys must stay secret, "" when it has fewer than `FEW` rows.
-
-    A digest allows guessing: an attacker who knows all of a table but one e-mail address can try addresses
-    until the digest fits. With `FEW` unknown addresses there are more combinations than can be tried.
-    """
+    """Return the content digest of a table whose keys must stay secret; "" below `FEW` rows: somebody who
+    knows all of a table but one e-mail address could try addresses until the digest fits."""
     return sums.content_digest() if sums.rows >= FEW else ""
 
 

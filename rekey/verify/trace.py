@@ -1,16 +1,5 @@
-"""Where rows that were summed up came from: so that the few that differ are read again, and no others.
-
-Rules kept here:
-
-* Each row of a target, as it is and as a source row maps to it, is noted with its digest and the number of
-  the page that it came in: 20 bytes. Equal digests on both sides are equal rows; those without an equal one
-  on the other side, and source rows that the mapping refuses, tell the pages that have to be read again.
-* A digest is noted as often as it came: two source rows that map to one and the same target row have one of
-  theirs left over, and then all pages with that digest are told.
-* Memory is bounded: notes go to disk in groups of buckets, which are joined one after the other; of a page
-  only a position is kept. The file has no name and is sealed (`rekey.core.spill`).
-* More than `MOST` rows are not told one by one: bringing them in bulk is better than reading them again.
-"""
+"""Records from which page each row of the first pass came, so that only pages with differing rows are reread.
+Each row takes 20 bytes; they go to a sealed file without a name (`rekey.core.spill`) in groups of buckets."""
 
 from __future__ import annotations
 
@@ -29,9 +18,9 @@ from rekey.verify.sums import SOURCE
 
 GROUPS = 512
 _SHIFT = (BUCKETS // GROUPS).bit_length() - 1
-# Notes in memory before they are written: 8 MB.
+# Rows in memory before they are written: 8 MB.
 HELD_ROWS = 400_000
-# Rows without an equal one that are told: bringing one by one takes about a dozen requests each.
+# Rows without an equal one that are worth propagating one by one, at about a dozen requests each.
 MOST = 10_000
 _NOTE = Struct(f">{DIGEST_BYTES}sI")
 
@@ -45,7 +34,7 @@ class Trace:
     """The digests of all rows of one comparison, by page. A context manager."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the file in a folder. Raises MachineFailed when that cannot be done."""
+        """Create the file in a folder. Raises MachineFailed when that fails."""
         try:
             self._file = SealedFile(folder)
         except OSError as error:
@@ -57,16 +46,8 @@ class Trace:
         self._refused: set[int] = set()
 
     def begin_page(self, table: int, within: KeyRange, rows: int) -> None:
-        """Begin a page: the rows noted from now on are in the range `within` of a table.
-
-        Args:
-            table: `SOURCE`, or the number of a target.
-            within: the range.
-            rows: how many rows the page has.
-
-        Raises:
-            MachineFailed: the disk is full.
-        """
+        """Begin a page: the next `rows` rows noted are in the range `within` of a table (`SOURCE`, or a
+        target's number). Raises MachineFailed when the disk is full."""
         try:
             if self._held >= HELD_ROWS:
                 for group, waiting in enumerate(self._waiting):
@@ -100,15 +81,9 @@ class Trace:
         return table, within
 
     def left_over(self, differing: Iterable[int]) -> dict[int, dict[bytes, int]] | None:
-        """Return by page the digests that the two sides do not hold equally often, each with its group; and
-        pages with refused rows. None: there are more than `MOST`.
-
-        Args:
-            differing: the buckets whose sums differ.
-
-        Raises:
-            MachineFailed: the notes cannot be read.
-        """
+        """Return, by page, the digests that the two sides do not hold equally often, each with its group; and
+        pages with refused rows. None: there are more than `MOST`. `differing`: the buckets whose digests
+        differ. Raises MachineFailed."""
         found: defaultdict[int, dict[bytes, int]] = defaultdict(dict)
         for page in self._refused:
             found[page] = {}
