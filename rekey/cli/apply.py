@@ -1,11 +1,5 @@
-"""`rekey apply`: run migrations up to the next gate, or through it.
-
-Rules kept here:
-
-* What was done is reported also when an error ends the command.
-* Without SCRIPT all migrations are brought to their next gate; one that waits for another is no failure.
-* A plan file is compared with script, secrets and tables before the first write.
-"""
+"""`rekey apply`: run migrations up to the next gate, or through it. What was done is reported also when an
+error ends it."""
 
 from __future__ import annotations
 
@@ -70,7 +64,7 @@ class _Result:
 
     def ran(self, shell: Shell, run: PhaseRun, *, titled: bool = False) -> None:
         """Print the line of a phase that has ended, after the title if it is the first one; `titled`: also
-        where lines of others stand before it."""
+        after lines of others."""
         took = ""
         if run.finished_at is not None:
             took = duration((ticks_of(run.finished_at) - ticks_of(run.started_at)) / TICKS_PER_SECOND)
@@ -85,7 +79,7 @@ class _Result:
         return wrapped(self.declared.script_id + (f": {title}" if title else ""))
 
     def told(self, shell: Shell) -> str:
-        """Return what is left to say about this migration after its phases, followed by an empty line."""
+        """Return the text about this migration after its phases, followed by an empty line."""
         lines = [] if self.runs else self._title()
         if self.waits:
             waits = ", ".join(f"`{one.phase}` of {one.script_id}" for one in self.waits)
@@ -109,7 +103,7 @@ def _listed(asks: Iterable[str]) -> list[str]:
 
 
 def _stop(stop_s: float | None, more: str = "") -> list[str]:
-    """Return for how long writers would have to stop, as a line; none where that is not known."""
+    """Return the estimated write downtime as a line; none where it is not known."""
     if stop_s is None:
         return []
     said = f"the application's writers would have to stop for about {duration(stop_s)}"
@@ -279,8 +273,8 @@ def _apply_group(
 def _confirm(
     shell: Shell, project: Project, completed: Sequence[Declared], yes: Sequence[str], group: str | None
 ) -> None:
-    """Require the name of every migration whose way back is about to end, typed, or that of their group.
-    Raises click.UsageError, ConfigurationError."""
+    """Require the typed name of every migration whose rollback is about to end, or of their group. Raises
+    click.UsageError, ConfigurationError."""
     names = [group] if group and completed else [one.script_id for one in completed]
     if strange := [name for name in yes if name not in names]:
         meant = f"it names {', '.join(names)} here" if names else "it goes with --to complete"
@@ -301,7 +295,6 @@ def _confirm(
 def _check_follow(
     project: Project, chosen: Sequence[Declared], goal: Phase | None, *, writers_stopped: bool
 ) -> None:
-    """Refuse what contradicts --follow. Raises click.UsageError."""
     if goal is not None:
         told = "--follow cuts over when it is told to"
         raise click.UsageError(f"{told}, --to {goal} at once: give one of them")
@@ -318,7 +311,7 @@ def _check_follow(
 def _served(
     shell: Shell, project: Project, chosen: Sequence[Declared], address: str | None
 ) -> AbstractContextManager[None]:
-    """Return the context in which progress is served; what serves is imported where it is asked for."""
+    """Return the context in which progress is served; its modules are imported only here."""
     if address is None:
         return nullcontext()
     from rekey.cli.serve import served
@@ -327,7 +320,7 @@ def _served(
 
 
 def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> None:
-    """Compare a plan file with script, secrets and tables of the migrations that have not begun, and with the
+    """Compare a plan file with script, secrets and tables of migrations that have not begun, and with the
     script of the others.
 
     Raises:
@@ -349,7 +342,6 @@ def _hold_to_plan(session: Session, chosen: Sequence[Declared], path: Path) -> N
 
 
 def _require_no_wait(declared: Declared, waiting: Sequence[Wait]) -> None:
-    """Raise GateClosed when a migration waits for another one."""
     if waiting:
         reasons = [f"{declared.script_id} waits for `{one.phase}` of {one.script_id}" for one in waiting]
         first = apply_to(waiting[0].named or waiting[0].script_id, waiting[0].phase)
@@ -363,6 +355,7 @@ def _apply_one(
     result.waits = waits(declared, session.scripts, state.ledger_ids())
     if named:
         _require_no_wait(declared, result.waits)
+    # No failure without SCRIPT: the others are still brought to their gates.
     if result.waits:
         return
     result.applied = commands.apply(session, declared.script_id, to=goal, check_rows=check_rows)

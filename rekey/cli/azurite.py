@@ -1,10 +1,4 @@
-"""`rekey azurite`: the pinned Azurite, in the background, for trying things.
-
-Rules kept here:
-
-* No project is needed, and none is looked at.
-* What stops it is said with what starts it.
-"""
+"""`rekey azurite`: the pinned Azurite in the background, for trying things. It needs no project."""
 
 from __future__ import annotations
 

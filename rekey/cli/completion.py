@@ -1,10 +1,4 @@
-"""`rekey completion`: what makes a shell complete commands and options.
-
-Rules kept here:
-
-* Scripts and answers are click's own, so each shell is spoken to as its script asks.
-* An answer imports the one command whose options are asked for: TAB waits for it.
-"""
+"""`rekey completion`: shell completion of commands and options, with click's own scripts."""
 
 from __future__ import annotations
 
@@ -31,16 +25,8 @@ def completion(shell: Shell, name: str) -> ExitCode:
 
 
 def complete(shell: Shell, group: click.Group, asked: str) -> ExitCode:
-    """Print the completions of the words that a shell's script put into the environment.
-
-    Args:
-        shell: where to print.
-        group: the command `rekey`.
-        asked: the value of `COMPLETE_VARIABLE`.
-
-    Raises:
-        click.UsageError: no script that this command prints asks so.
-    """
+    """Print the completions of the words that a shell's script put into the environment. `asked`: the value
+    of `COMPLETE_VARIABLE`. Raises click.UsageError when no script that this command prints asks so."""
     completing = get_completion_class(asked.removesuffix("_complete"))
     if completing is None:
         raise click.UsageError(f"{COMPLETE_VARIABLE} is set to what no shell asks: unset it")

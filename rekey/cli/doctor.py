@@ -1,11 +1,5 @@
-"""`rekey doctor`: what can be checked before a migration, with the remedy for each finding.
-
-Rules kept here:
-
-* What is wrong is a finding, not a failure: the exit code is 0 or 1 once the configuration can be read.
-* Nothing is written that is not removed again; with `--read-only` nothing is written.
-* What `--live` costs is said before it begins. Its tables are removed also when it is interrupted.
-"""
+"""`rekey doctor`: what can be checked before a migration, with a remedy for each finding. What it writes it
+removes."""
 
 from __future__ import annotations
 

@@ -1,12 +1,5 @@
-"""`rekey erase`: delete what a completed migration knows of some rows, and those rows of the source; with
-`--with-targets` also their rows of the targets.
-
-Rules kept here:
-
-* A reason is required, as for a look-up. Answers name rows by safe id; no key is shown.
-* How many rows stand in the targets is said before anything is erased. If they are to stay, a user at a
-  terminal is asked: afterwards no one can look up whose they are.
-"""
+"""`rekey erase`: delete what a completed migration knows of some rows, those rows of the source and, with
+`--with-targets`, their rows of the targets. Answers name rows by safe id."""
 
 from __future__ import annotations
 
@@ -58,6 +51,7 @@ def erase(
         stay = f"They stay, and after this no one can look up whose they are. {_CHOICE}"
         after = "They are erased, too" if with_targets else stay
         shell.note(f"{declared.script_id}: the targets hold of what is named: {rows}. {after}")
+        # Afterwards nobody can look up whose target rows they are.
         asks = not with_targets and shell.is_terminal
         if asks and not click.confirm("Erase the rest all the same?", err=True):
             raise refusal("erase-not-confirmed", script=declared.script_id, hint=_CHOICE)

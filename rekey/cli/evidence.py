@@ -1,16 +1,5 @@
-"""`rekey evidence`: a key to sign with, a bundle for auditors, and its check.
-
-Rules kept here:
-
-* `verify` and `keygen` need no project: an auditor has none. With a project, a verification of a bundle that
-  this project exported is recorded in its audit log, where the gate before `retire` looks.
-* The public key for the check is never taken from the bundle. It is named by the caller (`--key`), or it is
-  the key of the configured project if that project's audit log says that it exported this very statement. No
-  state file is created or changed for that. The verdict has the id of the key that signed, in full, and where
-  that key came from.
-* A project inside the bundle is not used: neither its key, nor its state file, nor its scripts.
-* Exit code 1 when anything is wrong with a bundle.
-"""
+"""`rekey evidence`: a key to sign with, a bundle for auditors, and its check. `verify` and `keygen` need no
+project: an auditor has none."""
 
 from __future__ import annotations
 
@@ -245,11 +234,6 @@ def recompute(
 
 
 def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
-    """Return the mapper of the script that the bundle is about.
-
-    Raises:
-        Moved: this project's script of that id has another declaration.
-    """
     project = open_project(shell)
     declared = project.choose(verdict.predicate["script_id"])
     if declared.digest != verdict.predicate["declaration_sha256"]:
@@ -258,7 +242,8 @@ def _mapper(shell: Shell, verdict: Verdict) -> Mapper:
 
 
 def _record(shell: Shell, folder: Path, verdict: Verdict) -> bool:
-    """Record in the project's audit log that its own bundle was verified; tell whether it was recorded."""
+    """Record in the project's audit log, where the gate before `retire` looks, that its own bundle was
+    verified; tell whether it was recorded."""
     if not shell.has_project:
         return False
     try:
@@ -276,11 +261,12 @@ def _record(shell: Shell, folder: Path, verdict: Verdict) -> bool:
 
 
 def _keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicKey]:
-    """Return the given keys, else the key of the configured project if it exported the bundle.
+    """Return the given keys, else the key of the configured project if its audit log says that it exported
+    this very statement: the public key is never taken from the bundle.
 
     Raises:
-        ConfigurationError: no key is given, and there is no project, or it did not export the bundle or has
-            no key; or there is no such folder.
+        ConfigurationError: no key is given, and no project with a key exported the bundle; or there is no
+            such folder.
     """
     require_bundle(folder)
     if files:
@@ -305,11 +291,8 @@ def _keys_for(shell: Shell, files: Sequence[Path], folder: Path) -> list[PublicK
 
 
 def _exporter(shell: Shell, folder: Path) -> Config | None:
-    """Return the project's configuration if its audit log says that it exported this bundle, else None.
-
-    The state file is read, and neither created nor changed. Raises ConfigurationError, and the errors of
-    `State.open`.
-    """
+    """Return the project's configuration if its audit log says that it exported this bundle, else None. The
+    state file is only read. Raises ConfigurationError, and the errors of `State.open`."""
     sha256 = statement_sha256(folder)
     _refuse_within(shell, folder)
     config = load_config(shell.config_path)

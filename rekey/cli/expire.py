@@ -1,10 +1,4 @@
-"""`rekey expire`: shred the data keys of months whose retention is over, or of one month by its name.
-
-Rules kept here:
-
-* To erase all months whose retention is over, the migration's id is typed. To erase one month its name is
-  enough: it is not typed by mistake. Before its retention is over that needs a reason.
-"""
+"""`rekey expire`: shred the data keys of months whose retention is over, or of one month by its name."""
 
 from __future__ import annotations
 
@@ -56,6 +50,7 @@ def expire(
                 raise click.UsageError(f"type the migration's id: --confirm {declared.script_id}")
             question = "This erases what `rekey status` says is over, for good. Type the migration's id"
             confirm = click.prompt(question, err=True)
+        # A single month needs no id: its name is not typed by mistake.
         if confirm != declared.script_id:
             raise click.UsageError("the migration's id was typed differently; nothing was erased")
     if reason is not None:

@@ -1,10 +1,4 @@
-"""`rekey handover`: let the application maintain its index tables, after `complete`.
-
-Rules kept here:
-
-* The migration's name is typed, as an option or as the answer to a question: from then on nobody else
-  maintains these rows.
-"""
+"""`rekey handover`: let the application maintain its index tables after `complete`."""
 
 from __future__ import annotations
 

@@ -1,11 +1,5 @@
-"""`rekey history` and `rekey show`: what was begun, and with which script, from the state file alone.
-
-Rules kept here:
-
-* Neither needs the scripts or the service: both help where a script was renamed or deleted.
-* The script is printed with control characters escaped; `--out` writes it as it was, byte for byte, to a file
-  that does not exist yet.
-"""
+"""`rekey history` and `rekey show`: what was begun, and with which script, from the state file alone: they
+help where a script was renamed or deleted."""
 
 from __future__ import annotations
 

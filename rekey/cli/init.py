@@ -1,10 +1,4 @@
-"""`rekey init`: start a project.
-
-Rules kept here:
-
-* No existing file is overwritten; `.gitignore` gets the lines that it lacks.
-* The wrapping key is made together with the configuration that names it, for its owner only, and never shown.
-"""
+"""`rekey init`: start a project. No file is overwritten; `.gitignore` gets the lines that it lacks."""
 
 from __future__ import annotations
 
@@ -20,7 +14,7 @@ from rekey.project.privatefiles import write_private
 from rekey.rehearse.azurite import USUAL_PORT, endpoint_at, running_in_background
 from rekey.runner.refusals import refusal
 
-# What a project keeps to itself: state, wrapping keys, secrets of ids, the key that signs evidence.
+# What must not be committed: state, wrapping keys, secrets of ids, the key that signs evidence.
 IGNORED = (".rekey/", "*.key", "*.secret", "evidence.pem")
 WRAPPING_KEY = "sealing.key"
 
@@ -62,7 +56,7 @@ def init(shell: Shell, folder: Path) -> ExitCode:
 
 
 def _write_new(path: Path, text: str, *, private: bool = False) -> bool:
-    """Write a new file, for its owner only if it is private; return False when there is one already."""
+    """Write a new file, for its owner only if it is private; return False when one exists already."""
     try:
         if private:
             write_private(path, text.encode("utf-8"))

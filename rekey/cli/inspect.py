@@ -1,11 +1,5 @@
-"""`rekey inspect`: what is in a table, what its keys look like, and what may become a problem.
-
-Rules kept here:
-
-* It reads only; neither scripts nor state are read.
-* Keys are shown only when asked for.
-* Advice refuses nothing here and does not change the exit code.
-"""
+"""`rekey inspect`: what is in a table, what its keys look like, and what may become a problem. Reads neither
+scripts nor state; keys are shown only on request."""
 
 from __future__ import annotations
 

@@ -1,19 +1,4 @@
-"""`rekey lookup`: which old key became which new key. Shows keys: it reads the restricted store.
-
-Rules kept here:
-
-* The look-up is recorded before a sealed mapping row is opened, and before an answer is given: rows by their
-  safe ids, the reason as given. A reason that holds a key that was asked for, or an address, is refused; with
-  a mapping in the clear, also one that holds a key of the answer (but for files).
-* A sealed mapping is not opened without a record: when the state file cannot be written, there is no answer.
-  A mapping in the clear can be read in the restricted store without rekey, too: there the answer is given,
-  with a warning that the record is missing.
-* A sealed mapping is looked up with the state file of its run alone: another one would count from zero, and
-  the record would be where nobody looks.
-* Look-ups per minute are limited; they are counted in the audit log, over all processes. A file counts as
-  one. It has a limit of its own, and its record is the number of keys it asks for and a digest of their safe
-  ids.
-"""
+"""`rekey lookup`: which old key became which new key. Shows keys: it reads the restricted store."""
 
 from __future__ import annotations
 
@@ -100,6 +85,7 @@ async def _look(
             record = state.migration(declared.script_id)
         require_same_migration(prepared, control, record.run_id if record else None)
         if declared.migration.is_sealed and (record is None or record.run_id != control.run_id):
+            # Another state file would count look-ups from zero, and the record would be where nobody looks.
             raise refusal("look-up-elsewhere", script=declared.script_id, state=project.config.state)
         looking = Lookup(await migration.mapping(control), accounts.tables)
         met = [await looking.meet(one) for one in queries]
@@ -134,12 +120,12 @@ def _record(shell: Shell, project: Project, declared: Declared, details: dict[st
     except (StateUnusable, Locked, MachineFailed) as error:
         if declared.migration.is_sealed:
             raise
+        # A mapping in the clear can be read in the restricted store without rekey, too.
         shell.note(f"warning: this lookup is not recorded: {error.what}", "warning")
         return Erasures()
 
 
 def _not_found(declared: Declared, unknown: Sequence[str], erased: Sequence[Gone]) -> RekeyError:
-    """Return the error for rows that are unknown or were erased."""
     returned = [one for one in erased if one.returned]
     said = [f"row {one.row_id} was erased on {one.on}" for one in erased if not one.returned]
     said += [f"row {one.row_id} was erased on {one.on}, and stands there again" for one in returned]

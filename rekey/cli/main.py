@@ -1,14 +1,4 @@
-"""The command `rekey`: its commands, and the report of a failure.
-
-Rules kept here:
-
-* The exit code says what happened (`rekey.errors.ExitCode`), also where no text is read.
-* With `--json` a failure, too, is one JSON document on standard output; for people it is on standard error.
-* Every failure is reported as a `RekeyError`: what happened, what was kept, what to do next, an exit code.
-* An unforeseen exception is a fault of rekey. Its type and place are shown, its text never: it may quote
-  keys. `--debug` adds the stack, without source lines and values. Of a script's fault `--debug` shows the
-  text, too: it is raised before any row is read.
-"""
+"""The command `rekey`: its commands, and the report of a failure as a `RekeyError` with an exit code."""
 
 from __future__ import annotations
 
@@ -44,10 +34,10 @@ from rekey.present.text import WIDTH, fitted
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# Characters from which on the value of a variable is kept out of what a script says.
+# Values of environment variables with at least so many characters are kept out of what a script says.
 _TELLING = 8
 _PACKAGE = Path(__file__).parent.parent
-# What each command does, in the order in which a migration needs them: the first words of its own help.
+# The first line of each command's help, in the order in which a migration needs them.
 _COMMANDS = {
     "init": "Start a project: configuration, key file, folder for scripts.",
     "doctor": "Check accounts, clock, versions, files and restricted store.",
@@ -116,7 +106,7 @@ COMMON_OPTIONS = {
     **dict.fromkeys(("--config", "--log-format"), True),
     **dict.fromkeys(("--json", "--verbose", "-v", "-vv", "--progress", "--no-progress", "--debug"), False),
 }
-# The modules of commands that have none of their own name.
+# Modules of commands that have no module of the same name.
 _MODULES = {"pause": "steer", "resume": "steer", "throttle": "steer", "proceed": "steer", "show": "history"}
 
 
@@ -126,20 +116,18 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is named. Raises click.UsageError, which names similar commands."""
+        """Return the named command. Raises click.UsageError, which names similar commands."""
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand:
-            # click compares with the commands that are imported
+            # click compares only with the commands that are imported.
             names = () if args[0] in _MEANT_COMMANDS else _COMMANDS
             raise click.exceptions.NoSuchCommand(args[0], possibilities=names, ctx=ctx) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of a migration."""
         return [*_COMMANDS, *(name for name in super().list_commands(ctx) if name not in _COMMANDS)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command by its name, None when there is none."""
         if cmd_name in _COMMANDS and cmd_name not in self.commands:
             module = _MODULES.get(cmd_name, cmd_name.replace("-", "_"))
             self.add_command(getattr(import_module(f"rekey.cli.{module}"), cmd_name.replace("-", "_")))
@@ -155,13 +143,13 @@ class _Commands(click.Group):
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what each command does."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS.get(name, "")) for name in self.list_commands(ctx)])
 
 
 class FaultOfRekey(RekeyError):
-    """An exception that rekey does not foresee ended the command."""
+    """An unforeseen exception ended the command: a fault of rekey. Its type and place are shown, never its
+    text, which may quote keys."""
 
     exit_code = ExitCode.SERVICE
 
@@ -188,12 +176,8 @@ def rekey() -> None:
 
 
 def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | None = None) -> int:
-    """Run one command and return its exit code.
-
-    Args:
-        arguments: the words after `rekey`; those of the process by default.
-        surroundings: replacements of accounts, clock and terminal, for tests.
-    """
+    """Run one command and return its exit code. `arguments`: the words after `rekey`, by default those of the
+    process; `surroundings`: replacements of accounts, clock and terminal, for tests."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     shell = Shell(surroundings or Surroundings())
     with (
@@ -201,7 +185,7 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
         redirect_stderr(shell.err),
         logs.configured() as shell.log_to,
         fitted(shell.columns),
-        # Otherwise a sixth of the start-up time would go into looking for reference cycles in imports.
+        # Looking for reference cycles in imports would take a sixth of the start-up time.
         patient_collector(),
     ):
         try:
@@ -220,7 +204,7 @@ def run(arguments: Sequence[str] | None = None, surroundings: Surroundings | Non
 
 
 def options_last(words: Sequence[str]) -> list[str]:
-    """Return the words with the options of every command that stand before the command, behind its name."""
+    """Return the words with the common options that stand before the command moved behind its name."""
     moved: list[str] = []
     rest = list(words)
     while rest and (name := rest[0].partition("=")[0]) in COMMON_OPTIONS:
@@ -233,7 +217,6 @@ def options_last(words: Sequence[str]) -> list[str]:
 
 
 def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> int:
-    """Report an error of the command line; return the exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and "--json" not in words:
         shell.note(error.format_message(), "error")
         return ExitCode.USAGE
@@ -247,7 +230,7 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
         hint = _MEANT_COMMANDS.get(error.command_name, hint)
     elif isinstance(error, click.NoSuchOption) and not error.possibilities:
         hint = _MEANT_OPTIONS.get(error.option_name, hint)
-    what = " ".join(error.format_message().split())  # click lists choices on lines of their own
+    what = " ".join(error.format_message().split())  # click puts choices on separate lines
     what = re.sub(r"is not a valid integer( range)?\.", "is not a whole number.", what)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         what = "a command is missing"
@@ -260,7 +243,6 @@ def _usage(shell: Shell, error: click.ClickException, words: Sequence[str]) -> i
 
 
 def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
-    """Report the exception that ended the command; return the exit code."""
     told: RekeyError = as_rekey_error(KeyboardInterrupt() if isinstance(error, click.Abort) else error)
     name = next(iter(options_last(words)), "")
     if name in _READ_ONLY and told.kept.startswith(_CHECKPOINT):
@@ -273,6 +255,7 @@ def _failed(shell: Shell, error: BaseException, words: Sequence[str]) -> int:
     if shell.debug and isinstance(told, FaultOfRekey):
         shell.note(places(error), "error")
     if shell.debug and isinstance(told, DeclarationError) and told.fault:
+        # Raised before any row is read, so it holds no key.
         shell.note(f"the script's own text: {without_variables(told.fault)}", "error")
     return int(told.exit_code)
 
@@ -319,7 +302,7 @@ def as_rekey_error(error: BaseException) -> RekeyError:
 
 
 def places(error: BaseException) -> str:
-    """Return the stacks of an exception and of its causes: types, files, lines and functions."""
+    """Return the stacks of an exception and of its causes: types, files, lines and functions, no values."""
     return "\n".join(_places(error, set()))
 
 

@@ -1,12 +1,5 @@
-"""The options by which `lookup` and `erase` name rows, the reason that both require, and the record that
-keys are shown.
-
-Rules kept here:
-
-* Exactly one of the four ways to name rows is used.
-* A reason is recorded, so it is refused when it is empty, or holds a part of a key or an address.
-* The content of a file is never repeated in a message.
-"""
+"""The options by which `lookup` and `erase` name rows, the reason that both require, and the record that keys
+are shown. The content of a file is never repeated in a message."""
 
 from __future__ import annotations
 
@@ -28,7 +21,7 @@ from rekey.project.config import Config
 from rekey.runner.refusals import refusal
 from rekey.state.store import State
 
-# How many safe ids are listed for people; `--json` has them all.
+# Safe ids listed for people; `--json` has them all.
 MOST_LISTED = 20
 _MINUTE_S = 60.0
 # A PartitionKey or RowKey of at least this many characters must not be in a reason.
@@ -112,7 +105,8 @@ def naming(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_reason(reason: str, keys: Sequence[EntityKey] = ()) -> None:
-    """Refuse a reason that is empty, or holds an address or a part of a key. Raises click.UsageError."""
+    """Refuse a reason (it is recorded) that is empty, or holds an address or a part of a key:
+    click.UsageError."""
     if not reason.strip():
         raise click.UsageError("--reason is empty; say why, a ticket's number for example")
     parts = {part.lower() for key in keys for part in key if len(part) >= _TELLING}

@@ -1,10 +1,4 @@
-"""`rekey new`: write the next migration script from a template.
-
-Rules kept here:
-
-* The number is the next one; the template is a valid declaration without any change.
-* A new script that contradicts another one is removed again.
-"""
+"""`rekey new`: write the next migration script from a template, itself a valid declaration."""
 
 from __future__ import annotations
 
@@ -93,7 +87,7 @@ def new(
         if error.script == script_id:
             path.unlink()
             raise
-        # Another script is wrong: it was so before, and `plan` reports it.
+        # Another script is wrong, independently of this one: `plan` reports it.
     following = shell.command(f"plan {script_id}" if each is None else f"plan --group {name}")
     text = f"{path}\n\nNext: say in it what the keys become, then see what would happen:\n  {following}"
     return shell.emit({"script_id": script_id, "path": str(path), "next": following}, text)
@@ -111,7 +105,6 @@ _MANY = {
 
 
 async def _found(shell: Shell, config: Config, pattern: str) -> list[str]:
-    """Return the tables whose names fit a pattern, in order. Raises ConfigurationError when there is none."""
     async with shell.connect(config) as accounts:
         there = await accounts.tables.table_names()
     fitting = sorted(one for one in there if fnmatchcase(one.lower(), pattern.lower()))

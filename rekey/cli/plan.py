@@ -1,12 +1,5 @@
-"""`rekey plan`: what `apply` would do.
-
-Rules kept here:
-
-* It reads only: no lock, no lease, no table and no state is written. Written are only the plan file and the
-  page, when asked for.
-* For a migration that has begun it uses that migration's safe ids, so that plan and errors name a row alike.
-* Keys are shown only when asked for, and never written to the plan file or the page.
-"""
+"""`rekey plan`: what `apply` would do. Reads only; keys are shown only on request, and never in the plan file
+or the page."""
 
 from __future__ import annotations
 
@@ -88,7 +81,7 @@ def plan(
         shows = f"`{shell.command('status')}` shows them"
         return shell.emit({"migrations": []}, f"Nothing to plan: every migration is complete. {shows}.")
     if offline:
-        # By what is on this machine: scripts, configuration, and the state file if there is one.
+        # Only what is on this machine: scripts, configuration, and the state file if any.
         with State.open(project.config.state, read_only=True) as state:
             subjects = [Subject.offline(one, state.migration(one.script_id)) for one in chosen]
         made = plan_offline(subjects, PlanOptions.of(project.config), shell.clock)
@@ -144,6 +137,7 @@ async def _make(
     async with shell.connect(config) as accounts:
         with State.open(config.state, read_only=True) as state:
             opened = [(open_migration(Prepared.of(config, one), accounts), one.script_id) for one in chosen]
+            # With the safe ids of a migration that has begun, so that plan and errors name a row alike.
             subjects = [await subject_of(one, state.migration(script_id)) for one, script_id in opened]
         clock, progress = shell.clock, shell.progress()
         return await make_plan(

@@ -1,14 +1,5 @@
-"""Progress for people: bars by tqdm on a terminal, a line every so often elsewhere.
-
-Rules kept here:
-
-* Bars, lines and notes go to standard error only. Bars bypass the `Edge` of `rekey.cli.shell`: labels and
-  notes are escaped here.
-* Where the rate and the end of a pass are told they are rekey's (`rekey.core.eta`), also on a bar: those of
-  tqdm know nothing of partitions that have a rate.
-* A service that answers nothing is told after two seconds, with its host and until when it is tried: not
-  after all attempts have failed.
-"""
+"""Progress for people on standard error: bars by tqdm on a terminal, a line every so often elsewhere. Rates
+and estimates are those of `rekey.core.eta`, which knows partitions with a rate."""
 
 from __future__ import annotations
 
@@ -29,7 +20,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 _log = logging.getLogger(__name__)
-# How often a pass is told where there is no terminal.
+# How often a pass is reported without a terminal.
 LINE_EVERY_S = 15.0
 
 
@@ -53,14 +44,7 @@ class Lines(Progress):
         *,
         of_passes: bool = True,
     ) -> None:
-        """Create it.
-
-        Args:
-            note: prints a line.
-            clock: tells the time.
-            silences: returns the services that do not answer.
-            of_passes: tell passes as well as waits.
-        """
+        """`silences` returns the services that do not answer; `of_passes`: report passes as well as waits."""
         super().__init__(clock)
         self._note = note
         self._silences = silences
@@ -82,11 +66,10 @@ class Lines(Progress):
         _log.info(*said, extra={"event": "pass-done", "figures": figures})
 
     def note(self, text: str, event: str = "note", **figures: object) -> None:
-        """Print one sentence."""
         self._note(text, event, **figures)
 
     def tick(self) -> None:
-        """Tell a service that does not answer; tell how far the pass is when that was not told for long."""
+        """Report services that do not answer, and how far the pass is when that was not reported for long."""
         self._listen()
         for wait in self.waits:
             wait.look()
@@ -104,7 +87,8 @@ class Lines(Progress):
         )
 
     def _listen(self) -> None:
-        """Tell the services that have become silent, and those that answer again."""
+        """Report the services that stopped answering, and those that answer again: after seconds, not when
+        all attempts failed."""
         silences, now = {one.host: one for one in self._silences()}, self.clock.ticks()
         for host, one in silences.items():
             until = now + round(one.tried_s * TICKS_PER_SECOND)
@@ -122,12 +106,12 @@ class Lines(Progress):
 
 
 class Bars(Lines):
-    """Progress as bars with rows, rate and expected end."""
+    """Progress as bars. They bypass `Edge`: labels and notes are escaped here."""
 
     ticks_every_s = 0.5
 
     def __init__(self, stream: TextIO, *more: Any, **options: Any) -> None:
-        """Create it on a stream, with the other arguments of `Lines`; its notes go above the bar."""
+        """Draw on a stream; its notes go above the bar. Other arguments as of `Lines`."""
         super().__init__(self._above, *more, of_passes=False, **options)
         self._stream = stream
         self._bar: tqdm[Any] | None = None
@@ -166,7 +150,7 @@ class Bars(Lines):
                 self._bar = before
 
     def tick(self) -> None:
-        """Draw the bar anew with the present rate and the expected end."""
+        """Redraw the bar with the present rate and the estimated time remaining."""
         super().tick()
         if self._bar is not None and self.work is not None:
             if self._bar.total != self.work.total:

@@ -1,11 +1,6 @@
-"""The project a command works on: configuration, scripts, and the choice of scripts by name.
-
-Rules kept here:
-
-* A script is named by its id, a beginning of it that fits no other, or the path of its file.
-* A migration that has begun is known without its file, too: its script was kept in the state file then.
-* Where the name may be left out, a script is chosen only when it is the only one that can be meant.
-"""
+"""The project a command works on: configuration, scripts, and the choice of scripts by name: an id, an
+unambiguous beginning of one, or the path of a file. A migration that has begun is known without its file, by
+the script in the state file."""
 
 from __future__ import annotations
 
@@ -38,20 +33,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A configuration and all its scripts, by id, dependencies first.
-
-    Attributes:
-        lost: migrations that have begun, whose file is gone or cannot be read, and of which none was kept.
-        broken: what is wrong with scripts that cannot be used, by id.
-    """
+    """A configuration and all its scripts, by id, dependencies first."""
 
     config: Config
     scripts: dict[str, Declared]
+    # Begun migrations whose file is gone or unreadable, and of which no script was stored.
     lost: Sequence[MigrationRecord] = ()
+    # What is wrong with scripts that cannot be used, by id.
     broken: Mapping[str, DeclarationError] = field(default_factory=dict)
 
     def choose(self, name: str) -> Declared:
-        """Return the script of a name; one whose file is there comes before one whose file is gone.
+        """Return the script of a name; one whose file exists comes before one whose file is gone.
 
         Raises:
             click.UsageError: none fits, or several.
@@ -85,7 +77,6 @@ class Project:
         return found[0]
 
     def _refuse_broken(self, name: str) -> None:
-        """Raise DeclarationError when the script with this id cannot be used."""
         if name in self.broken:
             raise self.broken[name]
 
@@ -95,7 +86,6 @@ class Project:
             self._refuse_broken(name)
 
     def _refuse_lost(self, name: str) -> None:
-        """Raise Refused when a migration that has begun, and whose script is lost, has a name."""
         for one in self.lost:
             if name and one.script_id.startswith(name):
                 raise Refused(
@@ -114,12 +104,8 @@ class Project:
     def choose_group(self, name: str, *given: str | None) -> list[Declared]:
         """Return the scripts of a group, in the order in which they are applied.
 
-        Args:
-            name: the group.
-            given: scripts that were named next to it.
-
         Raises:
-            click.UsageError: there is no such group, or a script was named as well.
+            click.UsageError: there is no such group, or a script was `given` as well.
             DeclarationError: a script cannot be used: it may be of the group.
         """
         self._refuse_any_broken()
@@ -136,13 +122,12 @@ class Project:
         """Return the named script; without a name the only script, or the only candidate.
 
         Args:
-            name: as given, None when it was left out.
+            name: None when it was left out.
             candidate: tells from the applied phases whether the command can mean such a script.
 
         Raises:
             click.UsageError: no script fits the name, or several; without a name, no candidate, or several.
-            DeclarationError: the script cannot be used; without a name, any cannot: it may be the one that is
-                meant.
+            DeclarationError: the script cannot be used; without a name, any cannot: it may be the one meant.
         """
         if name is not None:
             return self.choose(name)
@@ -172,7 +157,7 @@ class Project:
         return [one for script_id, one in self.scripts.items() if Phase.COMPLETE not in applied[script_id]]
 
     def applied(self) -> dict[str, list[Phase]]:
-        """Return the applied phases of every script, as the state file has them now. Changes nothing."""
+        """Return the applied phases of every script, as the state file has them now."""
         with State.open(self.config.state, read_only=True) as state:
             ids = state.ledger_ids()
         known = [*self.scripts, *(one.script_id for one in self.lost)]
@@ -205,14 +190,12 @@ def open_project(shell: Shell) -> Project:
 
 
 def _read(config: Config) -> Project:
-    """Return the project of a configuration. A migration that has begun, and whose file is gone or cannot be
-    read, is there as it was kept, or among the lost ones."""
     try:
         with State.open(config.state, read_only=True) as state:
             records = {one.script_id: one for one in state.migrations()}
             contents = {one.run_id: one.content for one in state.kept_scripts()}
     except StateUnusable:
-        records, contents = {}, {}  # what needs the state file says what is wrong with it
+        records, contents = {}, {}  # commands that need the state file report what is wrong with it
     lost: list[MigrationRecord] = []
 
     def kept(record: MigrationRecord, fault: str = "") -> list[Declared]:

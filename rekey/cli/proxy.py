@@ -1,12 +1,4 @@
-"""`rekey proxy`: the dual-write client with a socket in front, in one process or several on one port.
-
-Rules kept here:
-
-* Several processes are children of this one: one that ends by itself is started again, and all of them end in
-  order when this one is told to, or is gone.
-* A child that cannot work as it is configured ends everything, with its exit code. One that took the place of
-  another is started again: its port may be taken for a moment, and the others serve meanwhile.
-"""
+"""`rekey proxy`: the dual-write client behind a socket, in one process or several on one port."""
 
 from __future__ import annotations
 
@@ -87,7 +79,8 @@ def proxy(
 
 
 def _supervised(shell: Shell, processes: int) -> ExitCode:
-    """Keep children at work until a signal; return how the first that could not work ended, if one did."""
+    """Keep children at work until a signal; return the exit code of the first that could not work as
+    configured, if any."""
     children: dict[int, subprocess.Popen[bytes]] = {}
     replaced: set[int] = set()
     again: dict[int, float] = dict.fromkeys(range(processes), 0.0)
@@ -111,6 +104,8 @@ def _supervised(shell: Shell, processes: int) -> ExitCode:
                 if child.returncode == ExitCode.USAGE and number not in replaced:
                     code = ExitCode.USAGE
                     break
+                # One that took another's place is started again even after a usage error: its port may be
+                # taken for a moment, and the others serve meanwhile.
                 replaced.add(number)
                 shell.note(f"process {number} ended ({child.returncode}) and is started again", "warning")
                 again[number] = time.monotonic() + _AGAIN_S

@@ -1,12 +1,5 @@
-"""`rekey rehearse`: the whole life of a migration on an Azurite of its own, with a kill and a way back.
-
-Rules kept here:
-
-* A script given as a path needs no configuration, so that CI can rehearse what is checked in.
-* The demo needs nothing but the installed package. It is a rehearsal like any other, told with what every
-  command prints and why it is run.
-* A rehearsal that did not pass is a finding (exit code 1); an error means that none took place.
-"""
+"""`rekey rehearse`: the whole life of a migration on an Azurite of its own, with a kill and a rollback. A
+script given as a path needs no configuration, so that CI can rehearse what is checked in."""
 
 from __future__ import annotations
 

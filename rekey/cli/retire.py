@@ -1,11 +1,4 @@
-"""`rekey retire`: delete the source of a completed migration.
-
-Rules kept here:
-
-* The source's name is typed, as an option or as the answer to a question; nothing else replaces it.
-* For an option that has become a command the error names that command, without the keys and the reason that
-  were typed; nothing is done.
-"""
+"""`rekey retire`: delete the source of a completed migration, after its name was typed."""
 
 from __future__ import annotations
 
@@ -27,7 +20,7 @@ _HIDDEN = {"--old": ("PK", "RK"), "--new": ("PK", "RK"), "--reason": ("TEXT",)}
 
 
 class _Retire(click.Command):
-    """Command that recognises the options of versions before 0.2."""
+    """Command that recognizes the options of versions before 0.2."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse an option that has become a command. Raises click.UsageError."""

@@ -1,10 +1,4 @@
-"""`rekey rollback`: take a migration back.
-
-Rules kept here:
-
-* Nothing that was written since is lost on any way back; a way back that would lose something is refused.
-* What happens to the target tables on the way to `source` is decided by the operator, never assumed.
-"""
+"""`rekey rollback`: take a migration back, without losing what was written since."""
 
 from __future__ import annotations
 
@@ -76,6 +70,7 @@ def rollback(
     options = Options(writers_stopped=writers_stopped, drop_targets=drop_targets, reason=reason or "")
     with open_session(shell, project, options) as session:
         goal = ControlPhase(to) if to else None
+        # Never assumed.
         drop = drop_targets if drop_targets or keep_targets else None
         if group is None:
             only = chosen[0].script_id
@@ -101,7 +96,6 @@ def rollback(
 
 
 def _rows_back(declared: Declared, counters: Counters) -> str:
-    """Return how many rows came back to the source."""
     source = declared.migration.source
     if not counters:
         return f"none had to come back: what was written to the target since cutover is in {source} already"

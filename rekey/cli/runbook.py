@@ -1,10 +1,4 @@
-"""`rekey runbook`: what to do at each step, and when something goes wrong.
-
-Rules kept here:
-
-* The pages are files of the package: those of the version that runs, also where its sources are not at hand.
-* It needs no project and no account.
-"""
+"""`rekey runbook`: what to do at each step, and when something goes wrong. Pages are in the package."""
 
 from __future__ import annotations
 

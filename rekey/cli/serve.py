@@ -1,10 +1,4 @@
-"""`rekey serve`: a live page, the progress document, metrics and health over HTTP.
-
-Rules kept here:
-
-* What is served is what `rekey status` tells: one look, one document.
-* Next to another command it runs on a thread with connections of its own: neither waits for the other.
-"""
+"""`rekey serve`: what `rekey status` shows as a live page, JSON document, metrics and health over HTTP."""
 
 from __future__ import annotations
 
@@ -53,11 +47,8 @@ def serve(shell: Shell, scripts: tuple[str, ...], address: str) -> ExitCode:
 
 @contextmanager
 def served(shell: Shell, project: Project, chosen: Sequence[Declared], address: str) -> Iterator[None]:
-    """Serve from a thread of its own while the context lasts.
-
-    Raises:
-        ConfigurationError, SecretMissing: it cannot be served there.
-    """
+    """Serve from a thread with connections of its own while the context lasts: neither command waits for the
+    other. Raises ConfigurationError, SecretMissing."""
     made = partial(_serving, shell, project, chosen, address)
     with closing(LoopThread()) as thread, thread.holding(made) as url:
         shell.note(f"serving {url} meanwhile", "serving", url=url)
@@ -68,11 +59,7 @@ def served(shell: Shell, project: Project, chosen: Sequence[Declared], address: 
 async def _serving(
     shell: Shell, project: Project, chosen: Sequence[Declared], address: str
 ) -> AsyncIterator[str]:
-    """Serve some migrations, with connections of its own, while the context lasts; yield the URL.
-
-    Raises:
-        ConfigurationError, SecretMissing: it cannot be served there.
-    """
+    """Serve some migrations while the context lasts; yield the URL. Raises as `served`."""
     where, said = Address.of(address), project.config.serve
     token = read_local("the token of `rekey serve`", "[serve.token]", said.token) if said.token else None
     access = Access(token, said.certificate, said.key)

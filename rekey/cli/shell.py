@@ -1,18 +1,5 @@
 """What all commands share: options, output, and the replacements that tests use for accounts and clock.
-
-Rules kept here:
-
-* With `--json` standard output holds one JSON document and nothing else. What a script or a library prints
-  while a command runs goes to standard error.
-* Results for people go to standard output; progress, notes and errors go to standard error.
-* All that is printed passes an `Edge`, which escapes control characters: a name cannot overwrite earlier
-  output. Only progress bars bypass it; their labels are escaped.
-* On a terminal the words that a line begins with and that say how much it weighs have a colour, unless
-  `NO_COLOR` is set (https://no-color.org). Colours are added after control characters were escaped.
-* A closed pipe (the reader has ended) changes neither what the command does nor its exit code.
-* What only some commands need (azure, sqlalchemy, yoyo) is imported with them, so that `rekey --help` is
-  quick.
-"""
+Azure, sqlalchemy and yoyo are imported only by commands that need them, so that `rekey --help` is quick."""
 
 from __future__ import annotations
 
@@ -71,18 +58,13 @@ _COLOURED = re.compile(rf"^( *)({'|'.join(_COLOURS)})(?= |$)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a command gets from outside; tests give tables in memory and a clock of their own.
-
-    Attributes:
-        connect: connects the accounts of a configuration; None: `rekey.protocol.opening.connect`.
-        clock: the clock; None: the machine's.
-        is_terminal: whether a user can answer questions; None: whether standard input is a terminal.
-        ask: sends the single requests of `rekey doctor`; None: `rekey.tables.probe.ask`.
-    """
+    """What a command gets from outside; tests replace it. None: the real one."""
 
     connect: Callable[[Config], Accounts] | None = None
     clock: Clock | None = None
+    # Whether a user can answer questions; None: whether standard input is a terminal.
     is_terminal: bool | None = None
+    # Sends the single requests of `rekey doctor`.
     ask: Ask | None = None
 
 
@@ -90,38 +72,31 @@ class Surroundings:
 class Shell:
     """One call of `rekey`: its common options and its output streams.
 
-    Attributes:
-        surroundings: see `Surroundings`.
-        stdout, stderr: the streams as they were when the call began; only their edges write to them.
-        out, err: the edges of these streams; all printing goes here.
-        config_path: `--config`.
-        config_is_above: it was found in a folder above the current one.
-        config_said: the path was given on the command line: commands named in messages must give it, too.
-        json: `--json`.
-        bars: draw progress bars when standard error is a terminal.
-        debug: `--debug`.
-        verbose: how often `-v` was given.
-        log_json: `--log-format json`.
-        accounts: the accounts that were connected last.
-        display: shows progress, once something asked for it.
-        log_to: makes rekey's loggers log as JSON to a stream.
-        so_far: members of the JSON document that are printed also when the command fails.
+    Results go to standard output, with `--json` as one JSON document and nothing else; progress, notes and
+    errors go to standard error.
     """
 
     surroundings: Surroundings = field(default_factory=Surroundings)
+    # The streams as they were when the call began; only their edges `out` and `err` write to them.
     stdout: TextIO = field(default_factory=lambda: sys.stdout)
     stderr: TextIO = field(default_factory=lambda: sys.stderr)
     config_path: Path = Path(DEFAULT_CONFIG_PATH)
+    # It was found in a folder above the current one.
     config_is_above: bool = False
+    # Given on the command line: commands named in messages must give it, too.
     config_said: bool = False
     json: bool = False
+    # Draw progress bars when standard error is a terminal.
     bars: bool = True
     debug: bool = False
     verbose: int = 0
     log_json: bool = False
+    # Members of the JSON document that are printed also when the command fails.
     so_far: dict[str, Any] = field(default_factory=dict)
+    # Connected last.
     accounts: Accounts | None = None
     display: Progress | None = None
+    # Makes rekey's loggers log as JSON to a stream.
     log_to: Callable[[TextIO], None] = lambda _stream: None
     out: TextIO = field(init=False)
     err: TextIO = field(init=False)
@@ -131,13 +106,7 @@ class Shell:
         self._log = self.err
 
     def emit(self, document: dict[str, Any], text: str, code: ExitCode = ExitCode.DONE) -> ExitCode:
-        """Print the result, the document with `--json`, else the text; return the exit code.
-
-        Args:
-            document: JSON-able; the exit code is added.
-            text: for people.
-            code: how the command ended.
-        """
+        """Print the result, with `--json` the document, else the text; return the exit code."""
         whole = {"exit_code": int(code), **document}
         _print(self.out, json.dumps(whole, indent=2, default=str) if self.json else text)
         return code
@@ -152,26 +121,20 @@ class Shell:
             _print(self.out, text)
 
     def tell_before_error(self, document: dict[str, Any], text: str) -> None:
-        """Report what was done, before an error about the rest is raised; arguments as for `emit`."""
+        """Report what was done before an error about the rest is raised; arguments as for `emit`."""
         self.so_far.update(document)
         if text:
             self.say(text)
 
     def note(self, text: str, event: str = "note", **figures: object) -> None:
-        """Print one sentence to standard error, or log it as an event.
-
-        Args:
-            text: the sentence.
-            event: the event's name, of `rekey.core.logs.EVENTS`.
-            figures: its further members.
-        """
+        """Print one sentence to standard error, or log it as an event (`rekey.core.logs.EVENTS`)."""
         if self.log_json:
             level = event if event in ("warning", "error") else "info"
             text = logs.json_line(event, text, level, **figures)
         _print(self._log, text)
 
     def log_as_json(self) -> None:
-        """Log events as JSON from now on. What else comes to standard error is told without its text."""
+        """Log events as JSON from now on. The text of anything else on standard error is withheld."""
         self.log_json = True
         self.err = cast("TextIO", Withheld(self.note))
         self.log_to(self._log)
@@ -186,17 +149,16 @@ class Shell:
 
     @property
     def columns(self) -> int:
-        """How many columns results may have: those of the terminal; elsewhere `WIDTH`."""
+        """Columns of results: those of the terminal; elsewhere `WIDTH`."""
         return shutil.get_terminal_size().columns if self.stdout.isatty() else WIDTH
 
     @property
     def has_project(self) -> bool:
-        """Whether there is a configuration; one that is named on the command line counts, existing or not."""
+        """Whether there is a configuration; one named on the command line counts, existing or not."""
         return self.config_said or self.config_path.exists()
 
     @property
     def clock(self) -> Clock:
-        """The clock of the surroundings, by default the machine's."""
         from rekey.core.clock import SystemClock
 
         return self.surroundings.clock or SystemClock()
@@ -247,24 +209,25 @@ class Shell:
         return f"rekey {words}{said}"
 
     def typed_here(self, text: str) -> str:
-        """Return a text whose quoted command lines can be typed here, as `command` makes them. `init` makes a
-        project, whichever `--config` names."""
+        """Return a text with its quoted command lines as `command` makes them. `init` makes a project,
+        whichever `--config` names."""
         return re.sub("`rekey (?!init)([^`]+)`", lambda found: f"`{self.command(found[1])}`", text)
 
 
 class Edge:
-    """A stream for people that escapes control characters and characters that its encoding lacks."""
+    """A stream for people that escapes control characters, so that no name can overwrite earlier output, and
+    characters that its encoding lacks. Only progress bars bypass it."""
 
     def __init__(self, stream: TextIO) -> None:
-        """Create the edge of a stream."""
         self._stream = stream
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         self._coloured = stream.isatty() and not plain
 
     def write(self, text: str) -> int:
-        """Write text; a closed pipe is no error."""
+        """Write text; a closed pipe (the reader has ended) is no error."""
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         shown = visible(text).encode(encoding, "backslashreplace").decode(encoding)
+        # After escaping. `NO_COLOR`: https://no-color.org
         if self._coloured:
             shown = _COLOURED.sub(lambda found: found[1] + click.style(found[2], _COLOURS[found[2]]), shown)
         try:
@@ -274,11 +237,9 @@ class Edge:
         return len(text)
 
     def writelines(self, texts: Iterable[str]) -> None:
-        """Write texts, one after the other."""
         self.write("".join(texts))
 
     def flush(self) -> None:
-        """Write what is buffered."""
         try:
             self._stream.flush()
         except BrokenPipeError:
@@ -295,17 +256,14 @@ class Withheld(io.TextIOBase):
     """What standard error is while events are logged as JSON: tells that something was printed, not what."""
 
     def __init__(self, note: Callable[[str, str], None]) -> None:
-        """Create it; `note` logs an event."""
         self._note = note
 
     def write(self, text: str) -> int:
-        """Log that something was printed."""
         if text.strip():
             self._note(logs.WITHHELD, "output-withheld")
         return len(text)
 
     def writelines(self, texts: Iterable[str]) -> None:  # type: ignore[override]  # text, not bytes
-        """Log, once, that something was printed."""
         self.write("".join(texts))
 
 
@@ -315,7 +273,7 @@ def _print(edge: TextIO, text: str) -> None:
 
 
 def _silence(stream: TextIO) -> None:
-    """Redirect a stream that has no reader any more to the null device, buffered text included."""
+    """Redirect a stream without a reader to the null device, buffered text included."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(devnull, stream.fileno())
@@ -341,20 +299,16 @@ def _set_config(context: click.Context, parameter: click.Parameter, value: str) 
 
 
 def _config_above(folder: Path) -> Path | None:
-    """Return the configuration of the project that a folder lies in, None where it lies in none.
-
-    Scripts and hooks of a project are executed: a file that another user owns is not taken unasked, as in git
-    (CVE-2022-24765).
-
-    Raises:
-        ConfigurationError: the nearest one is another user's.
-    """
+    """Return the configuration of the project that a folder is in, None where it is in none. Raises
+    ConfigurationError when the nearest one is another user's."""
     for above in folder.parents:
         path = above / DEFAULT_CONFIG_PATH
         try:
             owner = path.stat().st_uid
         except OSError:
             continue
+        # Scripts and hooks of a project are executed: another user's file is not taken unasked, as in git
+        # (CVE-2022-24765).
         if os.name == "posix" and owner != os.geteuid():
             raise refusal("config-of-another", path=path)
         return path
@@ -369,7 +323,7 @@ def _set_verbosity(context: click.Context, _parameter: click.Parameter, value: i
     context.obj.verbose = value
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(value, context.obj.log_json), 2)]
     logging.getLogger("rekey").setLevel(level)
-    # Requests that are tried again are many while a service is down; that it is down is an event of its own.
+    # While a service is down many requests are retried; that it is down is an event of its own.
     logging.getLogger("rekey.tables").setLevel(level if value else logging.WARNING)
 
 
@@ -421,15 +375,13 @@ _COMMON = (
 
 
 class PhaseChoice(click.Choice[str]):
-    """A phase by its id, or by the name that people are told."""
+    """A phase by its id, or by the name that people know."""
 
     def __init__(self, phases: Iterable[str]) -> None:
-        """Create a choice of these phases."""
         names = [[str(phase), FOLLOWING] if phase == Phase.DUAL_WRITE else [str(phase)] for phase in phases]
         super().__init__([name for one in names for name in one])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the id of a phase."""
         found = super().convert(value, param, ctx)
         return str(Phase.DUAL_WRITE) if found == FOLLOWING else found
 
@@ -449,8 +401,8 @@ EXECUTOR = click.option(
 
 
 def recorded(context: click.Context) -> str:
-    """Return the command as the audit log records it: the options that were typed, with a value only where it
-    is one of a list or a number. Texts may hold keys and are left out."""
+    """Return the command as the audit log records it: the typed options, with a value only where it is one of
+    a list or a number. Texts may hold keys and are left out."""
     words = [context.command_path]
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
@@ -470,14 +422,10 @@ def recorded(context: click.Context) -> str:
 def command(
     name: str, *, example: str, cls: type[click.Command] = click.Command
 ) -> Callable[[Callable[..., ExitCode]], click.Command]:
-    """Make a function a command with the common options and an example in its help.
+    """Make a function a command with the common options and an example (command lines) at the end of its
+    help.
 
-    The function takes the `Shell` first and returns the exit code.
-
-    Args:
-        name: the command's name.
-        example: command lines, shown at the end of `--help`.
-        cls: click's class for it.
+    The function takes the `Shell` first and returns the exit code. `cls`: click's class for it.
     """
 
     def decorate(function: Callable[..., ExitCode]) -> click.Command:
@@ -487,6 +435,7 @@ def command(
 
             token = COMMAND.set(recorded(click.get_current_context()))
             try:
+                # What a script or a library prints must not get into the JSON document.
                 with redirect_stdout(shell.err), signals.interrupting():
                     return function(shell, **arguments)
             finally:

@@ -1,14 +1,5 @@
-"""Signals: the first asks the work to stop at its next checkpoint, the second ends the process at once.
-
-Rules kept here:
-
-* A handler only sets a flag; the work looks at it between windows and pages.
-* Ending at once does what SIGKILL would do, which a migration survives at any moment. The exit code is 130
-  in both cases.
-* Commands without checkpoints are ended by the first signal, SIGINT or SIGTERM.
-* Before a command has begun and after it has ended nothing is open: a signal ends the process at once. This
-  module is loaded before all others for that, so it loads little itself.
-"""
+"""Signals: the first asks the work to stop at its next checkpoint, the second ends the process at once, both
+with exit code 130. Loaded before all other modules, so it imports little."""
 
 from __future__ import annotations
 
@@ -33,8 +24,8 @@ _INTERRUPTED = 130
 
 
 def ending_at_once() -> None:
-    """Let both signals end the process at once, while no command is at work: an exception that is raised
-    while the program is being loaded would come out as a traceback."""
+    """Let both signals end the process at once while no command is at work: an exception raised during
+    imports would come out as a traceback."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         with suppress(OSError):  # standard error is closed
@@ -56,20 +47,15 @@ def _handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[Non
 
 
 def interrupting() -> AbstractContextManager[None]:
-    """Let both signals raise KeyboardInterrupt."""
+    """Let both signals raise KeyboardInterrupt: for commands without checkpoints."""
     return _handled(signal.default_int_handler)
 
 
 def stopping(
     stop: StopFlag, *, end: Callable[[int], object] = os._exit, log_json: bool = False
 ) -> AbstractContextManager[None]:
-    """Let the first signal set the flag and the second end the process.
-
-    Args:
-        stop: the flag that the work looks at.
-        end: ends the process with an exit code; a test gives something else.
-        log_json: say it as an event, in JSON.
-    """
+    """Let the first signal set the flag and the second end the process (`end`), as SIGKILL would, which a
+    migration survives at any moment. `log_json`: log it as an event."""
 
     from rekey.core.logs import json_line
 

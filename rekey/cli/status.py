@@ -1,12 +1,5 @@
-"""`rekey status`: where every migration stands, whether it is safe, what to do next. Reads only.
-
-Rules kept here:
-
-* It works while another process applies, and when the service cannot be reached (exit code 4 then): it shows
-  what the state file says.
-* What an operator on call needs comes first: migrations that are not safe, and of each whether it is safe and
-  what to do now.
-"""
+"""`rekey status`: where every migration stands, whether it is safe, what to do next. Works while another
+process applies; when the service cannot be reached it shows what the state file says (exit code 4)."""
 
 from __future__ import annotations
 
@@ -33,7 +26,7 @@ from rekey.status.tell import document as progress_document
 from rekey.status.tell import line, told
 from rekey.tables.base import Accounts
 
-# How often `--watch` looks, and after how long it prints what has not changed.
+# How often `--watch` reads, and after how long it prints what has not changed.
 _WATCH_S, _AT_LEAST_S = 2.0, 30.0
 
 
@@ -91,7 +84,7 @@ _LOST = (
 
 
 async def _watch(shell: Shell, project: Project, chosen: Sequence[Declared]) -> None:
-    """Print what has changed until the user ends it; at the latest after `_AT_LEAST_S` the same again."""
+    """Print what has changed until the user ends it; after `_AT_LEAST_S` also what has not."""
     printed, at = [""], 0.0
     async with shell.connect(project.config) as accounts:
         while True:
@@ -107,39 +100,32 @@ async def _watch(shell: Shell, project: Project, chosen: Sequence[Declared]) -> 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one look has found.
-
-    Attributes:
-        statuses: the migrations as judged.
-        said: what the operator has set.
-        lost: ids of migrations that began and whose scripts are gone.
-        at: when; ticks.
-        groups: those whose members were all looked at.
-    """
+    """The migrations read at one time."""
 
     statuses: Sequence[Status]
+    # What the operator has set.
     said: steering.Steering
+    # Ids of migrations that began and whose scripts are gone.
     lost: Sequence[str]
     at: int
+    # Those whose members were all read.
     groups: Sequence[Group] = ()
 
     @property
     def code(self) -> ExitCode:
-        """How a command that tells this ends."""
+        """How a command that shows this ends."""
         unreachable = any(one.facts.unreachable for one in self.statuses)
         return ExitCode.SERVICE if unreachable else ExitCode.DONE
 
     @property
     def document(self) -> dict[str, Any]:
-        """The progress document."""
         whole = progress_document(self.statuses, plain(self.said), self.at)
         more = {"groups": plain(list(self.groups)), "lost": list(self.lost)}
         return {"exit_code": int(self.code), **whole, **more}
 
 
 async def look_at_all(project: Project, chosen: Sequence[Declared], accounts: Accounts, clock: Clock) -> Seen:
-    """Look once at some migrations of a project. Raises StateUnusable; what the service does not say, the
-    statuses say."""
+    """Read migrations once; a service that cannot be asked is part of the statuses. Raises StateUnusable."""
     with State.open(project.config.state, read_only=True) as state:
         config, scripts = project.config, project.scripts
         statuses = [await look(config, scripts, one, state, accounts, clock) for one in chosen]

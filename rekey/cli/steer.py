@@ -1,11 +1,5 @@
-"""`rekey pause`, `resume`, `throttle` and `proceed`: steer the runner that works with this state file.
-
-Rules kept here:
-
-* They use neither the service nor the state file, take no lock, and work while another process applies.
-* A setting takes effect within a second, for all copying with this state file, and stays in force.
-* Only a run that follows can be told to proceed, and only it: what nobody hears now is refused, not kept.
-"""
+"""`rekey pause`, `resume`, `throttle` and `proceed`: steer the runner that works with this state file. They
+use neither the service nor the state file, and take no lock."""
 
 from __future__ import annotations
 
@@ -75,6 +69,7 @@ def proceed(shell: Shell, script: str | None, writers_stopped: bool) -> ExitCode
     config = load_config(shell.config_path)
     runner = pulse.read(config.state, shell.clock.ticks())
     if runner is None or not runner.following:
+        # A request to proceed that no run hears now must not wait for a later one.
         raise refusal("nobody-follows")
     if script is not None and not runner.script_id.startswith(script):
         raise click.UsageError(f"{script} is not followed, {runner.script_id} is")

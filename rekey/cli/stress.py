@@ -1,14 +1,5 @@
-"""`rekey stress`: at which rate a partition, and the distribution of a table or a design, saturate.
-
-With inserts, or with the application's own mix of operations.
-
-Rules kept here:
-
-* An endpoint that does not say it is Azurite is loaded only with `--i-own-this-account`.
-* The application's tables are read, never written; the test has a table of its own, which it removes.
-* One stress test of a project at a time: a table that is noted as left over is of no running test.
-* A mistake in the file of a mix is refused before the account is asked for anything.
-"""
+"""`rekey stress`: at which rate a partition, and the distribution of a table or a design, saturate, with
+inserts or with the application's own mix of operations. The application's tables are only read."""
 
 from __future__ import annotations
 
@@ -124,6 +115,7 @@ def stress(
     spreads = partial(_spreads, shell, config, source, migration, operations, exact)
     wanted = replace(_DEFAULT, **bounds)  # type: ignore[arg-type]  # click's
     try:
+        # One test of a project at a time: a table that is noted as left over belongs to no running test.
         with FileLock(notes.path):
             report = shell.do(_stress(shell, config, spreads, operations, wanted, notes))
     except Locked:
@@ -141,15 +133,13 @@ def stress(
     return shell.emit(document, text, ExitCode.FINDINGS if report.too_little else ExitCode.DONE)
 
 
-# Returns the distributions to try, and the rows that the script refuses.
+# Returns the distributions to try, and the number of rows that the script refuses.
 _Find = Callable[[TableService], Awaitable[tuple[tuple[Spread, ...], int]]]
 
 
 async def _stress(
     shell: Shell, config: Config, find: _Find, mix: Mix, bounds: Bounds, notes: Notes
 ) -> StressReport:
-    """Read the distribution, and run the test."""
-
     @asynccontextmanager
     async def generators(name: str) -> AsyncIterator[Generator]:
         if mix.processes > 1:

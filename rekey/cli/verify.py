@@ -1,11 +1,5 @@
-"""`rekey verify`: compare source and targets; `--repair` fixes what differs.
-
-Rules kept here:
-
-* Exit code 1 when anything differed, also when it was repaired just now: the next run proves that it was.
-* Keys of rows that differ are shown only when they are asked for, with a reason, and on record, as a look-up
-  is: whoever may open the restricted store may see them. The record is made before they are shown.
-"""
+"""`rekey verify`: compare source and targets; `--repair` fixes what differs. Exit code 1 when anything
+differed, also when it was repaired: the next run proves that."""
 
 from __future__ import annotations
 
@@ -108,7 +102,8 @@ def verify(
         document = {"script_id": declared.script_id, **report.as_json()}
         text = f"{declared.script_id}\n{shell.typed_here(render(report, declared.script_id))}"
         if keys:
-            # What was found is told also if its keys may not be shown.
+            # What was found is reported also if its keys may not be shown. Showing them is recorded first, as
+            # a look-up is.
             shell.tell_before_error(document, text)
             check_reason(reason or "", [key for _, key in keys.values()])
             details = {"by": "verify", "rows": sorted(keys), "found": True, "reason": reason}
