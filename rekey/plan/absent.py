@@ -1,10 +1,4 @@
-"""Properties that a declaration names and that no row has: a misspelled name, most of the time. Pure.
-
-Rules kept here:
-
-* A name is called absent only of the rows that were looked at, and their number is told.
-* Names of properties are shown, never values or keys.
-"""
+"""Properties that a declaration names and that no row has: mostly misspelled names. Pure. Holds no values."""
 
 from __future__ import annotations
 
@@ -51,12 +45,7 @@ def _names(operation: Operation) -> tuple[str, ...]:
 
 
 def spelling_of(name: str, there: Collection[str]) -> str:
-    """Return what to do about a name that no row has.
-
-    Args:
-        name: as it is in the script.
-        there: names of the properties that rows have, with annotations.
-    """
+    """Return what to do about a name in the script that none of the properties `there` (annotated) has."""
     names = sorted(one for one in there if one != ETAG and not one.endswith(TYPE_SUFFIX))
     more = ", …" if len(names) > _LISTED else ""
     listed = f"rows have: {', '.join(names[:_LISTED])}{more}"
@@ -70,7 +59,7 @@ def spelling_of(name: str, there: Collection[str]) -> str:
 def explained(
     refused: RefusedRows, rows: int, absent: Mapping[str, str], there: Collection[str]
 ) -> RefusedRows:
-    """Return a refusal as it is; where all rows were refused for a property that no row has, with its cause.
+    """Return a refusal; with its cause where all rows were refused for a property that no row has.
 
     Args:
         refused: the rows.

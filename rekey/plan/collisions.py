@@ -1,12 +1,5 @@
-"""Finding target keys that two source rows map to, in bounded memory.
-
-Rules kept here:
-
-* A record is the source row's key after a digest of the target key, made with a random key that lives as long
-  as the search. Records go to disk sealed with a key that only the process has (`rekey.core.spill`): what a
-  crash may leave there tells nothing.
-* Records with equal digests are a collision: by accident once in 10^18 tables of ten billion rows (128 bits).
-"""
+"""Finds target keys that two source rows map to, in bounded memory: records with a digest of the target key
+go to sealed temporary files (`rekey.core.spill`). With 128 bits equal digests are equal keys."""
 
 from __future__ import annotations
 
@@ -24,23 +17,22 @@ from rekey.plan.result import CollisionGroup, Collisions
 FIRST_GROUPS = 20
 FIRST_ROWS = 10
 _TABLE_BYTES = 2
-# A record takes less memory than others: a group stays near 20 MB. Up to 1.6 million rows are spread once.
+# A record takes less memory than others: a group stays near 20 MB. Up to 1.6 million rows are distributed
+# once.
 GROUP_RECORDS = 50_000
 # Of a record: the table's number and the digest of the target key. The source row's key follows them.
 _KEY_BYTES = _TABLE_BYTES + 16
 
 
 class CollisionSearch(spill.Spill[bytes]):
-    """Takes every (target key, source row) and finds the keys that came more than once. A context manager."""
+    """Takes every target key with its source row and finds repeated keys. A context manager."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Create the search; `folder` keeps temporary files, by default the system's.
-
-        Raises MachineFailed when it cannot be used.
-        """
+        """`folder`: for temporary files, by default the system's. Raises MachineFailed if unusable."""
         super().__init__(
             folder, lambda record: int.from_bytes(record[_TABLE_BYTES:_KEY_BYTES]), most=GROUP_RECORDS
         )
+        # Keyed at random, so that what a crash leaves on disk tells nothing.
         self._keyed = hashlib.blake2b(digest_size=16, key=secrets.token_bytes(32))
 
     def take(self, table: int, rows: Sequence[Row], sources: Sequence[Row]) -> list[bytes]:
@@ -52,12 +44,12 @@ class CollisionSearch(spill.Spill[bytes]):
         for target, source in zip(rows, sources, strict=True):
             partition = target[PARTITION_KEY]
             hashed = copy()
-            # the length first, so that no two keys give the same text
+            # The length first, so that no two keys give the same text.
             hashed.update(f"{len(partition)},{partition}{target[ROW_KEY]}".encode("utf-8", "surrogatepass"))
             old = f"{source[PARTITION_KEY]}\0{source[ROW_KEY]}".encode("utf-8", "surrogatepass")
             digest = hashed.digest()
             digests.append(digest)
-            # What `put` does: a call for each of all rows would take as long as the digest.
+            # Inlined `put`: a call for each row would take as long as the digest.
             waiting[digest[-1] % slots].append(begin + digest + old)
         before = self.records // spill.BUFFERED_RECORDS
         self.records += len(digests)

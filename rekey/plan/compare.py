@@ -1,10 +1,5 @@
-"""Two designs of one migration side by side, on the same rows: as JSON, as text, as a page. Pure.
-
-Rules kept here:
-
-* Only what the two plans say is compared; nothing is weighed and no winner is named: that depends on needs.
-* A design whose keys could not be tried (a secret is missing) shows what is known without.
-"""
+"""Two designs of one migration side by side, on the same rows: as JSON, as text, as a page. Pure. Nothing is
+weighed and no winner is named: that depends on needs."""
 
 from __future__ import annotations
 
@@ -124,7 +119,6 @@ def _tables(plan: MigrationPlan) -> Figures:
 
 
 def _costs(plan: MigrationPlan) -> Figures:
-    """Return what a design costs; in money only where prices are configured."""
     estimate = plan.estimate
     if estimate is None:
         return {"requests": None, "expected duration": None, "stored next to the source": None}

@@ -1,27 +1,6 @@
-"""What a migration costs: requests of its phases, durations, storage, money. Pure; arithmetic only.
-
-Rules kept here:
-
-* Requests are those of an undisturbed run with nothing changing meanwhile, each phase once, by the commands
-  of the runbooks: `apply` to the gate, `apply --to cutover`, `apply --to complete`, `retire`. Changes,
-  retries, verifications by hand and repeated `apply` come on top.
-* A scan of a range is a request for each 1,000 rows, at least one. A scan for changed rows goes through all
-  rows and returns few: the service answers after 5 seconds at the latest ("Query timeout and pagination"),
-  and is assumed to get through `FILTERED_ROWS` in that time.
-* A batch of one row is a single insert, as it is sent.
-* The service's clock has a resolution of whole seconds and is read until it has moved on: half a second of
-  requests on average, for each pass and each freeze. Locks, control row and clients cost the requests that
-  were counted in runs; `tests/scenarios/test_plan_against_actual.py` compares the figures with runs.
-* Targets of the service: 20,000 entities/s an account, 2,000 entities/s a partition ("Scalability and
-  performance targets for Table storage"). They give a lower bound on time and promise nothing. Rates that
-  follow the service may go beyond them: what it carries is not known before.
-* A scan of one range is serial: page after page; the copy reads several ranges at a time. The request time
-  assumed is `ASSUMED_REQUEST_SECONDS`, and the plan says so.
-* A configured rate counts source rows read and target rows written, as the throttle does; of two accounts
-  the one through which more of them pass.
-* Storage is billed by the documented formula (`rekey.core.limits.entity_bytes`); target and mapping are
-  stored in addition to the source until `retire`, which the retention period delays.
-"""
+"""What a migration costs: requests of its phases, durations, storage, money. Pure; arithmetic only. It is of
+an undisturbed run without changes, each phase once, by the commands of the runbooks;
+`tests/scenarios/test_plan_against_actual.py` compares the requests with runs."""
 
 from __future__ import annotations
 
@@ -48,16 +27,19 @@ NO_PRICES = Prices()
 MAPPING_ROWS_PER_SOURCE_ROW = 2
 _DAY = 86_400.0
 MAPPING_PARTITIONS_A_DIRECTION = 32
+# A scan for changed rows reads all and returns few: the service answers after 5 seconds at the latest ("Query
+# timeout and pagination"), and is assumed to get through so many rows in that time.
 FILTERED_ROWS = 50_000
 # From so many pages of the copy on (small windows make small pages), idle readers split what is unread.
 SPLIT_PAGES = 12
 # Requests that all splits of one copy add, to find keys in the middle and for pages that end early: thirty
-# where writing waits for reading, none where reading waits for writing. Which it will be is not known
-# beforehand.
+# where writing waits for reading, none where reading waits for writing, which is not known beforehand.
 SPLIT_REQUESTS = 15
-# Seconds between two looks into the journal while the runner works (`rekey.runner.clients`).
+# Seconds between two sweeps of the journal while the runner works (`rekey.runner.clients`).
 SWEEP_SECONDS = 5.0
 
+# Counted in runs. The service's clock has whole seconds and is read until it has moved on: half a second of
+# requests on average.
 _CONTROL: Mapping[str, Mapping[str, Mapping[str, int]]]
 _CONTROL = table(Path(__file__).with_name("control_requests.toml"))
 
@@ -72,83 +54,71 @@ class Batches:
 
     @classmethod
     def of(cls, rows: int, fills: Mapping[int, int]) -> Batches:
-        """Return the requests that write `rows` rows in batches as full as those of `fills`.
-
-        Args:
-            rows: how many rows to write.
-            fills: number of batches by the rows in a batch.
-        """
+        """Return the requests that write `rows` rows in batches as full as those of `fills` (number of
+        batches by rows in a batch)."""
         packed = sum(fill * number for fill, number in fills.items())
         if not packed:
             return cls(0, 0, 0)
+        # A batch of one row is sent as a single insert.
         singles = round(fills.get(1, 0) * rows / packed)
         batches = round(sum(number for fill, number in fills.items() if fill > 1) * rows / packed)
         return cls(batches, singles, max(0, rows - singles) if batches else 0)
 
     @property
     def requests(self) -> int:
-        """Return the number of requests."""
+        """The number of requests."""
         return self.batches + self.singles
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The rows to be moved, and how.
-
-    Attributes:
-        source_rows: rows of the source.
-        largest_source_partition: rows of its largest partition.
-        mapping: the requests that write the mapping rows.
-        fills: what each target table gets.
-        page_rows: rows of a page of the copy; fewer than 1,000 where windows are smaller than that.
-        follows: capture "delta": comparisons that bring what differs follow the source; else clients do.
-        sealed: the mapping is sealed.
-        tries_rows: `apply` tries every row before the first write.
-        source_bytes, mapping_bytes: as the service bills them.
-        rows_elsewhere: of the target rows, those in another account than the source.
-    """
+    """The rows to be moved, and how."""
 
     source_rows: int
     largest_source_partition: int
+    # The requests that write the mapping rows; `fills`: what each target table gets.
     mapping: Batches
     fills: Sequence[TableFill]
+    # Rows of a page of the copy; fewer than 1,000 where windows are smaller.
     page_rows: int = MAX_PAGE_ROWS
+    # Capture "delta": repairing comparisons follow the source; else clients do.
     follows: bool = True
     sealed: bool = False
+    # `apply` maps every row before the first write.
     tries_rows: bool = True
+    # As the service bills them (`rekey.core.limits.entity_bytes`).
     source_bytes: int = 0
     mapping_bytes: int = 0
+    # Target rows in another account than the source.
     rows_elsewhere: int = 0
 
     def through_account(self, scans: int = 1) -> int:
-        """Return the rows that pass through the account through which most do: of the source, read `scans`
-        times, and of the targets."""
+        """Return the rows that pass through the busier account, with the source read `scans` times."""
         here = scans * self.source_rows + self.target_rows - self.rows_elsewhere
         return max(here, self.rows_elsewhere)
 
     @property
     def tables(self) -> list[tuple[TableFill, int]]:
-        """Return the target tables, each with all its rows."""
+        """The target tables, each with all its rows."""
         return [(fill, fill.table_rows) for fill in self.fills if not fill.with_main]
 
     @property
     def target_rows(self) -> int:
-        """Return the rows of all target tables."""
         return sum(fill.rows for fill in self.fills)
 
     @property
     def source_pages(self) -> int:
-        """Return the requests of reading the source."""
+        """The requests of reading the source."""
         return pages(self.source_rows)
 
     @property
     def compared_pages(self) -> int:
-        """Return the requests of a full verification."""
+        """The requests of a full verification."""
         return self.source_pages + sum(pages(rows) for _, rows in self.tables)
 
     @property
     def filtered_pages(self) -> int:
-        """Return the requests of a scan for changed rows that finds none."""
+        """The requests of a scan for changed rows that finds none."""
         return max(1, -(-self.source_rows // FILTERED_ROWS))
 
 
@@ -158,13 +128,8 @@ def pages(rows: int) -> int:
 
 
 def requests_of(work: Workload, backfill_seconds: float) -> Iterator[Requests]:
-    """Yield the requests of all phases, in their order; the number of some may be 0.
-
-    Args:
-        work: the rows to be moved, and how.
-        backfill_seconds: how long the copy is expected to take: the journal is read every `SWEEP_SECONDS`
-            meanwhile.
-    """
+    """Yield the requests of all phases in order; some counts may be 0. `backfill_seconds`: expected duration
+    of the copy, during which the journal is read every `SWEEP_SECONDS`."""
     if work.tries_rows:
         yield Requests(PREPARE, "try every row: read the source", Kind.SCAN, work.source_pages)
         if work.source_rows > GUESS_ROWS:
@@ -225,14 +190,8 @@ def _control(phase: str, work: Workload) -> Iterator[Requests]:
 def estimate(
     work: Workload, limits: Limits, *, retention_s: float = 0.0, prices: Prices = NO_PRICES
 ) -> Estimate:
-    """Return the requests, durations, storage and money of a migration.
-
-    Args:
-        work: the rows to be moved, and how.
-        limits: as configured.
-        retention_s: seconds from `complete` to `retire`.
-        prices: as configured.
-    """
+    """Return the requests, durations, storage and money of a migration. `retention_s`: seconds from
+    `complete` to `retire`."""
     durations = [_backfill(work, limits), _reading(RECONCILE, work, scans=2 if work.follows else 1)]
     if work.follows:
         durations.append(_reading(CUTOVER, work, scans=2))
@@ -259,7 +218,7 @@ def counts_of(requests: Iterable[Requests]) -> Counter[str]:
 
 
 def money_of(requests: Iterable[Requests], storage: Storage, prices: Prices) -> Money | None:
-    """Return what requests and storage cost, None when a price is missing."""
+    """Return what requests and storage cost; None when a price is missing."""
     counts = counts_of(requests)
     as_one = prices.requests(counts, batch_each=False)
     each = prices.requests(counts, batch_each=True)
@@ -281,6 +240,7 @@ def _backfill(work: Workload, limits: Limits) -> Duration:
     }
     writes = (work.mapping.requests + sum(fill.batches for fill in work.fills)) * ASSUMED_REQUEST_SECONDS
     reads = work.source_pages * ASSUMED_REQUEST_SECONDS
+    # A scan of one range is serial, page after page; the copy reads several ranges at a time.
     bounds = {
         **targets,
         f"{limits.concurrency} requests at a time": writes / limits.concurrency,
@@ -296,8 +256,8 @@ def _backfill(work: Workload, limits: Limits) -> Duration:
 
 
 def _reading(phase: str, work: Workload, *, scans: int) -> Duration:
-    """Return the duration of a phase that reads the source `scans` times, once to compare it with the targets
-    and once for rows written since, and the targets once."""
+    """Return the duration of a phase that reads the source `scans` times, to compare it with the targets and
+    for rows written since, and the targets once."""
     hottest = scans * work.largest_source_partition / PARTITION_TARGET
     targets = {
         "20,000 entities/s of the account": work.through_account(scans) / ACCOUNT_TARGET,
@@ -311,7 +271,7 @@ def _duration(
     phase: str, targets: dict[str, float], limits: dict[str, float], *, swept: int | None
 ) -> Duration:
     """Return the duration by the slowest of each kind of bounds, plus the sweep's walk through `swept`
-    mapping rows of one direction, page after page; None: there is no sweep."""
+    mapping rows of one direction, page after page; None: no sweep."""
     by_target = max(targets, key=lambda name: targets[name])
     by_limit = max(limits, key=lambda name: limits[name])
     quickest = slowest = 0.0

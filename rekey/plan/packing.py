@@ -1,18 +1,5 @@
-"""Counting the batches that backfill will send, by backfill's own rules. Nothing is sent.
-
-Rules kept here:
-
-* The rules of `rekey.copy.batches` decide which batches are full, which rows are held back for rows of later
-  windows, and for how long. They ask only how many rows a partition has, so rows are counted, not kept; their
-  bytes are the mean of a few rows of each page.
-* Windows end where backfill's end: at a page's end, and pages are no larger than a window.
-* Reading is assumed as far ahead of writing as it may be: the first windows have all begun before the first
-  target row is sent. From then on a window's target rows follow its mapping rows, which are durable when the
-  next window has begun. At the end nothing is held back.
-* Of a sample only the stretch from the table's beginning is packed; single pages would make batches look
-  emptier than they get. Where that stretch is long enough, rows still held at its end are left out: rows that
-  would have filled their batches were not read.
-"""
+"""Counts the batches that backfill will send, by its own rules (`rekey.copy.batches`); nothing is sent. Rows
+are counted, not kept. Reading is assumed to be as far ahead of writing as it may be."""
 
 from __future__ import annotations
 
@@ -31,16 +18,13 @@ STEADY_WINDOWS = GATHERED_WINDOWS + 1
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The rows that one page of source rows gives one table.
+    """The rows that one page of source rows gives one table."""
 
-    Attributes:
-        partitions: their number by partition.
-        row_bytes: mean bytes of one in a batch.
-        unit: how many are of one source row and go in one batch, on average.
-    """
-
+    # Their number by partition.
     partitions: Mapping[Any, int]
+    # Mean bytes of a row in a batch.
     row_bytes: float = 0.0
+    # Mean number of rows of one source row that go in one batch.
     unit: float = 1.0
 
     @property
@@ -50,17 +34,14 @@ class Filled:
 
 
 class Sends:
-    """The batches of one table, counted.
-
-    Attributes:
-        fills: number of batches by the rows in a batch; a batch of one row is a single insert.
-        given: rows that were added, including those still held.
-        hottest: sum over windows of the rows of the window's largest partition.
-    """
+    """The batches of one table, counted."""
 
     def __init__(self, windows: int) -> None:
-        """Create an empty count; `windows`: how many windows rows may wait for others of their partition."""
+        """`windows`: how many windows rows may wait for others of their partition."""
+        # `given`: rows added, including those still held. `hottest`: sum over windows of the rows of a
+        # window's largest partition.
         self.given = self.hottest = 0
+        # Number of batches by the rows in a batch; a batch of one row is a single insert.
         self.fills: Counter[int] = Counter()
         self._windows = windows
         # By partition, the rows held, and the number of the window that the first of them is from.
@@ -105,18 +86,17 @@ class Packing:
     """Takes what pages of source rows give each table (`page`) and counts batches."""
 
     def __init__(self, tables: int, window: WindowSize, together: Collection[int] = ()) -> None:
-        """Create empty counts for so many targets; `window` says when a window is full, `together` which
-        targets share the main target's table."""
+        """`window` says when a window is full, `together` which targets share the main target's table."""
         self.page_rows = min(window.rows, MAX_PAGE_ROWS)
         self.mapping_sends = Sends(MAPPING_WINDOWS)
-        # For each target table; what is one table is sent with the first.
+        # For each target table; rows that share the main target's table are sent with it.
         self.sends = [Sends(TARGET_WINDOWS) for _ in range(tables)]
         # Whether rows are still taken.
         self.open = True
         self._size = window
         self._together = together
-        # Numbers of earlier windows, and their target rows by target table: sent after the mapping rows of
-        # their window.
+        # Earlier windows with their target rows by target table: sent after the mapping rows of their window
+        # are durable.
         self._waiting: list[tuple[int, list[list[Filled]]]] = []
         self._number = 0
         self._open_window()
@@ -129,7 +109,7 @@ class Packing:
 
     @property
     def steady(self) -> bool:
-        """Tell whether enough windows were packed to be typical of the rest of the table."""
+        """Whether enough windows were packed to be typical of the rest of the table."""
         return self._number > STEADY_WINDOWS
 
     def page(self, rows: int, wire_bytes: int, targets: Sequence[Filled], mapping: Filled) -> None:
@@ -155,6 +135,7 @@ class Packing:
         if not self.open:
             return
         self.open = False
+        # Rows still held are left out: those that would have filled their batches were not read.
         if not whole and self.steady:
             return
         if self._rows:

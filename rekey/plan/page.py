@@ -1,12 +1,5 @@
-"""A plan as one HTML page: figures, plots, and what to know before applying. Pure.
-
-Rules kept here:
-
-* It says nothing that the plan does not say, and holds no key, not even for a plan that shows keys:
-  partitions and rows are named by safe id.
-* Before and after stand side by side, on the same axes.
-* Each plot says which rows it was counted in; what is estimated is weighted, and called an estimate.
-"""
+"""A plan as one HTML page: figures, plots, and what to know before applying. Pure. It holds no key, not even
+for a plan that shows keys; estimates are called so."""
 
 from __future__ import annotations
 
@@ -46,7 +39,7 @@ def plan_page(plan: Plan) -> str:
 def _series(
     shown: Sequence[Shown], values: Callable[[Shown], Sequence[float]], unit: str = ""
 ) -> list[Series]:
-    """Return a series for each table, in the colour of today's tables or of planned ones."""
+    """Return a series for each table, in the color of today's tables or of planned ones."""
     series = []
     for one in shown:
         when, colour = ("today", BEFORE) if one.today else ("planned", AFTER)
@@ -107,6 +100,5 @@ def _times(load: Load) -> list[str]:
 
 
 def _shares(loads: Sequence[Load]) -> str:
-    """Return the plot of the busiest partition's share of the rows over time."""
     series = _series(loads, lambda one: [round(100 * share, 1) for share in one.busiest])
     return lines(series, _times(loads[0]), "Share of the busiest partition over time")

@@ -1,18 +1,5 @@
-"""Making plans: read the source, map its rows, estimate and judge the migration. Nothing is written anywhere.
-
-Rules kept here:
-
-* Tables are only read, the state is not touched; temporary files are sealed with a key that is not kept, and
-  deleted when the plan is made.
-* What must hold for every row (it can be mapped, its new keys are its own) is asked of every row read.
-  Advice, bytes, examples and plots come from a sample of these rows, of bounded size.
-* A missing table, a missing secret, a row that cannot be mapped, a collision are findings of the plan, not
-  errors of the command. A credential that is refused or an endpoint that is down is an error.
-* Designs that are compared see the very same rows: the source is read once for all of them.
-* For a migration whose secret is missing no row is mapped; its plan says what is known without.
-* Offline no account is asked at all: what is known is the declaration, and nothing is said of anything else.
-* Keys are kept only when `show_keys` was asked for; otherwise the result holds none.
-"""
+"""Makes plans: reads the source, maps its rows, estimates and judges the migration. Nothing is written except
+sealed temporary files."""
 
 from __future__ import annotations
 
@@ -51,15 +38,16 @@ async def make_plan(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """Plan migrations, in the order in which they would be applied.
+    """Plan migrations, in the order in which they would be applied. A missing table or secret, a row that
+    cannot be mapped and a collision are findings of the plan, not errors.
 
     Args:
         subjects: the migrations.
         tables: the account.
         options: how to plan.
-        together: they are designs of one migration: all are planned on one reading of their source.
+        together: they are designs of one migration, planned on one reading of their source.
         clock: gives the time at which the plan was made.
-        progress: told the rows as they are read.
+        progress: receives the rows as they are read.
 
     Raises:
         CredentialRefused, EndpointDown, Unavailable: the service could not be asked.
@@ -79,7 +67,7 @@ async def make_plan(
 
 
 def plan_offline(subjects: Sequence[Subject], options: PlanOptions, clock: Clock) -> Plan:
-    """Plan migrations by their declarations alone; arguments as for `make_plan`. No account is asked."""
+    """Plan migrations by their declarations alone, asking no account; arguments as for `make_plan`."""
     planned = []
     for subject in subjects:
         migration = subject.declared.migration
@@ -103,8 +91,7 @@ async def _plan(
     makers: Mapping[str, str],
     progress: Progress,
 ) -> list[MigrationPlan]:
-    """Plan migrations from one source, on one reading of it. `makers`: the script that makes a table, by the
-    table's name in lower case."""
+    """Plan migrations on one reading of their source. `makers`: scripts by the lower-case table they make."""
     source = tables.table(subjects[0].declared.migration.source)
     named = ", ".join(subject.declared.script_id for subject in subjects)
     targets = [await _target_states(subject, tables) for subject in subjects]
@@ -175,15 +162,8 @@ def _without_rows(
     targets: tuple[TableState, ...],
     found: Iterable[Problem],
 ) -> MigrationPlan:
-    """Return what is known of a migration before its mapping was tried on any row.
-
-    Args:
-        subject: the migration.
-        options: how to plan.
-        inventory: of the source, None when it does not exist.
-        targets: the target tables as they are.
-        found: the problems of the tables.
-    """
+    """Return what is known of a migration before its mapping was tried on any row. `inventory`: of the
+    source, None when it does not exist; `found`: the problems of the tables."""
     declared, started, fingerprints = subject.declared, subject.started, subject.secret_fingerprints
     problems = declaration_problems(
         *(declared, started, subject.missing_secrets, fingerprints, subject.no_wrapping_key, subject.taken),
@@ -201,7 +181,7 @@ def _without_rows(
             secrets=dict(sorted(fingerprints.items())),
             source=declared.migration.source,
             source_exists=inventory is not None,
-            # A sample that happened to be the whole table promises no more than a sample.
+            # A sample that happens to be the whole table still counts as a sample.
             exact=options.exact,
             rows=0 if inventory is None else inventory.rows.rows,
             inventory=inventory.digest if inventory is not None and options.exact else None,
@@ -265,10 +245,8 @@ def _with_rows(plan: MigrationPlan, survey: Survey, inventory: Inventory) -> Mig
 
 
 def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
-    """Return rows, batches and partitions of each target.
-
-    Partitions are not scaled: it is not known whether unread rows share the partitions met so far.
-    """
+    """Return rows, batches and partitions of each target. Partitions are not scaled: unread rows may share
+    those met so far."""
     fills = []
     weights, secondary = inventory.weights, survey.together - {0}
     rows_of = [round(weights.sum(met)) for met in zip(*survey.target_rows, strict=True)]
@@ -298,9 +276,8 @@ def _fills(survey: Survey, inventory: Inventory) -> tuple[TableFill, ...]:
 
 
 def weighty(found: Sequence[Advice]) -> dict[str, Severity]:
-    """Return the advice that belongs to a plan's basis: the codes of errors and warnings on planned keys,
-    each with its highest severity. Figures and notes are left out, as they change with every row; waived
-    advice is not."""
+    """Return the advice of a plan's basis: codes of errors and warnings on planned keys, waived ones too,
+    with the highest severity. Figures and notes change with every row."""
     rests = [one for one in found if not one.today and one.severity is not Severity.NOTE]
     rests.sort(key=lambda one: (one.code, -one.severity.place))  # the highest severity of a code comes last
     return {one.code: one.severity for one in rests}

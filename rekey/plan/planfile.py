@@ -1,23 +1,5 @@
-"""The plan file: `plan --out` writes it, `apply --plan` compares it with what is there later.
-
-Rules kept here:
-
-* Canonical JSON (sorted keys, no spaces but line breaks, UTF-8), a format name with a version, and a SHA-256
-  over the content: a file that was edited or cut off is refused.
-* It holds digests, figures, safe ids and problems; no keys, not even when the plan showed them.
-* What counts as moved:
-
-  - always: declaration, a secret's fingerprint, the source table's existence, a target that came into
-    being or now holds rows that are not the migration's;
-  - always: an error or a warning in the advice on planned keys that came or went, or has another severity.
-    Codes are compared and not their figures, which change with every row; notes refuse nothing and are not
-    compared;
-  - for a plan made with `--exact`: any insert, update or delete in the source. That is right for a source
-    that stands still; such a plan cannot be applied to a live one;
-  - for a sampled plan, which is what a live source needs: the number of rows only, and only when it is now
-    less than half or more than double of the planned number and at least 1,000 rows apart. Estimates of one
-    table differ from each other; an apply must not be refused for a few rows that were added meanwhile.
-"""
+"""The plan file: `plan --out` writes it, `apply --plan` compares it with what is there later. Canonical JSON
+with a format, a version and a SHA-256, so that edited and cut-off files are refused; it holds no keys."""
 
 from __future__ import annotations
 
@@ -41,14 +23,7 @@ SAMPLED_ROWS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """A plan file as read.
-
-    Attributes:
-        made_at: when the plan was made.
-        exact: whether it was made with `--exact`.
-        errors: number of errors the plan had.
-        bases: what the plan rests on, one for each migration, in order.
-    """
+    """A plan file as read. `errors`: how many the plan had; `bases`: one for each migration."""
 
     made_at: str
     exact: bool
@@ -69,16 +44,7 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 
 def write_output(text: str, path: Path, *, option: str) -> None:
-    """Write a file, whole or not at all.
-
-    Args:
-        text: its content.
-        path: where.
-        option: the option that named the path.
-
-    Raises:
-        ConfigurationError: the path cannot be written.
-    """
+    """Write a file, whole or not at all; `option` named the path. Raises ConfigurationError."""
     try:
         write_whole(path, text.encode("utf-8"))
     except OSError as error:
@@ -112,7 +78,11 @@ def read_plan(path: Path) -> PlanFile:
 
 
 def moved(planned: Basis, now: Basis) -> list[str]:
-    """Return the changes since the plan was made, a phrase for each; empty when the plan holds."""
+    """Return the changes since the plan was made, a phrase for each; empty when the plan holds.
+
+    Always compared: declaration, secrets, whether source and targets exist, foreign rows in targets, and
+    codes and severities of errors and warnings on planned keys. The source: see `_moved_source`.
+    """
     changes = []
     if planned.declaration != now.declaration:
         changes.append("the script declares something else now")
@@ -144,6 +114,9 @@ def _a(severity: Severity) -> str:
 
 
 def _moved_source(planned: Basis, now: Basis) -> list[str]:
+    """Return the changes of the source. A plan made with `--exact` moves with any write: it is for a source
+    without writes. A sampled one moves only when the number of rows halves or doubles, and by 1,000 at least:
+    estimates of one table differ."""
     source = planned.source
     if planned.source_exists != now.source_exists:
         return [f"source table {source} {'exists now' if now.source_exists else 'is gone'}"]
@@ -185,15 +158,11 @@ def check_declared(file: PlanFile, chosen: Iterable[Declared]) -> None:
 
 
 def check_plan(file: PlanFile, now: Sequence[Basis]) -> None:
-    """Compare a plan file with what is there now.
+    """Compare a plan file with what is there now, after `check_declared`. Raises Moved, naming all that
+    moved.
 
-    Only for migrations that were not begun yet: afterwards their own targets exist, and the state guards
+    Only for migrations that have not begun: afterwards their own targets exist, and the state guards
     declaration and secrets.
-
-    The file has a plan for each of them (`check_declared`).
-
-    Raises:
-        Moved: naming all that moved.
     """
     planned = {basis.script_id: basis for basis in file.bases}
     changes = [f"{one.script_id}: {change}" for one in now for change in moved(planned[one.script_id], one)]

@@ -1,14 +1,5 @@
-"""Figures for the plots of a plan: partitions, keys and batches of a table, its load over time. Pure.
-
-Rules kept here:
-
-* Portraits and loads name partitions by safe id and hold no key.
-* Every row that is read and mapped is counted. Lengths of keys and load over time of a sample are weighted
-  (`rekey.inspect.inventory.Weights`); partitions and their sizes are those of the rows read.
-* Memory is bounded: partitions by `PartitionTally` and `PartitionSizes`, load by `CELLS`.
-* Load over time is shown where a key of a target holds a moment: that moment is the time. The source is shown
-  next to it, by the same moments. Rows that have none were refused and are not shown.
-"""
+"""Figures for the plots of a plan: partitions, keys and batches of a table, its load over time. Pure. In
+bounded memory; partitions are named by safe id."""
 
 from __future__ import annotations
 
@@ -32,7 +23,7 @@ from rekey.plan.result import Load, Portrait, TableFill
 LARGEST = 8
 LANES = 40
 TIMES = 60
-# So many amounts by partition and time are kept; beyond, the smaller half of the partitions is let go.
+# Amounts kept by partition and time; beyond, the smaller half of the partitions is dropped.
 CELLS = 50_000
 LENGTH_STEP = 8
 # Steps of time as lengths of ISO text: hours, days, months, years.
@@ -44,13 +35,13 @@ class Portrayer:
     """Counts the rows of a table and of its targets (`count`), then gives portraits and loads."""
 
     def __init__(self, migration: Migration) -> None:
-        """Create empty counts for the source and the targets of a migration."""
         self._tables = (migration.source, *migration.tables)
         self._labels = (migration.source, *migration.labels)
         # One for the source, then one for each target table; as are the sizes.
         self.partitions = [PartitionTally() for _ in self._tables]
         self.sizes = [PartitionSizes() for _ in self._tables]
-        # The expression inside the first moment of any key; PartitionKeys are searched before RowKeys.
+        # The expression inside the first moment of any key, which is the time of a row in loads;
+        # PartitionKeys are searched before RowKeys.
         keys = [one.partition_key for one in migration.filled] + [one.row_key for one in migration.filled]
         nodes = (node for key in keys for node in key.walk())
         moment = next((node.of for node in nodes if isinstance(node, MOMENTS)), None)
@@ -78,7 +69,7 @@ class Portrayer:
             for partition, count in parted.items():
                 lengths[number][PARTITION_KEY][utf16_units(partition)] += count
             row_keys = [row[ROW_KEY] for row in rows]
-            # asked once for all of them: keys are mostly ASCII
+            # Asked once for all of them: keys are mostly ASCII.
             units = len if "".join(row_keys).isascii() else utf16_units
             lengths[number][ROW_KEY].update(map(units, row_keys))
         if self._moment is None:
@@ -88,19 +79,14 @@ class Portrayer:
             times.append("")
             with suppress(RowRefused):
                 moment = self._moment(row, "")
-                # A key that is made of something else where there is no moment does not ask for one.
+                # Not every row of a conditional key has a moment.
                 times[-1] = "" if parse_ticks(moment) is None else moment[: _STEPS[0]]
         for lanes, rows in zip(self._lanes[part], tables, strict=False):
             lanes.add([(row[PARTITION_KEY], at) for row, at in zip(rows, times, strict=True) if at])
 
     def portraits(self, ids: SafeIds, fills: Sequence[TableFill], weights: Weights) -> tuple[Portrait, ...]:
-        """Return a portrait of each table, the source first.
-
-        Args:
-            ids: the safe ids that name partitions.
-            fills: rows and batches of each target table.
-            weights: how many rows of the source a row read stands for.
-        """
+        """Return a portrait of each table, the source first. `ids` name partitions; `fills`: rows and batches
+        of each target; `weights`: how many source rows a row read stands for."""
         portraits = []
         for number, table in enumerate(self._tables):
             lengths = {key: weights.merged([part[number][key] for part in self._lengths]) for key in _KEYS}
@@ -142,12 +128,11 @@ class _Lanes:
     def __init__(self) -> None:
         self.step = _STEPS[0]
         self.counts: Counter[tuple[str, str]] = Counter()
-        # All rows by time, those of partitions that were let go among them.
+        # All rows by time, also those of dropped partitions.
         self.times: Counter[str] = Counter()
         self.partitions_exact = True
 
     def add(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Count rows: the partition and the time of each."""
         self.counts.update([(partition, at[: self.step]) for partition, at in rows])
         self.times.update([at[: self.step] for _, at in rows])
         while self.step > _STEPS[-1] and len(self.times) > TIMES:
@@ -169,7 +154,7 @@ class _Lanes:
 def _load(
     ids: SafeIds, table: str, parts: Sequence[_Lanes], times: Sequence[str], weights: Weights, *, today: bool
 ) -> Load:
-    """Return the load in columns of time, each beginning at one of `times`, all equally long."""
+    """Return the load in columns of equal length, each beginning at one of `times`."""
     step, column = len(times[0]), {time: number for number, time in enumerate(times)}
     all_rows = [0.0] * len(times)
     for at, count in weights.merged([lanes.times for lanes in parts]).items():
@@ -186,7 +171,7 @@ def _load(
     for (partition, at_column), count in cells.items():
         if partition in shown:
             shown[partition][at_column] = round(count)
-    # Lanes by the beginning of their load: those of a target by month make stairs down the plot.
+    # Lanes in the order in which their load begins.
     in_order = sorted(shown.items(), key=lambda one: next(at for at, count in enumerate(one[1]) if count))
     others_rows = [round(total) - sum(lane) for total, *lane in zip(all_rows, *shown.values(), strict=True)]
     return Load(
@@ -202,8 +187,8 @@ def _load(
 
 
 def _times(first: str, last: str) -> list[str]:
-    """Return all times from the first to the last, in steps as long as they are: also those of no row. Except
-    of years no more than one beyond `TIMES`."""
+    """Return all times from the first to the last at their own step, also those without rows; except for
+    years at most one beyond `TIMES`."""
     at, times = datetime.fromisoformat(first + "0001-01-01T00"[len(first) :]), [first]
     while times[-1] < last and (len(times) <= TIMES or len(first) == _STEPS[-1]):
         # Longer than a step of months or years, and shorter than two.

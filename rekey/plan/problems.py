@@ -1,11 +1,5 @@
-"""Problems of a migration: what `apply` will refuse, what will cost more than it must. Pure rules, no I/O.
-
-Rules kept here:
-
-* Every problem has a stable code, a message without keys, and a cure that is a command or an edit.
-* An error is what `apply` would refuse or stop at; a warning is a cost or a loss that the operator should
-  choose knowingly; a note is what the plan cannot know.
-"""
+"""Problems of a migration: what `apply` will refuse (errors), costs or losses to choose knowingly (warnings),
+what the plan cannot know (notes). Pure rules, no I/O."""
 
 from __future__ import annotations
 
@@ -35,13 +29,7 @@ NAMED_ROWS = 20
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A migration that was begun, by the control row or the state file.
-
-    Attributes:
-        phase: the phase it is in.
-        digest: digest of the declaration it was begun with.
-        secret_fingerprints: fingerprints of the secrets it was begun with, by name.
-    """
+    """A migration that has begun, with what it began with, by the control row or the state file."""
 
     phase: str
     digest: str
@@ -58,11 +46,11 @@ def declaration_problems(
     *,
     key_ranges: bool = False,
 ) -> Iterator[Problem]:
-    """Yield the problems of the declaration, its secrets and its history, without looking at tables.
+    """Yield the problems of the declaration, its secrets and its history, without reading tables.
 
     Args:
         declared: the migration.
-        started: phase, declaration and secrets when it was begun before; else None.
+        started: phase, declaration and secrets when it has begun; else None.
         missing_secrets: the errors about secrets that were not found.
         fingerprints: fingerprints of the secrets that were found, by name.
         no_wrapping_key: why the wrapping key of a sealed mapping cannot be used; "" when it can, or none is
@@ -112,8 +100,7 @@ def _dual_write_problems(declared: Declared) -> Iterator[Problem]:
 
 
 def changes_nothing(migration: Migration) -> bool:
-    """Tell whether the only target would be a copy of the source in its account, but for copies of the old
-    keys."""
+    """Tell whether the only target would be a copy of the source in its account (plus old keys)."""
     target = migration.target
     return (
         is_elsewhere(target.table) == is_elsewhere(migration.source)
@@ -134,8 +121,8 @@ def table_problems(
 
     Args:
         declared: the migration.
-        source_exists: whether the source table is there.
-        made_by: the script planned before this one that makes the source table, if one does.
+        source_exists: whether the source table exists.
+        made_by: the script planned before this one that makes the source table, if any.
         targets: the target tables; `holds_rows`: with rows that are not this migration's.
         similar: of a missing source, which tables there are (`similar_tables`).
     """
@@ -167,7 +154,7 @@ def row_problems(
         fills: what each table is filled with.
         ids_hold: whether the ids of rows stay the same.
         absent: properties that the declaration names and no row of `sampled` has: where, and what to do.
-        sampled: how many rows were asked for their properties.
+        sampled: how many rows were searched for properties.
     """
     read = inventory.rows.at_least
     looked_at = "" if inventory.exact else f" of {read:,} looked at"
@@ -204,8 +191,7 @@ def ordered(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 
 def _problem(code: str, rows: int = 0, row_ids: Sequence[str] = (), /, **values: object) -> Problem:
-    """Return a problem; `values` are for the names in braces in its texts, and one called `message` or `cure`
-    replaces that text."""
+    """Return a problem; `values` fill the names in braces in its texts, or replace `message` or `cure`."""
     texts = TEXTS[code]
     message, cure = filled(texts, {"rows": rows, **values}, "message", "cure")
     return Problem(code, Severity(texts["severity"]), message, cure, rows, tuple(row_ids))

@@ -1,13 +1,5 @@
-"""A plan and its advice as text for an operator. Pure.
-
-Rules kept here:
-
-* What matters comes first, and fits on one screen: whether `apply` would begin, what stands in the way, rows,
-  time, requests, storage, money. Requests and durations of each phase are listed when asked for.
-* A text that blocks `apply` says so; waived advice is shown with its reason.
-* An estimate carries `about`; a lower bound `at least`.
-* Without `shows_keys` the text holds no key. With it the text says that it is for the operator's eyes.
-"""
+"""A plan and its advice as text for an operator: what matters comes first and fits on one screen. Pure.
+Without `shows_keys` it holds no key."""
 
 from __future__ import annotations
 
@@ -32,12 +24,7 @@ wrapped = partial(wrapped_text, break_long_words=True)  # a key may be wider tha
 
 
 def plan_text(plan: Plan, *, requests: bool = False) -> str:
-    """Return a plan as text, ending in a line break.
-
-    Args:
-        plan: the plan.
-        requests: list requests and durations of each phase.
-    """
+    """Return a plan as text, ending in a line break. `requests`: list those of each phase, and durations."""
     lines = [*wrapped(KEYS_ARE_SHOWN), ""] if plan.shows_keys else []
     for migration in plan.migrations:
         lines += _migration(migration, plan, requests=requests)
@@ -237,11 +224,7 @@ def _findings(problems: Sequence[Problem], advice: Sequence[Advice]) -> Iterator
 
 def advice_lines(found: Sequence[Advice], *, with_today: bool = False) -> Iterator[str]:
     """Yield advice in full, but one line each for advice on today's keys, which the migration replaces.
-
-    Args:
-        found: the advice.
-        with_today: give advice on today's keys in full, too, because nothing is planned.
-    """
+    `with_today`: that in full, too, because nothing is planned."""
     for one in found:
         if one.today and not with_today and one.waived is None:
             then = (

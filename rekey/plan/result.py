@@ -1,13 +1,6 @@
-"""The frozen values a plan consists of. A new figure needs a section in `render.py`.
-
-Rules kept here:
-
-* As JSON (`--json`, plan files) they have their fields in order, under their own names or the names that
-  `told` gives; times are seconds, sizes are bytes.
-* No value holds a key, except fields whose name says so (`*_key`, `old_keys`), which stay None unless the
-  operator asked for keys (`--show-keys`); they are never written to a plan file.
-* A figure that is an estimate comes with its basis (`Inventory.basis`, `MigrationPlan.mapped_rows`).
-"""
+"""The frozen values a plan consists of. As JSON they have their fields in order; times are seconds, sizes are
+bytes. Only fields named `*_key` or `old_keys` hold keys, when asked for (`--show-keys`): never in a plan
+file."""
 
 from __future__ import annotations
 
@@ -38,22 +31,15 @@ NOT_LOOKED_AT = (
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something the operator should know before applying.
-
-    Attributes:
-        code: stable, for scripts: `source-missing`, `collision`, `row-refused`, ...
-        severity: an error makes `apply` refuse or stop.
-        message: the problem in words, without keys.
-        cure: what to do about it.
-        rows: how many rows it concerns, 0 when it is not about rows.
-        row_ids: safe ids of the first of these rows.
-    """
+    """Something the operator should know before applying."""
 
     code: str
     severity: Severity
+    # In words, without keys.
     message: str
     cure: str
     rows: int = 0
+    # Safe ids of the first of these rows.
     row_ids: tuple[str, ...] = ()
 
 
@@ -66,37 +52,28 @@ def _partitions(listed: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One piece of advice.
-
-    Attributes:
-        code: stable; see `rekey.declaration.requirements`.
-        severity: an error refuses `apply` unless it is waived.
-        where: the table, and the name of the key it is about, if it is about one.
-        today: about today's keys; else about the planned ones.
-        evidence: figures that show it; no key.
-        reason: why it matters.
-        cure: what to do.
-        waived: the reason the script gives for setting it aside, None when it does not.
-        answered: it is about today's keys, and the planned keys do not have it.
-    """
+    """One piece of advice."""
 
     code: str
     severity: Severity
+    # The table, and the name of the key if it is about one.
     where: str
     today: bool = field(metadata=_TODAY)
+    # Figures; no key.
     evidence: str
     reason: str
     cure: str
+    # The script's reason for setting it aside.
     waived: str | None = field(default=None, metadata=UNTOLD)
+    # It is about today's keys, and the planned keys do not have it.
     answered: bool = field(default=False, metadata=UNTOLD)
 
     @property
     def blocks(self) -> bool:
-        """Tell whether `apply` refuses."""
+        """Whether `apply` refuses."""
         return self.severity is Severity.ERROR and self.waived is None and not self.today
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return {
             **members(self),
             "blocks": self.blocks,
@@ -106,7 +83,7 @@ class Advice:
 
 
 class Access(IntEnum):
-    """How rows of a query are found, the best first."""
+    """How rows of a query are found, the best first (the four ways of the service's design guide)."""
 
     POINT = 1
     ROW_RANGE = 2
@@ -119,18 +96,13 @@ class Access(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How one table answers one query.
-
-    Attributes:
-        access: how the rows are found.
-        requests: how many requests it takes, about; None where that depends on rows that were not read.
-        table: the table that is queried.
-        through_index: that is an index table: the main rows are read after it.
-    """
+    """How one table answers one query."""
 
     access: Access
+    # About; None where that depends on rows that were not read.
     requests: int | None
     table: str
+    # It is an index table: the main rows are read after it.
     through_index: bool = field(default=False, metadata=UNTOLD)
 
     def describe(self) -> str:
@@ -193,61 +165,46 @@ class CollisionGroup:
 
 @dataclass(frozen=True, slots=True)
 class Collisions:
-    """All target keys that more than one source row maps to.
-
-    Attributes:
-        keys: how many target keys.
-        rows: how many source rows map to these keys, counted once per key.
-        exact: every source row was looked at; otherwise only the rows that were sampled.
-        first: the first groups by table (main first), at most 20.
-    """
+    """All target keys that more than one source row maps to."""
 
     keys: int
     rows: int
     exact: bool
+    # The first groups by table (main first), at most 20.
     first: tuple[CollisionGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TableFill:
-    """The rows and batches that one target table gets.
-
-    Attributes:
-        table: its name.
-        rows: rows to be written.
-        batches: requests to write them with; a single insert counts as one. Those of secondary rows count
-            with their main rows.
-        partitions: partitions met.
-        partitions_exact: whether these are all; otherwise `partitions` and `largest_partition` are lower
-            bounds.
-        largest_partition: rows of the largest partition.
-        hottest_seconds: seconds its hottest partitions take, window after window, at 2,000 entities/s.
-        stored_bytes: the bytes that the service will bill for these rows.
-        fills: the batches that were packed: their number by the rows in a batch.
-        secondary_rows: of the main target: the rows of other kinds that go in the same batches.
-        with_main: they are secondary rows, and their batches count with the main target's.
-    """
+    """The rows and batches that one target table gets."""
 
     table: str
     rows: int
+    # Requests to write them with, single inserts included. Those of secondary rows count with their main
+    # rows.
     batches: int
     partitions: int
     partitions_exact: bool
     largest_partition: int
+    # Seconds its hottest partitions take, window after window, at 2,000 entities/s.
     hottest_seconds: float = field(metadata=UNTOLD)
+    # As the service bills them.
     stored_bytes: int = 0
+    # Number of packed batches by the rows in a batch.
     fills: Mapping[int, int] = field(default_factory=dict, metadata=UNTOLD)
+    # Of the main target: rows of other kinds in the same batches.
     secondary_rows: int = field(default=0, metadata=told(if_any=True))
+    # They are secondary rows: their batches count with the main target's.
     with_main: bool = field(default=False, metadata=told(if_any=True))
 
     @property
     def table_rows(self) -> int:
-        """Return the rows of all kinds; 0 where they count with the main target's."""
+        """The rows of all kinds; 0 where they count with the main target's."""
         return 0 if self.with_main else self.rows + self.secondary_rows
 
     @property
     def rows_per_batch(self) -> float:
-        """Return the mean rows of a batch, 1 to 100; 0.0 without rows."""
+        """The mean rows of a batch, 1 to 100; 0.0 without rows."""
         return self.table_rows / self.batches if self.batches else 0.0
 
     def describe(self) -> str:
@@ -262,22 +219,13 @@ class TableFill:
         return f"{rows}, {partitions}, the largest of {at_least}{counted(self.largest_partition, 'row')}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         first = {"table": self.table, "rows": self.rows, "batches": self.batches}
         return {**first, "rows_per_batch": round(self.rows_per_batch, 2), **members(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests of one kind in one phase.
-
-    Attributes:
-        phase: the phase.
-        what: what they are for.
-        kind: what each asks of the service (`rekey.tables.sent`).
-        count: how many.
-        operations: of batches, the rows in them; 0 for other kinds.
-    """
+    """Requests of one kind (`rekey.tables.sent`) in one phase. `operations`: the rows in batches."""
 
     phase: str
     what: str
@@ -288,72 +236,49 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How long one phase takes, in seconds, and what bounds it.
-
-    Attributes:
-        at_targets_s: at the service's targets: only rates that follow the service (`"auto"`) may be quicker.
-        at_targets_bound: the target that bounds it.
-        at_limits_s: under the configured limits.
-        at_limits_bound: the limit or target that bounds it.
-    """
+    """How long one phase takes, in seconds, and what bounds it."""
 
     phase: str
+    # At the service's targets; only an adaptive rate limit (`"auto"`) may be quicker.
     at_targets_s: float = field(metadata=told(digits=3))
     at_targets_bound: str
+    # Under the configured limits.
     at_limits_s: float = field(metadata=told(digits=3))
     at_limits_bound: str
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Bytes stored while both tables exist, by the documented formula, and for how long.
-
-    Attributes:
-        source_bytes: the source, which exists until `retire` in any case.
-        target_bytes: all target tables.
-        mapping_bytes: the mapping, in the restricted account.
-        days: from `apply` to `retire`: the expected duration and the retention period.
-    """
+    """Bytes stored while both tables exist, by the documented formula."""
 
     source_bytes: int
     target_bytes: int
     mapping_bytes: int
+    # From `apply` to `retire`: the expected duration and the retention period.
     days: float = field(metadata=told(digits=2))
 
     @property
     def added_bytes(self) -> int:
-        """Return the bytes stored in addition to the source."""
+        """The bytes stored in addition to the source."""
         return self.target_bytes + self.mapping_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """What a migration costs, in the currency of the configured prices.
-
-    Attributes:
-        currency: as it was configured.
-        batch_as_one: all requests, a batch billed as one transaction.
-        batch_each: all requests, a batch billed as one transaction for each operation in it.
-        storage: the bytes added while both tables exist.
-    """
+    """What a migration costs, in the currency of the configured prices."""
 
     currency: str
+    # All requests, a batch billed as one transaction.
     batch_as_one: float = field(metadata=told("requests_batch_as_one", digits=6))
+    # All requests, a batch billed as one transaction for each operation.
     batch_each: float = field(metadata=told("requests_batch_each", digits=6))
+    # The bytes added while both tables exist.
     storage: float = field(metadata=told(digits=6))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a migration costs.
-
-    Attributes:
-        requests: requests by phase, purpose and kind.
-        storage: bytes stored while both tables exist.
-        money: None when prices are missing.
-        prices_missing: which keys of `[prices]` are not set.
-        durations: durations of the phases that take time.
-    """
+    """What a migration costs. `money` is None when prices of `[prices]` are missing."""
 
     requests: tuple[Requests, ...]
     storage: Storage
@@ -363,64 +288,48 @@ class Estimate:
 
     @property
     def requests_total(self) -> int:
-        """Return the number of all requests."""
         return sum(one.count for one in self.requests)
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         known = members(self)
         return {"requests": known["requests"], "requests_total": self.requests_total, **known}
 
 
 @dataclass(frozen=True, slots=True)
 class Portrait:
-    """One table in figures.
-
-    Attributes:
-        table: its name.
-        today: the source as it is; else a table that the migration fills.
-        rows: source rows that were looked at.
-        sizes: number of partitions by class of size, in rows that were looked at.
-        largest: the largest partitions by safe id, with their rows.
-        lengths: for each key the number of rows of the table by its length: by the lower end of a class of 8
-            characters. Counted, or estimated from the rows looked at; as is `key_bytes`.
-        key_bytes: mean bytes of both keys of a row, at two bytes a UTF-16 unit.
-        fills: the batches that were packed: their number by the rows in a batch; empty for the source.
-    """
+    """One table in figures."""
 
     table: str
     today: bool = field(metadata=_TODAY)
     rows: int
+    # Number of partitions by class of size, in rows read.
     sizes: Mapping[str, int] = field(metadata=told("partitions_by_rows"))
+    # The largest partitions by safe id, with their rows.
     largest: tuple[tuple[str, int], ...] = field(metadata=told(form=_partitions))
+    # For each key, rows by its length: the lower end of a class of 8 characters. Counted, or estimated from
+    # the rows read.
     lengths: Mapping[str, Mapping[int, int]] = field(metadata=told("key_lengths"))
+    # Mean bytes of both keys of a row, at two bytes a UTF-16 unit.
     key_bytes: float = field(metadata=told("mean_key_bytes", digits=1))
+    # Number of packed batches by the rows in a batch; empty for the source.
     fills: Mapping[int, int] = field(default_factory=dict, metadata=told("batches_by_rows"))
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The rows of one table over time: lanes of partitions, columns of time.
-
-    Attributes:
-        table: its name.
-        today: the source; else a table that the migration fills.
-        times: the beginnings of the columns, e.g. `2024-03`, one after the other, also those of no row.
-        lanes: the partitions with most rows by safe id, with their rows in each column.
-        others: how many partitions have no lane.
-        others_rows: the rows that are in no lane, in each column; with the lanes all rows of the table.
-        partitions_exact: partitions were few enough to count each; otherwise lanes, `others` and `busiest`
-            are lower bounds.
-        busiest: for each column, the share of its rows that went to its busiest partition, 0.0 to 1.0.
-    """
+    """The rows of one table over time: lanes of partitions, columns of time."""
 
     table: str
     today: bool = field(metadata=_TODAY)
+    # The beginnings of the columns, e.g. `2024-03`, also of those without rows.
     times: tuple[str, ...]
+    # The partitions with most rows by safe id, with their rows in each column.
     lanes: tuple[tuple[str, tuple[int, ...]], ...] = field(metadata=told("partitions", form=_partitions))
+    # How many partitions have no lane, and their rows in each column.
     others: int = field(metadata=told("other_partitions"))
     others_rows: tuple[int, ...]
     partitions_exact: bool
+    # For each column, the share of its rows that went to its busiest partition, 0.0 to 1.0.
     busiest: tuple[float, ...] = field(metadata=told(form=lambda shares: [round(one, 4) for one in shares]))
 
 
@@ -435,72 +344,48 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a plan rests on: `apply --plan` compares it with the state at that time.
-
-    Attributes:
-        script_id: the migration.
-        declaration: digest of the declaration.
-        secrets: fingerprints of the secrets by name, never the secrets.
-        source: name of the source table.
-        source_exists: whether it was there.
-        exact: whether the plan was made with `--exact`.
-        rows: rows of the source, read or estimated.
-        inventory: digest over all rows' ETags and Timestamps when `exact`, else None.
-        targets: the target tables, main first.
-        advice: warnings and errors on the planned keys: severity by code.
-    """
+    """What a plan rests on: `apply --plan` compares it with the state at that time."""
 
     script_id: str
+    # Digest of the declaration.
     declaration: str
+    # Fingerprints by name, never the secrets.
     secrets: Mapping[str, str]
     source: str
     source_exists: bool
     exact: bool
     rows: int
+    # Digest over all rows' ETags and Timestamps when `exact` (`--exact`), else None.
     inventory: str | None
     targets: tuple[TableState, ...]
+    # Severity by code of warnings and errors on planned keys.
     advice: Mapping[str, Severity] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationPlan:
-    """The plan of one migration.
-
-    Attributes:
-        script_id: the script's name.
-        path: the script's file.
-        title: first line of its docstring, "" without one.
-        basis: what the plan rests on.
-        inventory: what the source holds, None when it does not exist.
-        mapped_rows: rows the mapping was tried on.
-        looked_at: how many of them, drawn evenly, advice, bytes and examples come from.
-        examples: up to five rows.
-        collisions: target keys that several rows map to; None when nothing could be mapped.
-        refused: rows the mapping refuses, by reason; counted among `mapped_rows`.
-        fills: the target tables, main first.
-        estimate: requests, durations, storage and money, None when nothing could be mapped.
-        portraits: the tables in figures, the source first.
-        loads: load over time, of the source and the main target; empty where no key holds a moment.
-        problems: errors first.
-        advice: on the planned keys, then on today's.
-        queries: how each declared query is answered today and by the planned keys.
-        group: the migration's group, "" without one.
-        capture: how changes are followed.
-    """
+    """The plan of one migration."""
 
     script_id: str
     path: Path = field(metadata=UNTOLD)
+    # First line of the script's docstring.
     title: str
     basis: Basis
+    # What the source holds; None when it does not exist.
     inventory: Inventory | None
+    # Rows the mapping was tried on, those refused included.
     mapped_rows: int = 0
+    # How many of them, drawn evenly, advice, bytes and examples come from.
     looked_at: int = field(default=0, metadata=told("rows_looked_at"))
     examples: tuple[Example, ...] = ()
+    # None, as `estimate`, when nothing could be mapped.
     collisions: Collisions | None = None
     refused: tuple[RefusedRows, ...] = ()
+    # The target tables, main first.
     fills: tuple[TableFill, ...] = field(default=(), metadata=told("targets"))
     estimate: Estimate | None = None
     portraits: tuple[Portrait, ...] = ()
+    # Of the source and the main target; empty where no key holds a moment.
     loads: tuple[Load, ...] = ()
     problems: tuple[Problem, ...]
     advice: tuple[Advice, ...] = ()
@@ -510,7 +395,7 @@ class MigrationPlan:
 
     @property
     def sampled(self) -> str:
-        """Return what was counted in some of the rows only; "" where all were looked at."""
+        """What was counted in some of the rows only; "": all were read."""
         if self.looked_at == self.mapped_rows:
             return ""
         rows = f"{self.looked_at:,} of {self.mapped_rows:,} rows"
@@ -518,7 +403,7 @@ class MigrationPlan:
 
     @property
     def rows_counted(self) -> str:
-        """Return the rows that partitions were counted in: `all 2,000 rows`, `the 30,000 rows read`."""
+        """The rows that partitions were counted in: `all 2,000 rows`, `the 30,000 rows read`."""
         rows = counted(self.portraits[0].rows if self.portraits else 0, "row")
         if self.inventory is None or not self.inventory.exact:
             return f"the {rows} read"
@@ -526,7 +411,7 @@ class MigrationPlan:
 
     @property
     def rows_weighted(self) -> str:
-        """Return the rows that figures of the whole table were counted in, or estimated from."""
+        """The rows that figures of the whole table were counted in, or estimated from."""
         if self.inventory is None or self.inventory.exact:
             return self.rows_counted
         rows = f"about {counted(self.inventory.rows.rows, 'row')}"
@@ -534,8 +419,7 @@ class MigrationPlan:
 
     @property
     def errors(self) -> tuple[Problem, ...]:
-        """Return what makes `apply` refuse: problems that are errors, and advice that is an error on planned
-        keys and not waived."""
+        """What makes `apply` refuse: problems and unwaived advice on planned keys that are errors."""
         errors = [one for one in self.problems if one.severity is Severity.ERROR]
         for one in self.advice:
             if one.blocks:
@@ -547,22 +431,15 @@ class MigrationPlan:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """What a group costs as one.
-
-    Attributes:
-        name: the group.
-        members: ids of the planned scripts.
-        requests: of all of them.
-        at_limits_s: seconds for all phases of all, one after the other.
-        stop_s: those of them for which writers stand still, once for the whole group: the cutovers.
-        money: requests and storage, a batch billed as one; None when prices are missing.
-    """
+    """What a group costs as one."""
 
     name: str
     members: tuple[str, ...]
     requests: int
     at_limits_s: float = field(metadata=told(digits=3))
+    # Estimated write downtime: the cutovers of all, under one freeze.
     stop_s: float = field(metadata=told(digits=3))
+    # Requests and storage, a batch billed as one.
     money: float | None = field(metadata=told(digits=6))
 
 
@@ -582,22 +459,16 @@ def _summed(name: str, plans: Sequence[MigrationPlan]) -> GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of one or more migrations.
-
-    Attributes:
-        made_at: when it was made, UTC, as the service writes times.
-        exact: every row was read (`--exact`).
-        ids_hold: the safe ids are those of the migrations; False: they are valid for this plan only.
-        shows_keys: keys are shown: for the operator's eyes only.
-        migrations: in the order they are applied.
-        offline: no account was asked (`--offline`): only declarations were looked at.
-    """
+    """The plan of one or more migrations, in the order they are applied."""
 
     made_at: str
     exact: bool
+    # The safe ids are those of the migrations; False: they are valid for this plan only.
     ids_hold: bool
+    # For the operator's eyes only.
     shows_keys: bool
     migrations: tuple[MigrationPlan, ...] = field(default=())
+    # No account was asked (`--offline`).
     offline: bool = False
 
     @property
@@ -612,18 +483,14 @@ class Plan:
 
     @property
     def exit_code(self) -> ExitCode:
-        """Return FINDINGS when any migration has an error, else DONE."""
+        """FINDINGS when any migration has an error, else DONE."""
         return ExitCode.FINDINGS if any(one.errors for one in self.migrations) else ExitCode.DONE
 
     def as_json(self, *, keys: bool | None = None) -> dict[str, Any]:
-        """Return a plan as JSON-able data.
-
-        Args:
-            keys: False leaves keys out; otherwise they are in it when the plan shows keys.
-        """
+        """Return a plan as JSON-able data. `keys`: False omits keys even if the plan shows them."""
         with_keys = self.shows_keys if keys is None else keys and self.shows_keys
         migrations = plain(self.migrations, keys=with_keys)
-        if self.offline:  # what is known without an account: no figure that looks as if it had been counted
+        if self.offline:  # what is known without an account: no figure that looks counted
             known = ("script_id", "title", "problems", "advice", "queries")
             migrations = [{name: one[name] for name in known} for one in migrations]
         return {

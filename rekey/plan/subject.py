@@ -1,11 +1,4 @@
-"""The migration to plan and the options of planning: values that the caller fills.
-
-Rules kept here:
-
-* A missing secret, or a wrapping key that cannot be used, is reported in the plan: it is a value of the
-  subject, not an error. A secret that cannot be asked for (Key Vault is down) is an error.
-* Nothing is written.
-"""
+"""The migration to plan and the options of planning: values that the caller fills."""
 
 from __future__ import annotations
 
@@ -31,32 +24,26 @@ OwnsRow = Callable[[int, Row], Awaitable[bool]]
 
 @dataclass(frozen=True)
 class Subject:
-    """One migration to plan, with its secrets, safe ids and state.
-
-    Attributes:
-        declared: the script.
-        mapper: None when a secret is missing: then no row can be mapped.
-        ids: the migration's safe ids, or ephemeral ones.
-        ids_hold: whether `ids` are the migration's own.
-        secret_fingerprints: fingerprints of the secrets that were found, by name.
-        missing_secrets: the errors about secrets that were not found.
-        no_wrapping_key: why the wrapping key of a sealed mapping cannot be used; "" when it can, or none is
-            needed.
-        started: phase, declaration and secrets of a migration that was begun before; else None.
-        taken: that another project's migration has the same id in the restricted store; "" if not.
-        owns_row: asked about the first row of a target that holds rows; None: every such row is foreign,
-            unless the migration was begun before.
-    """
+    """One migration to plan, with its secrets, safe ids and state. A missing secret or unusable wrapping key
+    is a value here, to be reported in the plan."""
 
     declared: Declared
+    # None when a secret is missing: then no row can be mapped.
     mapper: Mapper | None
+    # The migration's own if `ids_hold`, else ephemeral ones.
     ids: SafeIds
     ids_hold: bool = False
+    # Of the secrets that were found, by name.
     secret_fingerprints: Mapping[str, str] = field(default_factory=dict)
     missing_secrets: tuple[SecretMissing, ...] = ()
+    # Why the wrapping key of a sealed mapping cannot be used.
     no_wrapping_key: str = ""
+    # None: it has not begun.
     started: Started | None = None
+    # That another project's migration has the same id in the restricted store.
     taken: str = ""
+    # Asked about the first row of a target that holds rows; None: every such row is foreign, unless it has
+    # begun.
     owns_row: OwnsRow | None = None
 
     @classmethod
@@ -71,26 +58,19 @@ def _recorded(record: MigrationRecord) -> Started:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """How to plan.
+    """How to plan."""
 
-    Attributes:
-        exact: read every row instead of a sample.
-        show_keys: keep keys of examples and collisions in the result, for the operator's eyes only.
-        sample: how much a sample reads.
-        limits: the configured limits: window size, concurrency, rate.
-        gates: the configured gates: the retention period says how long both tables exist.
-        tries_rows: `apply` will try every row before the first write.
-        prices: the configured prices.
-        key_ranges: applications use shared access signatures with a key range.
-    """
-
+    # Read every row instead of a sample.
     exact: bool = False
+    # Keep keys of examples and collisions in the result, for the operator's eyes only.
     show_keys: bool = False
     sample: SampleSize = field(default_factory=SampleSize)
     limits: Limits = field(default_factory=Limits)
     gates: Gates = field(default_factory=Gates)
+    # `apply` will map every row before the first write.
     tries_rows: bool = True
     prices: Prices = field(default_factory=Prices)
+    # Applications use shared access signatures with a key range.
     key_ranges: bool = False
 
     @classmethod
@@ -101,15 +81,8 @@ class PlanOptions:
 
 
 async def subject_of(migration: OpenMigration, record: MigrationRecord | None = None) -> Subject:
-    """Return the subject of a plan.
-
-    Args:
-        migration: what is planned.
-        record: the migration's record in the state file; the control row takes precedence over it.
-
-    Raises:
-        CredentialRefused, EndpointDown, Unavailable: the restricted store could not be asked.
-    """
+    """Return the subject of a plan. `record`: its record in the state file; the control row takes precedence
+    over it. Raises CredentialRefused, EndpointDown, Unavailable."""
     prepared = migration.prepared
     control = await migration.control.read()
     started, taken = None, ""
@@ -121,8 +94,8 @@ async def subject_of(migration: OpenMigration, record: MigrationRecord | None = 
         started = _recorded(record)
     store, no_wrapping = None, ""
     try:
-        _ = prepared.wrapping  # a missing key is reported before the migration begins, too
-        # Of an edited script the mapping may be of another form: that it was edited is all there is to say.
+        _ = prepared.wrapping  # evaluated here, so that a missing key is reported before the migration begins
+        # The mapping of an edited script may have another form; the plan only reports the edit.
         edited = control is not None and control.digest != prepared.declared.digest
         store = None if control is None or edited else await migration.mapping(control)
     except SecretMissing as error:

@@ -1,17 +1,5 @@
-"""Trying the mapping on source rows without writing: refusals, collisions, examples, fill of batches.
-
-Rules kept here:
-
-* Every row is mapped by the same `Mapper` that backfill uses, its new keys are looked at for collisions, its
-  partitions are counted and packed by backfill's rules (`packing`).
-* What advice, sizes, examples and plots show comes from a sample of these rows, which are mapped once more.
-* The sample is even and of bounded size: every n-th row is drawn, from the first on. When there are too many,
-  every other one is dropped and n doubles: so the sample is spread over all rows read, needs no count
-  beforehand, and is the same next time.
-* The size of mapping rows is measured on rows of the sample: they are built and, if the mapping is sealed,
-  sealed as backfill does, with a made-up key that is not kept.
-* Constant memory: a few windows' partitions, bounded tallies, the sample, records on disk.
-"""
+"""Tries the mapping on source rows without writing: refusals, collisions, examples, fill of batches. Every
+row is mapped by backfill's `Mapper`; advice, sizes, examples and plots come from a bounded sample."""
 
 from __future__ import annotations
 
@@ -46,22 +34,19 @@ Mapped: TypeAlias = tuple[EntityKey, list[TargetKey]]
 EXAMPLES = 5
 FIRST_ROWS = 20
 MEASURED_ROWS = 500
-# Of so many rows of a page one is measured, for windows and batches.
+# One of so many rows of a page is measured, for windows and batches.
 SIZED = 50
-# Of the sample, which is bounded by rows and by bytes.
+# Bounds of the sample.
 MOST_ROWS = 5_000
 MOST_BYTES = 8 * 1024 * 1024
-# The partition of mapping rows, of a byte of an id: 32 of each direction.
+# Partition of a mapping row by a byte of its id: 32 of each direction.
 _FORWARD = bytes(byte >> 3 for byte in range(256))
 _REVERSE = bytes(32 + (byte >> 3) for byte in range(256))
 
 
 class RowSample:
-    """Takes the rows of all pages (`take`) and keeps some.
-
-    Attributes:
-        rows: those drawn, in the order they came in.
-    """
+    """Takes the rows of all pages (`take`) and keeps every n-th, in order. When there are too many every
+    other one is dropped and n doubles: the sample is even, needs no count, and is repeatable."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -69,7 +54,6 @@ class RowSample:
         self._every = 1
 
     def take(self, rows: Sequence[Row]) -> None:
-        """Take the rows of one page."""
         drawn = rows[-self._seen % self._every :: self._every]
         self._seen += len(rows)
         self.rows += drawn
@@ -92,42 +76,27 @@ class RowSample:
 
 
 class Survey:
-    """Takes source rows page by page (`take`) and keeps a plan's figures about them. A context manager.
-
-    Attributes:
-        subject, options: what is planned, and how.
-        labels: what the target tables are called, main first.
-        together: the numbers of those that are one table; empty where there is no such.
-        rows: source rows taken.
-        mapped: rows that the mapping does not refuse, for each part of the reading (`PARTS`).
-        looked_at: rows of the sample.
-        there: names of the properties that rows of the sample have.
-        target_rows: for each part of the reading, the rows for each target table.
-        examples: up to five rows of the sample.
-        collisions: of all rows taken; none until the survey is finished.
-        packing: counts the batches of the rows.
-        gatherer: counts the facts that advice is judged from, in the sample.
-        portrayer: counts the figures that plots show.
-    """
+    """Takes source rows page by page (`take`) and keeps a plan's figures about them. A context manager."""
 
     def __init__(self, subject: Subject, mapper: Mapper, tables: TableService, options: PlanOptions) -> None:
-        """Create a survey of no rows. `tables`: the account, to which no request is sent here.
-
-        Raises MachineFailed when there is no place for temporary files.
-        """
+        """No request is sent here. Raises MachineFailed when there is no place for temporary files."""
         self.subject, self.options = subject, options
         migration = subject.declared.migration
         self.labels = mapper.labels
         self.rows = self.looked_at = 0
+        # Rows that the mapping does not refuse, for each part of the reading (`PARTS`); as `target_rows`, by
+        # target table.
         self.mapped = [0 for _ in PARTS]
         self.target_rows = [[0] * len(mapper.tables) for _ in PARTS]
         self.packing = Packing(len(mapper.tables), window_of(options.limits), mapper.together)
         self.gatherer = Gatherer(migration, mapper.map, prices=options.prices)
         self.portrayer = Portrayer(migration)
+        # `together`: the numbers of the targets that are one table.
         self._mapper, self.together = mapper, mapper.together
         # Names a source row.
         self._name = partial(subject.ids.short, migration.source)
         self._size_of = [tables.table(name).encoded_size for name in mapper.tables]
+        # To measure the size of mapping rows, with a made-up key that is not kept.
         sealer = None
         if migration.is_sealed:
             sealer = Sealer()
@@ -141,8 +110,10 @@ class Survey:
         self._mapping_bytes: list[float] = []
         self.examples: tuple[Example, ...] = ()
         self._refused: dict[tuple[str, str], tuple[RowRefused, int, list[EntityKey]]] = {}
+        # None until the survey is finished.
         self.collisions = Collisions(0, 0, exact=False)
         self._search = CollisionSearch()
+        # Names of the properties that rows of the sample have.
         self.there: set[str] = set()
         self._named = named_properties(migration)
 
@@ -154,6 +125,8 @@ class Survey:
 
     def take(self, rows: Sequence[Row], part: int) -> None:
         """Map the rows of one page, which belongs to a part of the reading (`PARTS`)."""
+        # Only the stretch from the table's beginning is packed: single pages make batches look emptier than
+        # they get.
         if part == ELSEWHERE:
             self.packing.end(whole=False)
         for start in range(0, len(rows), self.packing.page_rows):
@@ -199,11 +172,10 @@ class Survey:
             first.append(key_of(row))
 
     def finish(self, sample: Sequence[Sequence[Row]], *, exact: bool) -> None:
-        """End the survey: look at the sample, and for collisions among all rows taken.
+        """End the survey: evaluate the sample, and find collisions among all rows taken.
 
         Args:
-            sample: rows spread over those taken, of each part of the reading (`PARTS`), for all that is not
-                asked of every row.
+            sample: rows spread over those taken, of each part of the reading (`PARTS`).
             exact: every row of the source was taken.
         """
         self.packing.end(whole=exact)
@@ -254,7 +226,7 @@ class Survey:
 
     @property
     def refused(self) -> tuple[RefusedRows, ...]:
-        """Return the refusals by reason, the most frequent first."""
+        """The refusals by reason, the most frequent first."""
         found = []
         for one, count, first in sorted(self._refused.values(), key=lambda one: -one[1]):
             ids, keys = tuple(map(self._name, first)), tuple(first) if self.options.show_keys else None
@@ -264,7 +236,7 @@ class Survey:
 
     @property
     def absent(self) -> dict[str, str]:
-        """Return the properties that the declaration names, and no row of the sample has; and where."""
+        """The properties that the declaration names and no row of the sample has; and where."""
         named = self._named if self.looked_at else {}
         return {name: where for name, where in named.items() if name not in self.there}
 

@@ -1,31 +1,5 @@
 """Advice on access: how tables answer declared queries; how rows and writes are spread over partitions. Pure.
-
-Rules kept here, of queries:
-
-* The four ways to find rows are those of the service's design guide: both keys known; a stretch of one
-  partition; whole partitions; everything. Pages hold 1,000 rows; each page is a request.
-* A query may be answered through an index table: its pointer costs one more request for each row, unless
-  index rows carry the whole row.
-* Rows are filtered by known properties that are not in the keys after they are read: more is read than
-  returned.
-* The best answer of the planned tables counts: that is how an application written for these keys would ask.
-* A query that the planned keys answer worse than today's is an error; one that is answered badly before and
-  after is a warning.
-* Where no row was read (`rekey plan --offline`) requests that depend on the number of rows are not known, and
-  a RowKey that is kept may hold inverted ticks or not. Of today's keys the worse is taken, of planned ones
-  the better: nothing is called an error that the rows may show to be none.
-* Each query has one cause: the first that fits of random keys, time not inverted, anything else.
-
-Of partitions:
-
-* Target of the service: 2,000 entities/s a partition ("Scalability and performance targets for Table
-  storage"). Over it at the declared load is an error, over half of it a warning.
-* Where a PartitionKey holds a moment, new rows go to the newest partition of each stream: the share that
-  counts is that of the largest stream, not that of the largest partition so far.
-* PartitionKeys that only rise or fall put all inserts on one server. That matters at a load, or where every
-  few rows open a new partition; a month or a day for a partition is left alone.
-* Small tables get no such advice: below 1,000 rows no partition is hot because of its keys.
-"""
+Where no row was read (`rekey plan --offline`) nothing is an error that the rows may show to be none."""
 
 from __future__ import annotations
 
@@ -47,12 +21,14 @@ from rekey.plan.result import Access, Advice, Answer, Rated
 from rekey.present.text import counted
 
 NEARLY_ALL = 0.95
+# Below this no partition is hot because of its keys.
 FEW_ROWS = 1_000
 MANY_ROWS = 100_000
 SHARE_ROWS = 10_000
 SHARE = 0.2
 TIMES_THE_MEAN = 10
 ALONE = 1.5
+# PARTITION_TARGET: 2,000 entities/s ("Scalability and performance targets for Table storage").
 BUSY_WRITES = PARTITION_TARGET / 4
 FINE_ROWS = 10
 MANY_PARTITIONS = 100
@@ -65,6 +41,7 @@ def rated(facts: Facts) -> tuple[Rated, ...]:
     found, read = [], facts.today.rows > 0
     for query in facts.migration.queries:
         answers = [_answer(query, table, read) for table in facts.planned]
+        # As an application written for these keys would ask.
         best = min(answers, key=lambda one: (one.access, one.requests or 0))
         found.append(Rated(query, _answer(query, facts.today, read), best))
     return tuple(found)
@@ -107,6 +84,7 @@ def _badly_served(facts: Facts) -> Iterator[tuple[Rated, TableFacts]]:
 
 
 def _severity(one: Rated) -> Severity:
+    # Answered badly before and after: only a warning.
     return Severity.ERROR if one.planned.access > one.today.access else Severity.WARNING
 
 
@@ -118,12 +96,13 @@ def _answer(query: Query, table: TableFacts, read: bool) -> Answer:
     access, requests = _found(query, table, read)
     through_index = isinstance(table.declared, Index) and table.declared.property_mapping.kept is not None
     if through_index and access is not Access.TABLE_SCAN and requests is not None:
+        # Its pointers cost a request for each row.
         requests += query.rows
     return Answer(access, requests, table.table, through_index)
 
 
 def _found(query: Query, table: TableFacts, read: bool) -> tuple[Access, int | None]:
-    """Return how a table finds the rows of a query, and in how many requests; `read`: its rows were."""
+    """Return how a table finds the rows of a query, and in how many requests; `read`: its rows were read."""
     partition, row = table.keys
     of, known = table.declared, frozenset(query.known)
     whole_table = Access.TABLE_SCAN, pages(table.rows) if read else None
@@ -136,13 +115,14 @@ def _found(query: Query, table: TableFacts, read: bool) -> tuple[Access, int | N
             return Access.POINT, 1
         return (Access.ROW_RANGE, 1) if len(row_parts) < len(parts_of(row)) else whole_partition
     # The PartitionKey and the known parts at the beginning of the RowKey decide which range is read. Where
-    # more is known than that, other rows are read too, and filtered out.
+    # more is known than that, other rows are read as well and filtered out.
     before = parts_of(row)[: len(parts_of(row)) - len(row_parts)]
     if not known <= frozenset[str]().union(*(inputs_of(key, of) for key in (partition, *before))):
         return whole_table if parts else whole_partition
     served = bool(row_parts) and sorts_as(row_parts[0], query.by)
     if query.kind == "latest" and row_parts:
-        # A RowKey that is kept unchanged may hold inverted ticks.
+        # A RowKey that is kept unchanged may hold inverted ticks. Without rows the worse is taken of today's
+        # keys and the better of planned ones.
         counts_down = table.counts.row_keys.share(Shape.INVERTED_TICKS) >= NEARLY_ALL
         counts_down = counts_down or not (read or table.today)
         kept = row_parts[0] == Prop(ROW_KEY) and counts_down
@@ -175,7 +155,7 @@ def one_partition(facts: Facts) -> Iterator[Advice]:
 
 
 def partition_load(facts: Facts) -> Iterator[Advice]:
-    """Yield advice on a partition over (or over half of) the target at the declared load."""
+    """Yield advice on a partition over (or over half of) the service's target at the declared load."""
     writes = facts.load.get("writes_per_second", 0.0)
     for table in facts.tables:
         fanned = table.rows / facts.today.rows if facts.today.rows and not table.today else 1.0
@@ -203,7 +183,7 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
         return
     batch = facts.load.get("rows_per_batch", 1.0)
     ranged = [one for one in facts.migration.queries if one.kind != "point"]
-    # An index may be made for ranges: they are badly served only where no planned table keeps rows together.
+    # An index may serve the ranges: they are badly served only where no planned table keeps rows together.
     together = any(table.rows_per_partition > ALONE for table in facts.planned)
     for table in facts.planned[:1]:
         if table.rows < FEW_ROWS or table.rows_per_partition > ALONE:
@@ -219,7 +199,8 @@ def partition_per_row(facts: Facts) -> Iterator[Advice]:
 
 
 def partition_order(facts: Facts) -> Iterator[Advice]:
-    """Yield advice on ascending or descending PartitionKeys."""
+    """Yield advice on ascending or descending PartitionKeys, which put all inserts on one server: at a load,
+    or where every few rows open a new partition."""
     writes = facts.load.get("writes_per_second", 0.0)
     for table in facts.tables:
         said = ""

@@ -1,11 +1,4 @@
-"""All advice on a table, and on the tables that a migration fills from it. Pure.
-
-Rules kept here:
-
-* In a plan, advice on today's keys only informs: the migration is there to replace them. Where the planned
-  keys do not have the fault any more, the advice is marked as answered.
-* Advice that the script waives stays visible, with the script's reason; it blocks nothing.
-"""
+"""All advice on a table, and on the tables that a migration fills from it. Pure."""
 
 from __future__ import annotations
 
@@ -22,11 +15,12 @@ RULES: tuple[Rule, ...] = (*identity.RULES, *access.RULES, *form.RULES)
 
 
 def advise(facts: Facts) -> tuple[Advice, ...]:
-    """Return all advice: on planned keys first, errors first."""
+    """Return all advice: on planned keys first, errors first. Waived advice stays, with its reason."""
     found = [one for rule in RULES for one in rule(facts)]
     if facts.migration is not None:
         left = {one.code for one in found if not one.today}
         found = [
+            # Today's keys only inform: the migration is to replace them.
             replace(one, severity=Severity.NOTE, answered=one.code not in left)
             if one.today
             else replace(one, waived=facts.migration.waive.get(one.code))

@@ -1,10 +1,5 @@
 """The facts that advice is judged from: figures of today's and planned tables, the declaration. Values only.
-
-Rules kept here:
-
-* Rules see counts and a bounded sample of keys; the advice they return holds figures, never a key.
-* A figure of a sample comes with the number of rows it was taken from.
-"""
+Rules see counts and a bounded sample of keys; the advice they return holds figures, never a key."""
 
 from __future__ import annotations
 
@@ -34,33 +29,27 @@ HARDLY_ANY_TOGETHER = 1.02
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """Figures of one table.
-
-    Attributes:
-        table: its name.
-        counts: keys and bytes of the rows looked at.
-        rows: rows that the table holds or will hold, read or estimated.
-        partitions: partitions; a lower bound unless `partitions_exact`.
-        largest_partition: rows of the largest partition, as far as it was seen.
-        partitions_exact: whether `partitions` is no lower bound: all of them, or an estimate of their number.
-        rows_met_together: mean rows of a partition among the rows read; near 1.0 hardly any two rows share
-            one, however many partitions there are.
-        pointer_rows: rows looked at that hold a whole pointer to a main row.
-        hottest_share: share of new rows that go to one partition at a time, 0.0 to 1.0.
-        partition_order: where new partitions go, by Timestamps.
-        declared: the target or index that a migration fills; None for the source as it is today.
-    """
+    """Figures of one table, read or estimated."""
 
     table: str
+    # Keys and bytes of the sampled rows.
     counts: RowCounts
     rows: int = 0
+    # A lower bound unless `partitions_exact` (all of them, or an estimate).
     partitions: int = 0
+    # Its rows, as far as it was read.
     largest_partition: int = 0
     partitions_exact: bool = False
+    # Mean rows of a partition among the rows read; near 1.0 hardly any two rows share one, however many
+    # partitions there are.
     rows_met_together: float = 0.0
+    # Sampled rows that hold a whole pointer to a main row.
     pointer_rows: int = 0
+    # Share of new rows that go to one partition at a time, 0.0 to 1.0.
     hottest_share: float = 0.0
+    # Where new partitions go, by Timestamps.
     partition_order: Order = Order.UNKNOWN
+    # The target or index that a migration fills; None for the source.
     declared: Target | Index | None = None
 
     @property
@@ -70,19 +59,18 @@ class TableFacts:
 
     @property
     def columns(self) -> tuple[tuple[str, KeyColumn], tuple[str, KeyColumn]]:
-        """Return both keys with their names."""
         return (PARTITION_KEY, self.counts.partition_keys), (ROW_KEY, self.counts.row_keys)
 
     @property
     def keys(self) -> tuple[Expression, Expression]:
-        """Return the expressions of both keys; for the source, the keys themselves."""
+        """The expressions of both keys; for the source, the keys themselves."""
         if self.declared is None:
             return Prop(PARTITION_KEY), Prop(ROW_KEY)
         return self.declared.partition_key, self.declared.row_key
 
     @property
     def rows_per_partition(self) -> float:
-        """Return the mean rows of a partition, too large rather than too small; 0.0 without partitions."""
+        """The mean rows of a partition, too large rather than too small; 0.0 without partitions."""
         if not self.partitions:
             return 0.0
         if not self.partitions_exact and self.rows_met_together < HARDLY_ANY_TOGETHER:
@@ -90,11 +78,8 @@ class TableFacts:
         return self.rows / self.partitions
 
     def advice(self, code: str, severity: Severity | None = None, /, **values: object) -> Advice:
-        """Return a piece of advice about the table, or about one of its keys.
-
-        Args:
-            code, severity, values: as for `advice`; the value `key` names one of the keys.
-        """
+        """Return a piece of advice about the table or, where `values` names a `key`, about one of its keys;
+        arguments as for `advice`."""
         [key] = filled(TEXTS[code], values, "key")
         return advice(code, f"{self.table} {key}".rstrip(), severity, self.today, **values)
 
@@ -109,8 +94,7 @@ def advice(
         where: the table, and the key if it is about one.
         severity: replaces the severity of `TEXTS`.
         today: whether it is about today's keys.
-        values: for the names in braces in its texts; a value named `evidence`, `reason` or `cure`
-            replaces that text.
+        values: for the names in braces in its texts; `evidence`, `reason` or `cure` replaces that text.
     """
     texts = TEXTS[code]
     evidence, reason, cure = filled(texts, values, "evidence", "reason", "cure")
@@ -119,40 +103,26 @@ def advice(
 
 @dataclass(frozen=True, slots=True)
 class HashInput:
-    """One unkeyed hash of a key expression, with its inputs in the rows looked at.
-
-    Attributes:
-        where: the key.
-        described: the hash.
-        inputs: what is hashed.
-        buckets: how many values it has, for `keys.bucket`; None: no two inputs share one.
-    """
+    """One unkeyed hash of a key expression, with its inputs in the sampled rows. `where`: the key."""
 
     where: str
     described: str
     inputs: KeyColumn
+    # How many values it has, for `keys.bucket`; None: no two inputs share one.
     buckets: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All facts that rules see.
-
-    Attributes:
-        today: the source.
-        planned: the tables the migration fills, main first; empty when there is no migration.
-        migration: the declaration.
-        colliding: by table, rows that share a target key, in the first groups (`Collisions.first`).
-        repeated: rows that were mapped twice.
-        unrepeatable: how many of these got other keys the second time.
-        hash_inputs: the inputs of unkeyed hashes.
-        prices: as configured.
-    """
+    """All facts that rules see."""
 
     today: TableFacts
+    # The tables the migration fills, main first.
     planned: tuple[TableFacts, ...] = ()
     migration: Migration | None = None
+    # By table, rows that share a target key, in the first groups (`Collisions.first`).
     colliding: Mapping[str, int] = field(default_factory=dict)
+    # Rows that were mapped twice, of which `unrepeatable` got other keys the second time.
     repeated: int = 0
     unrepeatable: int = 0
     hash_inputs: tuple[HashInput, ...] = ()
@@ -160,17 +130,16 @@ class Facts:
 
     @property
     def tables(self) -> tuple[TableFacts, ...]:
-        """Return all tables, the source first."""
+        """All tables, the source first."""
         return (self.today, *self.planned)
 
     @property
     def columns(self) -> Iterator[tuple[TableFacts, str, KeyColumn]]:
-        """Yield both keys of all tables: the table, the key's name, and the counts of the key."""
+        """Both keys of all tables: the table, the key's name, and the counts of the key."""
         return ((table, key, column) for table in self.tables for key, column in table.columns)
 
     @property
     def load(self) -> Mapping[str, float]:
-        """Return the declared load."""
         return self.migration.load if self.migration is not None else {}
 
 

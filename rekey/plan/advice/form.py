@@ -1,16 +1,4 @@
-"""Advice on how keys, rows and names are written, and on the service that takes them. Pure.
-
-Rules kept here:
-
-* `%` and `+` in keys are decoded twice by old clients and proxies, spaces at the ends are trimmed by
-  others: a warning. Characters that only need escaping are a note.
-* Text sorts 111 before 2. Only numbers that make up a key, or a part of it between separators, are judged: in
-  `green-tea-12` the number says nothing.
-* Four fifths of a limit is near it: properties grow. A row over a limit is refused by the mapping itself.
-* A key is stored in each row, and once more in every pointer and mapping row. Advice on long keys gives their
-  bytes, and the cost of these bytes where `[prices]` allows it.
-* A table cannot be renamed: a name that tells a passing state (old, new, tmp) will be wrong.
-"""
+"""Advice on how keys, rows and names are written, and on the service that takes them. Pure."""
 
 from __future__ import annotations
 
@@ -27,11 +15,13 @@ from rekey.plan.result import Advice
 from rekey.present.text import counted
 from rekey.project.prices import amount_text
 
+# Decoded twice by old clients and proxies, which may also trim spaces at the ends.
 TRAPS = "%+"
 ESCAPED = "%+'&\"<>^`{}"
 LONG_UNITS = 64
 VERY_LONG_UNITS = 150
 MUCH = 0.4
+# Of a limit: properties grow.
 NEAR = 0.8
 FANNED_OUT = 10.0
 WORTH_SAYING_ROWS = 100
@@ -42,7 +32,7 @@ _BETWEEN = re.compile(r"[_|:;,~!]")
 
 
 def unpadded_numbers(facts: Facts) -> Iterator[Advice]:
-    """Yield advice on numbers that are not zero-padded."""
+    """Yield advice on numbers that are not zero-padded: text sorts 111 before 2."""
     for table, key, column in facts.columns:
         widths = number_widths(column)
         if widths is not None:
@@ -52,8 +42,8 @@ def unpadded_numbers(facts: Facts) -> Iterator[Advice]:
 
 
 def number_widths(column: KeyColumn) -> tuple[int, int] | None:
-    """Return the least and most digits of unpadded numbers in keys: numbers that make up the key (after a
-    common prefix), or a part of it between separators. None when there are none."""
+    """Return the least and most digits of unpadded numbers in keys, or None: numbers that make up the key
+    (after a common prefix), or a part between separators. In `green-tea-12` the number means nothing."""
     keys = [key for key in column.sample if key]
     if len(keys) < LEAST_KEYS:
         return None
@@ -107,12 +97,12 @@ def non_ascii(facts: Facts) -> Iterator[Advice]:
 
 
 def long_keys(facts: Facts) -> Iterator[Advice]:
-    """Yield advice on long keys, with their bytes."""
+    """Yield advice on long keys, which are stored in each row, and in every pointer and mapping row."""
     for table in facts.tables:
         units = sum(column.lengths.mean for _, column in table.columns)
         row_bytes = table.counts.mean_row_bytes
         share = 2 * units / row_bytes if row_bytes else 0.0
-        # An index row consists of little but keys: there the share says nothing, only the length does.
+        # An index row consists of little but keys: only the length says something there, not the share.
         mostly_keys = units >= LONG_UNITS and share >= MUCH and not isinstance(table.declared, Index)
         if units >= VERY_LONG_UNITS or mostly_keys:
             size = round(2 * units * table.rows)
@@ -140,7 +130,7 @@ def property_count(facts: Facts) -> Iterator[Advice]:
 
 
 def pointer_dropped(facts: Facts) -> Iterator[Advice]:
-    """Yield advice on a source with pointers (an index table) whose pointers are not carried."""
+    """Yield advice on a source with pointers (an index table) whose pointers are not carried over."""
     if facts.planned and (main := facts.planned[0]).pointer_rows < facts.today.pointer_rows:
         rows = counted(facts.today.pointer_rows, "row")
         yield main.advice("pointer-dropped", rows=rows, after=main.pointer_rows)
@@ -156,7 +146,7 @@ def fan_out(facts: Facts) -> Iterator[Advice]:
 
 
 def table_name(facts: Facts) -> Iterator[Advice]:
-    """Yield advice on table names that will be wrong one day."""
+    """Yield advice on table names that tell a passing state (old, new, tmp): a table cannot be renamed."""
     for table in facts.tables:
         passing = words_among("passing", table.table)
         if passing:

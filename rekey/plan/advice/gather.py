@@ -1,10 +1,4 @@
-"""Counting the facts that advice is judged from, on a sample of the rows. Pure.
-
-Rules kept here:
-
-* Counts that were made on all rows (rows, partitions, collisions) are taken from there; shares need no more
-  than a sample.
-"""
+"""Counts the facts that advice is judged from, on a sample of the rows. Pure."""
 
 from __future__ import annotations
 
@@ -52,13 +46,8 @@ class Tally(RowCounts):
         self._streams[stream] += 1
 
     def facts(self, fill: TableFill, together: float, declared: Target | Index | None) -> TableFacts:
-        """Return the facts of the table.
-
-        Args:
-            fill: its rows and partitions, as they were counted elsewhere.
-            together: mean rows of a partition among the rows read.
-            declared: the target or index that a migration fills; None for the source.
-        """
+        """Return the facts of the table. `fill`: rows and partitions as counted on all rows; `together`: mean
+        rows of a partition among the rows read; `declared`: the target or index, None for the source."""
         signs = Signs()
         signs.add_neighbours((utf16_order(name), stamp) for name, stamp in self._stamps.items())
         return TableFacts(
@@ -80,13 +69,7 @@ class Gatherer:
     """Takes source rows with their target rows (`take`), then gives `facts`."""
 
     def __init__(self, migration: Migration, map_row: MapRow, *, prices: Prices | None = None) -> None:
-        """Create empty counts.
-
-        Args:
-            migration: the declaration.
-            map_row: maps a row; the first rows are mapped with it a second time.
-            prices: go into the facts unchanged.
-        """
+        """Create empty counts. `map_row` maps a row; the first rows are mapped with it a second time."""
         # One for the source, then one for each target table.
         self.tallies = [Tally() for _ in (migration.source, *migration.filled)]
         self._migration = migration
@@ -112,7 +95,7 @@ class Gatherer:
             self.tallies[1 + number].add(target, stamp, named)
         for found, evaluate, items in self._hashes:
             for item in [""] if items is None else items(row)[:ITEMS]:
-                # The row was mapped, so only a branch that its own key does not use can be refused.
+                # The row was mapped, so only a branch that its own key does not use can refuse.
                 with suppress(RowRefused):
                     found.inputs.add(evaluate(row, item))
 
@@ -183,8 +166,8 @@ def facts_of_declaration(migration: Migration) -> Facts:
 def _hashes_of(
     one: Target | Index, migration: Migration
 ) -> Iterator[tuple[HashInput, Evaluator, ItemsOf | None]]:
-    """Yield for each unkeyed hash in the keys of a table: the counter of its inputs, the evaluator of its
-    input, and the function that returns the items of a row (None: the table has no items)."""
+    """Yield, for each unkeyed hash in the keys of a table, the counter of its inputs, the evaluator of its
+    input, and the function that returns the items of a row (None: no items)."""
     for key, expression in ((PARTITION_KEY, one.partition_key), (ROW_KEY, one.row_key)):
         scope = counting_scope(f"{one.table} {key}", migration)
         items = one.each.compile(scope) if isinstance(one, Index) and one.each is not None else None
@@ -199,8 +182,7 @@ def _hashes_of(
 
 
 def _stream_of(one: Target | Index, migration: Migration) -> Callable[[Row], str] | None:
-    """Return the function that names a row's stream: its PartitionKey without the moments. None where the
-    PartitionKey has no moment: it names the stream itself."""
+    """Return the function that names a row's stream: its PartitionKey without the moments, if any."""
     parts = parts_of(one.partition_key)
     lasting = [part for part in parts if not isinstance(part, MOMENTS)]
     if len(lasting) == len(parts):

@@ -1,20 +1,5 @@
-"""Advice on keys as identities: what they give away; unique, lasting, the same every time. Pure.
-
-Rules kept here:
-
-* Keys appear in every log, address and cache between application and service; nothing in them is private.
-* A shape is a form, not a truth: the weaker its form, the larger the share of keys that must have it.
-* An unkeyed hash of something that can be listed (addresses, telephone numbers, numbers) hides nothing: 1.6
-  million guesses a second on one core.
-* A bucket of an address is a hash of it, too: with a million buckets it names one among 100,000 guesses. It
-  hides an address among those that share its bucket, so fewer than ten of them are too few.
-* The chance that two of n random ids of b bits are equal is 1 - exp(-pairs / 2^b) (the birthday problem). Ids
-  in RowKeys need to differ within a partition only, so their pairs are counted there. From 1 % on it is an
-  error, from one in a million on a warning.
-* Bits are measured: the entropy at each place of a fixed-length key. A key that is not evenly random at every
-  place is no random id and is not judged.
-* Whether a property changes cannot be known from one reading of a table; names that say so are a warning.
-"""
+"""Advice on keys as identities: what they give away; unique, lasting, the same every time. Pure. Keys appear
+in logs, addresses and caches between application and service."""
 
 from __future__ import annotations
 
@@ -33,8 +18,8 @@ from rekey.plan.advice.structure import MOMENTS, folds, parts_of
 from rekey.plan.result import Advice
 from rekey.present.text import counted
 
-# The share of keys from which on a shape counts, because some random digits have any of these forms; and
-# what keys of that shape are called.
+# The share of keys from which on a shape counts, because some random digits have any of these forms; and its
+# name in texts.
 PERSONAL = {
     Shape.EMAIL: (0.01, "e-mail addresses"),
     Shape.PHONE: (0.2, "telephone numbers"),
@@ -44,9 +29,11 @@ PERSONAL = {
 }
 LEAST_PERSONAL = 3
 GUESSABLE_DIGITS = 12
-# How many keys share a bucket at least, on average, before it is said to hide which of them is meant.
+# Least keys of a bucket, on average, that hide which of them is meant: a bucket of an address is a hash of
+# it, too.
 LEAST_SHARING = 10
 GUESSABLE_SHARE = 0.5
+# Collision probabilities: error, warning.
 LIKELY, WORTH_SAYING = 0.01, 1e-6
 LEAST_KEYS = 300
 LEAST_CHARACTERS, MOST_CHARACTERS = 3, 24
@@ -71,7 +58,7 @@ def secret_in_key(facts: Facts) -> Iterator[Advice]:
 
 
 def guessable_hash(facts: Facts) -> Iterator[Advice]:
-    """Yield advice on unkeyed hashes of inputs that can be guessed."""
+    """Yield advice on unkeyed hashes of inputs that can be listed (1.6 million guesses a second and core)."""
     rows = max([table.rows for table in facts.planned], default=0)
     for one in facts.hash_inputs:
         inputs, what = one.inputs, ""
@@ -108,6 +95,8 @@ def short_id(facts: Facts) -> Iterator[Advice]:
             continue
         rows = table.rows * growth
         others = table.largest_partition * growth if key == "RowKey" else rows
+        # The birthday problem: 1 - exp(-pairs / 2^bits). Ids in RowKeys need to differ within a partition
+        # only.
         chance = -math.expm1(-rows * max(0.0, others - 1) / 2 / 2**bits)
         if chance < WORTH_SAYING:
             continue
@@ -164,7 +153,8 @@ def unrepeatable_key(facts: Facts) -> Iterator[Advice]:
 
 
 def random_bits(column: KeyColumn) -> float | None:
-    """Return the random bits of keys of one length; None when they are no random ids."""
+    """Return the random bits of keys of one length, by the entropy at each place; None when any place is not
+    evenly random: they are no random ids."""
     keys = [key for key in column.sample if key]
     lengths = column.lengths
     fixed = lengths.least == lengths.most and LEAST_CHARACTERS <= lengths.most <= MOST_CHARACTERS

@@ -1,11 +1,4 @@
-"""The structure of key expressions: parts, moments, random parts. Pure.
-
-Rules kept here:
-
-* A key sorts by its first part first. Parts are those of `join` and `+`, from left to right.
-* Only what keeps order counts as an order: a moment written as ticks or a date, a number padded with zeros, a
-  property as it is. A hash keeps none.
-"""
+"""The structure of key expressions: parts, moments, random parts. Pure."""
 
 from __future__ import annotations
 
@@ -19,18 +12,18 @@ from rekey.declaration.migration import Index, Migration, Target, required_secre
 RISING = (Date, Ticks)
 FALLING = (InvertedTicks, InvertedSeconds)
 MOMENTS = (*RISING, *FALLING)
-# Parts that sort in no order that could be asked for.
+# Parts that keep no order that could be asked for.
 SCRAMBLED = (Opaque, Hashed, Bucket)
 FOLDING = (Lower, Upper, Strip, Normalize, Slug, Part, Regex, Date)
 
 
 def counting_scope(field: str, migration: Migration) -> Scope:
-    """Return what compiles expressions only to count: with made-up secrets, as nobody looks at a hash."""
+    """Return a scope that compiles expressions only for counting, with made-up secrets."""
     return Scope(field, dict.fromkeys(required_secrets(migration), b"made up for counting only"))
 
 
 def parts_of(expression: Expression) -> tuple[Expression, ...]:
-    """Return the parts of a key from left to right; constants between them are left out."""
+    """Return the parts of a key (of `join` and `+`) from left to right, without constants."""
     if isinstance(expression, Join | Concat):
         return tuple(inner for part in expression.parts for inner in parts_of(part))
     return () if isinstance(expression, Literal) else (expression,)
