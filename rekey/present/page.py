@@ -1,13 +1,5 @@
-"""Pages for people: HTML from the templates in `templates/`.
-
-Rules kept here:
-
-* A page is one file: no script, nothing loaded. A content security policy forbids both.
-* Every value is escaped by the template engine; before that `shown` spells out its control characters. The
-  output of a template or a plot is markup already.
-* A name that a template uses and that was not given is an error, never an empty cell.
-* Jinja2 is imported when the first page is written, not with the program.
-"""
+"""Pages for people: HTML from the templates in `templates/`. A page is one file without scripts that loads
+nothing, which a content security policy enforces."""
 
 from __future__ import annotations
 
@@ -25,12 +17,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(template: str, **values: Any) -> str:
-    """Return a page as HTML.
-
-    Args:
-        template: its file in `templates/`.
-        values: values of the names that the template uses; all but markup are escaped.
-    """
+    """Return a page as HTML. `template`: its file in `templates/`; `values`: all but markup are escaped."""
     return _environment().get_template(template).render(values)
 
 
@@ -54,6 +41,7 @@ def _environment() -> Environment:
         loader=PackageLoader("rekey.present"),
         autoescape=True,
         finalize=shown,
+        # A name without a value is an error, never an empty cell.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -1,12 +1,6 @@
-"""Plots as inline SVG: time lines, bars, columns, maps of load, steps. Pure.
-
-Rules kept here:
-
-* A plot is one `<svg>` that needs nothing from outside, scales with its column, and is described in words as
-  well (`<title>`, `<desc>`), for readers who cannot see it. Without anything to draw it is "".
-* Colours are classes of the page's style, which defines them for light and dark surroundings.
-* This module places the shapes; the template `plot.svg` makes markup of them.
-"""
+"""Plots as inline SVG: time lines, bars, columns, heat maps, steps; the template `plot.svg` makes markup of
+the shapes placed here. Pure. Each is described in words as well (`<title>`, `<desc>`), for readers who cannot
+see it."""
 
 from __future__ import annotations
 
@@ -55,7 +49,8 @@ class Pair(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Values over labels that several series share: the name, the values, the class of the colour."""
+    """Values over labels that several series share. `colour`: a class of the page's style, which has light
+    and dark ones."""
 
     name: str
     values: Sequence[float]
@@ -63,7 +58,7 @@ class Series(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """One lane of a heat map: its name, its amounts over time; `sums`: the sum of lanes not shown."""
+    """One lane of a heat map: its amounts over time; `sums`: it is the sum of lanes not shown."""
 
     name: str
     values: Sequence[int]
@@ -94,8 +89,7 @@ class _Canvas:
         self._put("line", "", "grid", x1=x1, y1=y1, x2=x2, y2=y2)
 
     def steps(self, points: Iterable[tuple[float, float]], colour: str) -> None:
-        """Put a line through points; that of today is broad, the planned one thin and dashed: where they
-        coincide both are seen."""
+        """Put a line through points: today's broad, the planned one thin and dashed, so both are seen."""
         joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         stroke = {"stroke": f"var(--{colour})", "stroke_width": 5 if colour == BEFORE else 2.5}
         stroke |= {} if colour == BEFORE else {"stroke_dasharray": "8 5"}
@@ -107,7 +101,6 @@ class _Canvas:
         self.text(_LABEL - 10, top + 11, shown, "end", kind="")
 
     def bar(self, left: float, top: float, width: float, colour: str, figure: str) -> None:
-        """Put a bar and the figure after it."""
         self.rect(left, top, width, _BAR, colour)
         self.text(left + width + 6, top + 11, figure, kind="")
 
@@ -125,7 +118,6 @@ class _Canvas:
                 self.text(left + column * width, base, times[column])
 
     def drawn(self, title: str, told: Iterable[str], height: float) -> str:
-        """Return the plot, as markup."""
         return markup(
             "plot.svg",
             kind="wide" if self._width == _WIDTH else "narrow",
@@ -138,7 +130,7 @@ class _Canvas:
 
 
 def timeline(spans: Sequence[Span], title: str) -> str:
-    """Return a time line with a row for each span, in their order."""
+    """Return a time line with a row for each span, in their order; "" without spans."""
     if not spans:
         return ""
     first = min(span.begin for span in spans)
@@ -186,16 +178,9 @@ def columns(
     values: bool = False,
     narrow: bool = False,
 ) -> str:
-    """Return a column chart: for each label a column of each series, side by side.
-
-    Args:
-        labels: the names of the groups of columns, left to right.
-        series: the series that are compared; each has a value for each label.
-        title: the title of the plot.
-        across: the title of the axis of labels.
-        values: write each column's value on top of it.
-        narrow: make it small enough for two plots next to each other.
-    """
+    """Return a column chart: for each label a column of each series, side by side. `across`: the title of the
+    axis of labels; `values`: write each column's value on top; `narrow`: small enough for two plots next to
+    each other."""
     if not labels or not any(any(one.values) for one in series):
         return ""
     width = _NARROW if narrow else _WIDTH
@@ -231,14 +216,8 @@ def columns(
 
 
 def heat(lanes: Sequence[Lane], times: Sequence[str], title: str, colour: str) -> str:
-    """Return a heat map of lanes by time: the larger the amount, the stronger the cell.
-
-    Args:
-        lanes: from top to bottom; each has an amount of rows for each time.
-        times: the beginnings of the columns.
-        title: the title of the plot.
-        colour: the class of the cells: `before` or `after`.
-    """
+    """Return a heat map of lanes (top to bottom, an amount for each time): the larger the amount, the
+    stronger the cell. `colour`: the class of the cells, `before` or `after`."""
     if not lanes or not times:
         return ""
     plot = _Canvas()

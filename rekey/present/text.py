@@ -1,12 +1,5 @@
-"""Text for the terminal: wrapped lines, labelled fields, tables, sizes, durations. Pure.
-
-Rules kept here:
-
-* Lines have at most `WIDTH` columns, or as many as the terminal has (`fitted`). A word is broken only where
-  the caller says so: a path or a command that is to be typed stays whole.
-* A table that is too wide narrows its widest columns; their cells continue in the next line. Nothing is cut
-  off.
-"""
+"""Text for the terminal: wrapped lines, labelled fields, tables, sizes, durations. Pure. Lines have `WIDTH`
+columns, or as many as the terminal has (`fitted`)."""
 
 from __future__ import annotations
 
@@ -25,7 +18,7 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)", re.AS
 _GAP = "  "
 # Columns of a label of `labelled`.
 LABEL = 14
-# Columns of a table are not made narrower than that; beyond, a line is too long.
+# Least columns of a table's column; beyond, a line is too long.
 _NARROWEST_COLUMN = 4
 KEYS_ARE_SHOWN = "KEYS ARE SHOWN. For the operator's eyes only: do not store or send this text."
 
@@ -41,7 +34,7 @@ def fitted(columns: int) -> Iterator[None]:
 
 
 def underlined(title: str) -> list[str]:
-    """Return a title of lines, and a line below it."""
+    """Return the lines of a title, and a line below it."""
     lines = wrapped(title, break_long_words=True)
     return [*lines, "=" * min(_columns.get(), max(map(len, lines), default=0))]
 
@@ -55,7 +48,8 @@ def wrapped(
         text: what to wrap.
         first: the beginning of the first line.
         rest: the beginning of the others; None: as many spaces as `first` has characters.
-        break_long_words: also break words that are wider than a line (keys may be).
+        break_long_words: also break words wider than a line, as keys may be; not paths and commands to be
+            typed.
     """
     return textwrap.wrap(
         text,
@@ -73,24 +67,19 @@ def field(label: str, text: str, width: int) -> list[str]:
 
 
 def labelled(label: str, text: str) -> list[str]:
-    """Return a text after its label, indented, as what tells of a migration has it."""
+    """Return a text after its label, indented as in a migration's status."""
     return wrapped(text, first=f"  {label:<{LABEL}}")
 
 
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[int] = (), indent: str = ""
 ) -> list[str]:
-    """Return the lines of a table.
-
-    Args:
-        head: the columns' names.
-        rows: a cell for each column.
-        right: numbers of the columns that are right-aligned, from 0.
-        indent: the beginning of each line.
-    """
+    """Return the lines of a table. `right`: numbers of right-aligned columns, from 0; `indent`: the beginning
+    of each line."""
     listed = [head, *rows]
     widths = [max(1, *(len(row[at]) for row in listed)) for at in range(len(head))]
     most = _columns.get() - len(indent) - len(_GAP) * (len(widths) - 1)
+    # The widest columns narrow; their cells continue in the next line, so nothing is cut off.
     while sum(widths) > most and max(widths) > _NARROWEST_COLUMN:
         widths[widths.index(max(widths))] -= 1
     lines = []
