@@ -1,8 +1,5 @@
-"""Step 3 of a write: the authority, which is the source in `dual_write` and the main target in `cutover`.
-
-`SourceAuthority` and `TargetAuthority` say what is read, claimed and checked before, during and after the
-write of the authority; `send.py` sends it. ADR 0017 and ADR 0026 give the rules.
-"""
+"""Step 3 of a write: what each authority (the source, or the main target after cutover) reads, claims and
+checks around its write. `send.py` sends the write. ADR 0017 and ADR 0026 give the rules."""
 
 from __future__ import annotations
 
@@ -31,7 +28,8 @@ class Authority(ABC):
 
         Args:
             replicas: propagates from it to its replicas.
-            takes_effect_s: for how many seconds a request of a write can take effect after the write began.
+            takes_effect_s: seconds after its start within which a write's requests take effect, or not at
+                all.
         """
         self.replicas = replicas
         self.table = replicas.table(SOURCE_TABLE if self.side == SOURCE else 0)
@@ -56,34 +54,32 @@ class Authority(ABC):
 
     @abstractmethod
     def main_of(self, write: Draft | Prepared) -> EntityKey | None:
-        """Return the main target key that the row stands under after the write, None if it is deleted."""
+        """Return the main target key of the row after the write, None if it is deleted."""
 
     @abstractmethod
     def own_mains(self, draft: Draft) -> set[EntityKey]:
-        """Return the main target keys, as far as known, that the row has before and after the write."""
+        """Return the main target keys, as far as known, of the row before and after the write."""
 
     @abstractmethod
     def replica_places(self, source_key: EntityKey, listed: frozenset[TargetKey]) -> set[TargetKey]:
-        """Return the places where a replica row of an old key may stand, as far as the mapping tells.
-        `listed`: what its forward row lists."""
+        """Return where replica rows of an old key may be. `listed`: the targets in its forward row."""
 
     @abstractmethod
     def expect(self, draft: Draft, row: Row) -> None:
-        """Work out the replicas' rows for `row`, the authority's row after the write. Raises RowRefused,
+        """Compute the replicas' rows for the authority's `row` after the write. Raises RowRefused,
         Unavailable."""
 
     @abstractmethod
     def is_new(self, draft: Draft, target: TargetKey) -> bool:
-        """Tell whether the row does not stand under a target key yet, as far as the row that was read tells.
-        The write is sent on the condition of that row."""
+        """Tell whether the write puts a new row under a target key, by the authority's row as read."""
 
     async def take_along(self, draft: Draft) -> None:  # noqa: B027 - replicas of the source are written after it
-        """Work out which secondary rows are written in the authority's transaction."""
+        """Compute which secondary rows are written in the authority's transaction."""
 
     # --- what is the same -------------------------------------------------------------------------------
 
     async def while_writing(self, write: Prepared, during: During) -> None:
-        """Extend the forward row, and read what is read during the write. A failure makes the write slow."""
+        """Extend the forward row and do the reads during the write. A failure only makes the write slow."""
         try:
             await side_by_side([self._extend(write, during), self.read_during(write, during)])
         except (ServiceError, RowRefused):
@@ -94,12 +90,7 @@ class Authority(ABC):
                 during.own.add(target)
 
     async def is_settled(self, decided: Decided) -> bool:
-        """Tell, after the replicas were written, whether no other writer came in between.
-
-        The authority's row is still the one that was written; where keys come from content, no other writer
-        has listed a target key meanwhile; and the main target key of a row that may be new, or that comes
-        from content, still belongs to the old key.
-        """
+        """Tell, after the replicas were written, whether no other writer came in between."""
         write, source_key = decided.write, decided.source_key
         key, main = write.authority_key, self.main_of(write)
         if key is None or source_key is None:
@@ -108,6 +99,9 @@ class Authority(ABC):
         async def same_row() -> bool:
             return version_of(await self.table.get(key)) == decided.etag
 
+        # The authority's row must still be the one that was written; where keys come from content, no other
+        # writer may have listed a target key; and a main key that is new, or comes from content, must still
+        # belong to this old key.
         checks = [same_row()]
         if self.mapper.content_derived:
             checks.append(self.same_list(decided))
@@ -119,10 +113,8 @@ class Authority(ABC):
         return all(await side_by_side(checks))
 
     def given_up(self, decided: Decided) -> set[EntityKey]:
-        """Return the main target keys whose rows, index rows included, this write has deleted.
-
-        A new owner may have found an index row equal to its own, and left it alone, before it was deleted.
-        """
+        """Return the main target keys whose rows, index rows included, this write has deleted."""
+        # A new owner may have found an index row equal to its own, and left it alone, before it was deleted.
         rows = decided.read
         deleted = decided.during.own & rows.keys() - decided.write.expected.keys()
         return {
@@ -132,7 +124,7 @@ class Authority(ABC):
         }
 
     async def same_list(self, decided: Decided) -> bool:
-        """Tell whether the forward row is as it is known when it has been read: this write may extend it."""
+        """Tell whether the forward row is unchanged, apart from what this write added to it."""
         return _version(await self.mapping.forward(decided.old_key)) == _version(decided.during.forward)
 
     def bare(self, source_key: EntityKey) -> frozenset[TargetKey]:
@@ -140,18 +132,18 @@ class Authority(ABC):
         return frozenset(TargetKey(number, *key) for number, key in self.mapper.target_keys(source_key) or ())
 
     async def read(self, draft: Draft, places: Iterable[TargetKey]) -> None:
-        """Read replica rows before the authority is written; one that cannot be read makes the write slow."""
+        """Read replica rows before the authority is written; a failed read makes the write slow."""
         if not await self._read(set(places) - draft.replicas.read.keys(), draft.replicas.read):
             draft.slow = True
 
     async def read_late(self, write: Prepared, during: During, places: Iterable[TargetKey]) -> None:
-        """Read replica rows while the authority is written; one that cannot be read makes the write slow."""
+        """Read replica rows while the authority is written; a failed read makes the write slow."""
         missing = set(places) - write.replicas.read.keys() - during.read.keys()
         if not await self._read(missing, during.read):
             during.slow = True
 
     async def _read(self, places: Collection[TargetKey], into: dict[TargetKey, Row | None]) -> bool:
-        """Read replica rows; return whether all could be read."""
+        """Read replica rows into `into`; return whether all could be read."""
         failed = []
 
         async def read_place(place: TargetKey) -> None:
@@ -161,25 +153,23 @@ class Authority(ABC):
                 failed.append(place)
 
         missing = sorted(places)
-        if self.mapper.together:  # as `propagate` reads them
+        if self.mapper.together:  # main rows first, as in `propagate`
             await side_by_side(read_place(place) for place in missing if place.table == 0)
             missing = [place for place in missing if place.table]
         await side_by_side(read_place(place) for place in missing)
         return not failed
 
     async def read_before(self, draft: Draft) -> None:
-        """Read the authority's row as it is before the write."""
         draft.before = await self.table.get(known(draft.authority_key))
 
     async def find_owner(self, draft: Draft, main: EntityKey, *, claims: bool) -> None:
-        """Read which old key owns a main target key. With `claims`, try at the same time to claim it, unless
-        this client has seen that it owns the key already."""
+        """Read which old key owns a main target key. With `claims`, try to claim it at the same time, unless
+        this client has already seen that the key is its own."""
         owner = await self.reservations.owner(draft, main, claims=claims)
         draft.mapping.claims[TargetKey(0, *main)] = owner
         draft.mapping.owner = None if owner is None else owner.source
 
     async def find_forward(self, draft: Draft) -> None:
-        """Read the forward row of a key."""
         draft.mapping.forward = await self.mapping.forward(draft.old_key)
 
     async def note_owned(
@@ -195,7 +185,7 @@ class Authority(ABC):
         await side_by_side(note(place) for place in mains)
 
     async def claim(self, draft: Draft) -> None:
-        """Claim the row's main target key, and check whose index rows stand under its index keys.
+        """Claim the row's main target key, and check who owns the rows under its index keys.
 
         Raises:
             RowRefused: the row has more target keys than the mapping can list, or as `claim_main`.
@@ -231,17 +221,16 @@ class Authority(ABC):
                 draft.replicas.own.add(target)
 
     async def release(self, request: Request, forward: Forward | None, *, decided: bool) -> None:  # noqa: ARG002
-        """Give up the write's reservations: no request to the authority can take effect any more.
+        """Release the write's reservations. Called once no request to the authority can take effect any more.
 
         Args:
-            request: what was asked.
-            forward: the forward row as the authority's write left it, None before that.
-            decided: whether the authority has done the write.
+            forward: the forward row as the authority's write left it, None if there was no write.
+            decided: whether the authority did the write.
         """
         await self.reservations.release(request, decided=decided)
 
     async def _leaves(self, draft: Draft, main: EntityKey) -> bool:
-        """Tell whether the same call deletes the row that stands under a main target key."""
+        """Tell whether the same call deletes the row under a main target key."""
         leaves = (TARGET, main) in draft.leaving
         if draft.leaving and not leaves:
             leaves = (SOURCE, await self.replicas.owner_of(main)) in draft.leaving
@@ -249,12 +238,8 @@ class Authority(ABC):
         return leaves
 
     def given_before(self, write: Draft | Prepared, source_row: Row | None = None) -> Rows:
-        """Return the replicas' rows by the authority's row as read; empty if the mapping refuses that row.
-
-        Args:
-            write: the write.
-            source_row: the source row as read, where the source is a replica.
-        """
+        """Return the replicas' rows that follow from the authority's row as read; empty if the mapping
+        refuses that row. `source_row`: the source row as read, where the source is a replica."""
         try:
             return self.replicas.expected_of(write.old_key, write.before, source_row)
         except RowRefused:
@@ -267,24 +252,21 @@ class Authority(ABC):
         return mains | {target for target in write.expected if target.table >= 0}
 
     def named_key(self, draft: Draft, row: Row) -> EntityKey:
-        """Return the old key that a row of the main target names. Raises RowRefused."""
+        """Return the old key named by a row of the main target. Raises RowRefused."""
         try:
             return self.mapper.source_key(row)
         except RowRefused as refused:
             raise refused.for_row(self.replicas.target_id(draft.key)) from None
 
     def passes_on(self, draft: Draft) -> bool:
-        """Tell whether the same call deletes the row of the main target key's owner.
-
-        Propagate passes the claim on when both are written: before that, the key belongs to the row that is
-        there.
-        """
+        """Tell whether the same call deletes the row of the main target key's owner."""
+        # The claim stays with the row that is there until both rows are written; propagate passes it on then.
         passes = (SOURCE, draft.mapping.owner) in draft.leaving
         draft.held.moves = draft.held.moves or passes
         return passes
 
     def key_taken(self, main: EntityKey) -> RowRefused:
-        """Return the error for a row whose old key has another row in the main target."""
+        """Return the error for a row whose old key already has another row in the main target."""
         return RowRefused(
             "key-taken",
             "target",
@@ -294,8 +276,8 @@ class Authority(ABC):
         )
 
     async def _extend(self, write: Prepared, during: During) -> None:
-        """List the write's target keys in the forward row. No row is written under a key before both its
-        mapping rows are durable."""
+        """List the write's target keys in the forward row."""
+        # No row may exist under a key before both of its mapping rows are durable.
         missing = self.to_list(write) - targets_of(write.forward)
         if not missing:
             return

@@ -1,8 +1,4 @@
-"""Step 5 of a write, after the answer (ADR 0017): the authority is reread, and unsettled keys are retried.
-
-A key that is not known to be settled keeps its intent in the journal: keys that this process forgets are
-settled by `TakeOver`, here or in another client, and by the runner's sweeper.
-"""
+"""Step 5 of a write, after the answer (ADR 0017): reread the authority, and retry unsettled intents."""
 
 from __future__ import annotations
 
@@ -26,7 +22,8 @@ from rekey.protocol.reverse import ReversePropagator
 from rekey.protocol.rules import Side, authority
 from rekey.tables.allowance import while_allowed
 
-# Most leftovers that a client keeps; further ones are settled by `TakeOver` and by the sweeper.
+# Most leftovers a client retries itself. `TakeOver` and the runner's sweeper settle further ones from their
+# intents in the journal.
 MAX_KEPT = 1_000
 PAUSES = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)
 _LEFTOVERS_AT_ONCE = 16
@@ -34,38 +31,30 @@ _LEFTOVERS_AT_ONCE = 16
 
 @dataclass(slots=True, eq=False)
 class Leftover:
-    """One key that is to be looked at again.
-
-    Attributes:
-        intent: its intent.
-        permit: the permit that the write ran under.
-        authority: the side that was the authority then.
-        decided: whether the authority has answered; if not, the key is not tried before `travels_s` is over.
-        travels_s: for how many seconds more a request for it may take effect; until then its intent stays.
-        attempts: how often it was tried.
-        task: tries it repeatedly.
-        lingers: whether it is settled, and only its intent is to stay for `travels_s`.
-        trying: whether an attempt is running.
-        ends: set by `settle`: the task ends after the running attempt, without another pause.
-    """
+    """A key whose intent is unsettled and will be retried."""
 
     intent: IntentRef
+    # The permit the write ran under.
     permit: Permit
+    # The side that was the authority then.
     authority: Side
+    # Whether the authority has answered; if not, the first attempt waits for `travels_s`.
     decided: bool
+    # For how many more seconds a request for it may take effect; its intent stays that long.
     travels_s: float
+    # The key is settled; only its intent is retained for `travels_s`.
     lingers: bool = False
     attempts: int = 0
     task: asyncio.Task[None] = field(init=False)
+    # Whether an attempt is running.
     trying: bool = False
+    # Set by `settle`: end the task after the running attempt, without another pause.
     ends: bool = False
 
     def is_decided_by(self, now: Permit) -> bool:
-        """Tell whether the authority is still the side that it was for the write.
-
-        A freeze does not name the authority. In the epoch right after the leftover's it is still the same
-        side, since a client is never two epochs behind the control row.
-        """
+        """Tell whether the authority is still the side that it was for the write."""
+        # A freeze does not name the authority. In the epoch right after the leftover's it is still the same
+        # side, since a client is never two epochs behind the control row.
         if now.epoch not in (self.permit.epoch, self.permit.epoch + 1):
             return False
         if now.phase in (None, ControlPhase.SOURCE):
@@ -75,19 +64,14 @@ class Leftover:
 
 @dataclass(eq=False, repr=False)
 class Finisher:
-    """Finishes the writes of one client.
-
-    Attributes:
-        client: the client whose writes they are.
-        reverse: settles the key of an intent.
-    """
+    """Finishes the writes of one client in the background, and retries its leftovers."""
 
     client: ClientParts
     reverse: ReversePropagator
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
-    # In order of arrival (a dict, not a set), so that a run can be reproduced.
+    # A dict, not a set: in order of arrival, so that a run can be reproduced.
     _kept: dict[Leftover, None] = field(default_factory=dict, init=False)
-    # Intents whose calls have come to remove them, by call; one transaction at a time removes them.
+    # Intents waiting to be removed, by call; one transaction at a time removes all of them.
     _ended: dict[tuple[EntityKey, ...], None] = field(default_factory=dict, init=False)
     _removing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
@@ -99,14 +83,14 @@ class Finisher:
     # --- after one write --------------------------------------------------------------------------------
 
     def give_up(self, flow: Flow) -> None:
-        """End a call that failed at or before the authority: keep intents only where the outcome is open."""
+        """End a call that failed at or before the authority; keep intents only if the outcome is unknown."""
         needless: list[IntentRef] = []
         for request in flow.requests:
             if flow.sent or request.held.ambiguous:
                 self._keep(flow, request.held.intents, still_open=True, decided=False)
             else:
                 needless += request.held.intents
-        # They announce nothing any more, also while they wait to be removed.
+        # From now on these intents announce nothing, even before they are removed.
         refused = next(self.client.in_flight.moments)
         self.client.in_flight.decided.update((intent.id, refused) for intent in needless)
 
@@ -119,22 +103,19 @@ class Finisher:
 
     @property
     def running(self) -> int:
-        """Number of calls whose work goes on in the background."""
         return len(self._tasks)
 
     def finish(self, flow: Flow, *, follows: bool = False) -> None:
-        """Look at the authority again, in the background, and end the intents of keys that are settled.
-        `follows`: the replicas are not written yet."""
+        """Reread the authority in the background, and remove the intents of settled keys. `follows`: the
+        replicas are not written yet."""
         self._go_on(flow, partial(self._finish, flow, follows))
 
     def keep(
         self, intent: IntentRef, permit: Permit, decides: Side, *, still_open: bool, decided: bool
     ) -> None:
-        """Keep a leftover and try it in the background; beyond `MAX_KEPT` it is only counted.
+        """Keep a leftover and retry it in the background; beyond `MAX_KEPT` it is only counted.
 
         Args:
-            intent: its intent.
-            permit: the permit that the write ran under.
             decides: the authority.
             still_open: whether a request for it may yet take effect.
             decided: whether the authority has answered.
@@ -143,17 +124,12 @@ class Finisher:
         self._add(Leftover(intent, permit, decides, decided, self.client.late_s if still_open else 0.0))
 
     def is_kept(self, intent: EntityKey) -> bool:
-        """Tell whether an intent is of a leftover that this client tries by itself. `intent`: its id."""
+        """Tell whether this client retries the intent with this id itself."""
         return any(left.intent.id == intent for left in self._kept)
 
     async def settle_now(self, intent: IntentRef, permit: Permit, decides: Side) -> None:
-        """Settle a key at once and end its intent; keep it as a leftover where that fails or must wait.
-
-        Args:
-            intent: its intent.
-            permit: the permit that the write ran under.
-            decides: the authority.
-        """
+        """Settle a key at once and remove its intent; keep it as a leftover if that fails or has to wait.
+        `decides`: the authority."""
         still_open = False
         try:
             if not self.client.in_flight.is_writing([intent], begun=True):
@@ -180,13 +156,9 @@ class Finisher:
         left.task = asyncio.ensure_future(self._keep_trying(left))
 
     async def settle(self) -> None:
-        """Wait for the work in the background, and until no request for a leftover can take effect any more;
-        then try each leftover once. Those of other epochs than the current one, or all without a current
-        permit, are then forgotten: in another epoch another side may be the authority. The others are tried
-        again later.
-
-        Waits only for work that is running now: under steady load there is always more of the new epoch.
-        """
+        """Wait for the background work, and until no request for a leftover is in flight; then try each
+        leftover once. What remains of the current epoch is retried later; all others are forgotten."""
+        # Only for the work that is running now: under steady load there is always more of the new epoch.
         await self.wait()
         kept = await self._interrupt()
         due = [left for left in kept if not left.lingers]
@@ -197,6 +169,7 @@ class Finisher:
         await in_turns([partial(self._try, left) for left in due], _LEFTOVERS_AT_ONCE)
         now = self.client.current()
         for left in kept:
+            # In another epoch another side may be the authority.
             if now is None or left.permit.epoch != now.epoch:
                 self._forget(left)
             elif left in self._kept:
@@ -204,14 +177,14 @@ class Finisher:
                 left.task = asyncio.ensure_future(self._keep_trying(left))
 
     async def close(self) -> None:
-        """Settle, and forget all leftovers: what could not be settled stays in the journal."""
+        """Settle, and forget all leftovers: the intents of unsettled ones stay in the journal."""
         await self.wait()
         kept = [left for left in await self._interrupt() if not left.travels_s]
         await in_turns([partial(self._try, left) for left in kept], _LEFTOVERS_AT_ONCE)
         self._kept = {}
 
     async def _interrupt(self) -> list[Leftover]:
-        """End the pauses of all leftovers; return them when no attempt is running any more."""
+        """End the pauses of all leftovers; return them once no attempt is running."""
         kept = list(self._kept)
         for left in kept:
             left.ends = True
@@ -222,7 +195,6 @@ class Finisher:
         return [left for left in kept if left in self._kept]
 
     async def wait(self) -> None:
-        """Wait for the work in the background."""
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
@@ -246,7 +218,7 @@ class Finisher:
                 (lingering if held.keep_intent else done).extend(held.intents)
             else:
                 self._keep(flow, held.intents, still_open=_is_ambiguous(flow, number), decided=True)
-        for intent in lingering:  # first of all: what follows may fail or be cut off
+        for intent in lingering:  # first: the steps below may fail or be cut off
             left = Leftover(
                 intent, flow.permit, flow.authority.side,
                 decided=False, travels_s=self.client.longest_operation_s, lingers=True,
@@ -254,8 +226,8 @@ class Finisher:
             self._add(left)
         await self._end(flow, done)
         for intent in lingering:
-            # Marked as settled, and removed when no unfinished write can look for it any more.
-            with suppress(RekeyError):  # without the mark it is settled once more before it is removed
+            # Marked as settled, and removed once no unfinished write can look for it.
+            with suppress(RekeyError):  # without the mark it is settled again before it is removed
                 await self.client.journal.keep(intent.id, "*")
 
     async def _end(self, flow: Flow, intents: Sequence[IntentRef]) -> None:
@@ -269,8 +241,8 @@ class Finisher:
             raise
 
     async def _remove(self, ids: tuple[EntityKey, ...]) -> None:
-        """Remove the intents of a call, and in the same transaction those of all calls that have come to that
-        meanwhile. One that fails is its caller's failure; the others are tried again by theirs."""
+        """Remove a call's intents, in one transaction with those of all calls that wait for the same. A
+        failure is raised to the call that ran the transaction; the others retry theirs."""
         self._ended[ids] = None
         try:
             async with self._removing:
@@ -340,8 +312,8 @@ class Finisher:
             ):
                 async with asyncio.timeout(self.client.longest_operation_s):
                     intent = left.intent
-                    # Its age begins anew: the sweeper takes intents only that are older than the longest
-                    # operation, so it never meets one that is being settled.
+                    # Renew its age: the sweeper takes only intents older than the longest operation, so it
+                    # never meets one that is being settled.
                     await self.client.journal.touch(intent.id, now.epoch, intent.side, intent.key)
                     done = await self.reverse.settle(left.authority, intent.side, intent.key)
                     self.client.counters.propagated += 1
@@ -364,13 +336,13 @@ def _is_settled(flow: Flow, number: int) -> bool:
 
 
 def _is_ambiguous(flow: Flow, number: int) -> bool:
-    """Tell whether a request for a key may yet take effect; also one that was cut off among its replicas."""
+    """Tell whether a request for a key may yet take effect, which includes one cut off among its replicas."""
     return flow.requests[number].held.ambiguous or number not in flow.followed
 
 
 async def _reread(flow: Flow, number: int) -> None:
-    """Check whether another writer came in between; propagate if one did. An error leaves the key unsettled
-    and is not raised."""
+    """Check whether another writer came in between; propagate if so. An error only leaves the key
+    unsettled."""
     followed = flow.followed.get(number)
     if followed is None or followed.state is not State.WRITTEN:
         return
@@ -378,7 +350,7 @@ async def _reread(flow: Flow, number: int) -> None:
     held, in_flight = decided.held, flow.client.in_flight
     try:
         if not followed.reread and await flow.authority.is_settled(decided):
-            # A request that propagate left open before the authority was written may yet take effect.
+            # A request of a propagate before the write has an unknown outcome and may yet take effect.
             state = State.UNSETTLED if held.ambiguous else State.SETTLED
             flow.followed[number] = replace(followed, state=state)
         elif in_flight.is_writing(held.intents):

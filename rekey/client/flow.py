@@ -1,4 +1,4 @@
-"""One call of the application, an operation or a transaction, on its way through the steps of a write."""
+"""One call of the application, an operation or a transaction, as it passes through the steps of a write."""
 
 from __future__ import annotations
 
@@ -18,30 +18,24 @@ from rekey.tables.base import Operation, rejected
 
 @dataclass(slots=True)
 class Flow(ABC):
-    """One call.
-
-    Attributes:
-        requests: one for each operation.
-        client: the client that makes the call.
-        authority: the side that decides.
-        permit: the permit that the call runs under.
-        deadline: when the call and its work after the answer must have ended, by the loop's clock.
-        sent: whether a request to the authority may have been applied, or may yet be.
-        named: the keys it writes, as its intents name them, as far as they are known.
-        decided: its operations, once the authority has done them; in the order of `requests`.
-        followed: those of them whose replicas were written, by their place in `decided`.
-        written: ETags of all rows that the authority's transaction has written, by key.
-    """
+    """One call."""
 
     requests: list[Request]
     client: ClientParts
+    # The side that decides.
     authority: Authority
     permit: Permit
+    # When the call and its work after the answer must have ended, by the loop's clock.
     deadline: float
+    # Whether a request to the authority may have been applied, or may yet be.
     sent: bool = False
+    # The keys it writes, as its intents name them, as far as they are known.
     named: list[tuple[Side, EntityKey]] = field(default_factory=list, init=False)
+    # Its operations, once the authority has done them; in the order of `requests`.
     decided: list[Decided] = field(default_factory=list, init=False)
+    # Those whose replicas were written, by their place in `decided`.
     followed: dict[int, Followed] = field(default_factory=dict, init=False)
+    # ETags of all rows that the authority's transaction has written, by key.
     written: dict[EntityKey, str | None] = field(default_factory=dict, init=False)
 
     @abstractmethod
@@ -55,25 +49,22 @@ class Flow(ABC):
         Args:
             error: its answer.
             writes: the call as it was sent.
-            failed: the write that it names.
-            sent: the operation that it names.
+            failed, sent: the write and the operation that the error names.
         """
 
     @property
     def intents(self) -> list[IntentRef]:
-        """The intents of all its operations."""
         return [intent for request in self.requests for intent in request.held.intents]
 
     async def begin(self, side: Side, keys: Iterable[EntityKey]) -> None:
-        """Note that keys, as intents name them, are written by the call, and wait until no earlier write of
-        them is being settled."""
+        """Record the keys that the call writes, and wait until no earlier write of them is being settled."""
         new = [(side, key) for key in keys if (side, key) not in self.named]
         self.named += new
         self.client.in_flight.begun.update(new)
         await self.client.in_flight.let_settle(new)
 
     def end(self) -> None:
-        """Note that the call's writes are no longer in flight."""
+        """Record that the call's writes are no longer in flight."""
         self.client.in_flight.ends(self.named, self.intents)
 
     def etags(self) -> list[str | None]:
@@ -81,12 +72,12 @@ class Flow(ABC):
         return [decided.etag for decided in self.decided]
 
     async def etag_after_propagate(self, decided: Decided) -> str | None:  # noqa: ARG002
-        """Read the new ETag of the view's row, where that is a replica that propagate has written."""
+        """Return the new ETag of the view's row, where that row is a replica that propagate wrote."""
         return None
 
 
 def check_one_partition(partitions: set[str]) -> None:
-    """Refuse a transaction over several partitions of the authority. Raises RequestRejected."""
+    """Raise RequestRejected for a transaction that spans partitions of the authority."""
     if len(partitions) > 1:
         raise rejected(
             "CommandsInBatchActOnDifferentPartitions",

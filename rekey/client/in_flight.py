@@ -1,4 +1,4 @@
-"""Which keys one client is writing, and which it is settling: the two stay out of each other's way."""
+"""Which keys a client is writing and which it is settling, so that the two do not interfere."""
 
 from __future__ import annotations
 
@@ -16,30 +16,26 @@ from rekey.protocol.rules import Side
 
 @dataclass(eq=False, slots=True)
 class InFlight:
-    """The writes of one client that have begun and not ended.
+    """The writes of one client that have begun and not ended."""
 
-    Attributes:
-        decided: intents whose write the authority has answered, so that at most their replicas are missing,
-            with the moment of that answer.
-        moments: counts moments.
-        begun: calls that write a key, from their beginning to the answer: sides and keys, counted.
-        writing: what is being written now, from its intent to the answer: sides and keys, counted.
-        settling: keys of earlier writes whose replicas are being settled now, as their intents name them, by
-            the future that ends with it.
-    """
-
+    # Intents whose write the authority has answered, with the moment of the answer; at most their replicas
+    # are missing.
     decided: dict[EntityKey, int] = field(default_factory=dict)
+    # Counts moments.
     moments: Iterator[int] = field(default_factory=count)
+    # Keys written by calls, from the call's start to its answer, counted.
     begun: Counter[tuple[Side, EntityKey]] = field(default_factory=Counter)
+    # Keys being written, from the durable intent to the answer, counted.
     writing: Counter[tuple[Side, EntityKey]] = field(default_factory=Counter)
+    # Keys of earlier writes whose replicas are being settled, by the future that ends with it.
     settling: dict[asyncio.Future[None], set[tuple[Side, EntityKey]]] = field(default_factory=dict)
 
     def begins(self, side: Side, key: EntityKey) -> None:
-        """Note that an intent of a write is durable."""
+        """Record that an intent of a write is durable."""
         self.writing[side, key] += 1
 
     def ends(self, begun: Iterable[tuple[Side, EntityKey]], intents: Iterable[IntentRef]) -> None:
-        """Note that a call is over. `begun`: the keys that it was to write; `intents`: all that it began."""
+        """Record that a call is over. `begun`: the keys it was to write; `intents`: all that it wrote."""
         announced = [(intent.side, intent.key) for intent in intents]
         for counted, keys in ((self.begun, begun), (self.writing, announced)):
             for key in keys:
@@ -49,7 +45,7 @@ class InFlight:
 
     @contextmanager
     def settles(self, intents: Iterable[IntentRef]) -> Iterator[None]:
-        """Note that the replicas of an earlier write's key are being settled. `intents`: that write's."""
+        """Record, while the context lasts, that the replicas of an earlier write are being settled."""
         over = asyncio.get_running_loop().create_future()
         self.settling[over] = {(intent.side, intent.key) for intent in intents}
         try:
@@ -59,19 +55,15 @@ class InFlight:
             over.set_result(None)
 
     async def let_settle(self, keys: Collection[tuple[Side, EntityKey]]) -> None:
-        """Wait until the replicas of no key are being settled.
-
-        A write whose answer is lost judges by its replicas whether it was applied; settling them would take
-        over what it has just written.
-        """
+        """Wait until the replicas of none of the keys are being settled."""
+        # A write whose answer is lost judges by its replicas whether it was applied; settling them now would
+        # copy what it has just written.
         while running := [over for over, settled in self.settling.items() if not settled.isdisjoint(keys)]:
             await asyncio.wait(running)
 
     def is_writing(self, intents: Iterable[IntentRef], *, begun: bool = False) -> bool:
-        """Tell whether exactly one other write of a key is in flight (`begun`: also before its intent).
-
-        Its replicas are left to that write, which judges by them if its answer is lost. Several writes of one
-        key judge nothing by them anyway.
-        """
+        """Tell whether exactly one other write of a key is in flight (`begun`: even before its intent)."""
+        # Its replicas are left to that write, which judges by them if its answer is lost. Concurrent writes
+        # of one key judge nothing by them anyway.
         counted = self.begun if begun else self.writing
         return any(counted[intent.side, intent.key] == 1 for intent in intents)

@@ -1,8 +1,6 @@
-"""Step 2 of a write: the reads, intents and claims that must precede the write of the authority (ADR 0017).
-
-Nothing is sent to the authority before they are durable. In a view that is not the authority's, an operation
-is worked out on the view's row, then carried over to the authority's row.
-"""
+"""Step 2 of a write: the reads, intents and claims that precede the authority's write (ADR 0017). `SameView`
+writes in the authority's view; `CrossView` works out the caller's operation on the view's row and carries it
+over to the authority's row."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ from rekey.tables.base import Operation, Verb
 from rekey.tables.rules import check_batch
 
 _LOST_RACES = (RowExists, RowMissing, ConditionFailed)
-# Service errors that answer the caller, also when they follow from a read before the write.
+# Service errors passed on to the caller, also when they follow from a read before the write.
 _ANSWERS = (*_LOST_RACES, RequestRejected)
 _CURE = (
     "write what the old table can express, or wait until the migration is complete; rows are created with"
@@ -51,8 +49,7 @@ def requests_of(operations: Sequence[Operation], journal: Journal, *, copied: bo
     """Return one `Request` for each operation of a call, in its order.
 
     Args:
-        operations: as the caller gave them.
-        journal: gives each write its name (`Request.word`).
+        journal: names each write (`Request.word`).
         copied: whether the backfill is done.
 
     Raises:
@@ -77,10 +74,7 @@ def requests_of(operations: Sequence[Operation], journal: Journal, *, copied: bo
 
 async def prepare(flow: Flow) -> list[Prepared] | None:
     """Do everything that comes before the authority's write; return None to prepare again from the start.
-
-    Raises:
-        RekeyError: the answer to the caller; nothing was written.
-    """
+    Raises RekeyError, for the caller: nothing was written."""
     try:
         return await flow.prepare()
     except ServiceError as error:
@@ -108,8 +102,8 @@ async def _begin(flow: Flow, side: Side, keys: Sequence[tuple[Request, EntityKey
 async def _for_each(
     drafts: Sequence[Draft], call: Callable[[Draft], Awaitable[Any]], *first: Awaitable[None]
 ) -> list[Any]:
-    """Await `first` and one call for each draft, all at the same time; raise the first error in this order.
-    In a transaction the error of a call gets the index of its operation."""
+    """Await `first` and one call for each draft concurrently; raise the first error in this order. In a
+    transaction the error of a call gets the index of its operation."""
 
     async def named(draft: Draft) -> Any:
         try:
@@ -127,7 +121,7 @@ def _drafts(flow: Flow) -> list[Draft]:
 
 
 def _note_leaving(drafts: Sequence[Draft], rows: Sequence[tuple[Side, EntityKey]]) -> None:
-    """Note for each operation of a call which rows the others delete. `rows`: theirs, in order."""
+    """Record for each operation which rows the others of the call delete. `rows`: theirs, in order."""
     for draft in drafts:
         draft.leaving = frozenset(
             row
@@ -143,7 +137,7 @@ def _prepared(drafts: Sequence[Draft]) -> list[Prepared] | None:
 
 
 class SameView(Flow):
-    """A write in a view whose table is the authority."""
+    """A write in the view whose table is the authority."""
 
     async def prepare(self) -> list[Prepared] | None:
         side, drafts = self.authority.side, _drafts(self)
@@ -165,13 +159,7 @@ class SameView(Flow):
 
 
 class CrossView(Flow):
-    """A write in a view whose table is a replica.
-
-    The view's row must be the one that the authority's row gives; otherwise propagate runs, and a caller that
-    named an ETag is told that its condition failed. The authority is written on the condition of its row as
-    read: so the row did not change in between, and the replicas, the view's row among them, were read before
-    that write. The caller gets the ETag of the view's row.
-    """
+    """A write in the view whose table is a replica. The caller gets the ETag of the view's row."""
 
     authority: SourceAuthority | TargetAuthority
 
@@ -196,7 +184,7 @@ class CrossView(Flow):
         return isinstance(error, _LOST_RACES)
 
     def etags(self) -> list[str | None]:
-        # Where the new ETag of the view's row is not known, one that no row will ever have.
+        # An unknown new ETag of the view's row is reported as one that no row will ever have.
         return [
             None
             if request.given.verb is Verb.DELETE
@@ -229,6 +217,8 @@ class CrossView(Flow):
     async def _work_out(self, draft: Draft) -> bool:
         """Read both rows and work out the write; propagate and return False when they are out of step."""
         place = known(draft.place)
+        # The authority is written on the condition of its row as read here, before the replicas: so the
+        # replicas read below, the view's row among them, are older than that write.
         await self.read_authority(draft)
         replica_places = self.authority.replica_places(draft.old_key, draft.listed)
         await self.authority.read(draft, {place, *replica_places})
@@ -246,6 +236,7 @@ class CrossView(Flow):
                 raise
             self.client.counters.propagated += 1
             draft.held.ambiguous = draft.held.ambiguous or done.open
+            # The caller's ETag was of a row that propagate may just have replaced.
             if is_conditional(draft.given):
                 raise error_of(412, "UpdateConditionNotSatisfied", "the row was changed meanwhile")
             return False
@@ -303,8 +294,8 @@ class NewViewFirst(CrossView):
         await self.authority.claim(draft)
 
     async def _is_there(self, draft: Draft, place: TargetKey) -> bool:
-        """Tell whether the write is about the row of the key's owner: the given row names that owner, or the
-        owner has a row that maps to `place`."""
+        """Tell whether the write is about the row of the key's owner: the caller's row names that owner, or
+        the owner has a row that maps to `place`."""
         if draft.source_key is None:
             return False
         try:
@@ -337,7 +328,7 @@ class OldViewAfter(CrossView):
             raise refused.for_row(self.authority.replicas.row_id(draft.key)) from None
         row = dict(main.row)
         for name in self.authority.mapper.timestamp_copies[0]:
-            # A new Timestamp cannot be foreseen: the target row keeps its copy of the source's.
+            # The new Timestamp is unknown until the write: the target row keeps its copy of the source's.
             for wire_name in (name, name + TYPE_SUFFIX):
                 row.pop(wire_name, None)
                 if now is not None and wire_name in now:

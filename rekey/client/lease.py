@@ -1,33 +1,5 @@
-"""The lease of a client: for how long it trusts what it read, and when it acknowledges a newer epoch.
-
-Rules kept here (ADR 0018):
-
-* A client writes its own row first (the beat) and reads the control row after that. So a runner that moved
-  the control row and then lists the clients either finds this client's row, or this client reads the move.
-* What was read is trusted until `lease_s` after the *beginning* of the beat before it, by this machine's
-  monotonic clock. The runner waits from the row's Timestamp on, by the service's clock. No two clocks are
-  compared; a beat without a reading after it, or whose answer was lost, extends nothing.
-* An operation that begins while the lease is trusted has taken effect `longest_operation_s` later, or never
-  does: the writer bounds operations and background work alike by that. So it is known from when on nothing of
-  a client can take effect any more.
-* A process may be suspended at any step for longer than that, and its client be given up. So whether it may
-  write is checked when a request is sent, and an operation that ends after its time looks at the control row
-  again.
-* An operation runs from beginning to end under one permit; work that goes on after the caller has its answer
-  keeps that permit in use.
-* Readings are numbered (`Permit.number`): one more with each new epoch or run. The epoch alone would not do:
-  another run counts epochs from 1 again.
-* A newer epoch is acknowledged when no operation and no background work of an older one is in flight, and
-  `settle` has ended. New operations use the newest epoch at once: two epochs in flight in one client are no
-  worse than two clients that are one epoch apart.
-* A write without a journal (no replica follows it yet) whose outcome is open counts as in flight until it can
-  no longer take effect: after an acknowledged `dual_write` nothing would find it. Later writes have an intent
-  for that. By the client's row the sweeper tells whether to keep such an intent: so the row stays as long as
-  an outcome is open.
-* A write that waits in a freeze is not in flight; it is woken when the phase moves.
-* An error in the background is kept in `problem` and logged; the refusal for a lost lease names that of the
-  last look.
-"""
+"""The lease of a client: for how long it trusts its last reading of the control row, and when it acknowledges
+a newer epoch (ADR 0018)."""
 
 from __future__ import annotations
 
@@ -57,32 +29,28 @@ from rekey.tables.base import SIGNED_S
 _log = logging.getLogger(__name__)
 _draw = random.SystemRandom()
 
-# Pause between two looks in a freeze, as a share of `poll_s`.
+# Pause between two reads of the control row in a freeze, as a share of `poll_s`.
 _FREEZE_PAUSE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """What the control row said when an operation began: the operation runs from beginning to end under it.
+    """The control row's state when an operation began. The operation runs from beginning to end under it."""
 
-    Attributes:
-        phase: None when there is no control row yet.
-        epoch: the control row's epoch, 0 when there is none.
-        copied: whether the backfill is done, so that the new view is open.
-        run_id: the run, "" when there is no control row.
-        number: of the reading; one more with each new epoch or run.
-        maintained: whether clients maintain index tables after `complete`.
-        sends_until: until when requests may be sent for it, by the client's clock.
-        until: by when its work must have taken effect.
-    """
-
+    # None when there is no control row yet.
     phase: ControlPhase | None
     epoch: int
+    # Whether the backfill is done, so that the new view is open.
     copied: bool
     run_id: str = ""
+    # Counts readings: one more with each new epoch or run. The epoch alone would not do, as another run
+    # counts epochs from 1 again.
     number: int = field(default=0, compare=False)
+    # Whether clients maintain index tables after `complete`.
     maintained: bool = False
+    # Until when requests may be sent for it, by the client's clock.
     sends_until: float = field(default=float("-inf"), compare=False)
+    # By when its work must have taken effect.
     until: float = field(default=float("-inf"), compare=False)
 
     @property
@@ -95,18 +63,17 @@ class InFlight:
     """The operations of one client that are in flight, counted by the number of their permit."""
 
     def __init__(self) -> None:
-        """Start empty."""
-        # Operations that have begun since the client began.
+        # Operations begun so far.
         self.given = 0
         self.running: Counter[int] = Counter()
-        # Until when a write whose outcome is open may still take effect, by the client's clock.
+        # Until when a write with an unknown outcome may still take effect, by the client's clock.
         self.open_until = float("-inf")
         # The same for writes without a journal, by the number of their permit.
         self._open_by_number: dict[int, float] = {}
         self._quiet = asyncio.Event()
 
     def leave(self, number: int) -> bool:
-        """Count one operation less; tell whether it was the last of its number."""
+        """Count down by one; tell whether it was the last of its number."""
         self.running[number] -= 1
         last = not self.running[number]
         if last:
@@ -116,10 +83,12 @@ class InFlight:
         return last
 
     def failed(self, permit: Permit, error: BaseException) -> None:
-        """Note a write that ended with an error, if it may have been applied or may yet be."""
+        """Record a write that ended with an error, if it may have been applied or may yet be."""
         if not may_travel(error):
             return
         self.open_until = max(permit.until, self.open_until)
+        # Such a write has no intent, so nothing would find it after an acknowledged `dual_write`: it counts
+        # as in flight until it can no longer take effect. Writes of later phases have an intent.
         if permit.phase in (None, ControlPhase.SOURCE):
             before = self._open_by_number.get(permit.number, permit.until)
             self._open_by_number[permit.number] = max(permit.until, before)
@@ -145,18 +114,6 @@ class ClientLease:
     """The lease of one client: gives its operations their permits.
 
     No request is sent before `start`, `poll`, `look_again` or the first operation.
-
-    Attributes:
-        store: the migration's control row.
-        registry: the rows of its clients.
-        facts: the facts that the client is created with.
-        settings: its times.
-        settle: ends the background work of older epochs (`Writer.settle`); awaited before an epoch is
-            acknowledged and at the end.
-        counters, left: for the client's row: counts by name, and the number of keys it still has to settle.
-        late_s: for how many seconds the service accepts a request after the client signed it.
-        client_id: lower case hexadecimal, of this lease alone; random by default.
-        monotonic, sleep, jitter: this machine's clock, waiting, and a draw of [0, 1); for tests.
     """
 
     store: ControlStore
@@ -164,17 +121,23 @@ class ClientLease:
     facts: ClientFacts
     _: KW_ONLY
     settings: LeaseSettings = field(default_factory=LeaseSettings)
+    # Ends the background work of older epochs (`Writer.settle`); awaited before an epoch is acknowledged and
+    # at the end.
     settle: Callable[[], Awaitable[None]] = _nothing_to_settle
+    # For the client's row: counts by name, and the number of keys it still has to settle.
     counters: Callable[[], Mapping[str, int]] = dict
     left: Callable[[], int] = int
+    # For how many seconds the service accepts a request after the client signed it.
     late_s: Callable[[], float] = lambda: SIGNED_S
+    # Lower case hexadecimal, of this lease alone.
     client_id: str = field(default_factory=lambda: secrets.token_hex(8))
     monotonic: Callable[[], float] = rising_seconds
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    # Draws from [0, 1).
     jitter: Callable[[], float] = _draw.random
 
     def __post_init__(self) -> None:
-        # The permit by the last reading, without times.
+        # The permit that the last reading gives, without times.
         self._view = Permit(None, 0, copied=False)
         self._acknowledged = self._view
         self._reading = Reading(None)
@@ -198,25 +161,23 @@ class ClientLease:
 
     @property
     def trusted(self) -> bool:
-        """Whether what was read may still be relied on."""
         return self.monotonic() < self._trusted_until
 
     @property
     def problem(self) -> RekeyError | None:
-        """The error of the last look at the control row, or of the last settling; None if both succeeded."""
+        """The error of the last read of the control row, or of the last settling; None if both succeeded."""
         return next(iter(self._problems.values()), None)
 
     @asynccontextmanager
     async def operation(self, *, writes: bool) -> AsyncIterator[Permit]:
-        """Enter an operation; leaving it gives the permit back. The caller bounds it by the longest
-        operation.
+        """Enter an operation; leaving it returns the permit. The caller bounds it by the longest operation.
 
         Args:
             writes: whether the operation writes. Writes wait in a freeze, up to `freeze_wait_s`.
 
         Raises:
-            WritesRefused: on entering, when the freeze lasts too long, the lease is over, the client is
-                closed, or run, epoch, declaration or secrets are not as they must be.
+            WritesRefused: the freeze lasts too long, the lease is over, the client is closed, or the control
+                row's run, epoch, declaration or secrets do not match the client's.
         """
         permit = await self._enter(writes)
         try:
@@ -230,9 +191,8 @@ class ClientLease:
 
     @contextmanager
     def hold(self, permit: Permit) -> Iterator[None]:
-        """Keep a permit in use beyond its operation, until the context is left. Never waits.
-
-        Entered while the permit is still in use, or with what `current` has just returned.
+        """Keep a permit in use beyond its operation, until the context is left. Never waits. Enter it while
+        the permit is in use, or with what `current` has just returned.
 
         Raises:
             WritesRefused: a newer epoch was acknowledged, so the runner no longer waits for this work.
@@ -246,17 +206,17 @@ class ClientLease:
             self._leave(permit.number)
 
     def current(self) -> Permit | None:
-        """Return the permit that the last trusted reading of the control row gives, at once.
+        """Return the permit that the last trusted reading gives, without waiting: None when the lease is over
+        or the reading refuses anything. In a freeze the permit's phase says so.
 
-        None when the lease is over or the last reading refuses anything. In a freeze the permit's phase says
-        so. Called by background work before it begins; also from within `settle`, when the newest epoch is
-        read but not acknowledged yet.
+        Called by background work before it begins; also from within `settle`, when the newest epoch is read
+        but not acknowledged yet.
         """
         return self._grant() if self.trusted and self._reading.refusal is None else None
 
     def check(self, permit: Permit) -> None:
-        """Raise WritesRefused when nothing may be sent under a permit any more: a process that was held up
-        must not write. Called at the moment a request is sent."""
+        """Raise WritesRefused when a permit no longer allows sending. Called as each request is sent."""
+        # The process may have been suspended since the permit was given, and its client taken for dead.
         if self.monotonic() >= permit.sends_until:
             raise self._too_late()
 
@@ -265,11 +225,8 @@ class ClientLease:
         return self.monotonic() < permit.until
 
     async def look_again(self) -> Permit:
-        """Look at the control row now, and return the permit by this reading.
-
-        Raises:
-            RekeyError: the control row could not be read, or the reading refuses anything.
-        """
+        """Read the control row now, and return the permit by this reading. Raises RekeyError: the row could
+        not be read, or the reading refuses anything."""
         await self._look()
         if self._reading.refusal is not None:
             raise self._reading.refusal.error()
@@ -278,11 +235,9 @@ class ClientLease:
     # --- beginning, looking, ending -----------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Look at the control row for the first time, and go on looking in the background.
-
-        A restricted store that fails now is no error yet: the first operation looks again, and refuses if
-        that fails too.
-        """
+        """Read the control row for the first time, and keep reading it in the background."""
+        # A restricted store that fails now is no error yet: the first operation reads again, and is refused
+        # if that fails too.
         await self._note("look", self.poll())
         self._tasks["looks"] = asyncio.create_task(self._keep(), name=f"client lease {self.facts.script_id}")
 
@@ -297,17 +252,15 @@ class ClientLease:
         await self._acknowledge_all()
 
     async def close(self) -> None:
-        """Refuse new operations, wait for those in flight, settle, and delete the client's row. Idempotent.
-
-        A row that cannot be deleted, or must stay because the outcome of a write is open, expires by itself.
-        """
+        """Refuse new operations, wait for those in flight, settle, and delete the client's row. Idempotent. A
+        row that cannot be deleted expires."""
         if self._closed:
             return
         self._closed = True
         self._moved.set()
         looks = self._tasks.get("looks")
         if looks is not None:
-            # A beat cancelled now could be applied after the delete, and bring the row back.
+            # A beat cancelled now could be applied after the delete, and restore the row.
             async with self._looking:
                 looks.cancel()
             await asyncio.wait([looks])
@@ -327,6 +280,8 @@ class ClientLease:
         if self._in_flight.given:
             await self.settle()
         self._trusted_until = float("-inf")
+        # By the client's row the sweeper tells whether to keep its intents: the row stays, and expires, while
+        # an outcome is unknown.
         if not self.monotonic() < self._in_flight.open_until:
             await self.registry.delete(self.client_id, self.counters())
 
@@ -355,10 +310,11 @@ class ClientLease:
                     hint="repeat the operation: a freeze lasts seconds",
                     retryable=True,
                 )
+            # Not counted as in flight while it waits; woken when the phase moves.
             await first_of(self._moved, self.sleep(waits_until - now))
 
     async def _require_trust(self) -> None:
-        """Ensure that the lease is trusted; look at the control row if it is over. Raises WritesRefused."""
+        """Ensure that the lease is trusted; read the control row if it is over. Raises WritesRefused."""
         self._require_open()
         if self.trusted:
             return
@@ -382,13 +338,12 @@ class ClientLease:
             raise closed(self.facts.script_id).error()
 
     def _raise_faults(self) -> None:
-        """Raise the error that ended a background task: a bug must not pass for a lost lease."""
+        """Raise the error that ended a background task: a bug must not look like a lost lease."""
         for task in self._tasks.values():
             if task.done() and not task.cancelled():
                 task.result()
 
     def _too_late(self) -> WritesRefused:
-        """Return the error for work that was held up beyond the time of its permit."""
         return WritesRefused(
             LEASE_LOST,
             f"this operation of a client of {self.facts.script_id} was held up for longer than it may take",
@@ -403,15 +358,13 @@ class ClientLease:
 
     def _leave(self, number: int) -> None:
         if self._in_flight.leave(number) and number < self._view.number:
-            self._wanted.set()  # perhaps the newer epoch can be acknowledged now
+            self._wanted.set()  # the newer epoch may now be acknowledged
 
     # --- looking and acknowledging ------------------------------------------------------------------------
 
     async def _look(self, *, shared: bool = False) -> None:
-        """Beat, then read the control row. `shared`: a look that another task has made meanwhile is enough.
-
-        Bounded by `lease_s`: a look that takes longer extends nothing. Raises Unavailable then.
-        """
+        """Beat, then read the control row. `shared`: another task's read since the call is enough. Raises
+        Unavailable after `lease_s`: a read that takes longer extends nothing."""
         asked = self._looks
         try:
             async with asyncio.timeout(self.settings.lease_s), self._looking:
@@ -421,18 +374,22 @@ class ClientLease:
             raise Unavailable("the restricted store did not answer in time", code="TooSlow") from None
 
     async def _look_now(self) -> None:
-        """Beat, then read the control row; only both together extend the lease."""
         began = self.monotonic()
         try:
+            # The beat comes first: a runner that moves the control row and then lists the clients either
+            # finds this client's row, or this client reads the move.
             await self.registry.beat(self._row())
             self._take(await self.store.read())
         finally:
             self._looks += 1
+        # From the beginning of the beat, by this machine's monotonic clock; the runner waits from the row's
+        # Timestamp on, by the service's clock. So no two clocks are compared. A beat without a reading after
+        # it extends nothing.
         self._trusted_until = began + self.settings.lease_s
         self._problems.pop("look", None)
 
     def _take(self, read: ControlRow | None) -> None:
-        """Adopt a reading of the control row, or start refusing operations with the reason."""
+        """Adopt a reading of the control row, or start refusing operations with its reason."""
         self._reading = reading(self.control, read, self.facts)
         before, control = self._view, self.control
         then = Permit(None, 0, copied=False)
@@ -466,8 +423,8 @@ class ClientLease:
         )
 
     async def _acknowledge_in_background(self) -> None:
-        # `_acknowledge_all` is called in here: a task that is cancelled before it began leaves no coroutine
-        # that is never awaited.
+        # Calling `_acknowledge_all` in here leaves no coroutine that is never awaited when the task is
+        # cancelled before it began.
         await self._note("settle", self._acknowledge_all())
 
     async def _acknowledge_all(self) -> None:
@@ -476,6 +433,8 @@ class ClientLease:
 
     async def _acknowledge(self) -> bool:
         """Acknowledge the newest epoch if nothing of older ones is in flight; tell whether that was done."""
+        # New operations use the newest epoch at once: two epochs in flight in one client are no worse than
+        # two clients that are one epoch apart.
         view = self._view
         if self._settling or view.number == self._acknowledged.number or not self._is_through(view):
             return False
@@ -496,7 +455,7 @@ class ClientLease:
     # --- in the background --------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        """Look at the control row repeatedly. Settling runs in its own task: beats must not wait for it."""
+        """Read the control row repeatedly."""
         while True:
             share = _FREEZE_PAUSE if self._view.phase is ControlPhase.FREEZE else 1.0
             pause_s = self.settings.poll_s * share * (0.9 + 0.2 * self.jitter())
@@ -506,6 +465,7 @@ class ClientLease:
             running = self._tasks.get("acknowledges")
             if self._view.number != self._acknowledged.number and (running is None or running.done()):
                 self._raise_faults()
+                # In its own task, since it settles: beats must not wait for that.
                 self._tasks["acknowledges"] = asyncio.create_task(self._acknowledge_in_background())
 
     async def _note(self, what: str, work: Awaitable[None]) -> bool:

@@ -19,7 +19,7 @@ from rekey.tables.base import Table
 
 LONGEST_OPERATION_S = 30.0
 LATE_S = 7.0
-# The code of a write that failed because of other writes of the same row; the caller may repeat it.
+# The code of a write that failed because of other writes of the same row; it may be repeated.
 ROW_TOO_BUSY = "RowTooBusy"
 # Most keys of a transaction whose replicas are written at the same time.
 WIDTH = 32
@@ -36,25 +36,21 @@ class Acknowledge(StrEnum):
 
 @dataclass(slots=True)
 class Counters:
-    """What one client has done since it started; changed by its own tasks only.
+    """What one client has done since it started; changed by its own tasks only."""
 
-    Attributes:
-        writes: write operations that were acknowledged to the caller; a transaction counts each of its own.
-        fast: keys whose replicas were current by conditional writes alone, without propagate.
-        propagated: keys that propagate made current.
-        replica_failures: attempts to make replicas current that failed.
-        refused: attempts that failed because the credential was refused; part of `replica_failures`.
-        left: keys whose replicas were not current when the caller had its answer or its error, with an
-            intent left in the journal.
-        matched, mismatched, ignored: shadow reads that agreed, disagreed, or could not be judged.
-    """
-
+    # Acknowledged write operations; a transaction counts each of its own.
     writes: int = 0
+    # Keys whose replicas were current by conditional writes alone, without propagate.
     fast: int = 0
+    # Keys that propagate made current.
     propagated: int = 0
+    # Failed attempts to make replicas current.
     replica_failures: int = 0
+    # Those of them where the credential was refused.
     refused: int = 0
+    # Keys whose replicas were not current when the caller had its answer or error; their intents stay.
     left: int = 0
+    # Shadow reads that agreed, disagreed, or could not be judged.
     matched: int = 0
     mismatched: int = 0
     ignored: int = 0
@@ -62,45 +58,34 @@ class Counters:
 
 @dataclass(eq=False, repr=False)
 class ClientParts:
-    """The tables, mapping, journal and lease of one client of a migration.
-
-    Attributes:
-        view: how the client addresses its rows.
-        client_id: names its partition of the journal.
-        propagator: the tables, the mapping and the mapper.
-        journal: the migration's journal.
-        permits: its lease.
-        run_id: the run of the migration that they are made for; under a permit of another run nothing is
-            done.
-        counters: the client's counters.
-        in_flight: its writes that have begun and not ended.
-        acknowledge: when the caller of a write has its answer.
-        longest_operation_s: after how many seconds an operation ends, successful or not.
-        late_s: for how many seconds a request that was not answered may take effect after that is known.
-        sleep: waits, between two attempts at a leftover among others.
-    """
+    """The tables, mapping, journal and lease of one client of a migration."""
 
     view: View
+    # Names its partition of the journal.
     client_id: str
     _: KW_ONLY
     propagator: Propagator
     journal: Journal
     permits: ClientLease
+    # The run these parts are for; nothing is done under a permit of another run.
     run_id: str = ""
     counters: Counters
+    # Its writes that have begun and not ended.
     in_flight: InFlight = field(default_factory=InFlight)
     acknowledge: Acknowledge = Acknowledge.BOTH
+    # After how many seconds an operation ends, successful or not.
     longest_operation_s: float = LONGEST_OPERATION_S
+    # For how many seconds an unanswered request may take effect after that is known.
     late_s: float = LATE_S
+    # Waits, among others between two attempts at a leftover.
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
     @property
     def table(self) -> Table:
-        """The table that the view addresses."""
         return self.propagator.source if self.view is View.OLD else self.propagator.targets[0]
 
     async def wait_out(self) -> None:
-        """Wait until nothing that was sent so far, and not answered, can take effect any more."""
+        """Wait until no unanswered request that was sent so far can take effect any more."""
         await self.sleep(self.late_s)
 
     def current(self) -> Permit | None:
@@ -117,7 +102,7 @@ def account_of(error: ServiceError) -> str:
 
 
 def refused_by(error: CredentialRefused) -> CredentialRefused:
-    """Return the refusal of a credential with the account that refused it, and what to do there."""
+    """Return the refusal of a credential, with the account that refused it and what to do there."""
     which = account_of(error)
     return CredentialRefused(
         f"the {which} account refused the credential of this client: {error.what}",

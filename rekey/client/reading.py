@@ -1,15 +1,4 @@
-"""What follows for a client from a reading of the control row: adopt it, or refuse. Rules only.
-
-Rules kept here:
-
-* A client adopts a newer epoch of its run as soon as it has read it. It adopts another run only if no replica
-  followed its writes so far: there was no control row yet, or it said `source`.
-* A control row that is gone or of another run, after clients were told more than `source`, or of an older
-  epoch of the same run, makes the client refuse everything, reads too: it is unknown which table is the
-  authority then.
-* Another declaration, or other secrets, would give other keys. They are refused in the phases in which
-  replicas follow; before and after that the client's row says so, and the runner can refuse to go on.
-"""
+"""What a client concludes from a reading of the control row: adopt it, or refuse operations. Pure."""
 
 from __future__ import annotations
 
@@ -33,21 +22,20 @@ CLOSED = "closed"
 # The service may work on one request for the longest operation divided by this.
 _SERVICE_SHARE = 6
 _MOST_SERVICE_S = 30
-# Seconds that a request and its answer may be on their way, besides the service's work.
+# Seconds that a request and its answer may be in transit, besides the service's work.
 ON_THE_WAY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """Facts that a client is created with.
+    """Facts that a client is created with, compared with the control row.
 
     Attributes:
-        script_id: the migration.
         digest: of the declaration that the client uses.
         fingerprints: of the secrets it has, by name.
         view: `old` or `new`.
-        name: the client's name, for people; given by the application.
-        elsewhere: the endpoint of the account of targets; "" where no table of the migration is there.
+        name: for people; given by the application.
+        elsewhere: the endpoint of the target account; "" if no table of the migration is there.
     """
 
     script_id: str
@@ -63,10 +51,10 @@ class LeaseSettings:
     """Times of a client, in seconds.
 
     Attributes:
-        poll_s: between two looks at the control row; also how fast a move is noticed.
-        lease_s: for which a reading is trusted; also how long the restricted store may be away.
-        longest_operation_s: within which an operation, background work included, has taken effect or never
-            does; at least 2.
+        poll_s: between two reads of the control row; also how fast a move is noticed.
+        lease_s: for which a reading is trusted; also how long the restricted store may be unavailable.
+        longest_operation_s: within which an operation, background work included, takes effect, or not at all;
+            at least 2.
         freeze_wait_s: for which a write waits in a freeze.
     """
 
@@ -87,14 +75,14 @@ class LeaseSettings:
 
     @property
     def sending_s(self) -> float:
-        """For how long an operation sends requests: shorter than the longest operation by `service_s`, but
-        at least half of it."""
+        """For how long an operation sends requests: `service_s` less than the longest operation, but at least
+        half of it."""
         return max(self.longest_operation_s - self.service_s, self.longest_operation_s / 2)
 
     def __post_init__(self) -> None:
         if not 0 < self.poll_s < self.lease_s or self.freeze_wait_s < 0:
             raise ValueError("poll_s must be shorter than lease_s, and all times positive")
-        # The service is told its time in whole seconds, and what is sent needs as long before that.
+        # The service takes its timeout in whole seconds, and sending needs as long before that.
         if self.longest_operation_s < 2:
             raise ValueError("longest_operation_s must be 2 seconds or more")
 
@@ -109,23 +97,18 @@ class Refusal:
     reads_too: bool = False
 
     def error(self) -> WritesRefused:
-        """Return the error to raise for one operation."""
         return WritesRefused(self.code, self.what, hint=self.hint)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What follows for a client from a reading of the control row.
+    """What follows for a client from a reading of the control row."""
 
-    Attributes:
-        control: the control row that the client acts on from now on, None for none.
-        refusal: why it refuses writes (with `reads_too` all operations) until another reading, None if it
-            does not.
-        refuses: the code of what rules out dual writes, also in phases without them; "" for nothing.
-    """
-
+    # The control row that the client acts on from now on, None for none.
     control: ControlRow | None
+    # Why it refuses writes (with `reads_too` all operations) until another reading, None if it does not.
     refusal: Refusal | None = None
+    # The code of what rules out dual writes, also in phases without them; "" for nothing.
     refuses: str = ""
 
 
@@ -143,10 +126,12 @@ def reading(before: ControlRow | None, now: ControlRow | None, facts: ClientFact
             f"give it {now.elsewhere} as targets_endpoint, or as [targets] endpoint",
             reads_too=facts.view == "new",
         )
-        return Reading(now, refusal, TARGETS_MOVED)  # in every phase: what it writes would be elsewhere
+        return Reading(now, refusal, TARGETS_MOVED)  # in every phase: its writes would go elsewhere
     differs = _differs(now, facts)
     if differs is None:
         return Reading(now)
+    # Another declaration or secret would give other keys. That matters where replicas follow; in other phases
+    # only the client's row reports it, and the runner can refuse to go on.
     return Reading(now, differs if now.is_followed else None, differs.code)
 
 
@@ -156,6 +141,8 @@ def _lost(before: ControlRow | None, now: ControlRow | None, script_id: str) -> 
         return None
     if before.phase is ControlPhase.SOURCE and (now is None or now.run_id != before.run_id):
         return None  # no replica has followed its writes yet
+    # From here on clients may have written in a later phase, so it is unknown which table is the authority:
+    # reads are refused too.
     if now is None:
         return Refusal(
             CONTROL_GONE,
@@ -202,5 +189,5 @@ def _differs(now: ControlRow, facts: ClientFacts) -> Refusal | None:
 
 
 def closed(script_id: str) -> Refusal:
-    """Return the refusal of a client that was closed."""
+    """Return the refusal of a closed client."""
     return Refusal(CLOSED, f"this client of {script_id} is closed", "open another one", reads_too=True)

@@ -21,11 +21,11 @@ _log = logging.getLogger(__name__)
 
 
 async def follow(flow: Flow) -> None:
-    """Write the replicas of all keys, and note how far they are in `flow.followed`. Errors of replicas are
-    not raised: the authority has answered, so the intent stays instead."""
+    """Write the replicas of all keys, and record the result of each in `flow.followed`. Errors of replicas
+    are not raised: the authority has answered, so the intent stays instead."""
     numbers = range(len(flow.decided))
     moves = any(decided.held.moves for decided in flow.decided)
-    # A row that takes a key first: otherwise it would be missed under that key for a moment.
+    # A row that takes over a key goes first: otherwise a reader would miss it there for a moment.
     last = [number for number in numbers if moves and flow.requests[number].given.verb is Verb.DELETE]
     for group in ([number for number in numbers if number not in last], last):
         await in_turns([partial(_follow, flow, number, moves) for number in group], WIDTH)
@@ -35,7 +35,7 @@ async def _follow(flow: Flow, number: int, moves: bool) -> None:
     decided = flow.decided[number]
     slow = moves or decided.during.slow
     if decided.source_key is None:
-        # Another client may have claimed the deleted row's key and made it after the owner was looked for.
+        # Another client may have claimed the deleted row's key and created it after the owner was read.
         try:
             owner = await _owner_now(flow, decided)
         except ServiceError as error:
@@ -47,7 +47,7 @@ async def _follow(flow: Flow, number: int, moves: bool) -> None:
         decided, slow = replace(decided, source_key=owner), True
     held = decided.held
     held.keep_intent = held.keep_intent or _met_another(decided)
-    if held.moves:  # a claim that passes on with the row is reserved until propagate has passed it on
+    if held.moves:  # a claim that passes on stays reserved until propagate has passed it on
         await _write_replicas(flow, number, decided, slow)
         await _release(flow, decided.write.request, decided)
     else:
@@ -56,13 +56,11 @@ async def _follow(flow: Flow, number: int, moves: bool) -> None:
 
 
 async def _owner_now(flow: Flow, decided: Decided) -> EntityKey | None:
-    """Read again who owns the key of a deleted row that had no owner."""
     return await flow.authority.replicas.owner_of(decided.write.request.key)
 
 
 def _met_another(decided: Decided) -> bool:
-    """Tell whether a write has met an unfinished one: the row that it deleted had no replica, or the one that
-    it created had one."""
+    """Tell whether an unfinished write was met: the deleted row had no replica, or the created one had."""
     there = any(
         row is not None and place.table <= 0 and place in decided.during.own
         for place, row in decided.read.items()
@@ -72,7 +70,7 @@ def _met_another(decided: Decided) -> bool:
 
 
 async def release(flow: Flow) -> None:
-    """Give up the reservations of a call: it wrote nothing, and will write nothing."""
+    """Release the reservations of a call that wrote nothing, and will write nothing."""
     await in_turns([partial(_release, flow, request) for request in flow.requests], WIDTH)
 
 
@@ -81,7 +79,7 @@ async def _release(flow: Flow, request: Request, decided: Decided | None = None)
     try:
         await flow.authority.release(request, forward, decided=decided is not None)
     except ServiceError:
-        flow.client.counters.replica_failures += 1  # the reservation ends by time
+        flow.client.counters.replica_failures += 1  # the reservation expires
 
 
 async def _write_replicas(flow: Flow, number: int, decided: Decided, slow: bool) -> None:
@@ -93,7 +91,7 @@ async def _write_replicas(flow: Flow, number: int, decided: Decided, slow: bool)
         else:
             followed = await propagate(flow, decided)
             held.view_etag = await flow.etag_after_propagate(decided) or held.view_etag
-    except Exception as error:  # noqa: BLE001 - the write is done: no error of a replica may fail it
+    except Exception as error:  # noqa: BLE001 - the write is done: no replica's error may fail it
         followed = unsettled(flow, decided, error)
     flow.followed[number] = followed
 
@@ -130,14 +128,14 @@ async def _write_conditionally(flow: Flow, decided: Decided) -> Followed | None:
 
     together = flow.authority.mapper.together
     if together and (unread or not await flow.authority.same_list(decided)):
-        return None  # a secondary row that is not known may stand there
+        return None  # there may be a secondary row that is not known
     groups = transactions(writes, together)
     seen = {**late, **read}
     if any(lacks_main(group, seen, together) for group in groups):
-        return None  # it came after what was read: a main row that was not there may be there now
+        return None  # a main row that was not there when read may be there now
     outcomes = await side_by_side(write_group(group) for group in groups)
-    # One that may yet happen does not keep the others waiting: propagate writes what is missing now, and the
-    # intent stays until it is over.
+    # An unknown outcome does not hold up the others: propagate writes what is missing now, and the intent
+    # stays until the request is over.
     held.ambiguous = held.ambiguous or Outcome.OPEN in outcomes
     if not all(outcomes):
         return None
@@ -153,14 +151,12 @@ async def propagate(flow: Flow, decided: Decided) -> Followed:
 
 
 def unsettled(flow: Flow, decided: Decided, error: Exception) -> Followed:
-    """Return the step of a key whose replicas could not be made current."""
+    """Record that the replicas of a key could not be made current."""
     counters = flow.client.counters
     counters.replica_failures += 1
     if isinstance(error, CredentialRefused):
         counters.refused += 1
-        if (
-            counters.refused == 1
-        ):  # it does not mend itself: `rekey status` says so as long as the client lives
+        if counters.refused == 1:  # only an operator can fix it: `rekey status` shows it as well
             refusal = refused_by(error)
             _log.warning(
                 "replicas are left behind: %s. Next: %s",

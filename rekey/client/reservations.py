@@ -1,8 +1,5 @@
-"""Claims and reservations of target keys, in the reverse rows of the mapping (ADR 0047).
-
-A write that creates a row under a target key reserves the key: until the authority has answered, the key
-passes to no other source key.
-"""
+"""Claims and reservations of target keys, in the reverse rows of the mapping (ADR 0047). A write that creates
+a row reserves its target key: until the authority has answered, the key passes to no other source key."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from rekey.protocol.propagate import MAX_ROUNDS, Propagator
 from rekey.protocol.rules import SOURCE, TARGET
 from rekey.tables.base import Verb
 
-# Attempts to give up a reservation; one that stays ends by time.
+# Attempts to release a reservation; one that stays expires.
 RELEASES = 3
 
 
@@ -25,22 +22,20 @@ class Reservations:
     """Claims and reserves target keys for the writes of one client."""
 
     def __init__(self, replicas: Propagator, takes_effect_s: float) -> None:
-        """Create it; parameters as `Authority`."""
         self._replicas = replicas
         self._mapping = replicas.mapping
         self._shared = replicas.mapper.shared
         self._takes_effect_s = takes_effect_s
-        # Claims that were seen, by main target key: saves claims that would fail, and reads before a row that
-        # was deleted is created again. Never trusted.
+        # Claims as last seen, by main target key. They save claims that would fail, and reads before a
+        # deleted row is created again. Never trusted.
         self._owners: dict[EntityKey, Owner] = {}
 
     def seen_owner(self, main: EntityKey) -> EntityKey | None:
-        """Return the owner of a main target key as this client has seen it last, if it has."""
+        """Return the owner of a main target key as this client last saw it, if it has."""
         owner = self._owners.get(main)
         return None if owner is None else owner.source
 
     async def owner(self, draft: Draft, main: EntityKey, *, claims: bool) -> Owner | None:
-        """Return the claim of a main target key, as `Authority.find_owner`."""
         source_key, target = draft.old_key, TargetKey(0, *main)
         seen = self._owners.get(main)
         is_own = seen is not None and seen.source == source_key
@@ -58,28 +53,24 @@ class Reservations:
         return owner
 
     def reserves_early(self, draft: Draft, expected: Iterable[TargetKey]) -> list[Awaitable[object]]:
-        """Return the claims of index keys that are tried together with the reads: those of a row that is sure
-        to be new. `expected`: where its replicas will stand."""
+        """Return the claims of index keys that may run together with the reads: those of a row that is
+        certainly new. `expected`: where its replicas will be."""
         if draft.given.verb is not Verb.INSERT:
             return []
         new = [target for target in sorted(expected) if target.table > 0 and target.table in self._shared]
         return [self._claim_early(draft, target, None) for target in new if target not in draft.held.reserved]
 
     async def reserve(self, draft: Draft, target: TargetKey, still_owns: StillOwns) -> None:
-        """Claim and reserve a target key for a write that creates a row under it.
-
-        A key whose owner's row is deleted by the same call is reserved, and stays the owner's: propagate
-        passes it on when both are written.
-
-        Raises:
-            Collision: the key belongs to another row, or another write is creating one.
-        """
+        """Claim and reserve a target key for a write that creates a row under it. Raises Collision: the key
+        belongs to another row, or another write is creating one."""
         if target in draft.held.reserved:
             return
         for _ in range(MAX_ROUNDS):
             owner = await self._claim_to_take(draft, target)
             if target in draft.held.reserved:
                 return
+            # A key whose owner's row is deleted by the same call is reserved but stays the owner's: propagate
+            # passes it on once both are written.
             keeps_owner = owner is not None and await self._is_deleted_with(draft, owner.source)
             if not keeps_owner:
                 await self._mapping.require_free(draft.old_key, target, owner, still_owns)
@@ -92,12 +83,12 @@ class Reservations:
         raise self._mapping.kept_changing()
 
     async def release(self, request: Request, *, decided: bool) -> None:
-        """Give up the write's reservations of target keys. `decided`: whether the authority has done it."""
+        """Release the write's reservations of target keys. `decided`: whether the authority did the write."""
         targets = sorted(request.held.reserved)
         await side_by_side(self._release(request, target, decided=decided) for target in targets)
 
     def reservation(self, request: Request, key: EntityKey, present: Reservation | None) -> Reservation:
-        """Return the reservation of a mapping row by a write, for `key`. `present`: the one that it holds."""
+        """Return a write's reservation for `key`, merged with `present`, the mapping row's own."""
         own = Reservation(key, frozenset({request.word}), self._takes_effect_s)
         if present is None or present.key != key:
             return own
@@ -105,8 +96,8 @@ class Reservations:
         return own._replace(writers=writers, seconds=max(present.seconds, self._takes_effect_s))
 
     async def _claim_early(self, draft: Draft, target: TargetKey, seen: Owner | None) -> Owner | None:
-        """Try to claim a target key on the condition of its claim as last seen, None: there was none; reserve
-        it if another source key can have it. None when the claim is another one."""
+        """Try to claim a target key, on the condition of its claim as last `seen`; reserve it if another
+        source key can have it. None when the claim is another one."""
         shared = target.table in self._shared
         before = None if seen is None else seen.reserved
         reserved = self.reservation(draft.request, draft.old_key, before) if shared else None
@@ -116,8 +107,8 @@ class Reservations:
         return claimed
 
     async def _claim_to_take(self, draft: Draft, target: TargetKey) -> Owner | None:
-        """Return the claim of a target key that is to be reserved; one that is not read yet is tried to be
-        made at the same time. Raises Collision as `MappingStore.unreserved`."""
+        """Return the claim of a target key to reserve. One that was not read yet is read while it is tried to
+        be made. Raises Collision as `MappingStore.unreserved`."""
         claims, own = draft.mapping.claims, draft.held.reserved
         if target in claims:
             owner = claims.pop(target)
@@ -137,7 +128,7 @@ class Reservations:
             if owner is None or reserved is None or request.word not in reserved.writers:
                 return
             if owner.source != reserved.key and decided:
-                return  # the row is there, and the claim has not passed on to it: it stays reserved
+                return  # the row exists, but the claim has not passed on to it: keep the reservation
             released = await self._mapping.take(owner.source, target, owner, reserved.without(request.word))
             if released is not None:
                 if target.table == 0:
@@ -146,7 +137,6 @@ class Reservations:
             owner = await self._mapping.owner(target.key, target.table)
 
     async def _is_deleted_with(self, draft: Draft, source_key: EntityKey) -> bool:
-        """Tell whether the same call deletes the row of another source key."""
         deleted = source_key != draft.old_key and (
             (SOURCE, source_key) in draft.leaving
             or any(

@@ -1,8 +1,4 @@
-"""Step 1 of a write (ADR 0017): its route, and the order of the steps: intent, authority, replicas, finish.
-
-Three steps follow one another until the caller has its answer: intents, reads and claims; the write of the
-authority; the conditional writes of the replicas. The authority is reread after the answer.
-"""
+"""Step 1 of a write: its route (ADR 0017). Then the steps in order: intent, authority, replicas, finish."""
 
 from __future__ import annotations
 
@@ -44,9 +40,9 @@ from rekey.tables.allowance import while_allowed
 from rekey.tables.base import Operation, Table
 from rekey.tables.rules import check_batch
 
-# Writes whose replicas may follow after the answer; beyond that a caller waits for its own.
+# Most writes whose replicas may follow after the answer; beyond that a caller waits for its own.
 MAX_BEHIND = 256
-# Attempts to work out a write before its row counts as too busy.
+# Attempts to prepare a write before its row counts as too busy.
 MAX_TRIES = 20
 
 
@@ -55,15 +51,9 @@ class OtherRun(Exception):
 
 
 class Writer:
-    """The writer of one client: does the writes of its view while there is a control row, in every phase.
-
-    Attributes:
-        client: the client's tables, mapping, journal and lease.
-        finisher: finishes a write after its caller has the answer.
-    """
+    """The writer of one client: does the writes of its view while there is a control row, in every phase."""
 
     def __init__(self, client: ClientParts) -> None:
-        """Create the writer. `client` holds the client's tables, mapping, journal and lease."""
         reverse = ReversePropagator(client.propagator)
         self.client = client
         self.finisher = Finisher(client, reverse)
@@ -73,7 +63,6 @@ class Writer:
 
     @property
     def left(self) -> int:
-        """Number of leftovers: keys that this client still has to settle."""
         return self.finisher.left
 
     async def write(self, operations: Sequence[Operation]) -> list[str | None]:
@@ -131,15 +120,14 @@ class Writer:
         return etags
 
     async def announce_late(self, operations: Sequence[Operation], permit: Permit) -> None:
-        """Write intents again for a write that was answered after the time of its permit.
-
-        A write that was held up so long may have been given up: its intents are settled or gone, and the
-        authority may have moved. So its keys are announced in the current epoch, where replicas follow; and
-        only if that is still its own epoch does the caller learn that the write was done.
+        """Write intents again for a write that was answered after its permit had expired.
 
         Raises:
-            ServiceError: the outcome is open: the migration has moved on, or it is unknown whether it has.
+            ServiceError: unknown outcome: the migration has moved on, or it is unknown whether it has.
         """
+        # A write held up so long may have been given up: its intents are settled or gone, and the authority
+        # may have moved. So its keys are announced in the current epoch, and only if that is still the
+        # write's own does the caller learn that it was done.
         client = self.client
         try:
             now = await client.permits.look_again()
@@ -154,7 +142,7 @@ class Writer:
                         for intent_id, key in zip(ids, keys, strict=True):
                             intent = IntentRef(intent_id, side, key)
                             self.finisher.keep(intent, now, decides, still_open=True, decided=True)
-        except Exception:  # noqa: BLE001 - after any error the outcome is open
+        except Exception:  # noqa: BLE001 - after any error the outcome is unknown
             raise took_too_long(self.client.table.name, sent=True) from None
         if now.epoch != permit.epoch:
             raise took_too_long(self.client.table.name, sent=True)
@@ -162,11 +150,8 @@ class Writer:
     async def write_index(
         self, table: Table, operations: Sequence[Operation], permit: Permit
     ) -> list[str | None]:
-        """Write index rows as the application asks, then make them equal what their main rows say; return the
-        ETags of the application's own write. For the time in which clients still maintain them.
-
-        What an application writes there can be delayed, or be of an older main row. So the main rows are
-        announced first, and settled afterwards.
+        """Write index rows as the application asks, then make them equal what their main rows say. Used while
+        clients still maintain them. Returns the ETags of the application's own write.
 
         Raises:
             ServiceError: as `send_alone`; or the intents could not be written, and nothing was written.
@@ -175,6 +160,8 @@ class Writer:
         rows = await side_by_side(table.get(one.key) for one in operations)
         pointing = [row for row in (*rows, *(one.row for one in operations)) if row and MAIN_ROW_KEY in row]
         mains = sorted({pointer_of(row) for row in pointing})
+        # The application's index rows can be delayed, or be of an older main row: so the main rows are
+        # announced before the write, and settled after it.
         ids = await client.journal.begin(client.client_id, permit.epoch, TARGET, mains) if mains else []
         intents = [IntentRef(one, TARGET, main) for one, main in zip(ids, mains, strict=True)]
         try:
@@ -188,8 +175,8 @@ class Writer:
         return etags
 
     async def settle(self) -> None:
-        """Wait for the work in the background, then try each leftover once more; those of older epochs are
-        then left to the sweeper. Called before an epoch is acknowledged."""
+        """Wait for the work in the background, then retry each leftover once; those of older epochs are then
+        left to the sweeper. Called before an epoch is acknowledged."""
         await self.finisher.settle()
 
     async def close(self) -> None:
@@ -206,8 +193,8 @@ class Writer:
     async def _with_secondary(
         self, operations: Sequence[Operation], permit: Permit, deadline: float
     ) -> list[str | None]:
-        """Do a call of an application that writes secondary rows itself, before the handover: their main rows
-        are written, with the secondary rows that they give. Those that the caller asked for must be these."""
+        """Do a call that writes secondary rows itself, before the handover: write its main rows with the
+        secondary rows that follow from them, which must be those that the caller asked for."""
         client = self.client
         kind_of = client.propagator.mapper.kind_of
         if len(operations) > 1:
@@ -259,7 +246,7 @@ class Writer:
             self.finisher.finish(flow, follows=True)
             return flow.etags()
         try:
-            with suppress(TimeoutError):  # the authority is written: the intents of the others stay
+            with suppress(TimeoutError):  # the authority is written; unfinished replicas keep their intents
                 async with asyncio.timeout_at(flow.deadline):
                     await follow(flow)
         finally:

@@ -1,11 +1,5 @@
-"""Secondary rows that an application writes itself while clients still maintain them (ADR 0046).
-
-Rules kept here:
-
-* The client writes the secondary rows of a main row in the transaction of that row. So a secondary row that
-  the application asks for is compared with what its main row gives, and is not written a second time.
-* One that differs is refused before anything is written: an acknowledged write must not be lost.
-"""
+"""Secondary rows that an application writes itself while clients still maintain them (ADR 0046): they are
+compared with what their main rows give, and not written a second time."""
 
 from __future__ import annotations
 
@@ -25,11 +19,8 @@ from rekey.tables.base import Operation
 
 @dataclass(slots=True)
 class WithSecondary(SameView):
-    """A write of main rows and of secondary rows that they give, in one transaction.
-
-    Attributes:
-        asked: the operations on secondary rows, as the caller gave them.
-    """
+    """A write of main rows together with their secondary rows. `asked`: the operations on secondary rows, as
+    the caller gave them."""
 
     _: KW_ONLY
     asked: Sequence[Operation] = ()
@@ -50,13 +41,8 @@ class WithSecondary(SameView):
 
 
 async def confirmed(client: ClientParts, operation: Operation) -> str | None:
-    """Return the ETag of the secondary row that an operation asks for, which stands already: its main row was
-    written before, and the secondary row with it.
-
-    Raises:
-        WritesRefused: its main row gives something else.
-        ServiceError: as the service would answer.
-    """
+    """Return the ETag of the secondary row that an operation asks for, already written with its main row.
+    Raises WritesRefused where the main row gives something else; ServiceError as the service would."""
     there = await client.table.get(operation.key)
     after = row_after(as_stored(operation)[0], there)
     _require_same(client, after, there)
@@ -64,8 +50,8 @@ async def confirmed(client: ClientParts, operation: Operation) -> str | None:
 
 
 def _require_same(client: ClientParts, asked: Row | None, given: Row | None) -> None:
-    """Raise WritesRefused if a secondary row is to become something else than what its main row gives."""
     if asked is None and given is None:
         return
+    # Refused before anything is written: an acknowledged write must not be lost.
     if asked is None or given is None or not same_content(asked, given):
         raise refusal(SECONDARY_DIFFERS, client.table.name)

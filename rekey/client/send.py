@@ -1,8 +1,5 @@
-"""Step 3 of a write, the sending: the authority's write, and how it is judged when no answer came (ADR 0035).
-
-An attempt that was not answered can take effect for `ClientParts.late_s` seconds more. As long as it can, the
-write is not sent again.
-"""
+"""Step 3 of a write, the sending: sends the authority's write, and settles whether it was applied when no
+answer came (ADR 0035)."""
 
 from __future__ import annotations
 
@@ -25,36 +22,33 @@ from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Table, Verb, reje
 from rekey.tables.requests import Landed, all_landed
 
 Rows = Sequence[Row | None]
-# Waits until nothing that was sent can take effect any more.
+# Waits until no request that was sent is in flight.
 Wait = Callable[[], Awaitable[object]]
 
 
 class Evidence(Enum):
-    """What the journal and the replicas tell of rows that the authority shows after a lost answer."""
+    """What journal and replicas prove about rows that the authority shows after a lost answer."""
 
     NONE = "none"
     # No other write of these keys is announced.
     ALONE = "alone"
-    # Nor has any other been done: rows that hold what was written were written by this client.
+    # Nor was another one done: rows that hold what was written were written by this client.
     OURS = "ours"
-    # Nor has any other been done, and the row is there, or is not, as when the write began.
+    # Nor was another one done, and the row exists, or not, as when the write began.
     UNTOUCHED = "untouched"
 
 
-# Looks for evidence about the authority's rows as read.
+# Collects evidence about the authority's rows as read.
 Witness = Callable[[Rows], Awaitable[Evidence]]
 
 
 class Again(Exception):
-    """The write was not applied, and no attempt can take effect any more: it is to be sent again."""
+    """The write was not applied, and no attempt is in flight any more: send it again."""
 
 
 async def send(flow: Flow, writes: list[Prepared]) -> bool:
-    """Write the authority, with the late reads during that write; return False to prepare again.
-
-    Raises:
-        RekeyError: the answer to the caller. `flow.sent` tells whether the write may have been applied.
-    """
+    """Write the authority, with the late reads during that write; return False to prepare again. Raises
+    RekeyError, for the caller: `flow.sent` tells whether the write may have been applied."""
     pairs = [(write, operation) for write in writes for operation in write.sent]
     check_one_partition({operation.key.partition for _, operation in pairs})
     pairs = _once_a_row(pairs + [(write, operation) for write in writes for _, operation in write.along])
@@ -108,15 +102,11 @@ async def send(flow: Flow, writes: list[Prepared]) -> bool:
 
 
 async def send_alone(table: Table, operations: Sequence[Operation], wait: Wait) -> list[str | None]:
-    """Write a table that no replica follows; return the new ETags. The caller bounds the time.
+    """Write a table that no replica follows; return the new ETags. The caller bounds the time. Raises
+    RekeyError, for the caller: Ambiguous where it is unknown whether the write was applied."""
 
-    There is no journal. So a write without a condition is sent again if its row does not show it, as by the
-    SDK, but only when no attempt can take effect any more; what another client did meanwhile is not seen.
-
-    Raises:
-        RekeyError: the answer to the caller; Ambiguous where it is not known whether it was applied.
-    """
-
+    # There is no journal. So, as by the SDK, a write without a condition is sent again if its row does not
+    # show it, but only once no attempt is in flight; what another client did meanwhile is not seen.
     async def none(_rows: Rows) -> Evidence:
         return Evidence.UNTOUCHED if _is_free(operations) else Evidence.ALONE
 
@@ -131,8 +121,8 @@ async def send_alone(table: Table, operations: Sequence[Operation], wait: Wait) 
 
 
 def _once_a_row(pairs: Sequence[tuple[Prepared, Operation]]) -> list[tuple[Prepared, Operation]]:
-    """Return the operations of a transaction, which can have each row once: one that is deleted and created
-    again is replaced. Raises RequestRejected for any other two operations of one row."""
+    """Return the operations of a transaction with each row once, as the service demands: a row that is
+    deleted and created again is replaced. Raises RequestRejected for any other two operations of one row."""
     rows: dict[EntityKey, tuple[Prepared, Operation]] = {}
     for write, operation in pairs:
         _, other = rows.setdefault(operation.key, (write, operation))
@@ -146,7 +136,7 @@ def _once_a_row(pairs: Sequence[tuple[Prepared, Operation]]) -> list[tuple[Prepa
 
 
 def _is_free(given: Sequence[Operation]) -> bool:
-    """Tell whether a write demands no state of its rows: rows that hold it answer its caller."""
+    """Tell whether a write demands no state of its rows: rows that hold its values are a success."""
     return not any(operation.verb is Verb.INSERT or is_conditional(operation) for operation in given)
 
 
@@ -164,19 +154,18 @@ async def settled(
     witness: Witness,
     error: RekeyError,
 ) -> list[str | None]:
-    """Return the ETags of a write that was not answered, if it turns out to be applied.
+    """Return the ETags of an unanswered write, if it turns out to be applied.
 
     Args:
-        table: what was written.
         given: the operations as the caller gave them.
-        sent: the operations as they were sent, one by itself or several as one transaction.
-        wait: waits until no attempt can take effect any more.
-        witness: looks for evidence whose write it was.
-        error: with which the attempt ended.
+        sent: the operations as sent, one by itself or several as one transaction.
+        wait: waits until no attempt is in flight any more.
+        witness: collects evidence whose write it was.
+        error: the error that the attempt ended with.
 
     Raises:
-        Again: it was not applied, and no attempt can take effect any more.
-        Ambiguous: it cannot be told.
+        Again: it was not applied, and no attempt is in flight any more.
+        Ambiguous: it is unknown whether it was or will be applied.
     """
     free, waited = _is_free(given), False
     landed_as: list[str | None] | None = None
@@ -192,21 +181,21 @@ async def settled(
             ]
             unchanged = any(version_of(row) == operation.etag for operation, row in conditional)
             # An attempt that depends on a version can take no effect once that version is gone, since every
-            # write changes the ETag. Rows are read one by one: a transaction may have taken effect between
-            # two of them.
+            # write changes the ETag. Rows are read one by one, so a transaction may have taken effect between
+            # two reads.
             over = waited or (bool(conditional) and not unchanged)
             evidence = await witness(rows)
         except ServiceError as failed:
             raise _unanswered(error) from failed
         versions = [version_of(row) for row in rows]
         first = first or versions
-        # Content alone proves nothing where the caller asked for a condition or for a new row: another writer
-        # may have written the same. Where the caller set no condition, it does not matter who wrote it.
+        # Content alone proves nothing where the caller asked for a condition or a new row: another writer may
+        # have written the same. Without a condition it does not matter who wrote it.
         if landed is Landed.YES and (evidence is Evidence.OURS or (over and free)):
             return versions
         landed_as = versions if landed is Landed.YES else landed_as
         if over or (landed is Landed.YES and not free and evidence is Evidence.ALONE):
-            break  # waiting would tell nothing more
+            break  # waiting would show nothing more
         await wait()
         waited = True
     if free and landed_as is not None:
@@ -221,8 +210,8 @@ async def settled(
     deletes = any(
         operation.verb is Verb.DELETE and row is not None for operation, row in zip(sent, rows, strict=True)
     )
-    # A write that had deleted or created the row in between would be announced: its intent is kept for a
-    # while (`Held.keep_intent`).
+    # A write that deleted or created the row meanwhile would be announced: its intent is retained for a while
+    # (`Held.keep_intent`).
     if unchanged or ((creates or deletes) and evidence is not Evidence.NONE):
         raise Again
     inserts = any(operation.verb is Verb.INSERT for operation in given)
@@ -232,7 +221,7 @@ async def settled(
 
 
 def outcome_unknown(reason: str) -> Ambiguous:
-    """Return the error of a write of which it is not known whether it was, or will be, applied."""
+    """Return the error of a write with an unknown outcome."""
     return Ambiguous(f"the outcome is unknown: {reason}", hint="read the row before you repeat the operation")
 
 
@@ -250,20 +239,12 @@ Step = tuple[Prepared, During]
 async def _evidence(
     flow: Flow, steps: Sequence[Step], began: int, sent: Sequence[Operation], rows: Rows
 ) -> Evidence:
-    """Return what journal and replicas tell of rows that the authority has just shown.
-
-    The write is this client's own if these were read one after the other: the authority's rows as written; a
-    journal in which no other write of these keys is announced; replicas that stand as they stood before the
-    write, and differ from what it makes of them; the authority's rows, still the same. Any other writer of
-    those rows would have an intent, or would have changed the replicas.
-
-    Args:
-        flow: the call.
-        steps: its writes as they were sent.
-        began: when they were sent.
-        sent: the operations that were sent.
-        rows: what the authority shows.
-    """
+    """Return what journal and replicas prove about rows that the authority has just shown. `steps`: the
+    call's writes as sent; `began`: when; `sent`: their operations; `rows`: what the authority shows."""
+    # The write is this client's own if these were read in this order: the authority's rows as written; a
+    # journal that announces no other write of these keys; replicas that are as before the write, and differ
+    # from what it makes of them; the authority's rows, still the same. Any other writer of those rows would
+    # have an intent, or would have changed the replicas.
     by_key = {operation.key: row for operation, row in zip(sent, rows, strict=True)}
     before = [write.before for write, _ in steps if write.before is not None]
     if any(etag_of(row) == version_of(by_key.get(key_of(row))) for row in before):
@@ -271,7 +252,7 @@ async def _evidence(
     if await _is_announced(flow, steps, began):
         return Evidence.NONE
     if not flow.permit.copied:
-        return Evidence.ALONE  # a row without a replica may be one that is not copied yet
+        return Evidence.ALONE  # a row without a replica may not have been copied yet
     evidence = await side_by_side(
         _of_replicas(flow, write, during, by_key.get(write.sent[-1].key)) for write, during in steps
     )
@@ -282,9 +263,9 @@ async def _evidence(
 
 
 async def _is_announced(flow: Flow, steps: Sequence[Step], began: int) -> bool:
-    """Tell whether the journal announces another write of the keys of a call, not counting those of this
-    client that the authority had answered before: of them only replicas follow."""
+    """Tell whether the journal announces another write of the keys of a call."""
     own = {intent.id for intent in flow.intents}
+    # Writes of this client that the authority had answered before: of them only replicas follow.
     own |= {intent_id for intent_id, decided in flow.client.in_flight.decided.items() if decided < began}
     about = {(intent.side, intent.key) for intent in flow.intents}
     for write, during in steps:
@@ -298,13 +279,12 @@ async def _is_announced(flow: Flow, steps: Sequence[Step], began: int) -> bool:
 
 
 async def _of_replicas(flow: Flow, write: Prepared, during: During, now: Row | None) -> Evidence:
-    """Compare the replicas that were read before the write with those that are there now. `now`: the
-    authority's row."""
+    """Compare the replicas read before the write with those there now. `now`: the authority's row."""
     replicas, expected = flow.authority.replicas, write.replicas.expected
     if expected is None or write.source_key is None:
         return Evidence.ALONE
     beside = {place for place, _ in write.along}  # written with the authority
-    # What was read during a delete will do: a replica of a row that another writer deleted would be gone.
+    # For a delete, reads during the write count too: another writer's delete would have removed the replica.
     is_delete = write.request.given.verb is Verb.DELETE
     read = {**during.read, **write.replicas.read} if is_delete else write.replicas.read
     early = {place: row for place, row in sorted(read.items()) if place not in beside}

@@ -1,19 +1,5 @@
-"""Shadow reads: a share of the application's reads is done on the other side too, and compared.
-
-Rules kept here:
-
-* The caller neither waits for a comparison nor gets its result. Results are counted (matched, mismatched,
-  ignored); a mismatch is logged by safe id, once the second look has found it too.
-* The source row, mapped, is compared with the main target row, whichever of the two the application read and
-  whichever is the authority. Once the target is the authority, copies of the source's Timestamp are left out:
-  writing back gives the source row another one.
-* A first look that finds a difference proves nothing: a write of the row may be in flight. So the journal is
-  read, *then* the replica is read again, and then the authority. With an intent for the key, or a change of
-  the authority's row since the first look, or another phase, nothing can be said: ignored. An intent stays
-  until the replica is current: so a pair that still differs, without an intent before and without a change of
-  the authority's row, is a mismatch.
-* The queue is bounded: reads that do not fit are ignored. Of one page only a few rows are taken.
-"""
+"""Shadow reads: a share of the application's reads is repeated on the other side and compared. The caller
+never waits for a comparison; results are counted, and confirmed mismatches logged by safe id."""
 
 from __future__ import annotations
 
@@ -59,10 +45,10 @@ class _Pair:
 
 
 class Shadow:
-    """The shadow reads of one client: compares its reads with the other side."""
+    """The shadow reads of one client."""
 
     def __init__(self, client: ClientParts, share: float, seed: int | None = None) -> None:
-        """Create the shadow reads. `share`: of the client's reads, 0 to 1; `seed`: of the draw which ones."""
+        """Create the shadow reads. `share`: of the client's reads, 0 to 1; `seed`: of the sampling."""
         self.client = client
         self.share = share
         self._tables = {SOURCE: client.propagator.source, TARGET: client.propagator.targets[0]}
@@ -72,17 +58,11 @@ class Shadow:
         self._workers: list[asyncio.Task[None]] = []
 
     def drawn(self) -> bool:
-        """Draw whether a read is also done on the other side."""
         return self._draw.random() < self.share
 
     def offer(self, key: EntityKey, row: Row | None, *, whole: bool = True) -> None:
-        """Queue a comparison of the row that was read under a key.
-
-        Args:
-            key: in the client's view.
-            row: as read; None when there was none.
-            whole: whether all properties were read; otherwise the row is read once more.
-        """
+        """Queue a comparison of the row (None for none) that was read under a key of the client's view.
+        Unless all properties were read (`whole`), it is read again. Ignored when the queue is full."""
         is_secondary = self.client.view is View.NEW and self._mapper.kind_of(key.row) > 0
         if is_secondary or self._comparable() is None:
             return
@@ -101,7 +81,6 @@ class Shadow:
             self.offer(key_of(row), row, whole=whole)
 
     async def idle(self) -> None:
-        """Wait until all queued comparisons are done."""
         await self._queue.join()
 
     async def close(self) -> None:
@@ -121,7 +100,7 @@ class Shadow:
             try:
                 await self._compare(seen)
             except RekeyError as error:
-                # the other side could not be read, or the mapping refuses the row: nothing can be said
+                # the other side could not be read, or the mapping refuses the row: no comparison
                 _log.debug("shadow read: %s", type(error).__name__, extra={"event": "shadow-read-failed"})
                 self.client.counters.ignored += 1
             finally:
@@ -139,6 +118,9 @@ class Shadow:
         if self._agrees(first, decides):
             self.client.counters.matched += 1
             return
+        # A first difference proves nothing: a write of the row may be in flight. An intent stays until the
+        # replica is current. So the journal is read first, then the replica again, then the authority: a pair
+        # that still differs, without an intent and with an unchanged authority, is a mismatch.
         if await self._is_being_written(first):
             self.client.counters.ignored += 1
             return
@@ -211,11 +193,11 @@ class Shadow:
             return target is None
         if target is None:
             return False
+        # With the target as authority, writing back gives the source row another Timestamp.
         timed = self._mapper.timestamp_copies[0] if decides == TARGET else frozenset[str]()
         return same_content(mapped, target, timed)
 
     async def _is_being_written(self, pair: _Pair) -> bool:
-        """Tell whether the journal has an intent for the row."""
         async for intents in self.client.journal.scan():
             if any(pair.keys[intent.side] == intent.key for intent in intents):
                 return True

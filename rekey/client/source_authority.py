@@ -16,11 +16,8 @@ from rekey.tables.base import Verb
 
 
 class SourceAuthority(Authority):
-    """The source as the authority.
-
-    The target rows of a write are worked out before anything is written: from the caller's row, or for a
-    merge from the caller's row merged into the row that was read.
-    """
+    """The source as the authority. A write's target rows are worked out before anything is written: from the
+    caller's row, or for a merge from that row merged into the row that was read."""
 
     side = SOURCE
 
@@ -38,16 +35,16 @@ class SourceAuthority(Authority):
             self.read(draft, {*draft.expected, *bare}),
             *self.reservations.reserves_early(draft, draft.expected),
         ]
-        # Only a row that reserved its keys may be created, or moved: so an upsert is sent as an insert or as
-        # a replace.
+        # Only a row that reserved its keys may be created or moved, so an upsert is sent as an insert or a
+        # replace.
         exact = bool(self.mapper.shared) and operation.verb in FULL
         if operation.verb in MERGES or self.mapper.content_derived or draft.request.reads_before or exact:
-            # A merge is worked out on it; replica rows that are read late are compared with what it gives.
+            # A merge is worked out on it; replica rows read late are compared with what it gives.
             reads.append(self.read_before(draft))
         main = self.main_of(draft)
         if operation.verb in MERGES:  # its row is not known yet, but the main key may follow from the old key
             main = next((place.key for place in bare if place.table == 0), None)
-        if main is not None:  # a merge may find that its row is not there: it claims nothing for that
+        if main is not None:  # a plain merge may find no row, and must not have claimed a key for it
             reads.append(self.find_owner(draft, main, claims=operation.verb is not Verb.MERGE))
         elif operation.verb is Verb.DELETE:
             reads.append(self.note_owned(draft.key, bare, draft.replicas.own))
@@ -95,7 +92,7 @@ class SourceAuthority(Authority):
         return {*listed, *self.bare(source_key)}
 
     def expect(self, draft: Draft, row: Row) -> None:
-        # The service sets a new Timestamp, which cannot be foreseen: propagate writes rows that copy it.
+        # The service sets a new Timestamp, unknown until the write: propagate writes the rows that copy it.
         timed = {**row, TIMESTAMP: STAND_IN} if self.mapper.needs_timestamp else row
         draft.replicas.expected = self.replicas.expected_of(draft.old_key, timed)
         draft.slow = draft.slow or self.mapper.needs_timestamp

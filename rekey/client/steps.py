@@ -1,7 +1,5 @@
-"""The steps of a dual write, one type for each: `Request`, `Prepared`, `Decided`, `Followed`.
-
-Another attempt starts again from the `Request`. What must outlive an attempt is in `Held`.
-"""
+"""The steps of a dual write, one type for each: `Request`, `Prepared`, `Decided`, `Followed`. A retry starts
+again from the `Request`; what must outlive an attempt is in `Held`."""
 
 from __future__ import annotations
 
@@ -31,73 +29,58 @@ class IntentRef:
 
 @dataclass(slots=True)
 class Held:
-    """What all attempts of one write have left behind in the journal, the mapping and the tables.
-
-    Attributes:
-        intents: its intents.
-        reserved: target keys that it has reserved, with their claims as written.
-        reserved_forward: old keys in whose forward rows it has reserved, with these rows as written; None
-            where the answer was lost.
-        moves: whether the row takes a key from a row that the same call deletes: then propagate writes the
-            replicas of the call.
-        ambiguous: whether a request for it may yet take effect.
-        keep_intent: whether its intent is kept for a while when the write is done, because the row that it
-            deleted had no replica, or the one that it created had one, or the replica of its row was out of
-            step: another write of the row is unfinished, and looks in the journal for who changed the row
-            since (`rekey.client.send`).
-        view_etag: in a view that is not the authority's, the new ETag of the view's row, if known.
-    """
+    """What all attempts of one write have left in the journal, the mapping and the tables."""
 
     intents: list[IntentRef] = field(default_factory=list)
+    # Target keys that it has reserved, with their claims as written.
     reserved: dict[TargetKey, Owner] = field(default_factory=dict)
+    # Old keys whose forward rows hold its reservation, with these rows as written; None where the answer was
+    # lost.
     reserved_forward: dict[EntityKey, Forward | None] = field(default_factory=dict)
+    # The row takes a key from a row that the same call deletes, so propagate writes the call's replicas.
     moves: bool = False
+    # Whether a request for it may yet take effect.
     ambiguous: bool = False
+    # Retain the intent for a while after completion: the row it deleted had no replica, or the one it created
+    # had one, or its replica was out of step. So another write of the row is unfinished, and may look in the
+    # journal for who changed the row since (`rekey.client.send`).
     keep_intent: bool = False
+    # In a view that is not the authority's, the new ETag of the view's row, if known.
     view_etag: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One operation of a call.
+    """One operation of a call."""
 
-    Attributes:
-        index: its position in the call.
-        given: the operation as the caller gave it, with its row as the service will store it.
-        key: the key it addresses, in the view.
-        word: names this write in reservations, the same in all attempts.
-        foreseen: whether it is known how the service stores its values; if not, propagate writes the replicas
-            of what it has stored.
-        reads_before: whether the authority's row is read before the write although no step needs it: before
-            the backfill is done nothing else tells how it was.
-        held: what its attempts have left behind.
-    """
-
+    # Its position in the call.
     index: int
+    # The operation as the caller gave it, with its row as the service will store it.
     given: Operation
+    # The key it addresses, in the view.
     key: EntityKey
+    # Names this write in reservations, the same in all attempts.
     word: str
+    # Whether it is known how the service stores its values; if not, propagate writes the replicas.
     foreseen: bool
+    # Read the authority's row before the write even if no step needs it: until the backfill is done nothing
+    # else tells how it was.
     reads_before: bool
     held: Held = field(default_factory=Held)
 
 
 @dataclass(slots=True)
 class MappingReads:
-    """The mapping rows of one key, as an attempt has read or written them.
-
-    Attributes:
-        forward: the forward row.
-        owner: the old key that owns the main target key.
-        claims: claims of target keys that are to be reserved, None where there was none.
-        others: rows under other main target keys of the old key, if read while the key was reserved.
-        outdated: whether the forward row changed after it was read: the write is prepared again.
-    """
+    """The mapping rows of one key, as an attempt has read or written them."""
 
     forward: Forward | None = None
+    # The old key that owns the main target key.
     owner: EntityKey | None = None
+    # Claims of target keys to reserve, None where there was none.
     claims: dict[TargetKey, Owner | None] = field(default_factory=dict)
+    # Rows under other main target keys of the old key, if read while the key was reserved.
     others: Mapping[TargetKey, Row | None] | None = None
+    # Whether the forward row changed after it was read: the write is prepared again.
     outdated: bool = False
 
 
@@ -113,47 +96,38 @@ class ReplicaReads:
 
 @dataclass(slots=True)
 class Draft:
-    """A write that is being prepared, in one attempt. Reads that run at the same time fill it.
-
-    Attributes:
-        request: what was asked.
-        leaving: sides and keys of the rows that other operations of the same call delete.
-        source_key: the old key of the row, as soon as it is known.
-        authority_key: the row's key in the authority, after the write.
-        place: in a view that is not the authority's, the place of the view's row.
-        before: the authority's row as read; None if there is none, or it was not read.
-        mapping: the mapping rows as read.
-        replicas: the replica rows as read, and as they should be.
-        sent: the operations that are sent to the authority: the given one, or what stands for it there.
-        along: secondary rows that are written in the authority's transaction: their places and operations.
-        slow: whether propagate has to write the replicas instead of conditional writes.
-    """
+    """A write that is being prepared, in one attempt. Reads that run at the same time fill it."""
 
     request: Request
+    # Sides and keys of the rows that other operations of the same call delete.
     leaving: frozenset[tuple[Side, EntityKey | None]] = frozenset()
+    # The old key of the row, as soon as it is known.
     source_key: EntityKey | None = None
+    # The row's key in the authority, after the write.
     authority_key: EntityKey | None = None
+    # In a view that is not the authority's, the place of the view's row.
     place: TargetKey | None = None
+    # The authority's row as read; None if there is none, or it was not read.
     before: Row | None = None
     mapping: MappingReads = field(default_factory=MappingReads)
     replicas: ReplicaReads = field(default_factory=ReplicaReads)
+    # The operations that are sent to the authority: the given one, or its equivalent there.
     sent: Sequence[Operation] = ()
+    # Places and operations of the secondary rows in the authority's transaction.
     along: Writes = field(default_factory=list)
+    # Whether propagate has to write the replicas instead of conditional writes.
     slow: bool = False
 
     @property
     def given(self) -> Operation:
-        """The operation as the caller gave it."""
         return self.request.given
 
     @property
     def key(self) -> EntityKey:
-        """The key it addresses, in the view."""
         return self.request.key
 
     @property
     def held(self) -> Held:
-        """What the attempts of the write have left behind."""
         return self.request.held
 
     @property
@@ -177,7 +151,6 @@ class Draft:
         return main_keys(self.listed, self.expected, self.replicas.read)
 
     def prepared(self) -> Prepared:
-        """Return the write as it is to be sent."""
         return Prepared(
             self.request,
             self.source_key,
@@ -199,29 +172,21 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRows:
-    """The replica rows of one key before its authority is written.
+    """The replica rows of one key before its authority is written."""
 
-    Attributes:
-        expected: the rows after the write; None where only propagate can tell.
-        previous: the rows as they should be before the write, as far as known.
-        read: the rows as read. They are surely older than the write.
-        own: places whose rows belong to this key.
-    """
-
+    # The rows after the write; None where only propagate can tell.
     expected: Rows | None
+    # The rows as they should be before the write, as far as known.
     previous: Rows
+    # The rows as read, certainly before the write.
     read: Seen
+    # Places whose rows belong to this key.
     own: frozenset[TargetKey]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A write whose intents and claims are durable; attributes as `Draft`, and:
-
-    Attributes:
-        forward: the forward row of its key, as read or as extended.
-        replicas: the replica rows of its key.
-    """
+    """A write whose intents and claims are durable; fields as in `Draft`. `forward`: as read or extended."""
 
     request: Request
     source_key: EntityKey | None
@@ -236,36 +201,30 @@ class Prepared:
 
     @property
     def old_key(self) -> EntityKey:
-        """The old key of the row, for steps in which it is known."""
         return known(self.source_key)
 
     @property
     def expected(self) -> Rows:
-        """The replicas' rows after the write; empty where they are not known."""
         return self.replicas.expected or {}
 
     @property
     def is_delete(self) -> bool:
-        """Whether the authority's row is deleted."""
         return self.sent[-1].verb is Verb.DELETE
 
 
 @dataclass(slots=True)
 class During:
-    """What is read, and listed, while the authority is being written. Complete when it has answered.
+    """What is read, and listed, while the authority is being written. Complete when it has answered."""
 
-    Attributes:
-        forward: the forward row, as read or as extended.
-        read: replica rows. They may be newer than the write.
-        own: places whose rows belong to this key, those of the step before included.
-        previous: the replicas' rows as they should be before the write, as far as known.
-        slow: whether propagate has to write the replicas.
-    """
-
+    # The forward row, as read or as extended.
     forward: Forward | None
+    # Replica rows, possibly newer than the write.
     read: dict[TargetKey, Row | None]
+    # Places whose rows belong to this key, those of the step before included.
     own: set[TargetKey]
+    # The replicas' rows as they should be before the write, as far as known.
     previous: Rows
+    # Whether propagate has to write the replicas.
     slow: bool
 
     def main_keys(self, write: Prepared) -> set[EntityKey]:
@@ -274,34 +233,26 @@ class During:
 
     @staticmethod
     def of(write: Prepared) -> During:
-        """Return the step as it begins."""
         return During(write.forward, {}, set(write.replicas.own), write.replicas.previous, write.slow)
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A write that the authority has done.
-
-    Attributes:
-        write: as it was sent.
-        during: what was read meanwhile.
-        etag: the authority's new ETag, None for a delete.
-        source_key: the old key of the row; None for a deleted row that had no owner.
-    """
+    """A write that the authority has done."""
 
     write: Prepared
     during: During
+    # The authority's new ETag, None for a delete.
     etag: str | None
+    # The old key of the row; None for a deleted row that had no owner.
     source_key: EntityKey | None
 
     @property
     def held(self) -> Held:
-        """What the attempts of the write have left behind."""
         return self.write.request.held
 
     @property
     def old_key(self) -> EntityKey:
-        """The old key of the row, for steps in which it is known."""
         return known(self.source_key)
 
     @property
@@ -315,22 +266,16 @@ class State(Enum):
 
     # Their conditional writes are done; the recheck of the authority is due.
     WRITTEN = "written"
-    # They are known to be what the authority says.
+    # They are known to match the authority.
     SETTLED = "settled"
-    # They are not known to be what the authority says: the intent stays.
+    # They are not known to match the authority: the intent stays.
     UNSETTLED = "unsettled"
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A write whose replicas were written, as far as they could be.
-
-    Attributes:
-        decided: the step before.
-        state: how far the replicas are.
-        reread: whether some replica row was absent, not this key's or not read, so that nothing was written
-            in its place, and it has to be read again.
-    """
+    """A write whose replicas were written, as far as possible. `reread`: some replica row was absent, not
+    this key's or not read, so nothing was written in its place and it must be read again."""
 
     decided: Decided
     state: State

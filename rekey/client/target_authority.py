@@ -25,16 +25,9 @@ from rekey.tables.base import Operation, Verb
 class TargetAuthority(Authority):
     """The main target as the authority.
 
-    A row is written only if the source can express it (`inverse`), and if no other row of the main target
-    stands for the same old key. The key of a new row is claimed first, in the forward and in the reverse row:
-    a reader finds the row of an old key through the mapping.
-
-    Where keys come from content, one old key can have many main target keys, and no single condition covers
-    them. A write that creates a row therefore reserves its key in the forward row, on the condition of the
-    forward row that was read before other rows of the old key were looked for: no other write began to create
-    one in between, and none begins while the reservation lasts. It is given up when the authority has
-    answered; after an unknown outcome it ends by time. Every other write is sent on the condition that its
-    row is there.
+    A row is written only if the source can express it (`inverse`), and if no other row of the main target has
+    the same old key. A new row's key is claimed first, in the forward and in the reverse row, since readers
+    find the row of an old key through the mapping.
     """
 
     side = TARGET
@@ -42,8 +35,8 @@ class TargetAuthority(Authority):
     def __init__(self, reverse: ReversePropagator, takes_effect_s: float) -> None:
         super().__init__(reverse, takes_effect_s)
         self.reverse = reverse
-        # Forward rows, as last seen, of rows that this client deleted: it may soon insert these rows again.
-        # Never trusted: a reservation on one succeeds only if the forward row is unchanged.
+        # Forward rows, as last seen, of rows that this client deleted and may soon insert again. Never
+        # trusted: a reservation on one succeeds only if the forward row is unchanged.
         self._forwards: dict[EntityKey, Forward] = {}
 
     async def prepare(self, draft: Draft) -> None:
@@ -60,7 +53,8 @@ class TargetAuthority(Authority):
                 await self.find_forward(draft)
                 await self.take_along(draft)
         else:
-            # Who owns the key is not known yet, but it may have been seen before: then one trip is enough.
+            # The owner of the key is not known yet, but may have been seen before: then one round trip is
+            # enough.
             owner = self.reservations.seen_owner(draft.key) if operation.verb is Verb.MERGE else None
             reads = [] if owner is None else self._reads_for(draft, owner)
             await side_by_side([self.read_before(draft), *reads])
@@ -70,15 +64,15 @@ class TargetAuthority(Authority):
     async def claim_main(self, draft: Draft, target: TargetKey) -> None:
         old_key = draft.old_key
         if draft.before is not None and self.reverse.named_by(draft.before) not in (None, old_key):
-            # The claim was read beside the row, so it may be older: since then another old key may have taken
-            # the target key and written this row.
+            # The claim was read concurrently with the row, so it may be older: since then another old key may
+            # have taken the target key and written this row.
             draft.mapping.owner = await self.reverse.holder(draft.before)
         owner = draft.mapping.owner
         creates = any(operation.verb is Verb.INSERT for operation in draft.sent)
         shared = creates and 0 in self.mapper.shared
         if owner != old_key and not self.passes_on(draft):
             if draft.before is not None and self.reverse.named_by(draft.before) == old_key:
-                draft.slow = True  # the key is passing on to this old key at this moment
+                draft.slow = True  # the key is just passing on to this old key
             elif draft.before is not None and owner is not None:
                 raise RowRefused(
                     "not-reversible",
@@ -100,10 +94,10 @@ class TargetAuthority(Authority):
         if not self.mapper.together:
             return
         places = await self._read_secondary(draft, draft.sent[0].key.partition)
-        # The secondary rows follow from the rows that were read: so the main row's write is conditional on
+        # The secondary rows follow from the rows that were read, so the main row's write is conditional on
         # the row as read, even if the caller asks for no condition.
         if draft.sent[0] is draft.given and not is_conditional(draft.given):
-            row_after(draft.given, draft.before)  # a row that is not there is the caller's answer
+            row_after(draft.given, draft.before)  # raises what the service answers for a missing row
             draft.sent = [as_sent(draft.given, draft.before)]
         for place in sorted(places):
             present, wanted = draft.replicas.read[place], draft.expected.get(place)
@@ -116,8 +110,8 @@ class TargetAuthority(Authority):
                 draft.along.append((place, Operation(verb, wanted or present, etag_of(present))))
 
     async def _read_secondary(self, draft: Draft, partition: str) -> set[TargetKey]:
-        """Read the secondary rows of a key in a partition, before the authority is written; return where.
-        Raises Unavailable."""
+        """Read the secondary rows of a key in a partition, before the authority is written; return where they
+        are. Raises Unavailable."""
         places = {*draft.listed, *draft.expected, *self.bare(draft.old_key), *self.given_before(draft)}
         beside = self.mapper.together - {0}
         places = {place for place in places if place.table in beside and place.partition == partition}
@@ -166,7 +160,7 @@ class TargetAuthority(Authority):
         except RowRefused:
             if place in draft.replicas.read:
                 raise
-            # Without the source row it cannot be told whether rollback loses anything.
+            # Without the source row it is unknown whether a rollback would lose anything.
             raise Unavailable(
                 "the source row could not be read, so it is not known whether this row can be kept in step",
                 hint="repeat the operation when the service is back",
@@ -181,7 +175,7 @@ class TargetAuthority(Authority):
         if draft.before is None:
             reads.append(self.read_before(draft))
         if self.mapper.shared and verb is Verb.INSERT:
-            with suppress(RowRefused):  # what it needs of a source row that is there is known after the reads
+            with suppress(RowRefused):  # an existing source row may be needed: known after the reads
                 expected = self.reverse.expected_of(source_key, row)
                 reads += self.reservations.reserves_early(draft, expected)
                 new = index_places(expected) - self.bare(source_key)
@@ -189,15 +183,15 @@ class TargetAuthority(Authority):
         await side_by_side(reads)
         self.expect(draft, row)
         place = source_place(source_key)
-        # A row without its source row may be one whose key is passing on, or has passed on meanwhile.
+        # The key of a row without its source row may be passing on, or have passed on meanwhile.
         draft.slow = draft.slow or (verb not in CREATES and draft.replicas.read.get(place) is None)
         draft.replicas.own.add(place)
         if self.mapper.together:
             await self._read_secondary(draft, draft.key.partition)
         creates = verb in (Verb.INSERT, Verb.INSERT_OR_REPLACE)
         if (self.mapper.content_derived and creates) or (self.mapper.shared and verb in FULL):
-            # Raises RowExists for an insert over a row. Only a reserved key may get a new row: so an upsert
-            # is sent as an insert or as a replace.
+            # Raises RowExists for an insert over a row. Only a reserved key may get a new row, so an upsert
+            # is sent as an insert or a replace.
             row_after(draft.given, draft.before)
             draft.sent = [as_sent(draft.given, draft.before)]
         if draft.before is None and verb in CREATES:
@@ -213,7 +207,7 @@ class TargetAuthority(Authority):
         await self.take_along(draft)
 
     def _reads_for(self, draft: Draft, source_key: EntityKey) -> list[Awaitable[object]]:
-        """Return the reads of mapping and replica rows of a row that stands for an old key."""
+        """Return the reads of the mapping and replica rows of an old key."""
         draft.source_key = source_key
         bare = self.bare(source_key)
         return [
@@ -223,7 +217,7 @@ class TargetAuthority(Authority):
         ]
 
     async def _find_forward(self, draft: Draft, targets: set[TargetKey]) -> None:
-        """Read the forward row; if the write may create a row, try at the same time to insert it."""
+        """Read the forward row; if the write may create a row, try to insert it at the same time."""
         if draft.given.verb not in CREATES:
             await self.find_forward(draft)
             return
@@ -251,7 +245,7 @@ class TargetAuthority(Authority):
         raise self.replicas.too_busy(draft.old_key)
 
     def _listed_first(self, draft: Draft, target: TargetKey) -> set[TargetKey]:
-        """Return what must be listed before the authority is written: what stands in its table."""
+        """Return what must be listed before the authority is written: the keys in its table."""
         return {target, *(place for place in self.to_list(draft) if place.table in self.mapper.together)}
 
     # --- reservations in the forward row ----------------------------------------------------------------
@@ -287,7 +281,7 @@ class TargetAuthority(Authority):
         targets: Iterable[TargetKey],
         reserved: Reservation | None,
     ) -> Forward | None:
-        """Write the forward row as `MappingStore.reserve`, and note what is reserved there."""
+        """Write the forward row as `MappingStore.reserve`, and record what is reserved there."""
         if reserved is not None:  # also where the answer is lost
             draft.held.reserved_forward[draft.old_key] = None
         written = await self.mapping.reserve(draft.old_key, forward, targets, reserved)
@@ -299,13 +293,10 @@ class TargetAuthority(Authority):
         return self.reservations.reservation(draft.request, known(draft.authority_key), present)
 
     async def _reserve_on(self, draft: Draft, seen: Forward, targets: set[TargetKey]) -> None:
-        """Reserve on a forward row as it was last seen, and read other rows of the old key at the same time.
+        """Reserve on a forward row as last seen, and read other rows of the old key at the same time. If it
+        is unchanged, no write has begun to create a row since: a row that is missing now will not appear."""
 
-        If the forward row is unchanged, no write has begun to create a row since: a row that is not there now
-        will not appear.
-        """
-
-        # Each sets its own result, so that a reservation is known, and given up, when the other call fails.
+        # Each sets its own result, so that a reservation is known, and released, when the other call fails.
         async def reserve() -> None:
             draft.mapping.forward = await self._write_forward(
                 draft, seen, targets, self._forward_reservation(draft, None)
@@ -319,8 +310,13 @@ class TargetAuthority(Authority):
             draft.mapping.others = None
 
     async def _reserve(self, draft: Draft, target: TargetKey) -> None:
-        """Reserve the key of a new row, on the condition of the forward row that was read before other rows
-        of the old key were looked for. Raises Unavailable while another key is reserved by another write."""
+        """Reserve a new row's key in the forward row. Raises Unavailable while another write reserves
+        another."""
+        # Where keys come from content, one old key can have many main target keys, and no single condition
+        # covers them. So this is conditional on the forward row as read before other rows of the old key were
+        # looked for: no other write began to create one in between, and none begins while the reservation
+        # lasts. It is released when the authority has answered; after an unknown outcome it expires. Every
+        # other write is conditional on its row being there.
         forward, word = draft.mapping.forward, draft.request.word
         reserved = None if forward is None else forward.reserved
         own = reserved if reserved is not None and reserved.key == target.key else None
@@ -340,14 +336,14 @@ class TargetAuthority(Authority):
         draft.mapping.forward, draft.mapping.outdated = written or forward, written is None
 
     def _is_over(self, draft: Draft, reserved: Reservation) -> bool:
-        """Tell whether no other write of a reservation can take effect any more: only this write holds it, or
-        it was seen unchanged for so long that even a delayed request has been applied or never will be."""
+        """Tell whether no other write of a reservation can take effect: only this write holds it, or it was
+        seen unchanged for so long that even a delayed request has been applied or never will be."""
         at = self.mapping.rows.forward_key(draft.old_key)
         return reserved.writers <= {draft.request.word} or self.mapping.is_over(at, reserved)
 
     async def _keeps(self, source_key: EntityKey, target: TargetKey) -> bool:
-        """Tell whether the owner of a main target key keeps it, because its row exists. If not, the owner is
-        propagated before the key passes on: a source row without a main target row is removed."""
+        """Tell whether the owner of a main target key keeps it, because its row exists. If not, propagate the
+        owner first, which removes its source row."""
         if await self.table.get(target.key) is not None:
             return True
         await self.reverse.propagate(source_key)
@@ -355,5 +351,4 @@ class TargetAuthority(Authority):
 
 
 def _others(draft: Draft, listed: Iterable[TargetKey]) -> list[TargetKey]:
-    """Return the other main target keys that the row of an old key may stand under."""
     return sorted(place for place in listed if place.table == 0 and place.key != draft.authority_key)

@@ -1,13 +1,5 @@
-"""Answers to requests, made from what the writer returned or raised; for the SDK as responses of azure-core.
-
-Rules kept here:
-
-* Status, headers and body are those of the table service, so that the SDK's own code makes return values and
-  exceptions of them: 201 or 204 with an ETag, `odata.error` bodies with the service's codes.
-* A transaction is answered by parts; one failing operation is one part, whose message begins with its index.
-* An answer to a refusal of rekey carries the refusal, so that the client can raise it instead.
-* Two classes, one for each of azure-core's interfaces; all their content is in `_Answer`.
-"""
+"""Answers to writes, as responses of azure-core. Status, headers and body are those of the table service, so
+that the SDK's own code makes return values and exceptions of them."""
 
 from __future__ import annotations
 
@@ -36,7 +28,7 @@ _RETRY_AFTER_S = 1
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer: status, headers, body; for a transaction its parts; the refusal that it stands for."""
+    """An answer. `parts`: of a transaction; `refusal`: set when rekey refuses, for the client to raise."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -78,13 +70,8 @@ def error_answer(
 
 
 def done_answer(operation: Operation, etag: str | None, prefer: str) -> Answer:
-    """Return the answer to one operation that was done.
-
-    Args:
-        operation: what was done.
-        etag: the row's new ETag, None after a delete.
-        prefer: the `Prefer` header.
-    """
+    """Return the answer to one operation that was done. `etag`: the row's new one, None after a delete;
+    `prefer`: the `Prefer` header."""
     headers = {} if etag is None else {"ETag": etag}
     if operation.verb is not Verb.INSERT:
         return Answer(HTTPStatus.NO_CONTENT, headers)
@@ -97,7 +84,7 @@ def done_answer(operation: Operation, etag: str | None, prefer: str) -> Answer:
 
 
 class _Answer:
-    """The common part of both responses, as azure-core wants it; without a connection, the body in memory."""
+    """The common part of both responses: azure-core's interface over a body in memory."""
 
     is_closed = is_stream_consumed = True
     encoding: str | None = "utf-8"
@@ -131,15 +118,12 @@ class _Answer:
             raise HttpResponseError(response=response)
 
     def body(self) -> bytes:
-        """Return the body."""
         return self.content
 
     def text(self, encoding: str | None = None) -> str:
-        """Return the body as text."""
         return self.content.decode(encoding or "utf-8")
 
     def json(self) -> Any:
-        """Return the body as JSON."""
         return json.loads(self.content)
 
 
@@ -147,15 +131,12 @@ class SyncAnswer(_Answer, HttpResponse):
     """An answer in the synchronous pipeline."""
 
     def parts(self) -> Iterator[SyncAnswer]:
-        """Return the parts of the answer to a transaction."""
         return iter([SyncAnswer(self.request, part) for part in self.answer.parts])
 
     def read(self) -> bytes:
-        """Return the body."""
         return self.content
 
     def iter_raw(self, **_kwargs: Any) -> Iterator[bytes]:
-        """Iterate over the body."""
         return iter([self.content])
 
     iter_bytes = iter_raw
@@ -174,16 +155,13 @@ class AsyncAnswer(_Answer, AsyncHttpResponse):
     """An answer in the asynchronous pipeline."""
 
     async def parts(self) -> AsyncIterator[AsyncAnswer]:
-        """Iterate over the parts of the answer to a transaction."""
         for part in self.answer.parts:
             yield AsyncAnswer(self.request, part)
 
     async def read(self) -> bytes:
-        """Return the body."""
         return self.content
 
     async def iter_raw(self, **_kwargs: Any) -> AsyncIterator[bytes]:
-        """Iterate over the body."""
         yield self.content
 
     iter_bytes = iter_raw

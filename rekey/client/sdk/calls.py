@@ -1,16 +1,5 @@
-"""What a request asks for: a write, a read, or something about the table itself. Pure.
-
-Rules kept here:
-
-* The request is read, never the caller's arguments: the SDK's treatment of types, None, conditions and modes
-  applies. The keys are those of the address, as for the service. The SDK's own request is one form of it
-  (`call_of`), one that came over a socket is another (`call_in`, for the proxy).
-* A row is the JSON that would have been sent, without the annotations that only repeat the type of the JSON
-  value (`Edm.String` of a string) and without nulls, which the service does not keep.
-* A request that is not understood is an error; it is never sent on as if it were a read.
-* The service refuses before it looks at a row: more than 4 MiB (413), and an If-Match that is no weak ETag
-  (400, recorded by azure-storage-go's TestDelete; "weak" as Azurite, which names parity with Azure).
-"""
+"""What a request asks for: a write, a read, or something about the table itself. The request is read, never
+the caller's arguments, so that the SDK's treatment of types, None, conditions and modes applies. Pure."""
 
 from __future__ import annotations
 
@@ -47,11 +36,11 @@ _UPDATES = {
 
 
 class Message(Protocol):
-    """A request: that of the SDK, or one that a proxy has read."""
+    """A request: the SDK's, or one that the proxy has read."""
 
     @property
     def method(self) -> str:
-        """The method of HTTP."""
+        """The HTTP method."""
 
     @property
     def url(self) -> str:
@@ -59,7 +48,7 @@ class Message(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers; they are asked for in lower case."""
+        """The headers; looked up in lower case."""
 
     @property
     def content(self) -> Any:
@@ -71,7 +60,7 @@ class Write:
     """One write, or a transaction.
 
     Attributes:
-        operations: what to do; none for a transaction without operations.
+        operations: none for a transaction without operations.
         batch: whether it came as a transaction, and must be answered as one.
         prefer: the `Prefer` header: `return-content`, `return-no-content` or "".
     """
@@ -83,7 +72,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A read: of one row (`key`), or a page of a query. `partial` tells that properties were selected."""
+    """A read: of one row (`key`), or a page of a query. `partial`: properties were selected."""
 
     key: EntityKey | None = field(default=None, repr=False)
     partial: bool = False
@@ -108,19 +97,16 @@ def call_of(request: HttpRequest, table: str) -> Call:
 
 
 def call_in(request: Message, table: str, changes: Sequence[Message] | None = None) -> Call:
-    """Return what a request asks for.
-
-    Args:
-        request: the request.
-        table: the table of the client.
-        changes: of a transaction, the requests in it.
+    """Return what a request asks for. `changes`: the requests of a transaction.
 
     Raises:
         RequestRejected: the service would refuse the request (a row without a key).
-        ValueError: the request is for another table, or of a kind no `TableClient` makes.
+        ValueError: the request is for another table, or of a kind no `TableClient` makes. It is never sent on
+            as if it were a read.
     """
     address, resource = urlsplit(request.url), _resource(request)
     query = parse_qs(address.query)
+    # The service checks this before it looks at a row.
     if sum(len(one.content or "") for one in ([request] if changes is None else changes)) > MAX_BATCH_BYTES:
         raise rejected("RequestBodyTooLarge", "the request has more than 4 MiB", status=413)
     if changes is not None:
@@ -150,6 +136,7 @@ def row_of(body: Any) -> Row:
         sent: Row = content_of(loads(body))
     except (ValueError, AttributeError, TypeError, RecursionError):
         raise rejected("InvalidInput", "the body is no JSON object") from None
+    # Without nulls, which the service does not keep, and annotations that only repeat the JSON type.
     row = {name: value for name, value in sent.items() if value is not None}
     for annotation in [name for name in row if name.endswith(TYPE_SUFFIX)]:
         value = sent.get(annotation.removesuffix(TYPE_SUFFIX))
@@ -194,6 +181,8 @@ def _operation(request: Message, table: str) -> Operation:
     _check_table(found["table"], table)
     key = _key(found)
     etag = headers.get("if-match")
+    # Refused before any row is looked at (recorded by azure-storage-go's TestDelete; "weak" as Azurite, which
+    # names parity with Azure).
     if etag is not None and not _ETAG.fullmatch(etag):
         raise rejected("InvalidInput", "If-Match is no ETag")
     place: Row = {PARTITION_KEY: key.partition, ROW_KEY: key.row}

@@ -1,12 +1,5 @@
-"""The common part of the synchronous and the asynchronous client: how they are made, and what they own.
-
-Rules kept here:
-
-* A client is a client of the SDK: all that is not defined here (methods, arguments, types, exceptions) is the
-  SDK's.
-* Nothing is connected, and no thread is started, before the first use.
-* Closing the client closes what it opened; credentials that were given stay their owner's.
-"""
+"""The common part of the synchronous and the asynchronous client: how they are made, and what they own. All
+that is not defined here is the SDK's. Nothing connects, and no thread starts, before the first use."""
 
 from __future__ import annotations
 
@@ -81,27 +74,27 @@ class DualWriting(ABC, Generic[CredentialT]):
 
         Args:
             endpoint, table_name, credential, kwargs: as for the SDK's client; `proxies` and
-                `connection_verify` hold for all accounts. A new table in the account of targets is named as
-                in the script, `Users@targets`, or without the ending where the old one has another name.
+                `connection_verify` apply to all accounts. A new table in the target account is named as in
+                the script, `Users@targets`, or without the suffix if the old table has another name.
             migration: the migration script's path, or the script as loaded.
             restricted_endpoint, restricted_credential: the account of mapping, journal and control row.
-            targets_endpoint, targets_credential: the account of the tables that the script names so.
+            targets_endpoint, targets_credential: the target account, if the script names tables there.
             secrets: the secrets that the declaration names.
             wrapping_key: what `[sealing]` of the runner names, if the mapping is sealed: a secret's bytes, or
                 a `rekey.mapping.vault.KeyVaultWrappingKey`.
             view: `old` or `new`; by default the table's.
             name: what the client is called in `rekey status`.
-            shadow_reads: share of reads that are also done on the other side and compared, 0 to 1.
-            shadow_seed: the seed of the draw which reads these are.
+            shadow_reads: share of reads that are repeated on the other side and compared, 0 to 1.
+            shadow_seed: the seed of the sampling.
             acknowledge: `both`: a write is answered when its replicas are current; `authority`: when intent
                 and authority are durable, and the replicas follow at once.
             settings: times of the lease.
 
         Raises:
             ConfigurationError, DeclarationError, SecretMissing: an argument, the script or a secret is wrong,
-                or an argument of the SDK's client cannot hold for writes (`transport`, `per_retry_policies`,
+                or an argument of the SDK's client cannot apply to writes (`transport`, `per_retry_policies`,
                 `connection_cert`, another `location_mode` or `api_version`).
-            ValueError, TypeError: the tables account's endpoint or credential is wrong, as the SDK says it.
+            ValueError, TypeError: the tables account's endpoint or credential is wrong, as the SDK words it.
         """
         targets = (
             None if targets_endpoint is None else account_of(targets_endpoint, targets_credential, "targets")
@@ -122,7 +115,7 @@ class DualWriting(ABC, Generic[CredentialT]):
         options = options_of(kwargs)
 
         def connected() -> Accounts:
-            # The SDK's constructor has refused what is no address or no credential, in its words.
+            # The SDK's constructor has already refused a bad address or credential, in its words.
             return connect(tables(), restricted, plan.settings, options, targets)
 
         self._core = ClientCore(plan, connected)
@@ -138,21 +131,14 @@ class DualWriting(ABC, Generic[CredentialT]):
 
     @classmethod
     def from_connection_string(cls, conn_str: str, *args: Any, **kwargs: Any) -> Self:
-        """Make a client as the SDK does, with the keywords of the constructor.
-
-        Raises:
-            ConfigurationError: there is no `migration` among them, or the account is of Cosmos DB.
-        """
+        """Make a client as the SDK does, with the constructor's keywords. Raises ConfigurationError: without
+        `migration`, or for an account of Cosmos DB."""
         check_connection_string(conn_str)
         return cls._made_by("from_connection_string", conn_str, *args, **kwargs)
 
     @classmethod
     def from_table_url(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make a client as the SDK does, with the keywords of the constructor.
-
-        Raises:
-            ConfigurationError: there is no `migration` among them.
-        """
+        """Make a client as the SDK does. Raises ConfigurationError if the keyword `migration` is missing."""
         return cls._made_by("from_table_url", *args, **kwargs)
 
     @classmethod
@@ -195,6 +181,7 @@ class DualWriting(ABC, Generic[CredentialT]):
         migration = prepared.declared.migration
         if table is None:
             table = migration.source if view is View.OLD else migration.target.table
+        # Closed with the client; credentials that a caller gave stay the caller's.
         own: list[Any] = []
 
         def credential(account: Account) -> Any:
@@ -228,7 +215,7 @@ class DualWriting(ABC, Generic[CredentialT]):
 
     @abstractmethod
     def _policy(self, hooks: CustomHookPolicy[Any, Any]) -> Any:
-        """Return the policy that stands first in the client's pipeline."""
+        """Return the policy that comes first in the client's pipeline."""
 
 
 def policies_of(given: Any) -> list[Any]:

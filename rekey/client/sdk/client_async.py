@@ -1,9 +1,5 @@
-"""`rekey.aio.DualWriteTableClient`: the SDK's asynchronous `TableClient` over the core.
-
-Rules kept here:
-
-* The core belongs to the event loop that uses the client first.
-"""
+"""`rekey.aio.DualWriteTableClient`: the SDK's asynchronous `TableClient` over the core. The core belongs to
+the event loop that uses the client first."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ class DualWriteTableClient(DualWriting[AsyncCredential], TableClient):
     """
 
     async def __aenter__(self) -> Self:
-        """Register, and look at the control row. Raises DualWriteRefused; the client is closed then."""
+        """Register, and read the control row. Raises DualWriteRefused; the client is closed then."""
         await super().__aenter__()
         try:
             await self._core.open()
@@ -45,7 +41,6 @@ class DualWriteTableClient(DualWriting[AsyncCredential], TableClient):
         return self
 
     async def __aexit__(self, *_args: object) -> None:
-        """Settle what is in flight, and close."""
         await self.close()
 
     async def close(self) -> None:

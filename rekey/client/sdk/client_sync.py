@@ -1,10 +1,5 @@
-"""`rekey.DualWriteTableClient`: the SDK's synchronous `TableClient` over the core.
-
-Rules kept here:
-
-* The core is the asynchronous client's, on one background thread of this client (`thread.py`): no rule is
-  written twice.
-"""
+"""`rekey.DualWriteTableClient`: the SDK's synchronous `TableClient`, over the asynchronous client's core on a
+background thread (`thread.py`), so that no rule is written twice."""
 
 from __future__ import annotations
 
@@ -34,7 +29,7 @@ class DualWriteTableClient(DualWriting[SyncCredential], TableClient):
     """
 
     def __enter__(self) -> Self:
-        """Register, and look at the control row. Raises DualWriteRefused; the client is closed then."""
+        """Register, and read the control row. Raises DualWriteRefused; the client is closed then."""
         super().__enter__()
         try:
             self._thread.run(self._core.open())
@@ -47,7 +42,6 @@ class DualWriteTableClient(DualWriting[SyncCredential], TableClient):
         return self
 
     def __exit__(self, *_args: object) -> None:
-        """Settle what is in flight, and close."""
         self.close()
 
     def close(self) -> None:

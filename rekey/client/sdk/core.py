@@ -1,18 +1,5 @@
-"""The core of a client: lease, writer and shadow reads of one table, on one loop.
-
-Rules kept here:
-
-* Nothing is connected before the first use; then the client registers and looks at the control row.
-* Before a migration has begun there is no control row and no replica: writes go to the table alone, under a
-  permit that says so. The writer is made when the control row is there, since the ids of the mapping are in
-  it; a writer never works under a permit of another run than the one it was made for.
-* An index table is read in the new view, and written only once the migration is complete; until the handover
-  its rows are then put right by their main rows.
-* A credential that does not reach every table of the migration is told when the client opens, also before
-  the migration begins: later it would leave replicas behind.
-* A table that a migration works with is not deleted through a client.
-* Closing ends shadow reads, lets the lease settle what is in flight, and closes the connections last.
-"""
+"""The core of a client: lease, writer and shadow reads of one table, on one loop. The first use connects,
+registers the client and reads the control row."""
 
 from __future__ import annotations
 
@@ -58,14 +45,13 @@ TABLE_IN_USE = "table-in-use"
 WRAPPING_KEY_MOVED = "wrapping-key-moved"
 # Most replica rows of one key that are read or written at the same time.
 _REPLICAS_AT_ONCE = 8
-# For how many seconds a write waits for another one that is creating a row with the same target key.
+# Seconds that a write waits for another one that is creating a row with the same target key.
 _CREATED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Working:
-    """The writer, the shadow reads and the taking over of what dead clients left, for one run of the
-    migration."""
+    """What works for one run of the migration: writer, shadow reads, settling for dead clients."""
 
     run_id: str
     writer: Writer
@@ -77,7 +63,7 @@ class ClientCore:
     """Writes, permits and shadow reads of one client."""
 
     def __init__(self, plan: Plan, connect: Callable[[], Accounts]) -> None:
-        """Create the core. `connect` makes the connections to both accounts when they are first needed."""
+        """Create the core. `connect` makes the connections when they are first needed."""
         self.plan, self.table = plan, plan.table
         self.counters = Counters()
         self._connect = connect
@@ -91,11 +77,10 @@ class ClientCore:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is registered."""
         return self._lease is not None
 
     async def open(self) -> ClientLease:
-        """Register and look at the control row for the first time; later calls only return the lease.
+        """Register and read the control row for the first time; later calls only return the lease.
 
         Raises:
             ServiceError: the mapping could not be opened in `freeze_wait_s`, or the credential does not reach
@@ -121,6 +106,7 @@ class ClientCore:
             )
             await lease.start()
             try:
+                # Also before the migration begins: later, such a credential would leave replicas behind.
                 await self._look_at_tables(accounts.tables, lease.control)
                 await self._first_worker(lease)
             except BaseException:
@@ -145,12 +131,12 @@ class ClientCore:
             except CredentialRefused as refused:
                 raise refused_by(refused) from None
             except ServiceError:
-                pass  # an account that fails now is told by the operations
+                pass  # an account that fails now is reported by the operations
 
         await side_by_side([look(name) for name in (migration.source, *migration.tables)])
 
     async def _first_worker(self, lease: ClientLease) -> None:
-        """Make the writer, if there is a control row; a restricted store that is busy is tried again."""
+        """Make the writer, if there is a control row; retry while the restricted store is busy."""
         until = asyncio.get_running_loop().time() + self.plan.settings.freeze_wait_s
         while lease.control is not None and self._working is None:
             try:
@@ -192,16 +178,17 @@ class ClientCore:
                     return etags
             else:
                 working = await self._worker(lease, lease.control)
-                with suppress(OtherRun):  # the control row is of another run by now: try again
+                with suppress(OtherRun):  # the control row is now of another run: try again
                     return await working.writer.write(operations)
 
     async def _write_alone(
         self, lease: ClientLease, operations: Sequence[Operation]
     ) -> list[str | None] | None:
         """Write to the client's table alone: an index table, or the source while there is no control row.
-        Return None, with nothing written, when there is one by now."""
+        Return None, with nothing written, when there is a control row by now."""
         async with lease.operation(writes=True) as permit:
             if self.plan.is_index:
+                # Index tables are read in the new view, and written only once the migration is complete.
                 code = index_write_refused(permit.phase)
             elif permit.phase is not None:
                 return None
@@ -224,7 +211,7 @@ class ClientCore:
                 try:
                     await lease.look_again()
                     working = None if lease.control is None else await self._worker(lease, lease.control)
-                except RekeyError:  # a refusal says that nothing was written, and this was
+                except RekeyError:  # a refusal would say that nothing was written, but this was
                     raise took_too_long(self.table, sent=True) from None
                 if working is not None:
                     await working.writer.announce_late(operations, permit)
@@ -243,7 +230,7 @@ class ClientCore:
             yield permit
 
     def shadows(self) -> bool:
-        """Draw whether a read is also done on the other side."""
+        """Draw whether a read is repeated on the other side."""
         return self._working is not None and not self.plan.is_index and self._working.shadow.drawn()
 
     def shadow(self, read: Read, status: int, body: bytes) -> None:
@@ -258,7 +245,7 @@ class ClientCore:
             elif status == HTTPStatus.OK:
                 shadow.offer_page(decode_rows(body), whole=not read.partial)
         except ValueError:
-            self.counters.ignored += 1  # asked for in another format, without ETags
+            self.counters.ignored += 1  # requested in another format, without ETags
 
     # --- the table itself ---------------------------------------------------------------------------------
 
@@ -288,6 +275,7 @@ class ClientCore:
             before = self._working
             if before is not None and before.run_id == control.run_id:
                 return before
+            # Only now: the ids of the mapping are in the control row.
             migration, plan = self._opened(), self.plan
             accounts = migration.accounts
             try:
@@ -322,7 +310,7 @@ class ClientCore:
             return working
 
     async def _take_over(self, lease: ClientLease) -> None:
-        """Settle from time to time what dead clients left, also where this client never writes."""
+        """Settle dead clients' intents periodically, even if this client never writes."""
         more = False
         while True:
             await asyncio.sleep(pause_s(lease.jitter()) if not more else 0)
@@ -330,7 +318,7 @@ class ClientCore:
             control = lease.control
             if control is None or lease.current() is None:
                 continue
-            with suppress(RekeyError):  # the next look tries again
+            with suppress(RekeyError):  # the next sweep tries again
                 working = await self._worker(lease, control)
                 more = (await working.takes_over.look(lease.registry)).more
 

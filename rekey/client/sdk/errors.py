@@ -1,20 +1,5 @@
-"""Refusals as the caller of a client gets them: errors of rekey and of azure-core at once.
-
-Rules kept here:
-
-* An error of the service (exists, missing, condition, throttled) becomes the answer from which the SDK makes
-  its own exceptions. A refusal of rekey is a `DualWriteRefused`: it is caught as azure-core's
-  `HttpResponseError`, and says what happened, what was kept and what to do next.
-* Status 503 means "again later is right" (a freeze); 400 means that this row can never be written as it is;
-  403 means that this client may not write now, and what must be done first. Never 404, 409 or 412, which
-  mean something else to an application.
-* Every error of a write says in `outcome` what became of it: `nothing was written`, or `open`. A write that
-  was written returns. An open outcome is an `OutcomeOpen`, the SDK's `ServiceResponseError`; a request that
-  could not be sent is its `ServiceRequestError`. No code is the name of a class of a library below.
-* The SDK decodes every error answer into an exception of its own. Where the answer stands for a refusal of
-  rekey, the caller gets the refusal: with its code and its text, and still an `HttpResponseError`. The SDK's
-  methods keep their signatures, and nothing else about them changes.
-"""
+"""Refusals as the caller of a client gets them: errors of rekey and of azure-core at once. An error of the
+service becomes the answer from which the SDK makes its own exceptions."""
 
 from __future__ import annotations
 
@@ -70,6 +55,7 @@ NOT_CONNECTED = "not-connected"
 CREDENTIAL_REFUSED = "credential-refused"
 TABLE_MISSING = "table-missing"
 MAPPING_UNUSABLE = "mapping-unusable"
+# Stable codes: never the class name of a library below.
 _CODES = {
     EndpointDown: NOT_CONNECTED,
     Collision: "collision",
@@ -77,7 +63,7 @@ _CODES = {
     TableMissing: TABLE_MISSING,
 }
 
-# The service's own messages, by code: programs and people look for them.
+# The service's own messages, by code: programs and people search for them.
 _SAID_BY_THE_SERVICE = {
     "EntityAlreadyExists": "The specified entity already exists.",
     "ResourceNotFound": "The specified resource does not exist.",
@@ -119,28 +105,20 @@ class DualWriteRefused(RekeyError, HttpResponseError):
 
 
 class OutcomeOpen(ServiceResponseError):
-    """A write was sent and not answered, and it could not be settled in time whether it was applied.
-
-    Attributes:
-        code: `outcome-open`.
-        outcome: `open`.
-    """
+    """A write was sent and not answered, and it could not be settled in time whether it was applied. Its code
+    is `outcome-open`, its outcome `open`."""
 
     code = OUTCOME_OPEN
     outcome = OPEN
 
 
 class TransactionRefused(DualWriteRefused, TableTransactionError):
-    """A transaction was refused because of one operation.
-
-    Attributes:
-        index: its position; 0 when the refusal is about no single operation.
-    """
+    """A transaction was refused because of one operation. `index`: its position; 0 when the refusal is about
+    no single operation."""
 
     def __init__(
         self, refusal: RekeyError, response: HttpResponse | AsyncHttpResponse | None, index: int
     ) -> None:
-        """Create the exception. `index`: the position of the operation."""
         DualWriteRefused.__init__(self, refusal, response)
         self.index = index
 
@@ -158,12 +136,11 @@ def answer_to_error(error: RekeyError, table: str, *, batch: bool = False) -> An
     """Return the answer to give for an error of the writer, as the service would word it.
 
     Args:
-        error: what the writer raised.
-        table: the table of the client. "No such table", said of another one, must not be taken for this one.
+        table: the table of the client. "No such table", about another one, must not be taken for this one.
         batch: whether it is the answer to a transaction.
 
     Raises:
-        AzureError: there is no answer to give: the request was not sent, or its outcome is open.
+        AzureError: there is no answer to give: the request was not sent, or its outcome is unknown.
     """
     if isinstance(error, Ambiguous):
         raise OutcomeOpen(str(error))
@@ -176,6 +153,8 @@ def answer_to_error(error: RekeyError, table: str, *, batch: bool = False) -> An
         or isinstance(error, Unavailable)
         or (isinstance(error, TableMissing | CredentialRefused) and not _is_about(error, table))
     ):
+        # 503: repeating it later is right (a freeze). 400: this row can never be written as it is. 403: this
+        # client may not write now. Never 404, 409 or 412, which mean something else to an application.
         status = HTTPStatus.FORBIDDEN
         if isinstance(error, RowRefused | Collision):
             status = HTTPStatus.BAD_REQUEST
@@ -195,7 +174,7 @@ def answer_to_error(error: RekeyError, table: str, *, batch: bool = False) -> An
 
 
 def _with_outcome(error: E, code: str = "") -> E:
-    """Note in an error of the SDK that nothing was written, and a stable code."""
+    """Record in an error of the SDK that nothing was written, and a stable code."""
     error.outcome = NOTHING_WRITTEN  # type: ignore[attr-defined]
     if code:
         error.code = code  # type: ignore[attr-defined]
@@ -235,7 +214,6 @@ def refusal_in(error: HttpResponseError, *, transaction: bool = False) -> DualWr
 
 @contextmanager
 def _raising(*, transaction: bool = False) -> Iterator[None]:
-    """Raise the refusal in place of an error of the SDK that stands for it."""
     try:
         yield
     except HttpResponseError as error:
@@ -271,7 +249,7 @@ def _listed(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Pages(Iterator[Any], AsyncIterator[Any]):
-    """An iterator of the SDK over pages, of either client, that raises refusals as `DualWriteRefused`."""
+    """An SDK iterator over pages, of either client, that raises refusals as `DualWriteRefused`."""
 
     def __init__(self, pages: Any) -> None:
         self._pages = pages

@@ -1,22 +1,4 @@
-"""What a client is made of, checked when it is made: a mistake shows then and not at the first write.
-
-Rules kept here:
-
-* A client names one table of one declaration: the source (old view), the main target (new view) or an index
-  table (new view, for reading). Any other table, or a view that is not the table's, is an error.
-* The declaration is loaded and its secrets are checked before anything is connected.
-* No credential and no secret is in a repr.
-* A credential stays its owner's: one that the caller made is not closed here, and a key or signature that its
-  owner renews is used from then on. A signature in the endpoint's address is used, as by the SDK.
-* In the application's tables a write that may have been applied is not sent again by its connection: it could
-  take effect after another client's write of the same row, and overwrite it. And a row that holds what was
-  written does not prove whose write it was. Both are settled by the writer (`rekey.client.send`).
-* In the restricted store such a write is sent again, and content is a proof: only this client writes its
-  intents and beats, and another client's claim of the same key for the same row is as good as its own. What
-  lands twice is harmless: an intent that was ended is swept, an older beat is replaced by the next one.
-* An operation has taken effect within the longest operation, or never does. So the service is told how long
-  it may work on one request, and an operation sends its last request that much earlier.
-"""
+"""What a client is made of, checked when it is made: a mistake shows then and not at the first write."""
 
 from __future__ import annotations
 
@@ -54,12 +36,12 @@ AnyCredential: TypeAlias = SyncCredential | AsyncTokenCredential
 
 DEFAULT_SHADOW_READS = 0.01
 DEFAULT_NAME = "application"
-# One write makes a dozen requests: of each so many attempts that hardly a write fails where one request of
-# twenty does (six: 1 write in 5 million; with five: 1 in 270,000).
+# A write makes a dozen requests. With six attempts each, 1 write in 5 million fails where one request in
+# twenty does; with five, 1 in 270,000.
 RETRY = RetryPolicy(attempts=6, connect_attempts=4, min_wait=0.1, max_wait=3.0, max_retry_after=5.0)
 _REFUSED = ("transport", "per_retry_policies", "connection_cert")
 _HEEDED = ("proxies", "connection_verify")
-# The keywords of a client that are rekey's own. The SDK ignores keywords that it does not know.
+# Keywords of a client that are rekey's own. The SDK ignores keywords that it does not know.
 _OWN = (
     *("migration", "restricted_endpoint", "restricted_credential", "targets_endpoint", "targets_credential"),
     *("secrets", "wrapping_key", "credential", "table", "view", "name", "shadow_reads", "shadow_seed"),
@@ -70,7 +52,7 @@ _CONNECT_S = 5.0
 
 
 class ArgumentRefused(ConfigurationError, ValueError):
-    """An argument of the SDK's constructor that writes could not follow; a `ValueError`, as of the SDK."""
+    """An argument of the SDK's constructor that cannot apply to writes; a `ValueError`, as of the SDK."""
 
 
 class CredentialMissing(ConfigurationError, ValueError):
@@ -90,14 +72,12 @@ class Plan:
 
     Attributes:
         prepared: the migration, with its secrets and the wrapping key of its mapping.
-        view: how the client addresses rows.
         table: the client's table, in the declaration's spelling.
         is_index: whether that is an index table.
         facts: what the lease compares with the control row.
         settings: the lease's times.
-        shadow_reads: share of reads that are also done on the replica, 0 to 1.
-        shadow_seed: the seed of the draw which reads these are; None for a different one each time.
-        acknowledge: when the caller of a write has its answer.
+        shadow_reads: share of reads that are repeated on the replica, 0 to 1.
+        shadow_seed: the seed of that sampling; None for a different one each time.
     """
 
     def __init__(
@@ -132,7 +112,7 @@ class Plan:
         self.acknowledge = Acknowledge(acknowledge)
         self.prepared, self.declared = prepared, prepared.declared
         self.view, self.table, self.is_index = view_of(self.declared.migration, table, view)
-        prepared.wrapping, prepared.mapper  # noqa: B018 - a secret that is absent or too short is told now
+        prepared.wrapping, prepared.mapper  # noqa: B018 - a missing or short secret is reported now
         self.facts = ClientFacts(
             self.declared.script_id,
             self.declared.digest,
@@ -146,13 +126,10 @@ class Plan:
 
 
 def view_of(migration: Migration, table: str, view: View | str | None) -> tuple[View, str, bool]:
-    """Return the view of a client, its table as declared, and whether that is an index table.
-
-    Raises:
-        ConfigurationError: the migration has no such table, or the table is not of the view asked for.
-    """
+    """Return the view of a client, its table as declared, and whether that is an index table. Raises
+    ConfigurationError: the migration has no such table, or the table is not of the view asked for."""
     names = migration.source, *migration.tables
-    # The first of a name counts: the old table, where the new one has the same name in another account.
+    # The first of a name counts: the old table, where the new one has the same name in the target account.
     spelled = {own_name(name).lower(): name for name in reversed(names)} | {
         name.lower(): name for name in names
     }
@@ -188,12 +165,12 @@ def prepared_with(
     wrapping_key: bytes | WrappingKey | None,
     targets: Endpoint | None = None,
 ) -> Prepared:
-    """Return a migration, loaded if a path is given, with the secrets, the wrapping key and the account of
-    targets that a caller gave.
+    """Return a migration, loaded if a path is given, with the caller's secrets, wrapping key and target
+    account.
 
     Raises:
         DeclarationError: the script cannot be used.
-        ConfigurationError: it has a table in the account of targets, and none was given.
+        ConfigurationError: it has a table in the target account, and none was given.
     """
     declared = migration if isinstance(migration, Declared) else load_script(Path(migration))
     if targets is None and declared.migration.is_elsewhere:
@@ -217,11 +194,8 @@ def prepared_with(
 
 
 def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the SDK's constructor that hold for the core's own connections as well.
-
-    Raises:
-        ArgumentRefused: one that could only hold for reads, or that is nearly one of rekey's own.
-    """
+    """Return the arguments of the SDK's constructor that apply to the core's own connections as well. Raises
+    ArgumentRefused for one that could only apply to reads, or that is nearly one of rekey's own."""
     for name in given:
         if near := get_close_matches(name, _OWN, 1, _NEAR):
             raise ArgumentRefused(f"there is no argument {name}=", hint=f"write {near[0]}=")
@@ -249,10 +223,10 @@ class _Borrowed:
         self._credential = credential
 
     async def get_token(self, *scopes: str, **kwargs: Any) -> AccessToken:
-        """Return a token. A synchronous credential is called on a thread: it must not block the loop."""
         if asyncio.iscoroutinefunction(self._credential.get_token):
             token: AccessToken = await self._credential.get_token(*scopes, **kwargs)
             return token
+        # A synchronous credential must not block the loop.
         return await asyncio.to_thread(self._credential.get_token, *scopes, **kwargs)
 
     async def close(self) -> None:
@@ -270,8 +244,7 @@ def _parts_of(endpoint: str) -> SplitResult:
 
 
 def check_endpoint(endpoint: str, which: str) -> None:
-    """Raise ConfigurationError for an endpoint, without its query, that no account may be named by; `which`
-    names the account."""
+    """Raise ConfigurationError for an impossible endpoint, its query aside. `which`: the account's name."""
     refused = endpoint_problem(_parts_of(endpoint)._replace(query="", fragment="").geturl())
     if refused is not None:
         problem, cure = refused
@@ -279,8 +252,7 @@ def check_endpoint(endpoint: str, which: str) -> None:
 
 
 def check_connection_string(text: str) -> None:
-    """Raise ConfigurationError for the connection string of an account of Cosmos DB, which the SDK takes, or
-    calls malformed."""
+    """Raise ConfigurationError for a connection string of Cosmos DB, which the SDK may accept."""
     if is_cosmos(text):
         problem, cure = COSMOS_REFUSED
         raise ConfigurationError(f"the account of the connection string {problem}", hint=cure)
@@ -295,7 +267,7 @@ def account_of(endpoint: str, credential: AnyCredential | None, which: str = "re
         which: the account, for the error.
 
     Raises:
-        ConfigurationError: no account may be named by it (`endpoint_problem`).
+        ConfigurationError: no account can have this endpoint (`endpoint_problem`).
         CredentialMissing: there is no credential.
     """
     check_endpoint(endpoint, which)
@@ -304,6 +276,7 @@ def account_of(endpoint: str, credential: AnyCredential | None, which: str = "re
     if credential is None and "sig=" in parts.query:
         return Endpoint(bare, AzureSasCredential(parts.query))
     if isinstance(credential, AzureNamedKeyCredential | AzureSasCredential):
+        # As the caller's object: a key or signature that its owner renews is used from then on.
         return Endpoint(bare, credential)
     if not hasattr(credential, "get_token"):
         raise CredentialMissing(
@@ -315,6 +288,8 @@ def account_of(endpoint: str, credential: AnyCredential | None, which: str = "re
 
 def timeouts_for(settings: LeaseSettings) -> Timeouts:
     """Return the timeouts of one request."""
+    # The service is told its time as well, so that a request it accepted ends within it, or never takes
+    # effect.
     service = settings.service_s
     return Timeouts(
         connect=min(_CONNECT_S, settings.longest_operation_s), read=service + ON_THE_WAY_S, service=service
@@ -330,6 +305,10 @@ def connect(
 ) -> Accounts:
     """Return the core's own connections to the accounts; the first request connects. `options`: as
     `options_of` returns them."""
+    # An unanswered write to the application's tables is settled by the writer (`rekey.client.send`): sent
+    # again here it could overwrite another client's later write, and content does not prove whose write it
+    # was. In the restricted store both are safe: only this client writes its intents and beats, another
+    # client's equal claim is as good as its own, and a write that lands twice is swept or replaced.
     shared = replace(RETRY, repeats_open_writes=False, content_settles=False)
 
     def opened(one: Endpoint, retry: RetryPolicy = shared, *, elsewhere: bool = False) -> AzureTableService:

@@ -1,13 +1,5 @@
-"""The policies that stand first in the SDK's pipeline: writes end here, reads go on to the service.
-
-Rules kept here:
-
-* A write never reaches the policies after this one: no retry of the SDK repeats it, no transport sends it.
-  The hooks a caller gave for it (`raw_request_hook`, `raw_response_hook`) are called here.
-* A read goes on only after the lease allowed it, and counts as an operation until it is answered.
-* Whether and how a request is carried out is decided in coroutines on the loop of the core; the synchronous
-  policy only waits.
-"""
+"""The policies that come first in the SDK's pipeline: writes end here, reads go on to the service. Decisions
+are made in coroutines on the core's loop; the synchronous policy only waits."""
 
 from __future__ import annotations
 
@@ -48,6 +40,8 @@ class _Policy:
             batch = bool(getattr(request.http_request, "multipart_mixed_info", None))
             return answer_to_error(refused, self._core.table, batch=batch)
         if isinstance(call, Write):
+            # A write never reaches the later policies, so that no retry of the SDK repeats it: the caller's
+            # hooks are called here.
             self._hooks.on_request(request)
         return None if call in (Table.CREATE, Table.POLICY) else call
 
@@ -84,7 +78,6 @@ class AsyncPolicy(_Policy, AsyncHTTPPolicy[HttpRequest, AsyncHttpResponse]):
     async def send(
         self, request: PipelineRequest[HttpRequest]
     ) -> PipelineResponse[HttpRequest, AsyncHttpResponse]:
-        """Do a write, or send anything else on."""
         call = self._understood(request)
         if isinstance(call, Read):
             try:
@@ -112,7 +105,6 @@ class SyncPolicy(_Policy, HTTPPolicy[HttpRequest, HttpResponse]):
         self._thread = thread
 
     def send(self, request: PipelineRequest[HttpRequest]) -> PipelineResponse[HttpRequest, HttpResponse]:
-        """Do a write, or send anything else on."""
         call = self._understood(request)
         if isinstance(call, Read):
             try:

@@ -1,13 +1,5 @@
-"""One event loop on a thread of its own, for callers that have none.
-
-Rules kept here:
-
-* The synchronous client has no logic of its own: its coroutines run here, and the caller's thread waits.
-* The thread is a daemon: a program that forgets to close its client still ends. `close` ends it in order.
-* A thread does not survive a fork. A client that was made before a fork raises an error in the child, instead
-  of waiting for ever.
-* A caller that is interrupted while it waits cancels the coroutine that it waits for.
-"""
+"""One event loop on a thread of its own, for callers that have none: the synchronous client's coroutines run
+here while the caller's thread waits."""
 
 from __future__ import annotations
 
@@ -40,11 +32,10 @@ class LoopThread:
 
     @property
     def started(self) -> bool:
-        """Tell whether there is a thread of this process to close."""
         return self._loop is not None and self._pid == os.getpid()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end and return what it returns."""
+        """Run a coroutine to its end and return its result. An interrupted caller cancels it."""
         try:
             loop = self._started()
         except WritesRefused:
@@ -85,7 +76,6 @@ class LoopThread:
         held.result()
 
     def post(self, call: Callable[..., None], *args: Any) -> None:
-        """Schedule a call of a function on the loop."""
         self._started().call_soon_threadsafe(call, *args)
 
     def close(self) -> None:
@@ -109,8 +99,10 @@ class LoopThread:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._pid = os.getpid()
+                # A daemon: a program that forgets to close its client still ends.
                 self._thread = threading.Thread(target=_serve, args=(self._loop,), name=_NAME, daemon=True)
                 self._thread.start()
+            # A thread does not survive a fork: raise an error instead of waiting for ever.
             elif self._pid != os.getpid():
                 raise WritesRefused(
                     FORKED,
@@ -122,7 +114,7 @@ class LoopThread:
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     """Run the loop until it is stopped, then cancel its remaining tasks and close it."""
-    # Not asyncio.Runner: it waits at its end for calls in executor threads, so `close` would wait too.
+    # Not asyncio.Runner: at its end it waits for calls in executor threads, and so would `close`.
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
