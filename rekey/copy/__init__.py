@@ -1,1 +1,1 @@
-"""The row's way: scan, map, claim, write, checkpoint; sweep, delta passes, workers."""
+"""Copying rows: scan, map, claim, write, checkpoint; sweeps, delta passes and workers."""

@@ -1,25 +1,5 @@
-"""Rates by the service's answers: those that follow it (`ServiceRates`), and a configured one that it slows
-down (`Pace`). Pure rules over time and answers.
-
-Rules kept here, for rates that follow the service:
-
-* Limits are of entities a second: of the account, of each kind of request, and of each kind in a partition.
-  The account and partitions begin at the service's published targets. A kind has no limit of its own until
-  it was pushed back while other kinds were not.
-* Push-back is what the service documents for more than it can take: 503 (ServerBusy), 500
-  (OperationTimedOut), 429, and no answer in time ("Scalability and performance targets for Table storage").
-  The answers of one window, a second or longer, are judged together. A hundredth is none: partitions move.
-* A window of push-back halves a limit once. Answers to requests that were sent before are not counted
-  again (as in RFC 6582, whose recovery point does this for a window of TCP).
-* Additive increase (Chiu and Jain 1989), and only while the limit is used: an unused one says nothing
-  (RFC 7661).
-* What the service carried when it pushed back is remembered, as by CUBIC (RFC 9438): the rate goes back to
-  just below it as soon as a window was fine, grows slowly up to it, and in full steps beyond. Halving and
-  growing in equal steps alone would give away a quarter of what the service can take.
-* The narrowest limit that explains the refusals is halved: a partition, when the rest was fine; a kind, when
-  others are shown to be; else the account. Halving too wide costs a second, too narrow another window.
-* Refusals that halving does not end come from others, not from the rate: so many are usual, up to a tenth.
-"""
+"""Rates set by the service's answers: adaptive ones (`ServiceRates`), and a configured one that push-back
+slows down (`Pace`). Pure rules over time and answers."""
 
 from __future__ import annotations
 
@@ -29,17 +9,17 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 _WINDOW_S, _LEAST_ANSWERS, _LONGEST_S = 1.0, 5, 10.0
-# After halving: until what had its turn at the old rate is sent.
+# After halving: time until requests admitted at the old rate are sent.
 _DRAIN_S = 0.5
 _LEAST_REFUSED, _DEVIATIONS = 2, 3.0
 _RARE, _USUAL = 0.01, 0.1
 _USED = 0.8
-# Growth in a second: this part of the rate that a limit begins at; near the ceiling this part of it; and how
-# near that is.
+# Growth in a second: this part of the initial rate; near the ceiling this part of the ceiling; and how near
+# that is.
 _STEP, _PROBE, _NEAR = 0.05, 0.005, 0.05
 _LEAST_PART = 1 / 400
-# How many refusals must have been expected for none of them to show something: that a tenth is not usual any
-# more, and that a kind of request is fine where others are refused.
+# Minimum expected refusals before zero refusals is significant: to conclude that a tenth is no longer usual,
+# and that a kind of request is fine where others are refused.
 _TO_FORGET, _TO_CLEAR = 5.0, 4.0
 _IDLE_S = 60.0
 
@@ -48,43 +28,40 @@ _PACED_DOWN, _RARELY, _LEAST_PACED, _PACED_DEVIATIONS = 0.15, 0.02, 10, 2.0
 _LEAST_RATE = 50.0
 _DOWN, _UP, _CREEP = 0.9, 1.1, 1.05
 _SLOW_FACTOR, _SLOW_SECONDS = 4.0, 0.25
-# Statuses by which the service says that it was asked too much.
+# Push-back, as documented in "Scalability and performance targets for Table storage": 503 (ServerBusy), 500
+# (OperationTimedOut), 429; and no answer in time.
 BUSY = frozenset({429, 500, 503})
 
-# A kind of request and a partition; None for a partition that is not known.
+# A kind of request and a partition; None for an unknown partition.
 Place = tuple[str, Hashable]
 
 
 @dataclass(slots=True, eq=False)
 class Limit:
-    """The rate of one account, kind or partition.
+    """The rate of one account, kind of request or partition. Rates are in entities a second."""
 
-    Attributes:
-        begins: the rate that growth and the least rate are measured by, in entities a second.
-        since: when its window began, in seconds of any clock.
-        rate: entities a second that may be sent now.
-        ceiling: entities a second that the service carried when it pushed back last; None: it never did.
-        cut: answers to requests that were sent before do not count.
-        is_settled: a window was judged since it was halved.
-        usual: the share of refusals that is none of the rate's.
-        used: when anything was sent last.
-        answers, refused, entities: of this window.
-        carried: entities a second of the window before; None at first.
-        clean: answers in windows since the last with refusals.
-    """
-
+    # The initial rate; growth and the least rate are measured by it.
     begins: float
+    # When its window began, in seconds of any clock.
     since: float
     rate: float
+    # What the service carried when it last pushed back; None: it never did.
     ceiling: float | None = None
+    # Answers to requests that were sent before this do not count.
     cut: float = -math.inf
+    # A window was judged since it was halved.
     is_settled: bool = True
+    # The share of refusals that this rate does not cause.
     usual: float = _RARE
+    # When anything was sent last.
     used: float = field(init=False)
+    # Of this window, like `refused` and `entities`.
     answers: int = 0
     refused: int = 0
     entities: float = 0.0
+    # Rate of the window before; None at first.
     carried: float | None = None
+    # Answers in windows since the last with refusals.
     clean: int = 0
 
     def __post_init__(self) -> None:
@@ -96,6 +73,7 @@ class Limit:
 
     def answered(self, now: float, seconds: float, *, refused: bool) -> bool:
         """Count an answer, unless its request was sent before the rate was halved; tell whether it counts."""
+        # As in RFC 6582, whose recovery point does this for a window of TCP.
         if now - seconds < self.cut:
             return False
         self.answers += 1
@@ -103,10 +81,8 @@ class Limit:
         return True
 
     def is_pushed_back(self, answers: int, refused: int, elsewhere: float = 0.0) -> bool:
-        """Tell whether more of some answers are refusals than is usual and than chance explains.
-
-        `elsewhere`: the share of refusals among other answers.
-        """
+        """Tell whether more answers are refusals than is usual and than chance explains. `elsewhere`: the
+        share of refusals among other answers."""
         if refused < _LEAST_REFUSED:
             return False
         usual = max(self.usual if self.is_settled else _USUAL, elsewhere)
@@ -117,8 +93,8 @@ class Limit:
         """Halve the rate, and remember what was carried in the window."""
         carried = self.entities / max(_WINDOW_S, now - self.since)
         if self.carried is not None:
-            # A page more or less is much of a second at a low rate; and halved again and again, while most
-            # requests wait before they are sent again, less is sent than the service would carry.
+            # At a low rate one page is a large part of a second; and under repeated halving, while most
+            # requests wait for their retry, less is sent than the service would carry.
             carried = (carried + self.carried) / 2 if self.is_settled else max(carried, self.carried)
         before = self.rate if math.isfinite(self.rate) else carried
         self.ceiling = max(carried, before / 2)
@@ -127,12 +103,12 @@ class Limit:
         self.drain(now)
 
     def drain(self, now: float) -> None:
-        """Begin a window with what is sent when older requests are gone."""
+        """Begin a window with what is sent after older requests are gone."""
         self.restart(now)
         self.cut = self.since = now + _DRAIN_S
 
     def sent(self, now: float, entities: int) -> None:
-        """Count entities that are sent, or take off those of a request that was sent at that time."""
+        """Count entities sent at a time; a negative number takes back those of a refused request."""
         self.used = max(self.used, now)
         if now >= self.since:
             self.entities += entities
@@ -146,10 +122,14 @@ class Limit:
             self.usual = _RARE
         self.is_settled = True
         seconds = now - self.since
+        # As CUBIC (RFC 9438): back to just below what the service carried, slowly up to it, in full steps
+        # beyond. Halving and growing in equal steps alone would give away a quarter of what the service can
+        # take.
         if self.ceiling is not None and self.rate < (1 - _NEAR) * self.ceiling:
             self.rate = (1 - _NEAR) * self.ceiling
+        # Only a rate that is used shows anything (RFC 7661). Growth is additive (Chiu and Jain 1989).
         elif self.entities >= _USED * self.rate * seconds:
-            # Where refusals are usual, the ceiling may have been none.
+            # Where refusals are usual, the ceiling may not have been real.
             if self.usual > _RARE or self.ceiling is None or self.rate > (1 + _NEAR) * self.ceiling:
                 self.rate += _STEP * self.begins * min(seconds, _LONGEST_S)
             elif self.refused < _LEAST_REFUSED:
@@ -157,7 +137,6 @@ class Limit:
         self.restart(now)
 
     def restart(self, now: float) -> None:
-        """Begin a window."""
         self.carried = self.entities / max(_WINDOW_S, now - self.since)
         self.since = now
         self.answers = self.refused = 0
@@ -165,12 +144,13 @@ class Limit:
 
 
 class ServiceRates:
-    """The rates that one account of the service allows, by its answers.
+    """The rates that one account of the service allows, by its answers: limits in entities a second for the
+    account, for each kind of request, and for each kind in a partition.
 
     Args:
         now: seconds of any clock; so are all times here.
-        account: entities a second at which the account begins.
-        partition: the same for each partition.
+        account, partition: the initial rates, the service's published targets. A kind has no limit until it
+            is pushed back while other kinds are not.
     """
 
     def __init__(self, now: float, account: float, partition: float) -> None:
@@ -178,7 +158,7 @@ class ServiceRates:
         self.kinds: dict[str, Limit] = {}
         self.partitions: dict[Place, Limit] = {}
         self._begins = partition
-        # Refusals that a kind would have had since its last one, had those of others been the account's.
+        # Refusals that a kind would have had since its last one, had the others' been due to the account.
         self._cleared: defaultdict[str, float] = defaultdict(float)
         self._answers: Counter[Place] = Counter()
         self._refused: Counter[Place] = Counter()
@@ -194,13 +174,12 @@ class ServiceRates:
         return math.inf if known is None else known.rate
 
     def sent(self, now: float, kind: str, entities: int) -> None:
-        """Count entities that are sent. Those of a refused request are taken off with a minus, at the time at
-        which it was sent."""
+        """Count entities that are sent. Those of a refused request are negative, at the time it was sent."""
         self.account.sent(now, entities)
         self._kind(now, kind).sent(now, entities)
 
     def sent_to(self, now: float, kind: str, partition: Hashable, entities: int) -> None:
-        """Count the same entities for their partition: how many a page has of it is known later."""
+        """Count the same entities for their partition, which for a page is known only later."""
         place = (kind, partition)
         if (limit := self.partitions.get(place)) is None:
             limit = self.partitions[place] = Limit(self._begins, now, self._begins)
@@ -222,7 +201,7 @@ class ServiceRates:
             self._refused[place] += refused
 
     def judge(self, now: float) -> bool:
-        """Set all rates anew when a window is over; tell whether one was halved."""
+        """Update all rates when a window is over; tell whether one was halved."""
         if not self.account.is_due(now):
             return False
         due = {place: one for place, one in self.partitions.items() if one.is_due(now)}
@@ -252,12 +231,14 @@ class ServiceRates:
 
     def _guilty(self, apart: set[Place]) -> list[Limit]:
         """Return the limits of account or kinds that explain the refusals outside the partitions `apart`."""
+        # The narrowest limit that explains the refusals is halved: a partition if the rest was fine, a kind
+        # if others are shown to be, else the account. Too wide costs a second, too narrow another window.
         answers, refused, places = Counter[str](), Counter[str](), Counter[str]()
         for place, count in self._answers.items():
             if place not in apart:
                 answers[place[0]] += count
                 refused[place[0]] += self._refused[place]
-                # A partition that is alone refused does not speak for its account.
+                # Refusals in a single partition are no evidence about its account.
                 places[place[0]] += 2 if place[1] is None else self._refused[place] > 0
         pushed = [
             kind
@@ -282,7 +263,7 @@ class ServiceRates:
 
 
 class Pace:
-    """How far answers of the service slow a configured rate down, judged once a second (of any clock)."""
+    """How far push-back slows a configured rate down, judged once a second (of any clock)."""
 
     def __init__(self, now: float) -> None:
         # Entities a second; None: the configured rate applies.
@@ -302,7 +283,6 @@ class Pace:
             self._seconds += seconds
 
     def sent(self, entities: int) -> None:
-        """Count entities that were let through."""
         self._entities += entities
 
     @property
@@ -312,13 +292,13 @@ class Pace:
 
     @property
     def _many_refused(self) -> bool:
-        # A tenth is usual at a limit, and so is what chance adds: a client that slowed down for each refusal,
-        # or for each unlucky second, would end at a rate near zero.
+        # At a limit a tenth is usual, and so is what chance adds: a client that slowed down for each refusal,
+        # or each unlucky second, would end at a rate near zero.
         usual = _USUAL + _PACED_DEVIATIONS * math.sqrt(_USUAL * (1 - _USUAL) / self._answers)
         return self._busy / self._answers > max(_PACED_DOWN, usual)
 
     def judge(self, now: float, configured: float | None) -> None:
-        """Set the rate anew when a second is over and had enough answers; `configured`: None for no limit."""
+        """Update the rate when a second is over and had enough answers; `configured`: None for no limit."""
         elapsed = now - self.since
         if elapsed < 1.0 or self._answers < _LEAST_PACED:
             return
@@ -326,18 +306,18 @@ class Pace:
         self._best = max(self._best, done)
         is_slow = self._is_slow()
         many = self._many_refused
-        # One second of refusals alone slows nothing: after this machine stood still for a moment it sends a
-        # crowd of requests, and slowing down for their refusals costs ten seconds.
+        # A single second of refusals slows nothing: after a pause this machine sends a burst, and slowing
+        # down for its refusals costs ten seconds.
         is_pushed, self._was_pushed = many and self._was_pushed, many
         if is_pushed or is_slow:
-            # Where answers are slow, this machine may be what is slow.
+            # Where answers are slow, this machine may be the slow one.
             least = _LEAST_RATE if is_pushed else self._best / 2
             before = self.rate or configured or self._best
-            # In a bad second little is done, whether or not the service could do more: at least half of it.
+            # In a bad second little is done, whether or not the service could do more: keep at least half.
             self.rate = max(least, before / 2, _DOWN * min(done, before))
         elif self.rate is not None and not many:
-            # Between hardly any refusals and many the rate creeps up, so that a wrong slowdown is made good.
-            # Growth is by the clock: at a low rate there is seldom anything to judge.
+            # With some refusals the rate creeps up, to undo a wrong slowdown. Growth is by the clock: at a
+            # low rate there is seldom anything to judge.
             growth = _UP if share < _RARELY else _CREEP
             faster = self.rate * growth ** min(elapsed, _LONGEST_S)
             is_free = faster >= configured if configured is not None else done < self.rate / 2
@@ -346,7 +326,7 @@ class Pace:
         self._clear()
 
     def _is_slow(self) -> bool:
-        """Tell whether answers are slow: compare their mean time with the best mean, slowly forgotten."""
+        """Compare the mean time of answers with the best mean, which is slowly forgotten."""
         if self._answers == self._busy:
             return False
         mean = self._seconds / (self._answers - self._busy)

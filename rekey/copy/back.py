@@ -1,20 +1,6 @@
-"""The way back after cutover: copying the target's changes to the source (capture "delta").
-
-Rules kept here:
-
-* The authority is the main target: of all main keys that a source key ever had, the row under the one that it
-  owns, as for `ReversePropagator`. As there, the replica (the source row) is read first, every write is
-  conditional on the replica that was read, and a whole round follows an insert. Writers are stopped here, so
-  after a replace or a delete the authority is not read again; the verification that follows finds writes that
-  came in spite of that.
-* Index tables are left to the application until the source is the authority again: they are no replicas here.
-  Their keys are listed in the mapping before the source row is written all the same. The application may have
-  written the rows itself; once the source row is as it should be, nothing differs that would lead to them.
-* Nothing written after cutover is lost: a row goes back only if mapping it forward again gives exactly the
-  target row. Where it does not (a property the mapping drops, a changed carrier of the old key), the way
-  back is refused, before anything is written.
-* A row written new in the target finds its old key in its own properties (a copied key); otherwise refused.
-"""
+"""Rollback after cutover with capture "delta": copies the target's changes back to the source. As in
+`ReversePropagator` the main target is the authority, the replica (the source row) is read first, and every
+write is conditional on it."""
 
 from __future__ import annotations
 
@@ -37,7 +23,7 @@ class BackPropagator:
     """Makes source rows equal to what the main target says."""
 
     def __init__(self, propagator: Propagator) -> None:
-        """Create it. `propagator` is the forward propagator, whose tables, mapping and mapper are used."""
+        """Create it on a forward propagator, whose tables, mapping and mapper are used."""
         self.forward = propagator
         self._reverse = ReversePropagator(propagator)
         self.source = propagator.source
@@ -46,10 +32,7 @@ class BackPropagator:
 
     async def owner_of(self, target_row: Row) -> EntityKey:
         """Return the old key of a main target row: from the mapping, for a new row from its own properties.
-
-        Raises:
-            RowRefused: a new row does not say what its old key is.
-        """
+        Raises RowRefused: a new row does not say what its old key is."""
         owner = await self.mapping.owner(key_of(target_row))
         if owner is not None:
             return owner.source
@@ -59,15 +42,10 @@ class BackPropagator:
             raise refused.for_row(self._reverse.target_id(key_of(target_row))) from None
 
     async def differing(self, target_rows: Sequence[Row], *, limit: int) -> list[Row]:
-        """Return those main target rows that differ from what the source rows map to.
-
-        The source rows are read in bulk under the old keys that the target rows themselves name; the
-        comparison shows whether such a key is right, so the mapping need not be read.
-
-        Args:
-            target_rows: main target rows as read.
-            limit: partitions of the source that are compared at a time.
-        """
+        """Return those main target rows that differ from what the source rows map to. `limit`: partitions of
+        the source that are compared at a time."""
+        # Source rows are read in bulk under the old keys that the target rows name. The comparison shows
+        # whether such a key is right, so the mapping need not be read.
         differing: list[Row] = []
         partitions: defaultdict[str, dict[EntityKey, Row]] = defaultdict(dict)
         for row in target_rows:
@@ -90,16 +68,15 @@ class BackPropagator:
         return differing
 
     async def check(self, target_row: Row) -> None:
-        """Raise RowRefused when a main target row cannot go back; writes nothing."""
+        """Raise RowRefused when a main target row cannot be copied back; writes nothing."""
         source_key = await self.owner_of(target_row)
+        # Only a row that maps forward again to exactly the target row is copied back: otherwise something
+        # written after cutover would be lost.
         self._reverse.expected_of(source_key, target_row, await self.source.get(source_key))
 
     async def claim_new(self, target_row: Row) -> EntityKey:
-        """Claim the key of a row written new in the target in the mapping; return its old key.
-
-        Raises:
-            Unavailable: a mapping row kept changing.
-        """
+        """Claim the key of a row created in the target; return its old key. Raises Unavailable if it stays
+        busy."""
         source_key = await self.owner_of(target_row)
         target = TargetKey(0, *key_of(target_row))
         for _ in range(MAX_ROUNDS):
@@ -114,7 +91,7 @@ class BackPropagator:
         """Make the source row of a key equal what the main target says; return whether it was written.
 
         Raises:
-            RowRefused: the way back would lose something of the target row.
+            RowRefused: copying back would lose something of the target row.
             Unavailable: the row changed in every one of `MAX_ROUNDS` rounds.
         """
         changed, place = False, source_place(source_key)
@@ -123,6 +100,9 @@ class BackPropagator:
             forward = await self.mapping.forward(source_key)
             authority = await self._reverse.authority(forward)
             expected = self._reverse.expected_of(source_key, authority, replica)
+            # Index rows are the application's until the source is the authority again, but they are listed:
+            # once the source row is right, no difference would lead to those that the application wrote
+            # itself.
             if forward is not None and not expected.keys() - {place} <= forward.targets:
                 await self.mapping.extend(source_key, forward, expected.keys() - {place})
                 continue
@@ -133,6 +113,8 @@ class BackPropagator:
             [(_, write)] = writes
             applied, _ = await apply_for_etags(self.source, [write])
             changed = changed or bool(applied)
+            # Writers are stopped, so the authority is not reread after a replace or a delete; the
+            # verification that follows finds writes that happened anyway.
             if applied and write.verb is not Verb.INSERT:
                 return True
         raise Unavailable(

@@ -1,16 +1,5 @@
-"""Batches: inserts are held until a batch of their partition is full, across the windows they were read in.
-
-Rules kept here:
-
-* A batch holds one partition of one table, at most 100 operations, at most as many bytes of encoded body as
-  the service takes, and each row once (the service's limits).
-* Within a partition new operations are ordered by row key before they are cut, so that a batch's keys lie
-  close together and a conflict can be looked up with one range query.
-* Writes that fill no batch are held back for a few windows, then written in a smaller batch: a rare partition
-  must not keep checkpoints waiting for ever. Memory holds the held writes of those windows, no more.
-* Rows of one source row that share table and partition, main and secondary ones, are in one batch.
-* Packing does not judge two rows that want one key: the later one is returned, and propagate decides.
-"""
+"""Batches of inserts: writes are held until a batch of their partition is full, across the windows they were
+read in. A batch is within the service's limits: one partition, 100 operations, 4 MiB, each row once."""
 
 from __future__ import annotations
 
@@ -25,7 +14,7 @@ from rekey.model import PARTITION_KEY, ROW_KEY, utf16_order
 from rekey.tables.base import MAX_BATCH_BYTES, MAX_BATCH_OPERATIONS, Operation, Table
 
 Op = TypeVar("Op", bound=Operation)
-# Encoded bytes of one operation in a batch body, its multipart headers included.
+# Encoded bytes of one operation in a batch body, including its multipart headers.
 SizeOf = Callable[[Operation], int]
 
 
@@ -44,7 +33,8 @@ def sort_out(operations: Iterable[Op], into: defaultdict[str, list[Op]]) -> None
 
 
 def in_order(members: list[Op]) -> list[Op]:
-    """Return operations of one partition in the order of the service."""
+    """Return operations of one partition in the order of the service: a batch's keys are then close together,
+    and a conflict can be looked up with one range query."""
     keys = [member.row[ROW_KEY] for member in members]
     # ASCII sorts as UTF-16 does, and most keys are ASCII.
     order = keys if "".join(keys).isascii() else map(utf16_order, keys)
@@ -78,7 +68,7 @@ def cut_units(units: Iterable[list[Op]], size_of: SizeOf) -> Iterator[list[Op]]:
 
 
 def _by_source(writes: Iterable[Write]) -> list[list[Write]]:
-    """Return the writes of each source row, which come one after the other."""
+    """Return the writes of each source row, which are consecutive."""
     return [list(unit) for _, unit in groupby(writes, attrgetter("source"))]
 
 
@@ -89,8 +79,8 @@ class BatchBuffer:
     """Writes to one table that are held back until they fill a batch.
 
     Args:
-        table: where they will be written.
-        windows: for how many windows a write is held at most.
+        windows: for how many windows a write is held at most, so that a rare partition does not block
+            checkpoints for ever.
         numbers: the target tables whose rows are written to it. If several, the rows of one source row are
             written in one batch, or none of them is.
     """
@@ -105,7 +95,8 @@ class BatchBuffer:
         self._held: dict[str, list[Write]] = {}
 
     def add(self, partition: str, members: list[Write]) -> tuple[list[list[Write]], list[Write]]:
-        """Add writes of a partition; return the batches full now, and writes whose key is held already."""
+        """Add writes of a partition; return the batches full now, and writes whose key is already held: of
+        two rows that want one key the later is returned, and propagate decides."""
         held = self._held.pop(partition, [])
         twice: list[Write] = []
         if held:
@@ -123,14 +114,13 @@ class BatchBuffer:
         return full, twice
 
     def release(self, newest: int) -> Iterator[list[Write]]:
-        """Remove and yield the batches in which a write was held long enough when window `newest` begins."""
-        # Windows may overtake each other on their way here, so the first write held need not be the oldest.
+        """Remove and yield the batches with a write that was held long enough when window `newest` begins."""
+        # Windows may overtake each other, so the first write held need not be the oldest.
         limit = newest - self._windows
         due = [name for name, held in self._held.items() if min([one.window.number for one in held]) <= limit]
         for name in due:
             yield self._held.pop(name)
 
     def release_all(self) -> Iterator[list[Write]]:
-        """Remove and yield all held batches."""
         held, self._held = self._held, {}
         yield from held.values()

@@ -1,13 +1,4 @@
-"""The scan engine: streams segments of the source through the copier, window by window.
-
-Rules kept here:
-
-* A checkpoint never runs ahead of applied work: a window's cursors are stored after all its rows are durable
-  and after those of every window before it.
-* Bounded memory: one window being read, a few being written; a window ends at a number of rows or bytes. A
-  window that cannot be written yet does not hold up the others, and written windows take up no memory.
-* A stop request (signal) is honoured between windows: windows under way are finished and checkpointed.
-"""
+"""The copy pipeline: streams segments of the source through the copier by windows, and stores checkpoints."""
 
 from __future__ import annotations
 
@@ -27,8 +18,8 @@ from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Table
 
 WINDOWS_UNDER_WAY = 2
-# The most windows under way with a `writer`, from the oldest that is not durable on: up to so many are
-# written again when a run was cut off.
+# Most windows in flight with a `writer`, counted from the oldest that is not durable: up to so many are
+# written again after an interrupted run.
 UNRECORDED_WINDOWS = 32
 
 
@@ -47,21 +38,22 @@ async def copy_segments(
     writer: BatchWriter | None = None,
     throttle: Throttle | None = None,
 ) -> tuple[Copied, bool]:
-    """Copy all rows of the segments into the targets.
+    """Copy all rows of the segments into the targets. Memory holds one window being read and a few being
+    written.
 
     Args:
-        source: the table to scan.
         segments: the key ranges to copy; finished ones are skipped.
         copy: writes the rows of one window; `Copier.copy` or `Copier.copy_changed`.
         size: when a window is full.
-        checkpoint: stores segments durably; called in order, never ahead of applied work.
-        stop_requested: asked between windows; when true, no further window is begun.
-        advance: called with the number of rows of each durable window; not where `writer` tells of its rows.
+        checkpoint: stores segments durably; called in order, never ahead of durable rows.
+        stop_requested: polled between windows; when true, no further window is begun, and those in flight are
+            finished and checkpointed.
+        advance: called with the number of rows of each durable window; not where `writer` reports its rows.
         modified_from: only rows whose Timestamp is at or after this (a delta pass).
         readers: segments read at a time.
         split: stores a split of a segment; None: segments are read as they are.
-        writer: the writer that `copy` uses, if it fills batches across windows: then more windows are under
-            way, as many as it has room for.
+        writer: the writer that `copy` uses, if it fills batches across windows: then as many windows are in
+            flight as it has room for.
         throttle: limits the rate of reading.
 
     Returns:
@@ -81,6 +73,7 @@ async def copy_segments(
     most = WINDOWS_UNDER_WAY if writer is None else UNRECORDED_WINDOWS
     total, stopped = Copied(), False
 
+    # Only ever the oldest: a checkpoint must not run ahead of durable rows.
     async def finish_oldest() -> None:
         rows, moved, writing = under_way[0]
         copied = await writing
@@ -105,11 +98,11 @@ async def copy_segments(
                 if stopped := stop_requested():
                     break
                 await make_room()
-                # From here on `copy` alone holds the rows: their memory is freed as they are written.
+                # From here on only `copy` holds the rows: their memory is freed as they are written.
                 rows, moved = len(window.rows), list(window.segments.values())
                 under_way.append((rows, moved, asyncio.create_task(copy(window.rows))))
             if writer is not None:
-                writer.drain()  # no window follows any more
+                writer.drain()  # no further window will fill its batches
             while under_way:
                 await finish_oldest()
     finally:

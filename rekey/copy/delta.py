@@ -1,13 +1,5 @@
-"""Delta passes: bring the targets up to date with what changed in the source since the last pass.
-
-Rules kept here:
-
-* The watermark is the service's time, read before a pass begins, and stored only after the pass is whole; a
-  pass that was cut off is done again.
-* A pass asks for rows from `watermark - margin` on: a request in flight when the clock was read may carry a
-  Timestamp a little older. A row that is seen twice costs a comparison.
-* A Timestamp scan never shows deletes; only the sweep does.
-"""
+"""Delta passes: bring the targets up to date with what changed in the source since the last pass. A scan by
+Timestamp never shows deletes; the sweep does."""
 
 from __future__ import annotations
 
@@ -23,13 +15,13 @@ from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, Row
 from rekey.state.models import Segment
 from rekey.tables.base import Table
 
-# At most four requests for the time a second: they count as any other request.
+# At most four requests for the time a second: they count like any other request.
 _POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """One delta pass: when it began (the next watermark), what it copied, whether it was whole."""
+    """One delta pass: when it began (the next watermark), what it copied, whether it was complete."""
 
     started_at: str
     copied: Copied
@@ -39,7 +31,7 @@ class PassResult:
 async def fresh_second(server_time: Callable[[], Awaitable[str]], clock: Clock) -> str:
     """Wait for the next second of the service's clock, which tells whole seconds only; return when it began.
 
-    So a row written before the call is older than the time returned, and one written after the return is not.
+    A row written before the call is older than the time returned, and one written after the return is not.
     The time returned is one second after the first time read, however late the service answers after that.
     """
     now = await server_time()
@@ -51,13 +43,11 @@ async def fresh_second(server_time: Callable[[], Awaitable[str]], clock: Clock) 
 
 
 async def written_since(table: Table, moment: str) -> AsyncIterator[Row]:
-    """Iterate over the rows (key, ETag and Timestamp) written at or after `moment`, exact to 100 ns.
-
-    Filtered here again, because a service may filter more coarsely (Azurite: by the millisecond) and return
-    rows that are a little older.
-    """
+    """Iterate over the rows (key, ETag and Timestamp) written at or after `moment`, exact to 100 ns."""
     async for page in table.scan(modified_from=moment, select=[PARTITION_KEY, ROW_KEY]):
         for row in page.rows:
+            # A service may filter more coarsely (Azurite: by the millisecond) and return rows that are a
+            # little older.
             if ticks_of(row[TIMESTAMP]) >= ticks_of(moment):
                 yield row
 
@@ -74,7 +64,9 @@ async def delta_pass(
     stop_requested: Callable[[], bool],
     advance: Callable[[int], None],
 ) -> PassResult:
-    """Copy rows changed since `watermark - margin`; the caller stores `started_at` if the pass was whole."""
+    """Copy rows changed since `watermark - margin`; the caller stores `started_at` if the pass was complete.
+    Times are the service's."""
+    # Before the first row is read: the next pass must see what is written during this one.
     started_at = await fresh_second(server_time, clock)
     copied, whole = await copy_segments(
         source,
@@ -84,6 +76,8 @@ async def delta_pass(
         checkpoint=lambda _segments: None,
         stop_requested=stop_requested,
         advance=advance,
+        # A request in flight when the clock was read may carry a slightly older Timestamp. A row that is seen
+        # twice costs one comparison.
         modified_from=earlier(watermark, margin_seconds),
     )
     return PassResult(started_at, copied, whole)

@@ -1,13 +1,4 @@
-"""Mapping source rows: their rows in each target, and the writes for these.
-
-Rules kept here:
-
-* Neither of two rows that want one target key is written here: propagate(k) reads both sides afresh and names
-  collisions.
-* While a window is mapped other tasks run after every `TURN_ROWS` rows: a batch that may be sent must not
-  wait for the mapping, because an allowance that is not used in time is lost.
-* A window is durable when all its writes of a stage are.
-"""
+"""Mapping source rows: computes a window's rows in each target, and the writes for these."""
 
 from __future__ import annotations
 
@@ -21,7 +12,8 @@ from rekey.model import EntityKey, Row, key_of
 from rekey.protocol.propagate import Propagator
 from rekey.tables.base import Operation, Verb
 
-# Rows that are mapped, or packed, before other tasks run.
+# Rows that are mapped, or packed, before other tasks run: a batch that may be sent must not wait for the
+# mapping, because an allowance that is not used in time is lost.
 TURN_ROWS = 100
 
 # A window is nearly done when at most one in so many writes of its present stage is left.
@@ -30,8 +22,8 @@ _NEARLY = 10
 
 @dataclass(slots=True)
 class Copied:
-    """Figures of copying: source rows looked at, target rows inserted, source rows handed to propagate,
-    source rows for which propagate wrote something, and batches sent to the mapping and the targets."""
+    """Figures of copying: source rows read, target rows inserted, source rows handed to propagate, source
+    rows for which propagate wrote something, and batches sent to the mapping and the targets."""
 
     rows: int = 0
     inserted: int = 0
@@ -40,45 +32,40 @@ class Copied:
     requests: int = 0
 
     def add(self, other: Copied) -> None:
-        """Add another window's figures to these."""
+        """Add another window's figures."""
         for one in fields(self):
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
 @dataclass(slots=True, eq=False)
 class CopyWindow:
-    """Rows that were read together, while they are copied.
+    """Rows read at once, while they are copied. It is durable when all writes of a stage are."""
 
-    Attributes:
-        number: counts the windows of one writer, from 1.
-        expected: by source key, the rows that the targets should have; empty once these are handed over.
-        claimed: by target key, the first source key that maps to it; empty once mapping rows are handed over.
-        unsettled: source keys whose rows clash with each other or with rows found: propagate settles them.
-        copied: its figures.
-        left: writes of the present stage that are not durable yet; one more until all are handed over.
-        handed: writes of the present stage.
-        durable: done when `left` is 0.
-        packed: stages that are handed over: 1 its mapping rows, 2 its target rows, too.
-        writes, written: writes of all stages, and those that are durable.
-        told: rows that progress was told of: as large a part of all rows as is written.
-    """
-
+    # Counts the windows of one writer, from 1.
     number: int = 0
+    # By source key, the rows that the targets should have; empty once these are handed over.
     expected: dict[EntityKey, dict[TargetKey, Row]] = field(default_factory=dict)
+    # By target key, the first source key that maps to it; empty once mapping rows are handed over.
     claimed: dict[TargetKey, EntityKey] = field(default_factory=dict)
+    # Source keys whose rows clash with each other or with rows in the targets; left to propagate.
     unsettled: set[EntityKey] = field(default_factory=set)
     copied: Copied = field(default_factory=Copied)
+    # Writes of the present stage that are not durable yet; one more until all are handed over.
     left: int = 0
+    # Writes of the present stage.
     handed: int = 0
+    # Done when `left` is 0.
     durable: asyncio.Future[None] | None = None
+    # Stages that are handed over: 1 its mapping rows, 2 its target rows, too.
     packed: int = 0
+    # Writes of all stages; `written`: those that are durable.
     writes: int = 0
     written: int = 0
+    # Rows reported as progress: as large a part of all rows as is written.
     told: int = 0
 
     @property
     def nearly_done(self) -> bool:
-        """Tell whether hardly any of the present stage's writes are left."""
         return self.left * _NEARLY <= self.handed
 
     def begin(self) -> asyncio.Future[None]:
@@ -88,14 +75,13 @@ class CopyWindow:
         return self.durable
 
     def wrote(self, count: int) -> None:
-        """Count writes that have become durable."""
         self.left -= count
         self.written += count
         if not self.left and self.durable is not None and not self.durable.done():
             self.durable.set_result(None)
 
     def more(self) -> int:
-        """Return how many rows, in proportion to what is written, progress was not told of yet."""
+        """Return how many rows, in proportion to what is written, were not reported as progress yet."""
         upto = self.copied.rows * min(self.written, self.writes) // max(1, self.writes)
         more, self.told = upto - self.told, upto
         return more
@@ -127,7 +113,8 @@ async def map_window(propagator: Propagator, source_rows: Sequence[Row], window:
                 targets[target] = row
                 claimant = claim(target, source_key)
                 if claimant != source_key:
-                    # Two rows of one window want one key. One may be gone by now: propagate reads both.
+                    # Two rows of one window want one key. One may be gone by now, so neither is written here:
+                    # propagate rereads both and names collisions.
                     window.unsettled.update((source_key, claimant))
 
 
@@ -147,7 +134,7 @@ def mapping_writes(rows: MappingRows, window: CopyWindow) -> Iterator[Write]:
 
 def target_writes(window: CopyWindow, tables: Collection[int]) -> Iterator[Write]:
     """Yield the inserts of a window for target tables, given by number, without unsettled source keys; those
-    of one source row follow each other."""
+    of one source row are consecutive."""
     insert, unsettled = Verb.INSERT, window.unsettled
     for source_key, targets in window.expected.items():
         if unsettled and source_key in unsettled:

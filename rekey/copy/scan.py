@@ -1,17 +1,4 @@
-"""Reading segments into windows: several at a time; idle readers split the rest of the largest.
-
-Rules kept here:
-
-* A split is stored (shrunk and new segment in one transaction) before the new segment is read.
-* Where partitions have a rate, one page is enough to split a segment until there was a split for every
-  reader, and a partition has one reader: more would get no more rows, only refusals.
-* Where there are rates, a page is requested when they allow for it, not before.
-* Readers split only while the consumer waits for pages: where writing takes the time, more scans would not
-  help.
-* Bounded memory: at most as many pages as there are readers wait for the consumer, and no further page is
-  added once they have a window's bytes. A reader holds one page more, and one that is fetched ahead, of about
-  2 MiB at most each.
-"""
+"""Reading segments into windows: several readers at a time; idle ones split the largest segment."""
 
 from __future__ import annotations
 
@@ -28,10 +15,11 @@ from rekey.state.models import Segment
 from rekey.tables.base import MAX_PAGE_ROWS, Page, Table
 from rekey.tables.parallel import ParallelScan, Reader
 
-# Pages a segment must have given since it was last split before it is split again.
+# Pages that must be read of a segment since its last split before it is split again.
 LEAST_PAGES = 3
 
-# Stores durably that a segment ends at a key, and a new segment for the rest; returns the new one.
+# Stores durably, in one transaction, that a segment ends at a key, and a new segment for the rest; returns
+# the new one, which is read only then.
 Split = Callable[[Segment, EntityKey], Segment]
 
 
@@ -44,7 +32,7 @@ class WindowSize:
 
 
 def window_of(limits: Limits) -> WindowSize:
-    """Return the size of a window of the backfill: half the limits, as several windows are under way."""
+    """Return the size of a window of the backfill: half the limits, as several windows are in flight."""
     return WindowSize(max(1, limits.window_rows // 2), max(1, limits.window_bytes // 2))
 
 
@@ -64,22 +52,19 @@ def row_bytes(row: Row) -> int:
 
 @dataclass(eq=False)
 class _SegmentReader(Reader):
-    """A segment that is read.
+    """A segment that is read."""
 
-    Attributes:
-        segment: its cursor and figures as of the last page read.
-        expected: rows that its next page is likely to have; 0 after a page that was not full.
-        partition: the partition in which its last page ended; None before, and where partitions have no rate.
-        within: the last page held rows of this partition alone, and the page before ended in it.
-    """
-
+    # Its cursor and figures as of the last page read.
     segment: Segment = field(kw_only=True)
+    # Rows that its next page is likely to have; 0 after a page that was not full.
     expected: int = field(kw_only=True)
+    # The partition in which its last page ended; None before, and where partitions have no rate.
     partition: str | None = None
+    # The last page held rows of this partition alone, and the page before ended in it.
     within: bool = False
 
     def follow(self, rows: Sequence[Row]) -> int:
-        """Note the partition in which a page ends; return how many of its last rows are of that partition."""
+        """Record the partition in which a page ends; return how many of its last rows it has."""
         last = rows[-1][PARTITION_KEY]
         of_last = next((at for at, row in enumerate(reversed(rows)) if row[PARTITION_KEY] != last), len(rows))
         self.within = self.partition == last and of_last == len(rows)
@@ -88,7 +73,8 @@ class _SegmentReader(Reader):
 
 
 class Reading(ParallelScan[_SegmentReader]):
-    """All readers of one source."""
+    """All readers of one source. Memory holds at most a page for each reader, or a window's bytes, for the
+    consumer, and two pages of about 2 MiB in each reader."""
 
     begins_anew = True
 
@@ -105,11 +91,9 @@ class Reading(ParallelScan[_SegmentReader]):
         """Create it.
 
         Args:
-            source: the table to scan.
             segments: the key ranges to read; finished ones are skipped.
             readers: how many scans at a time.
             split: stores a split; None: segments are not split.
-            page_rows: rows a page.
             modified_from: only rows whose Timestamp is at or after this.
             throttle: limits the rate of reading; a scan fetches ahead only if there were no rates when it
                 began.
@@ -119,6 +103,8 @@ class Reading(ParallelScan[_SegmentReader]):
         self.readers, self._store_split = max(1, readers), split
         self.throttle = None if throttle is None else throttle.of(source.name)
         self.least, self.least_eager = LEAST_PAGES * page_rows, page_rows
+        # Where partitions have a rate, one page is enough to split a segment until each reader has one, and a
+        # partition has one reader: more would get no more rows, only refusals.
         self.eager = self.readers - 1 if self.partitions_apart else 0
         self.may_split = False
         self._read: deque[tuple[list[Row], int, Segment]] = deque()
@@ -148,16 +134,15 @@ class Reading(ParallelScan[_SegmentReader]):
             await cancel([working])
 
     async def _next(self, working: asyncio.Future[None]) -> tuple[list[Row], int, Segment] | None:
-        """Return the next rows, their bytes and their segment; None at the end.
-
-        While it waits, idle readers may split. Raises what the first failing reader raised.
-        """
+        """Return the next rows, their bytes and segment; None at the end. Raises the first reader's error."""
         while not self._read or working.done():
             if working.done():
                 working.result()
                 if not self._read:
                     return None
                 break
+            # Readers split only while the consumer waits for pages: where writing is the bottleneck, more
+            # scans would not help.
             self.may_split = self._store_split is not None
             await self.change()
         self.may_split = False
@@ -172,7 +157,6 @@ class Reading(ParallelScan[_SegmentReader]):
         return self.throttle is not None and self.throttle.limits_partitions
 
     def pages(self, reader: _SegmentReader) -> AsyncIterator[Page]:
-        """Begin to scan the rest of a segment."""
         return self.source.scan(
             reader.rest,
             modified_from=self.modified_from,
@@ -181,7 +165,7 @@ class Reading(ParallelScan[_SegmentReader]):
         )
 
     async def next_page(self, reader: _SegmentReader, pages: AsyncIterator[Page]) -> Page | None:
-        """Return the next page when the rates allow for it; None at the end."""
+        """Return the next page, requested when the rates allow it; None at the end."""
         throttle = self.throttle
         if throttle is None:
             return await anext(pages, None)
@@ -190,7 +174,7 @@ class Reading(ParallelScan[_SegmentReader]):
         partition = None if reader.partition is None else (self.source.name, reader.partition)
         if asked and partition is not None:
             await throttle.made_up(partition)
-        # A partition that fills whole pages takes longest: its next page goes before the queue.
+        # A partition that fills whole pages takes longest: its next page skips the queue.
         await throttle.take(asked, first=reader.within)
         with throttle.taken(asked, partition):
             page = await anext(pages, None)
@@ -204,7 +188,6 @@ class Reading(ParallelScan[_SegmentReader]):
     async def take(
         self, reader: _SegmentReader, page: Page, rows: list[Row], cursor: EntityKey | None
     ) -> None:
-        """Pass a page's rows on to the consumer."""
         segment, size = reader.segment, page.bytes or sum(map(row_bytes, rows))
         reader.segment = replace(
             segment,
@@ -215,7 +198,6 @@ class Reading(ParallelScan[_SegmentReader]):
         await self._put(rows, size, reader.segment)
 
     async def finish(self, reader: _SegmentReader) -> None:
-        """Tell the consumer that a segment was read to its end."""
         await self._put([], 0, replace(reader.segment, done=True))
 
     def split(self, reader: _SegmentReader, middle: EntityKey) -> _SegmentReader:

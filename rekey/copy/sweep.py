@@ -1,20 +1,5 @@
-"""Sweep: find every mapping row whose row is gone, so that the rows copied of it can be removed.
-
-Rules kept here:
-
-* A sweep only names candidates; propagate reads both sides afresh before anything is deleted, so a row that
-  was written while the sweep ran is safe.
-* Two scans and no point reads: the digests of all keys of one table are put into parts by their first two
-  characters (1,024 parts), then the mapping, which is sorted by the same digests, is walked part by part.
-* Memory holds at most 65,536 digests, and one part: a thousandth of the table's. The others are on disk.
-* Parts hold keyed digests only, no keys; their folder is deleted when the sweep ends, however it ends.
-* The backfill writes rows that it read a moment ago. Where target keys come from content, the application may
-  have moved a row meanwhile: its writer finds nothing under the older target key, and then the backfill
-  inserts its copy there. The sweep does not see that copy, because the source row is not gone. So when the
-  last row is copied, every row that was written since the first one was read is looked at once more
-  (`settle_moved`). A copy stands only under keys that the forward row lists: where it lists only the keys
-  that the row maps to now, there is nothing to look for.
-"""
+"""Sweep: finds every mapping row whose row is gone, so that its copies can be removed. It only names
+candidates: propagate rereads both sides before anything is deleted."""
 
 from __future__ import annotations
 
@@ -41,10 +26,10 @@ _BUFFERED = 65_536
 
 
 class DigestParts:
-    """A set of row digests in parts by prefix, on disk from `_BUFFERED` on. Use as a context manager."""
+    """A set of keyed row digests, without keys, in 1,024 parts by prefix, on disk from `_BUFFERED` on. Use as
+    a context manager, which deletes the parts."""
 
     def __init__(self) -> None:
-        """Make a temporary folder for the parts."""
         self._temporary = tempfile.TemporaryDirectory(prefix="rekey-sweep-")
         self._buffers: defaultdict[str, list[str]] = defaultdict(list)
         self._buffered = 0
@@ -56,7 +41,6 @@ class DigestParts:
         self._temporary.cleanup()
 
     def add(self, digest: str) -> None:
-        """Add one 32-character digest."""
         self._buffers[digest[:_PREFIX]].append(digest)
         self._buffered += 1
         if self._buffered < _BUFFERED:
@@ -68,7 +52,7 @@ class DigestParts:
         self._buffered = 0
 
     def prefixes(self) -> list[str]:
-        """Return the two-character prefixes that digests were added of."""
+        """Return the two-character prefixes of the added digests."""
         return sorted({*self._buffers, *(part.name for part in Path(self._temporary.name).iterdir())})
 
     def read(self, prefix: str) -> set[str]:
@@ -98,7 +82,6 @@ async def gone(
 
     Args:
         table: the source (direction `f`) or the main target (direction `r`).
-        mapping: the mapping of the migration.
         direction: which mapping rows to walk: `f` forward, `r` reverse.
         advance: called with the number of rows of `table` scanned, page by page.
         check: called between pages; raises to stop.
@@ -110,6 +93,8 @@ async def gone(
             for row in page.rows:
                 parts.add(digest_of(table.name, key_of(row)))
             advance(len(page.rows))
+        # The mapping is sorted by the same digests: one part at a time is in memory, and no point read is
+        # needed.
         prefix, present = "", set[str]()
         async for page in mapping.scan(direction):
             check()
@@ -155,22 +140,22 @@ async def settle_moved(
     advance: Callable[[int], None],
     check: Callable[[], None],
 ) -> int:
-    """Propagate every source row written since `since` that may have been copied under an older target key.
+    """Propagate every source row written since `since` that may have been copied under an older target key;
+    return for how many this wrote something. Needed where target keys come from content.
 
     Args:
-        source: the source.
         propagate: `Propagator.propagate_moved`.
         since: a time of the service, before the first row was read for the copy.
-        concurrency: how many rows are looked at at a time.
-        advance: called with the number of rows looked at, page by page.
+        concurrency: how many rows are checked at a time.
+        advance: called with the number of rows checked, page by page.
         check: called between pages; raises to stop.
-
-    Returns:
-        For how many rows this wrote something.
 
     Raises:
         Collision, RowRefused: as propagate does.
     """
+    # The backfill writes rows as read a moment ago. If the application has moved a row meanwhile, its writer
+    # finds nothing under the older target key, and then the backfill inserts its copy there. The sweep does
+    # not find that copy, because the source row is not gone.
     changed = 0
     async for page in source.scan(modified_from=since):
         check()

@@ -1,25 +1,4 @@
-"""Keeping reads and writes under rates, and holding them while the operator has paused them.
-
-Rules kept here:
-
-* Rates are of entities a second: of the account (source rows read and target rows written), and of each
-  partition of the source and of the targets. Mapping rows lie in the other account and are not counted.
-  Each account has the rates by itself: what one answers slows nothing down in another (`Throttle.of`).
-* The operator's rates (`steering`) are read again and again: they apply to the next batch, not the next run.
-  While they say "paused", requests already sent are finished and nothing new is sent.
-* The service's answers lower a configured rate too (`Pace`): it may be slower than was configured, never
-  faster. Where rates follow the service (`begins`) its answers alone set them (`ServiceRates`), up to what
-  the operator allows.
-* A partition at its limit holds up its own batches alone. The rows of a page are counted when they have
-  arrived, and the partition's next page waits until they are made up for.
-* A request that is sent again takes of the rates again. One that the service refuses now and then used
-  nothing of them, and its entities are given back; where much is refused, more is sent than the service can
-  take, and nothing is given back. Nor is it where rates follow the service, which hears of what is sent.
-* A request for a single row that nothing was taken for waits, too, where rates follow the service, but not
-  for pages and batches: it ends work that was begun.
-* A little less than each rate is used: a refused request waits longer than that costs.
-* Waiting is done by the clock object, so no test waits on real time.
-"""
+"""Keeps reads and writes under rates, in entities (rows) a second, and pauses them for the operator."""
 
 from __future__ import annotations
 
@@ -46,7 +25,8 @@ from rekey.tables.sent import Kind
 _LOG = logging.getLogger("rekey.copy")
 # Unused allowance that is kept: enough to ride out scheduling, too little to overrun a second.
 _BURST_SECONDS = 0.1
-# The part of a rate that is used, because rows that are read are counted only when they have arrived.
+# The part of a rate that is used: rows read are counted only when they have arrived, and a refused request
+# waits longer than this costs.
 _SHARE = 0.98
 _LOOK_SECONDS = 0.5
 _MOST_LANES = 4096
@@ -56,34 +36,28 @@ _SINGLE = frozenset({Kind.READ, Kind.WRITE, Kind.DELETE})
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The rates that apply.
+    """The rates that apply."""
 
-    Attributes:
-        account, partition: at most so many entities a second, None for no limit.
-        paused: none at all.
-        begins: the rate of the account at which rates begin that follow the service; None: they do not.
-    """
-
+    # Most entities a second of the account and of each partition, None for no limit.
     account: int | None = None
     partition: int | None = None
+    # Nothing new is sent.
     paused: bool = False
+    # The account's initial adaptive rate; None: rates do not adapt.
     begins: int | None = None
 
 
 @dataclass
 class _Lane:
-    """A virtual scheduling clock: each entity takes 1/rate seconds of it. One batch waits at a time.
+    """A virtual scheduling clock: each entity takes 1/rate seconds of it. One batch waits at a time."""
 
-    Attributes:
-        next: when the next entity may be taken, in ticks.
-        entities: how many were taken.
-        leaving: of a partition: the same for batches that have waited for the account, too.
-    """
-
+    # When the next entity may be taken, in ticks.
     next: int = 0
+    # How many were taken.
     entities: int = 0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    # Of a partition: the same for batches that have already waited for the account.
     @cached_property
     def leaving(self) -> _Lane:
         return _Lane()
@@ -91,24 +65,22 @@ class _Lane:
 
 @dataclass(eq=False)
 class Throttle:
-    """Lets batches through as fast as the rates allow.
+    """Lets batches through as fast as the rates allow: of the account (source rows read and target rows
+    written) and of each partition. Mapping rows are in the restricted account and not counted here."""
 
-    Attributes:
-        entities_per_second: the rate of the account; None for no limit.
-        clock: measures time and waits.
-        partition: the rate of each partition, in entities a second; None for no limit.
-        steering: returns the rates that apply now, from those given here; asked at most twice a second.
-        stopping: tells that the work is to stop; then a pause holds nothing up.
-        begins: as in `Rates`.
-        elsewhere: the throttle of the account of targets; None where there is none.
-    """
-
+    # The rate of the account; None for no limit.
     entities_per_second: int | None = None
     clock: Clock = field(default_factory=SystemClock)
+    # The rate of each partition; None for no limit.
     partition: int | None = None
+    # Returns the operator's rates, from those given here; polled at most twice a second, so that changes
+    # apply to the next batch.
     steering: Callable[[Rates], Rates] | None = None
+    # Tells that the work is to stop; then a pause holds nothing up.
     stopping: Callable[[], bool] = lambda: False
+    # As in `Rates`.
     begins: int | None = None
+    # The throttle of the target account, with rates by that account's own answers; None if there is none.
     elsewhere: Throttle | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -121,7 +93,7 @@ class Throttle:
         self._service: ServiceRates | None = None
 
     def begin_elsewhere(self) -> None:
-        """Begin to keep the rates in the account of targets, too, by its own answers."""
+        """Create the throttle of the target account."""
         given = self.given
         self.elsewhere = Throttle(
             given.account,
@@ -138,7 +110,7 @@ class Throttle:
 
     @property
     def service(self) -> ServiceRates | None:
-        """The rates that the service allows by its answers; None where rates do not follow it."""
+        """The adaptive rates, up to what the operator allows; None where rates do not adapt."""
         if self.rates.begins is None:
             return None
         if self._service is None:
@@ -147,16 +119,15 @@ class Throttle:
 
     @property
     def has_rates(self) -> bool:
-        """Whether any rate holds: then no page is fetched ahead, which might have no room yet."""
+        """Whether any rate applies: then no page is fetched ahead, since it might exceed the rate."""
         return self.rates != Rates()
 
     @property
     def limits_partitions(self) -> bool:
-        """Whether each partition has a rate."""
         return self.rates.partition is not None or self.rates.begins is not None
 
     def heard(self, kind: Kind, status: int, seconds: float) -> None:
-        """Note an answer of the service.
+        """Record an answer of the service.
 
         Args:
             kind: of the request.
@@ -174,7 +145,7 @@ class Throttle:
             service.sent(now, kind, -1)
 
     def look(self) -> Rates:
-        """Return the rates that apply now; ask `steering` when it was not asked for half a second."""
+        """Return the rates that apply now; polls `steering` if that was not done for half a second."""
         now = self.clock.ticks()
         due = self._looked is None or now - self._looked >= _LOOK_SECONDS * TICKS_PER_SECOND
         if self.steering is not None and due:
@@ -183,7 +154,7 @@ class Throttle:
         return self.rates
 
     async def open(self) -> None:
-        """Wait while the operator has paused the work, unless it is to stop."""
+        """Wait while the operator has paused the work, unless it is to stop. Sent requests are finished."""
         while self.look().paused and not self.stopping():
             await self.clock.sleep(_LOOK_SECONDS)
 
@@ -195,15 +166,15 @@ class Throttle:
                 service.sent_to(self._now, Kind.SCAN, partition, entities)
 
     async def made_up(self, partition: Hashable) -> None:
-        """Wait until the partition's rate has made up for the rows that were counted."""
+        """Wait until the partition's rate has caught up with the rows that were counted."""
         if self.limits_partitions:
             wait = self._lane(partition).next - self.clock.ticks()
             if wait > 0:
                 await self.clock.sleep(wait / TICKS_PER_SECOND)
 
     async def arrived(self, entities: int, partition: Hashable | None) -> None:
-        """Count a page that has arrived (`partition`: None of several), and wait until the next one may be
-        asked for."""
+        """Count a page that has arrived (`partition`: None for several); wait until the next may be
+        requested."""
         if partition is not None:
             self.count(entities, partition)
         await self.take(entities)
@@ -217,14 +188,8 @@ class Throttle:
     async def take(
         self, entities: int, partition: Hashable | None = None, kind: Kind = Kind.SCAN, *, first: bool = False
     ) -> None:
-        """Wait until more may be read or written.
-
-        Args:
-            entities: how many.
-            partition: whose they are; None: of several.
-            kind: of the request.
-            first: do not queue.
-        """
+        """Wait until more may be read or written. `partition`: of the entities, None for several; `first`:
+        skip the queue."""
         await self.open()
         of_partition = partial(self._partition_rate, kind, partition)
         own = None if partition is None or not self.limits_partitions else self._lane(partition)
@@ -234,14 +199,14 @@ class Throttle:
         for lane, rate_of in self._lanes(kind):
             first = await self._wait(lane, rate_of, entities, first=first) or first
         if own is not None:
-            # What a partition let through one by one may have come out of the account's queue together.
+            # What a partition let through one by one may leave the account's queue all at once.
             await self._wait(own.leaving, of_partition, entities)
         self._sent(entities, kind)
         if partition is not None and (service := self.service) is not None:
             service.sent_to(self._now, kind, partition, entities)
 
     async def admit(self, kind: Kind) -> None:
-        """Wait until a request for a single row may be sent that nothing was taken for."""
+        """Wait until a request for a single row may be sent for which nothing was taken."""
         if self.service is None or kind not in _SINGLE or allowance.taken() is not None:
             return
         self._judge()
@@ -250,32 +215,33 @@ class Throttle:
         def rate_of() -> float:
             return min(own_rate() or math.inf, account_rate() or math.inf)
 
-        # One row does not wait for the pages of a thousand before it; they make room for it afterwards.
+        # A single row, which finishes work already begun, does not wait for pages of a thousand; they wait
+        # for it.
         await self._wait(own, rate_of, 1, first=True)
         self._book(account, account_rate() or math.inf, 1)
         self._sent(1, kind)
 
     def _judge(self) -> None:
-        """Set the rates by the service's answers."""
         if (service := self.service) is None:
             self._pace.judge(self._now, self.rates.account)
         elif service.judge(self._now):
             _LOG.info("the service pushed back; %s", self.told(), extra={"event": "pushed-back"})
 
     def give_back(self, entities: int, kind: Kind = Kind.SCAN) -> None:
-        """Give unused entities back to the account's rate: a page may have fewer rows than it could hold."""
+        """Return unused entities to the account's rate: a page may have fewer rows than it could hold."""
         for lane, rate_of in self._lanes(kind):
             if (rate := rate_of()) is not None:
                 self._return(lane, rate, entities)
         self._sent(-entities, kind)
 
     def refused(self, entities: int, partition: Hashable | None, kind: Kind, at: float) -> None:
-        """Give entities of a request sent `at` back, unless many are refused: then less must be sent."""
+        """Return the entities of a refused request sent `at`."""
         if (service := self.service) is not None:
             service.sent(at, kind, -entities)
             if partition is not None:
                 service.sent_to(at, kind, partition, -entities)
             return
+        # Where many are refused, more is sent than the service can take: nothing is returned.
         if self._pace.is_crowded:
             self._pace.sent(-entities)
             return
@@ -284,7 +250,7 @@ class Throttle:
         self.give_back(entities, kind)
 
     def count_anew(self) -> None:
-        """Forget how many entities were taken so far."""
+        """Reset the counts of entities taken."""
         if self.elsewhere is not None:
             self.elsewhere.count_anew()
         for lane in self._partitions.values():
@@ -318,7 +284,7 @@ class Throttle:
     def taken(
         self, entities: int, partition: Hashable | None = None, kind: Kind = Kind.SCAN
     ) -> AbstractContextManager[None]:
-        """Return a context for sending: a refusal gives entities back, the next attempt takes them again."""
+        """Return a context for sending: a refusal returns entities, the next attempt takes them again."""
         counted = None if kind is Kind.SCAN else partition  # rows of a page count when they have arrived
         at = self._now
 
@@ -347,7 +313,7 @@ class Throttle:
         return None if rate is None else rate * _SHARE
 
     def _account_rate(self) -> float | None:
-        """Entities a second, times `_SHARE`: what is allowed, or less if answers say so; None: no limit."""
+        """Entities a second, times `_SHARE`: as allowed, or less after push-back; None for no limit."""
         allowed = self.rates.account
         slowed = self._pace.rate if self.service is None else self.service.account.rate
         rate = allowed if slowed is None else min(slowed, allowed or slowed)
@@ -359,7 +325,6 @@ class Throttle:
         return rate * _SHARE if rate < math.inf else None
 
     def _lanes(self, kind: Kind) -> tuple[tuple[_Lane, _RateOf], tuple[_Lane, _RateOf]]:
-        """Return the lanes of the account that a kind of request takes, with their rates."""
         return (self._kinds[kind], partial(self._kind_rate, kind)), (self._account, self._account_rate)
 
     def _sent(self, entities: int, kind: Kind) -> None:
@@ -407,12 +372,8 @@ class Throttle:
 
 
 def restricted_throttle(throttle: Throttle, config: Config) -> Throttle:
-    """Return the throttle of mapping rows: under no rate, unless rates follow the service.
-
-    Args:
-        throttle: that of the tables; its account's is returned where the restricted account is the same.
-        config: says which accounts there are.
-    """
+    """Return the throttle of mapping rows: without a rate, unless rates are adaptive. If the restricted
+    account is also that of other tables, their throttle is returned."""
     if config.limits.follows and config.restricted.is_same_as(config.tables):
         return throttle
     same = config.targets is not None and config.restricted.is_same_as(config.targets)
@@ -427,10 +388,7 @@ def restricted_throttle(throttle: Throttle, config: Config) -> Throttle:
 
 
 def listen(accounts: Accounts, throttle: Throttle, restricted: Throttle) -> None:
-    """Let the throttles of all accounts hear what these answer.
-
-    Single rows of the restricted account wait for no rate: leases are among them.
-    """
+    """Feed each account's answers to its throttle."""
 
     def heard(kind: Kind, status: int, seconds: float) -> None:
         if restricted.service is not None:
@@ -441,4 +399,5 @@ def listen(accounts: Accounts, throttle: Throttle, restricted: Throttle) -> None
         if isinstance(account, AzureTableService) and own is not None:
             account.listen(own.heard, own.admit)
     if isinstance(restricted_account, AzureTableService) and restricted_account not in of_tables:
+        # Without `admit`: single rows of the restricted account, leases among them, wait for no rate.
         restricted_account.listen(heard)

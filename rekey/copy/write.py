@@ -1,24 +1,4 @@
-"""Copying many windows at a time: batches fill across windows, and target rows follow mapping rows.
-
-Rules kept here:
-
-* All mapping rows of a window are durable before the first of its target rows is sent, so nothing exists in a
-  target that the mapping does not account for.
-* A pass over rows of which many are in the targets already writes rows that are absent or differ, and only
-  those.
-* Only inserts-if-absent: a row that is there already is never overwritten from a scan, because the row
-  scanned may be older than the row there.
-* Main and secondary rows of one source row are inserted together, or left to propagate(k) together.
-* Where an insert finds a row, that row decides: the same content under the same owner is done already;
-  anything else is handed to propagate(k).
-* Writes that fill no batch wait for a few of the next windows (`rekey.copy.batches`).
-* Bounded memory: a few windows are under way; one whose writes are refused again and again holds up few
-  others.
-* A batch that waits for a rate holds no slot, so a partition at its limit does not hold up the others. One
-  that the service refuses gives back what it took of the rate, and takes it again before the next attempt.
-* While a window is packed other tasks run after every `TURN_ROWS` rows, as while it is mapped.
-* A batch may hold rows of several windows; the first that fails ends all windows.
-"""
+"""Copying many windows at a time: batches fill across windows, and target rows follow mapping rows."""
 
 from __future__ import annotations
 
@@ -42,36 +22,30 @@ from rekey.tables.kinds import whole
 from rekey.tables.sent import Kind
 
 MAPPING_WINDOWS = 2
-# For how many windows a write is held until others fill a batch of its partition. Mapping rows spread over
-# 64 partitions, which one more window fills.
+# For how many windows a write is held until others fill a batch of its partition. Mapping rows spread over 64
+# partitions, which one more window fills.
 TARGET_WINDOWS = 5
 
-# So many windows must be able to be under way: the oldest is written when the last of them begins.
+# So many windows must fit in flight: the oldest is written when the last of them begins.
 GATHERED_WINDOWS = TARGET_WINDOWS + 1
 
-# The most windows under way, when some are nearly done: one whose writes are refused again and again holds
-# up few others.
+# Most windows in flight when some are nearly done: one whose writes keep being refused holds up few others.
 MOST_WINDOWS = GATHERED_WINDOWS + 4
 
 
 @dataclass(eq=False)
 class Copier:
-    """Copies windows of source rows of one migration.
-
-    Attributes:
-        propagator: has the tables, the mapper and the mapping.
-        concurrency: how many requests may be under way at once.
-        throttle: keeps reads and writes under rates.
-        restricted: the same for mapping rows, which lie in the restricted account.
-        targets: the target tables for batches of inserts-if-absent, as handles that send an open write again:
-            the copying waits at its end until no such write can take effect any more. Empty: the
-            propagator's.
-    """
+    """Copies windows of source rows of one migration."""
 
     propagator: Propagator
+    # How many requests may be in flight at once.
     concurrency: int
+    # Keeps reads and writes under rates.
     throttle: Throttle = field(default_factory=Throttle)
+    # The target tables for batches of inserts-if-absent, as handles that resend a write with an unknown
+    # outcome, which is safe since the copy waits at its end until none is in flight. Empty: the propagator's.
     targets: Sequence[Table] = ()
+    # The same for mapping rows, which are in the restricted account.
     restricted: Throttle = field(default_factory=Throttle)
 
     def __post_init__(self) -> None:
@@ -90,20 +64,14 @@ class Copier:
             return await writer.copy(source_rows)
 
     def writer(self, advance: Callable[[int], None] = lambda _rows: None) -> BatchWriter:
-        """Return a writer that fills batches across windows. Use it as a context manager.
-
-        Args:
-            advance: called with rows as they are written, batch by batch. They may not be durable yet: a
-                window counts in proportion to its writes.
-        """
+        """Return a writer that fills batches across windows. Use it as a context manager. `advance` is called
+        with rows as they are written, in proportion to a window's writes; they may not be durable yet."""
         return BatchWriter(self, advance)
 
     async def copy_changed(self, source_rows: Sequence[Row]) -> Copied:
-        """Copy rows of which many are in the targets already: skip those whose target rows all are equal.
-
-        Rows are skipped only where target keys depend on the old keys alone: there a row's target keys never
-        change, so nothing is left to do once its target rows are equal. Else this is `copy`.
-        """
+        """Copy rows of which many are in the targets already: skip those whose target rows all are equal."""
+        # Only where target keys depend on the old key alone can they never change, so that equal target rows
+        # leave nothing to do.
         if self.propagator.mapper.content_derived:
             return await self.copy(source_rows)
         copied = await self.copy(await self._not_there(source_rows))
@@ -129,7 +97,7 @@ class Copier:
                         differing.add(source_key)
 
             await for_each(wanted.values(), compare, limit=self.concurrency)
-        # Two source rows want one target key: propagate judges that, not this comparison.
+        # Two source rows that want one target key are left to propagate, too.
         differing |= window.unsettled
         return [row for row in source_rows if key_of(row) in differing]
 
@@ -151,9 +119,9 @@ class BatchWriter:
         self._slots = asyncio.Semaphore(copier.concurrency)
         self._begun = 0
         self._newest = 0  # the newest window whose mapping rows were handed over
-        self._packing = asyncio.Lock()  # one window at a time: so they come in order, and batches are full
+        self._packing = asyncio.Lock()  # one window at a time: in order, and with full batches
         self._draining = False
-        # In the order in which they began, so that an error ends them in the same order each time.
+        # A dict, not a set: an error ends them in the same order each time.
         self._windows: dict[CopyWindow, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._failed: BaseException | None = None
@@ -166,7 +134,7 @@ class BatchWriter:
         await cancel(self._tasks)
 
     def drain(self) -> None:
-        """Write held batches, now and from now on: no window begins any more that could fill one."""
+        """Write held batches, now and from now on: no further window could fill one."""
         self._draining = True
         self._release()
 
@@ -180,29 +148,25 @@ class BatchWriter:
 
     @property
     def has_room(self) -> bool:
-        """Tell whether another window may begin."""
-        # Nothing of a window as old as that is held back any more: the rest of its writes is being sent.
+        # Nothing of a window that old is held back any more: the rest of its writes is being sent.
         held_back = self._newest - TARGET_WINDOWS
         waiting = sum(not (one.number <= held_back and one.nearly_done) for one in self._windows)
         return waiting < GATHERED_WINDOWS and len(self._windows) < MOST_WINDOWS
 
     async def copy(self, source_rows: Sequence[Row]) -> Copied:
-        """Copy rows as they were scanned; return when all their writes are durable.
-
-        Raises as `Copier.copy`.
-        """
+        """Copy rows as scanned; return when all their writes are durable. Raises as `Copier.copy`."""
         try:
             return await self._copy(source_rows)
         except asyncio.CancelledError:
             raise
         except BaseException:
-            self.drain()  # older windows are waited for first; no window follows to fill their held batches
+            self.drain()  # older windows end first; no window follows to fill their batches
             raise
 
     async def _copy(self, source_rows: Sequence[Row]) -> Copied:
         copier = self._copier
         self._begun += 1
-        # Numbered in the order of reading, before anything is waited for: the oldest ends first.
+        # Numbered in the order of reading, before any wait: the oldest ends first.
         window = CopyWindow(self._begun)
         window.copied.rows = len(source_rows)
         self._windows[window] = None
@@ -220,6 +184,7 @@ class BatchWriter:
             await self._durable(durable)
             durable = window.begin()
             async with self._packing:
+                # Only now: no target row exists before its mapping rows are durable.
                 for held in self._targets:
                     await self._hand_over(window, held, target_writes(window, held.numbers))
                 window.expected.clear()
@@ -241,7 +206,7 @@ class BatchWriter:
         return window.copied
 
     def _packed(self, window: CopyWindow) -> None:
-        """Count a stage of a window as handed over, and write the batches that need wait no longer."""
+        """Count a stage of a window as handed over, and write the batches that need not wait any longer."""
         window.packed += 1
         self._release()
         window.wrote(1)
@@ -300,8 +265,9 @@ class BatchWriter:
             await self._judge(held, batch, present)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - the windows that wait must end with any error
-            # The first one ends all windows under way: none of them will become durable.
+        except BaseException as error:  # noqa: BLE001 - the waiting windows must end with any error
+            # The first error ends all windows in flight, since a batch may hold rows of several: none will
+            # become durable.
             if self._failed is None:
                 self._failed = error
                 for window in self._windows:
@@ -315,13 +281,9 @@ class BatchWriter:
         self._wrote.set()
 
     async def _judge(self, held: BatchBuffer, batch: list[Write], present: Mapping[EntityKey, Row]) -> None:
-        """Count rows inserted, and mark source keys unsettled whose insert found another row in its place.
-
-        Args:
-            held: the buffer that the batch comes from.
-            batch: the writes that were sent.
-            present: by key, the rows that were there already.
-        """
+        """Count rows inserted, and mark source keys unsettled whose insert found another row. `present`: by
+        key, the rows that were there already."""
+        # A row that is there is never overwritten from a scan, because the scanned row may be older.
         rows, is_mapping = self._copier.rows, held is self._mapping
         if present and is_mapping:
             await self._copier.propagator.mapping.learn(present.values())
@@ -329,7 +291,7 @@ class BatchWriter:
         for write in batch if present else ():
             if (found := present.get(write.key)) is None:
                 if write.source in met:
-                    write.window.unsettled.add(write.source)  # not inserted, because of the row it goes with
+                    write.window.unsettled.add(write.source)  # not inserted either: it goes with that row
                 continue
             if is_mapping:
                 is_right = rows.read_listing(found) == rows.read_listing(write.row)

@@ -1,1 +1,1 @@
-"""Slices of the row's way that an executor's workers carry out."""
+"""Slices of the copy that an executor's workers carry out."""

@@ -1,13 +1,4 @@
-"""Copying one slice, on a worker, with the engine of the backfill.
-
-Rules kept here:
-
-* Inserts-if-absent only, mapping rows before target rows, as in one process: it is the same code.
-* The cursor of the result follows rows that this run of the task has made durable. So the result of a task
-  that runs twice, or after it was given up, is true.
-* When time is up nothing new is read; windows under way are finished. At the end of the term unfinished
-  windows are given up, and the result says that a write may still be under way.
-"""
+"""Copying one slice, on a worker, with the pipeline of the backfill."""
 
 from __future__ import annotations
 
@@ -40,10 +31,7 @@ _WINDOWS_OF_A_SLICE = 8
 
 async def copy_slice(opened: Opened, task: Task) -> Result:
     """Copy a range from its beginning as far as time allows: at least one window, unless the term ends first.
-
-    Raises:
-        RowRefused, Collision, ServiceError: the engine raised it.
-    """
+    Raises RowRefused, Collision, ServiceError, as the pipeline does."""
     began = rising_seconds()
     accounts, limits = opened.accounts, opened.config.limits
     left = await seconds_left(accounts.tables, task.until)
@@ -69,6 +57,8 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
 
     def checkpoint(moved: list[Segment]) -> None:
         nonlocal reached
+        # Only rows that this run of the task made durable: so the result is true even for a task that runs
+        # twice.
         reached = moved[-1]
 
     opened_before, still_open = last_open(), True
@@ -96,6 +86,7 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
                 )
         ended = Ended.DONE if whole else Ended.MORE
         still_open = last_open() != opened_before
+    # Unfinished windows are given up: `still_open` says that a write may be in flight.
     except (TermOver, TimeoutError):
         ended = Ended.MORE
     except Superseded:
@@ -112,7 +103,7 @@ async def copy_slice(opened: Opened, task: Task) -> Result:
 
 
 def window_of_task(limits: Limits, task: Task) -> WindowSize:
-    """Return the size of a task's windows: small at a low rate, so that the windows under way when time is up
+    """Return the size of a task's windows: small at a low rate, so that the windows in flight when time is up
     are finished within the term."""
     size, rate = window_of(limits), task.entities_per_second or task.begins
     if not rate:

@@ -1,26 +1,5 @@
-"""Sending slices of work to the workers of an executor until all of it is done.
-
-Rules kept here:
-
-* A piece of work is with one worker at a time. Its cursor moves only by a result that answers the very task
-  it was given, and within the range of that task.
-* A term is durable before a task is submitted that needs it.
-* The part of a piece that a worker did not finish goes back to the waiting pieces. Pieces are split while
-  there are fewer of them than tasks at a time.
-* A task that is lost (its worker died, it was cancelled, it does not answer) is submitted again; so is one
-  that failed in a way that may pass. When a piece, or the executor, fails `TRIES` times in a row without
-  progress, the work ends with an error.
-* Every time a piece fails, its next term is twice as long: a worker that begins, or a machine that is busy,
-  may need longer than a slice for its first rows, and would need it again.
-* After a stop request, or a failure that will not pass, no more tasks are submitted; those under way are
-  waited for, and their results count.
-* Any `concurrent.futures.Executor` will do. Two attributes are heeded where an executor has them: `tasks`,
-  how many it works on at a time, and `runs_once`, that a task runs in one place only and has ended when it
-  was answered, or with the executor at the latest.
-* An executor that broke is ended, and another one is begun; tasks submitted to it are lost, but their writes
-  stay. Ending one may take as long as its tasks take, and must not block the event loop meanwhile.
-* An exception of an executor or its library is named by its class only: its text may hold the submitted task.
-"""
+"""Sends slices of work to the workers of an executor until all of it is done. Any
+`concurrent.futures.Executor` will do; `Pool` describes two optional attributes."""
 
 from __future__ import annotations
 
@@ -50,7 +29,7 @@ from rekey.tables.base import TableService
 _LOG = logging.getLogger(__name__)
 TRIES = 3
 LEAST_GRACE_S = 5.0
-# Seconds after the term; a task that has not answered by then is lost.
+# Seconds after the term by which a task that has not answered counts as lost.
 LOST_AFTER_S = 15.0
 _LOOK_S = 0.5
 S = TypeVar("S")
@@ -58,15 +37,8 @@ Factory = Callable[[], Executor]
 
 
 def load_factory(text: str, folder: Path) -> Factory:
-    """Return the callable that `module:callable` names.
-
-    Args:
-        text: as configured, or as given on the command line.
-        folder: the project's folder; modules are looked for there, too.
-
-    Raises:
-        ConfigurationError: there is no such callable, or it cannot be imported.
-    """
+    """Return the callable that `module:callable` names. `folder`: of the project, searched for modules, too.
+    Raises ConfigurationError: there is no such callable, or it cannot be imported."""
     if not is_factory(text):
         raise refusal("no-callable")
     module, _, name = text.partition(":")
@@ -111,7 +83,8 @@ class Pool:
 
     @property
     def runs_once(self) -> bool:
-        """Whether a task runs in one place, and no longer than the executor; False unless that says so."""
+        """Whether the executor says that a task runs in one place only, and has ended when it was answered,
+        or with the executor at the latest."""
         return getattr(self._executor, "runs_once", False) is True
 
     async def begin(self) -> None:
@@ -120,14 +93,14 @@ class Pool:
             made = await asyncio.to_thread(self._factory)
         except RekeyError:
             raise
-        except Exception as error:  # noqa: BLE001 - any error of a library; named by its class
+        except Exception as error:  # noqa: BLE001 - any error of a library; its text may hold the task
             raise refusal("executor-not-begun", error=type(error).__name__) from None
         if not isinstance(made, Executor):
             raise refusal("no-executor", kind=type(made).__name__)
         self._executor = made
 
     async def end(self) -> None:
-        """End the executor, by its `__exit__`, in a thread: that may wait for the tasks it still works on."""
+        """End the executor, in a thread, since it may wait for its running tasks."""
         executor, self._executor = self._executor, None
         if executor is not None:
             await asyncio.to_thread(executor.__exit__, None, None, None)
@@ -153,11 +126,8 @@ class Job(Protocol[S]):
         """Return the task for the rest of a piece; the driver adds its id, rates, slice and term."""
 
     def take(self, piece: S, result: Result) -> S | None:
-        """Store a result durably; return the rest of the piece, None when it is done.
-
-        Raises:
-            ValueError: the result is not of that piece.
-        """
+        """Store a result durably; return the rest of the piece, None when it is done. Raises ValueError: the
+        result is not of that piece."""
 
 
 @dataclass(slots=True, eq=False)
@@ -171,36 +141,29 @@ class _Piece(Generic[S]):
 
 @dataclass(eq=False)
 class Driver(Generic[S]):
-    """Sends the pieces of a job to workers, as tasks.
-
-    Attributes:
-        job: the work to be done.
-        pool: takes tasks.
-        tables: tells the service's time.
-        term: the migration's term; None for work that writes nothing.
-        clock: waits while the operator has paused the work.
-        slice_s: seconds of a slice.
-        rates: asked again and again: the rates of all tasks together, and whether they are paused.
-        divides_partition: tells whether a partition's rate is divided among the tasks, too.
-        requests: counts the requests that tasks sent, by kind; those of a lost task are not known.
-        check: called again and again; raises when the work must end at once.
-        stop_requested: tells that no more tasks are to be submitted.
-        monotonic: seconds of a monotonic clock.
-        submitted, lost: how many tasks were submitted; how many of these gave no usable answer.
-        open: a write may still be under way that is not waited for.
-    """
+    """Sends the pieces of a job to workers, as tasks. A piece is with one worker at a time."""
 
     job: Job[S]
     pool: Pool
+    # Tells the service's time.
     tables: TableService
+    # The migration's term; None for work that writes nothing.
     term: Term | None
+    # Waits while the operator has paused the work.
     clock: Clock
+    # Seconds of a slice.
     slice_s: float
+    # Polled: the rates of all tasks together, and whether they are paused.
     rates: Callable[[], Rates] = Rates
+    # Tells whether a partition's rate is divided among the tasks, too.
     divides_partition: Callable[[], bool] = lambda: False
+    # Counts the requests that tasks sent, by kind; those of a lost task are unknown.
     requests: Counter[str] = field(default_factory=Counter)
+    # Polled; raises when the work must end at once.
     check: Callable[[], None] = lambda: None
+    # Tells that no more tasks are to be submitted; those in flight are waited for, and count.
     stop_requested: Callable[[], bool] = lambda: False
+    # Seconds of a monotonic clock.
     monotonic: Callable[[], float] = rising_seconds
 
     def __post_init__(self) -> None:
@@ -216,8 +179,8 @@ class Driver(Generic[S]):
 
         Raises:
             Moved: workers found another control row or runner lease than the tasks were made under.
-            WorkersFailed: the executor or its workers fail again and again.
-            RekeyError: a worker met an error that will not pass; see `Failure`.
+            WorkersFailed: the executor or its workers keep failing.
+            RekeyError: a worker met an error that is not transient; see `Failure`.
         """
         self._waiting.extend(_Piece(one) for one in pieces)
         try:
@@ -237,7 +200,7 @@ class Driver(Generic[S]):
         return self._error is not None or self.stop_requested()
 
     async def _submit(self) -> None:
-        """Submit tasks until as many are under way as the pool takes, or the work is paused or ends."""
+        """Submit tasks until the pool is full, or the work is paused or ends."""
         most = self.pool.tasks
         while self._waiting and len(self._flying) < most and not self._ends:
             if self.rates().paused:
@@ -246,6 +209,7 @@ class Driver(Generic[S]):
             piece = self._waiting[0]
             task = self.task(piece.work, await self.tables.server_time(), most, piece.failed)
             if self.term is not None:
+                # Durable before a task is submitted that may write under it.
                 await self.term.extend(task.until)
             self.check()
             self._waiting.popleft()
@@ -268,7 +232,7 @@ class Driver(Generic[S]):
                 piece.may_split = False
                 return
             self._waiting.popleft()
-            # The upper half waits before the lower one, so of the two it is split first.
+            # The upper half is queued before the lower one, so it is split first.
             self._waiting.extend(_Piece(half, piece.failed) for half in reversed(halves))
 
     def task(self, work: S, now: str, most: int, failed: int = 0) -> Task:
@@ -295,12 +259,14 @@ class Driver(Generic[S]):
         )
 
     def _term_s(self, failed: int) -> float:
-        """Return for how many seconds from its submission on a task may write: it waits for a worker, works
-        for its slice, and finishes the windows under way."""
+        """Return for how many seconds from its submission a task may write: it waits for a worker, works for
+        its slice, and finishes the windows in flight."""
+        # Doubled after each failure: a worker that begins, or a busy machine, may need longer than a slice
+        # for its first rows, and would need it again.
         return (self.slice_s + max(LEAST_GRACE_S, 2 * self.slice_s)) * 2.0**failed
 
     async def _hear(self) -> None:
-        """Wait for answers, at most half a second, and handle those; then give up the tasks that are lost."""
+        """Wait for answers, at most half a second, and handle them; then give up the tasks that are lost."""
         if not self._flying:
             if self._waiting and not self._ends:
                 await self.clock.sleep(_LOOK_S)  # paused
@@ -377,7 +343,8 @@ class Driver(Generic[S]):
             self._error = self._error or refusal("task-given-up", tries=TRIES, last=what)
 
     async def _begin_again(self) -> None:
-        """Begin another executor in the place of one that broke; the last of `TRIES` breaks ends the work."""
+        """Replace an executor that broke; the last of `TRIES` breaks ends the work. Tasks submitted to it are
+        lost, but their writes stay."""
         self._broken += 1
         if self._broken >= TRIES:
             self._error = self._error or refusal("executor-broke", tries=TRIES)

@@ -1,17 +1,4 @@
-"""The fence: the checks that a worker makes before each batch that it writes.
-
-Rules kept here:
-
-* Nothing is written after the term of the task. The term is in the service's time, and is measured from an
-  answer of the service on with this process's monotonic clock, so no two machines' clocks are compared; it is
-  checked before every attempt, also of a request that is sent again after a wait (`rekey.tables.allowance`).
-* Before each batch the control row and the runner lease are read: another run, epoch, phase or runner than
-  the task was made under ends it. Batches that become ready together share one reading, which begins after
-  they are ready.
-* The service's time is read last before a batch: a monotonic clock stands still while a machine sleeps, or a
-  virtual machine is paused.
-* A fence that is down stays down.
-"""
+"""The fence: the checks that a worker makes before each batch that it writes."""
 
 from __future__ import annotations
 
@@ -28,7 +15,7 @@ from rekey.phases import ControlPhase
 from rekey.protocol.control import ControlRow, control_key, from_row
 from rekey.tables.base import Accounts, Operation, Table, TableService, TableWrapper
 
-# Seconds that writes end before the term: the service may tell whole seconds only, and a write that is
+# Seconds that writes end before the term: the service's time may be in whole seconds, and a write that is
 # allowed is sent a moment later.
 SAFETY_S = 2.0
 
@@ -42,10 +29,8 @@ class Superseded(Exception):
 
 
 async def seconds_left(service: TableService, until: str) -> float:
-    """Return for how many seconds more writes are allowed, 0 or less for none.
-
-    A caller that counts them down begins at a moment before this call: the answer takes time.
-    """
+    """Return for how many seconds more writes are allowed, 0 or less for none. Count them down from a moment
+    before this call."""
     now = ticks_of(await service.server_time())
     return (ticks_of(until) - now) / TICKS_PER_SECOND - SAFETY_S
 
@@ -58,17 +43,12 @@ def is_of(now: ControlRow | None, basis: Basis) -> bool:
 
 @dataclass(eq=False)
 class Fence:
-    """The checks before the writes of one task.
-
-    Attributes:
-        accounts: the accounts that it reads.
-        task: the task under way.
-        ends: when the term ends, by the monotonic clock, in seconds.
-        monotonic: that clock.
-    """
+    """The checks before the writes of one task."""
 
     accounts: Accounts
     task: Task
+    # When the term ends, by the monotonic clock, in seconds. The term is in the service's time, and is
+    # measured from an answer of the service on, so no two machines' clocks are compared.
     ends: float
     monotonic: Callable[[], float] = rising_seconds
 
@@ -78,7 +58,8 @@ class Fence:
         self._down: Exception | None = None
 
     def in_time(self) -> None:
-        """Raise the exception that brought the fence down, if any; TermOver when the term is over now."""
+        """Raise the fence's first exception again, if any; TermOver when the term is over now. Called before
+        every attempt of a request (`rekey.tables.allowance`)."""
         if self._down is None and self.monotonic() >= self.ends:
             self._down = TermOver()
         if self._down is not None:
@@ -89,13 +70,13 @@ class Fence:
         self.in_time()
         if self._next is None:
             self._next = asyncio.ensure_future(self._read())
-            # The batches that wait get the error; mark it retrieved in case none waits any more.
+            # The waiting batches get the error; mark it retrieved in case none is left.
             self._next.add_done_callback(lambda read: read.cancelled() or read.exception())
         await asyncio.shield(self._next)
         self.in_time()
 
     async def _read(self) -> None:
-        await asyncio.sleep(0)  # all batches that ask in the same turn of the loop share the reading
+        await asyncio.sleep(0)  # batches of one turn of the loop share a reading, made after they are ready
         self._next = None
         basis = self.task.basis
         try:
@@ -109,6 +90,7 @@ class Fence:
         holds = is_of(now, basis) and lease is not None and lease.get("LeaseId") == basis.lease_id
         if now is None or not holds or now.phase is not ControlPhase.DUAL_WRITE:
             self._down = Superseded()
+        # Read last: a monotonic clock stops while a machine sleeps, or a virtual machine is paused.
         elif await seconds_left(self.accounts.tables, self.task.until) <= 0:
             self._down = TermOver()
 
@@ -117,16 +99,13 @@ class FencedTable(TableWrapper):
     """A table whose every write passes the fence first."""
 
     def __init__(self, table: Table, fence: Fence) -> None:
-        """Create the handle: `table` takes the operations, `fence` is passed before each write."""
         super().__init__(table)
         self._fence = fence
 
     async def write_at_address(self, operation: Operation) -> str:
-        """Send one operation to the address of its row."""
         await self._fence.passed()
         return await super().write_at_address(operation)
 
     async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
-        """Apply all operations or none."""
         await self._fence.passed()
         return await super().transact(operations)

@@ -1,14 +1,4 @@
-"""A migration that a worker opened, by its own configuration, scripts and secrets.
-
-Rules kept here:
-
-* The worker's configuration is the file that the variable REKEY_WORKER_CONFIG names, else the file at the
-  path of the runner's configuration. The file does not travel: a task has its path, the endpoints of both
-  accounts, and rates and seconds of its own.
-* Nothing is done with accounts, a declaration, secrets or a run other than the runner's: each difference is
-  an error that names it.
-* An opened migration is kept for the next task; its rates are those of all tasks at work on it now, together.
-"""
+"""A migration that a worker opened, by its own configuration, scripts and secrets, and keeps open."""
 
 from __future__ import annotations
 
@@ -36,27 +26,26 @@ from rekey.tables.base import Accounts, Table
 from rekey.tables.kinds import by_number
 from rekey.verify.sums import SOURCE
 
+# Names the worker's configuration file; without it, the runner's path is used. The file itself does not
+# travel: a task has only its path, the endpoints of both accounts, and its own rates and seconds.
 CONFIG_VARIABLE = "REKEY_WORKER_CONFIG"
 
 
 @dataclass(slots=True, eq=False)
 class Opened:
-    """One migration, opened by a worker.
+    """One migration, opened by a worker."""
 
-    Attributes:
-        identity: the configuration, migration and run that it was opened for (`identity_of`); a task of
-            another one needs another opening.
-        keys: seals and opens the keys in tasks and results.
-        at_work: by id, the tasks that use it now.
-    """
-
+    # The configuration, migration and run that it was opened for (`identity_of`); a task of another one needs
+    # another opening.
     identity: tuple[str, ...]
     config: Config
     mapper: Mapper
     accounts: Accounts
     control: ControlStore
     mapping: MappingStore
+    # Seals and opens the keys in tasks and results.
     keys: SealedKeys
+    # By id, the tasks that use it now.
     at_work: dict[str, Task] = field(default_factory=dict)
     throttle: Throttle = field(init=False)
     restricted: Throttle = field(init=False)
@@ -70,7 +59,7 @@ class Opened:
 
     @property
     def rates(self) -> Rates:
-        """The rates of all tasks at work together; None where a task has no limit, or there are no tasks."""
+        """The summed rates of all tasks at work; None where a task has no limit, or there are no tasks."""
         account = [one.entities_per_second for one in self.at_work.values()]
         partition = [one.partition_entities_per_second for one in self.at_work.values()]
         return Rates(
@@ -100,7 +89,6 @@ class Opened:
 
     @contextmanager
     def working_on(self, task: Task) -> Iterator[None]:
-        """Count a task among those at work while the context is open."""
         self.at_work[task.id] = task
         try:
             yield
@@ -115,10 +103,7 @@ def config_path(basis: Basis, environ: Mapping[str, str] = os.environ) -> Path:
 
 def identity_of(basis: Basis) -> tuple[str, ...]:
     """Return what tells openings apart: migration, run and endpoints of a basis, path and digest of the file.
-
-    Raises:
-        ConfigurationError: this machine has no such file, or it cannot be read.
-    """
+    Raises ConfigurationError: this machine has no such file, or it cannot be read."""
     path = config_path(basis)
     try:
         text = path.read_bytes()
@@ -172,5 +157,5 @@ async def open_for(basis: Basis, identity: tuple[str, ...], connect: Any) -> Ope
 
 
 def travel_key(mapping: MappingStore, row: ControlRow) -> bytes:
-    """Return the key that seals old keys on their way between runner and workers."""
+    """Return the key that seals old keys in tasks and results."""
     return tasks_key(None if mapping.keyring is None else mapping.keyring.root, row.id_key)

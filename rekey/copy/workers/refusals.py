@@ -1,4 +1,4 @@
-"""The errors of workers and their executor, by code; their texts stand together in `refusals.toml`."""
+"""The errors of workers and their executor, by code, from `refusals.toml`."""
 
 from __future__ import annotations
 

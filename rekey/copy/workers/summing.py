@@ -1,13 +1,4 @@
-"""Summing up one slice, or finding its rows that lie in differing buckets, on a worker.
-
-Rules kept here:
-
-* Nothing is written. A slice ends at a page: when time is up, or when `MOST_RECORDS` records or more are
-  found.
-* The control row is read before the first row and after the last: sums of another run or epoch than the
-  task's are not returned.
-* Rows travel back sealed, bound to the task that asked for them.
-"""
+"""Computing a slice's digests, or finding its rows in differing buckets, on a worker. Writes nothing."""
 
 from __future__ import annotations
 
@@ -35,12 +26,12 @@ from rekey.verify.full import Record, records_of
 from rekey.verify.summing import Adding
 from rekey.verify.sums import SOURCE, Partial
 
-# With so many records, about 4 MB, an answer ends at the page that it has come to.
+# With so many records, about 4 MB, an answer ends after the current page.
 MOST_RECORDS = 20_000
 
 
 async def sum_slice(opened: Opened, task: Task) -> Result:
-    """Sum up a range from its beginning as far as time allows, but at least one page."""
+    """Compute the digests of a range from its beginning as far as time allows, but at least one page."""
     work = Partial.fresh(len(opened.mapper.tables))
     adding = Adding(opened.table().name, opened.mapper, _not_compared(opened, task), work)
 
@@ -61,13 +52,13 @@ async def sum_slice(opened: Opened, task: Task) -> Result:
 
 
 def actual_sums(mapper: Mapper, table: int) -> dict[str, int]:
-    """Return the sums that a slice of a target gives: their names, and the number of their table."""
+    """Return the digests that a slice of a target gives: their names, and the number of their table."""
     secondary = sorted(mapper.together - {0}) if table == 0 else []
     return {"actual": table} | {f"actual{number}": number for number in secondary}
 
 
 async def find_slice(opened: Opened, task: Task) -> Result:
-    """Return the rows of a range that lie in the task's buckets, as far as time and one answer allow."""
+    """Return the rows of a range that are in the task's buckets, as far as time and one answer allow."""
     differing = unpacked_buckets(task.buckets)
     not_compared = _not_compared(opened, task)
     found: list[Record] = []
@@ -104,6 +95,7 @@ async def _read_pages(opened: Opened, task: Task, take: Callable[[list[Row]], bo
                     await opened.throttle.arrived_from(table.name, len(page.rows), partition)
     if not is_of(await opened.control.read(), task.basis):
         return Result(task.id, Ended.SUPERSEDED)
+    # Checked before the first row and after the last: digests of another run or epoch are not returned.
     return Result(task.id, ended, opened.cursor(cursor), rows)
 
 
@@ -145,7 +137,6 @@ def _bound(task_id: str) -> str:
 
 
 def _encoded(record: Record) -> bytes:
-    """Return a record as one line of JSON, without the newline."""
     try:
         return orjson.dumps(record)
     except TypeError:  # a lone surrogate, which only the standard library writes (escaped)

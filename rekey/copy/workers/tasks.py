@@ -1,15 +1,5 @@
-"""Tasks and results: the messages between the runner and its workers. Pure.
-
-Rules kept here:
-
-* Plain data only: text, numbers, bytes. No secret, no credential, no client and no code: a scheduler needs
-  nothing of rekey to carry a task.
-* No old key is readable: ranges and cursors travel sealed (`rekey.mapping.sealing`), with a key that is made
-  of values in the restricted store. A scheduler may write what it carries to a log or a disk.
-* The version that made a task is checked before anything else is read: a task of another version is refused.
-* A result answers one task, by its random id; any other answer is no progress.
-* A failure travels as words and an exit code, because the exception classes of two machines may differ.
-"""
+"""Tasks and results: the messages between the runner and its workers. Plain data only (text, numbers, bytes),
+without secrets, credentials or code, so that any scheduler can carry them. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +21,7 @@ FORM = 3
 
 
 class Kind(StrEnum):
-    """What a task asks for: to copy a range, to sum it up, or to find its rows in differing buckets."""
+    """What a task asks for: copy a range, compute its digests, or find its rows in differing buckets."""
 
     COPY = "copy"
     SUM = "sum"
@@ -55,88 +45,75 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """The state of the migration that tasks were made under, the same for all tasks of a piece of work.
+    """The state of the migration that tasks were made under, the same for all tasks of a piece of work."""
 
-    Attributes:
-        version: the runner's version of rekey.
-        config: path of the configuration on the runner's machine.
-        endpoints: those of both accounts; a worker that is configured for others refuses.
-        script_id, digest: the migration and its declaration's digest.
-        run_id, epoch: those of the control row.
-        lease_id: the id of the runner lease, "" for work that writes nothing.
-        group: the migration's group.
-    """
-
+    # The runner's version of rekey.
     version: str
+    # Path of the configuration on the runner's machine.
     config: str
+    # Those of both accounts; a worker that is configured for others refuses.
     endpoints: str
     script_id: str
+    # Of the declaration.
     digest: str
+    # Of the control row, like `epoch`.
     run_id: str
     epoch: int
+    # The id of the runner lease, "" for work that writes nothing.
     lease_id: str = ""
     group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A slice of work.
-
-    Attributes:
-        form: `FORM` of the program that made it.
-        kind: what to do.
-        basis: the state of the migration that it was made under.
-        id: random. The driver sets this, `seconds`, `until` and the rates when it sends the task.
-        table: -1 the source, else the number of a target.
-        after, upto: sealed keys of the range, "" where it is unbounded.
-        seconds: after so many seconds nothing new is begun; windows under way are finished.
-        until: the service's time from which on nothing may be written.
-        entities_per_second: this task's share of the account's rate, 0 for no limit.
-        partition_entities_per_second: its rate for each partition, 0 for no limit.
-        begins: its share of the rate at which rates begin that follow the service; 0: they do not.
-        authority_is_target: for a comparison, as in `ReconcileContext`.
-        buckets: for FIND: by target, a bit for each bucket whose rows are wanted.
-    """
+    """A slice of work. The driver sets `id`, `seconds`, `until` and the rates when it sends the task."""
 
     kind: Kind
     basis: Basis
+    # Random.
     id: str = ""
+    # After so many seconds nothing new is begun; windows in flight are finished.
     seconds: float = 0.0
+    # The service's time from which on nothing may be written.
     until: str = ""
+    # -1 the source, else the number of a target.
     table: int = -1
+    # Sealed keys of the range, "" where it is unbounded: a scheduler may log what it carries.
     after: str = field(default="", repr=False)
     upto: str = field(default="", repr=False)
+    # This task's share of the account's rate, 0 for no limit.
     entities_per_second: int = 0
+    # Its rate for each partition, 0 for no limit.
     partition_entities_per_second: int = 0
+    # Its share of the initial adaptive rate; 0: rates do not adapt.
     begins: int = 0
+    # For a comparison, as in `ReconcileContext`.
     authority_is_target: bool = False
+    # For FIND: by target, a bit for each bucket whose rows are wanted.
     buckets: tuple[bytes, ...] = field(default=(), repr=False)
+    # `FORM` of the program that made it.
     form: int = FORM
 
     def plain(self) -> Plain:
-        """Return it as plain data, to travel."""
         return members(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error that a worker met. Holds no key and no secret, as no error does.
+    """An error that a worker met, in words, since the exception classes of two machines may differ. Holds no
+    key and no secret, as no error does."""
 
-    Attributes:
-        error: the name of its class, for people.
-        what, kept, hint: as in `RekeyError`.
-        exit_code: the exit code that the command would end with.
-    """
-
+    # The name of its class, for people.
     error: str
+    # As in `RekeyError`, like `kept` and `hint`.
     what: str
     kept: str
     hint: str
+    # The exit code that the command would end with.
     exit_code: int
 
     @classmethod
     def of(cls, error: RekeyError) -> Failure:
-        """Return the failure that an error travels as."""
         return cls(type(error).__name__, error.what, error.kept, error.hint, int(error.exit_code))
 
     @property
@@ -161,50 +138,38 @@ _RAISED: dict[int, type[RekeyError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a task.
+    """The result of a task."""
 
-    Attributes:
-        id: the task's id.
-        ended: how the work ended.
-        cursor: sealed key; everything of the range up to it is done. "": nothing of the range is.
-        rows, size: rows read of the table as far as the cursor, and their bytes.
-        counters: further figures, by name.
-        open: a write may still be under way that the worker does not wait for any more.
-        sent: the requests that the task sent, by kind.
-        sums: for SUM: packed sums by name (`rekey.verify.sums`).
-        records: for FIND: rows of the buckets, sealed.
-        failure: for FAILED: the error.
-        form: `FORM` of the program that made it.
-    """
-
+    # The task's id.
     id: str
     ended: Ended
+    # Sealed key; everything of the range up to it is done. "": nothing of the range is.
     cursor: str = field(default="", repr=False)
+    # Rows read of the table as far as the cursor, and their bytes (`size`).
     rows: int = 0
     size: int = 0
+    # Further figures, by name.
     counters: Mapping[str, int] = field(default_factory=dict)
+    # A write may still be in flight that the worker no longer waits for.
     open: bool = False
+    # The requests that the task sent, by kind.
     sent: Mapping[str, int] = field(default_factory=dict)
+    # For SUM: packed digests by name (`rekey.verify.sums`).
     sums: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    # For FIND: rows of the buckets, sealed.
     records: bytes = field(default=b"", repr=False)
+    # For FAILED: the error.
     failure: Failure | None = None
+    # `FORM` of the program that made it.
     form: int = FORM
 
     def plain(self) -> Plain:
-        """Return it as plain data, to travel."""
         return members(self)
 
 
 def read_task(plain: Mapping[str, Any], *, version: str) -> Task:
-    """Read a task from plain data.
-
-    Args:
-        plain: the task as plain data.
-        version: this program's version of rekey.
-
-    Raises:
-        ConfigurationError: another version of rekey made it.
-    """
+    """Read a task from plain data. `version`: this program's. Raises ConfigurationError: another version of
+    rekey made it."""
     basis = plain.get("basis")
     made_by = basis.get("version") if isinstance(basis, Mapping) else None
     if plain.get("form") != FORM or made_by != version:

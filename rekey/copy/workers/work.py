@@ -1,13 +1,4 @@
-"""The one function that executors call: a task in, a result out, both plain data.
-
-Rules kept here:
-
-* It raises none of rekey's own errors: these become results. An exception that it raises is a fault, and
-  holds no key.
-* One process has one event loop, on a thread of its own, for all tasks that it works on, at the same time or
-  one after the other; connections stay open between them. A process that was forked makes its own.
-* A migration opened for a run that is over is closed when another is opened, the rest when the process ends.
-"""
+"""The one function that executors call, `work`: a task in, a result out, both plain data."""
 
 from __future__ import annotations
 
@@ -35,7 +26,7 @@ _CLOSING_S = 5.0
 
 
 class Host:
-    """The event loop of a worker process, and the migrations that it has opened."""
+    """The event loop of a worker process, on its own thread, and the migrations that it has opened."""
 
     def __init__(self, connect_to: Callable[[Config], Accounts]) -> None:
         """Start the loop. `connect_to` connects the accounts of a configuration."""
@@ -52,10 +43,8 @@ class Host:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def opened(self, basis: Basis) -> Opened:
-        """Return the migration of a basis, opened before or now; before opening one, close idle ones.
-
-        Raises as `open_for`.
-        """
+        """Return the migration of a basis; open it if need be, after closing idle ones. Raises as
+        `open_for`."""
         async with self._opening:
             wanted = identity_of(basis)
             for one in self._opened:
@@ -69,7 +58,6 @@ class Host:
             return made
 
     def close(self) -> None:
-        """Close all opened migrations and end the loop."""
         if self._loop.is_closed():
             return
 
@@ -88,7 +76,7 @@ _making = threading.Lock()
 
 
 def host(connect_to: Callable[[Config], Accounts] = connect) -> Host:
-    """Return this process's host; the first call decides how it connects."""
+    """Return this process's host; the first call decides how it connects. A forked process makes its own."""
     global _host
     with _making:
         if _host is None or _host.process != os.getpid():
@@ -107,7 +95,8 @@ def close_host() -> None:
 
 
 def work(plain: Mapping[str, Any]) -> Plain:
-    """Carry out a task, both it and its result as they travel. Blocks until it has ended."""
+    """Carry out a task, both it and its result as they travel. Blocks until it has ended. Raises none of
+    rekey's own errors; any exception is a bug, and holds no key."""
     try:
         task = read_task(plain, version=VERSION)
     except RekeyError as error:
