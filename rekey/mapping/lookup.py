@@ -1,16 +1,5 @@
-"""Looking keys up: finding the mapping rows of a query, and opening them.
-
-Rules kept here:
-
-* Two steps. `meet` finds the mapping rows of a query and opens none of them; `tell` opens them. The look-up
-  has to be on record before a legacy key is seen: it is recorded between the two.
-* A safe id is looked for only if it is at least as long as people see it (12 characters): a shorter beginning
-  would open many rows at once.
-* Until a row is opened it is named by its safe id, computed from the key that was asked for, or read from the
-  mapping row. A text that was given as an id is never repeated: it may be a key, given by mistake.
-* That a row was erased is an answer, with the day, not an error. A row that the audit log says was erased,
-  and that stands in the mapping again, was put back, and is not shown.
-"""
+"""Looking keys up in two steps: `meet` finds the mapping rows of a query and opens none of them; `tell` opens
+them. The look-up is recorded between the two, before a legacy key is seen."""
 
 from __future__ import annotations
 
@@ -27,6 +16,7 @@ from rekey.mapping.store import MappingStore
 from rekey.model import ROW_KEY, EntityKey, Row
 from rekey.tables.base import TableService
 
+# Stands for an id as the user typed it, which is never repeated: it may be a key, given by mistake.
 UNKNOWN_ID = "the id that was given"
 
 
@@ -40,19 +30,13 @@ class Query:
 
     @property
     def by(self) -> str:
-        """Which field is set: `old`, `new` or `id`."""
         return "old" if self.old is not None else "new" if self.new is not None else "id"
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """The mapping rows found for a query, unopened.
-
-    Attributes:
-        query: the query.
-        digests: safe ids of what was asked for, in full; "" for an id that is not known.
-        rows: forward or reverse rows.
-    """
+    """The mapping rows found for a query, unopened. `digests`: full safe ids asked for; "" for an unknown
+    one."""
 
     query: Query
     digests: tuple[str, ...]
@@ -73,7 +57,6 @@ class Found:
     new: tuple[tuple[str, EntityKey], ...] = field(repr=False)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON-able data, with its keys."""
         return {
             "row_id": self.row_id,
             "old": {"partition_key": self.old.partition, "row_key": self.old.row},
@@ -86,16 +69,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A row that was erased.
+    """A row that was erased."""
 
-    Attributes:
-        row_id: the safe id of what was asked for, or of its source row.
-        on: the day on which it was erased.
-        returned: it stands in the mapping again, although the audit log says that it was erased.
-    """
-
+    # The safe id of what was asked for, or of its source row.
     row_id: str
+    # The day on which it was erased.
     on: str = field(metadata=told("erased_on"))
+    # It was put back: it is in the mapping again, although the audit log says that it was erased.
     returned: bool = False
 
 
@@ -103,14 +83,13 @@ class Lookup:
     """Answers queries about the keys of one migration."""
 
     def __init__(self, store: MappingStore, tables: TableService) -> None:
-        """Create it from the mapping and the application's tables (an index row points to its main row)."""
         self._store = store
         self._tables = tables
         self._erased: Mapping[str, str] = {}
         self._whole = ""
 
     def was_erased(self, rows: Mapping[str, str], cohorts: Mapping[str, str], whole: str) -> None:
-        """Set the days of erasure, as the audit log says them.
+        """Set the days of erasure from the audit log.
 
         Args:
             rows: by safe id of the source row.
@@ -126,6 +105,7 @@ class Lookup:
         store = self._store
         if query.safe_id is not None:
             wanted, found = query.safe_id.strip().lower(), list[Row]()
+            # A shorter prefix would open many rows at once.
             if len(wanted) >= SHORT_CHARACTERS:
                 found = [*await store.lookup("f", wanted), *await store.lookup("r", wanted)]
             digests = tuple(dict.fromkeys(str(row[ROW_KEY]) for row in found))
@@ -140,11 +120,8 @@ class Lookup:
         return Met(query, (at.row,), ()) if row is None else Met(query, (row[ROW_KEY],), (row,))
 
     async def tell(self, met: Met) -> list[Found | Gone]:
-        """Open the mapping rows of a query, and return what they say, each source row once.
-
-        Raises:
-            SealedUnreadable: a row cannot be opened, or its data key was shredded and put back.
-        """
+        """Open the mapping rows of a query, and return their keys, each source row once. Raises
+        SealedUnreadable: a row cannot be opened, or its data key was shredded and put back."""
         store, answers = self._store, dict[EntityKey | str, Found | Gone]()
         if not met.rows and (on := await store.expired_on()):
             return [Gone(row_id, on) for row_id in met.row_ids]

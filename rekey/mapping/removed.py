@@ -1,16 +1,5 @@
-"""Target rows that a repair removed: kept in the mapping table for a while, so that one can be restored.
-
-Rules kept here:
-
-* Kept before it is deleted: a copy of a row that was not deleted after all does no harm, a deleted row
-  without its copy would be lost.
-* With a sealed mapping the content is sealed with the month's data key, as mapping rows are: a month that is
-  shredded takes its removed rows along. With a mapping in the clear it stands in the clear, as that does.
-* A copy is named by the row's safe id, as the report of the repair names it, and by the version that was
-  removed.
-* A row can have 1 MiB, and more in JSON: it is kept in parts. The first part is written last and deleted
-  last, so where there is a first part there are the others.
-"""
+"""Target rows that a repair removed: kept in the mapping table for a while, so that they can be restored.
+They are sealed if the mapping is: shredding a month's data key takes its removed rows along."""
 
 from __future__ import annotations
 
@@ -51,32 +40,25 @@ _VERSION_CHARACTERS = 6
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A removed row that is kept, unopened.
+    """A removed row that is kept, unopened."""
 
-    Attributes:
-        name: the safe id of the row, and after a `-` that of the version that was removed.
-        at: when it was removed, by the service's clock.
-        parts: the number of rows that hold it.
-        first: the key of the first of them.
-    """
-
+    # The safe id of the row, and after a `-` that of the version that was removed.
     name: str
+    # When it was removed, by the service's clock.
     at: str
+    # The number of rows that hold it.
     parts: int
+    # The key of the first of them.
     first: EntityKey = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A removed row, opened.
+    """A removed row, opened."""
 
-    Attributes:
-        table: the number of the target that it stood in.
-        source: the source key that it belonged to by the mapping; None when it was not known.
-        row: the row.
-    """
-
+    # The number of the target that it was in.
     table: int
+    # The source key that it belonged to by the mapping; None when unknown.
     source: EntityKey | None = field(repr=False)
     row: Row = field(repr=False)
 
@@ -89,7 +71,6 @@ class RemovedRows:
 
     @property
     def partition(self) -> str:
-        """The partition of the mapping table that they are kept in."""
         return f"{self.mapping.rows.script_id}.x"
 
     async def keep(self, table: int, row: Row, source: EntityKey | None) -> None:
@@ -97,19 +78,21 @@ class RemovedRows:
 
         Args:
             table: the number of its target.
-            row: the row as read.
-            source: the source key that it belongs to, if that is known.
+            source: the source key that it belongs to, if known.
         """
+        # Before the row is deleted: a copy of a row that was not deleted does no harm, a deleted row without
+        # its copy would be lost.
         await self.mapping.fresh()
         rows, key = self.mapping.rows, key_of(row)
         plain = json.dumps([table, source, content_of(row)], separators=(",", ":")).encode("ascii")
         parts = [plain[at : at + _PART_BYTES] for at in range(0, len(plain), _PART_BYTES)]
         version = rows.ids.long(etag_of(row), key)[:_VERSION_CHARACTERS]
         name = f"{rows.ids.long(rows.tables[table], key)}-{version}"
+        # The first part is written last and deleted last: where it exists, the others do.
         for number, part in reversed(list(enumerate(parts))):
             at = EntityKey(self.partition, f"{name}-{number:03}")
             made: Row = {PARTITION_KEY: at.partition, ROW_KEY: at.row, _PARTS: len(parts)}
-            # The same version again, of a repair that was cut off: kept from now on.
+            # The same version again, after an interrupted repair: kept from now on.
             await self.mapping.table.upsert(made | self._closed(at, part))
 
     async def all(self) -> list[Kept]:
@@ -146,7 +129,6 @@ class RemovedRows:
         return Removed(table, EntityKey(*source) if source else None, removed)
 
     async def delete(self, kept: Kept) -> None:
-        """Delete a removed row for good."""
         for number in reversed(range(kept.parts)):
             with suppress(RowMissing):
                 at = EntityKey(self.partition, f"{kept.first.row[:-3]}{number:03}")
@@ -169,7 +151,6 @@ class RemovedRows:
         return gone
 
     async def forget(self) -> None:
-        """Delete all removed rows."""
         for row in await self._rows():
             with suppress(RowMissing):
                 await self.mapping.table.delete(key_of(row))
@@ -196,7 +177,7 @@ class RemovedRows:
 
 
 def is_over(at: str, now: int, keep_s: float) -> bool:
-    """Tell whether what was removed at a time is not kept any more at `now`, in ticks of the service."""
+    """Tell whether a row removed at a time is no longer kept at `now`, in ticks of the service."""
     return now >= ticks_of(at) + round(keep_s * TICKS_PER_SECOND)
 
 

@@ -1,29 +1,5 @@
-"""The rows of the mapping table: their keys and content, their keeping time, and the tombstones of those that
-were erased. Pure.
-
-Rules kept here:
-
-* Forward: one row per source key; it lists every target key that source key ever had in this migration.
-* Reverse: one row per main target key; it names the source key that owns it. It is inserted before the
-  target row, so that two source rows of one target key conflict before anything is written.
-* Index rows need no reverse row: their pointer names the main row, which has one.
-* A forward row can hold a reservation: the main key under which writers are making a row of this source key.
-* Row keys are keyed digests (`SafeIds`), so any old key fits, of any length and characters, and rows
-  spread evenly over 32 partitions a direction. The digest's first character is the partition.
-* The content (which holds legacy keys) exists only in the restricted store. With `mapping="sealed"` it is
-  sealed (`rekey.mapping.sealing`), and a row that is not sealed is not read.
-* The keeping time runs from the later of two moments: the end of the cohort (its month), and `complete`.
-  Before `complete` no keeping time is over: the protocol needs the mapping. A mapping in the clear has no
-  data keys that could be shredded. It is one cohort as a whole: nothing is written to it after `complete`,
-  so the keeping time of all of it is over at one moment.
-* An erased row leaves a tombstone: the same key, and the day. Nothing of the content is left, and nothing by
-  which the rows of one subject could be brought together again. Reading a tombstone raises Erased: it counts
-  neither as a row nor as the absence of one, so no key is claimed in its place and no erased row comes back.
-  A mapping in the clear is erased only once all its content is gone.
-* Where the mapping is sealed a tombstone carries a proof under a key that is derived from the root key, bound
-  to its place and the day: write access to the restricted store is not enough to pass a row off as erased. In
-  a mapping in the clear there is no such key, and write access is enough.
-"""
+"""The rows of the mapping table: their keys and content, how long they are kept, and the tombstones of erased
+ones. Forward: one row per source key. Reverse: one row per main target key. Pure."""
 
 from __future__ import annotations
 
@@ -59,7 +35,9 @@ _CHUNK = 30_000
 # Chunks that fit in one row of at most 1 MiB; a source row that fans out to more is refused.
 _MAX_CHUNKS = 15
 
-# The one cohort of a mapping in the clear; its tombstone stands where sealed migrations have data keys.
+# The only cohort of a mapping in the clear, which is erased as a whole: nothing is written to it after
+# `complete`, so the retention of all of it ends at one moment. Its tombstone is where sealed migrations have
+# data keys.
 WHOLE = "all"
 # The property of that tombstone that says that nothing of the content is left.
 DONE = "Done"
@@ -80,28 +58,24 @@ class TargetKey(NamedTuple):
 
     @property
     def key(self) -> EntityKey:
-        """The key without the table."""
         return EntityKey(self.partition, self.row)
 
 
 def target_key(table: int, row: Row) -> TargetKey:
     """Return the key of a row of a target table."""
-    # `tuple.__new__`, as in `rekey.model.key_of`, saves the constructor's call, which is one for every row.
+    # `tuple.__new__`, as in `rekey.model.key_of`, saves the constructor's call for every row.
     return _make(TargetKey, (table, row[PARTITION_KEY], row[ROW_KEY]))
 
 
 class Reservation(NamedTuple):
-    """A row that is being created, as the mapping row of its key says.
+    """A row that is being created, as recorded in the mapping row of its key."""
 
-    Attributes:
-        key: in a forward row, the main target key that the row is created under; in a reverse row, the source
-            key whose row is created under the target key.
-        writers: the words (`Journal.word`) of the writes that are creating it.
-        seconds: how long after the mapping row was last written any of them may still take effect.
-    """
-
+    # In a forward row, the main target key that the row is created under; in a reverse row, the source key
+    # whose row is created under the target key.
     key: EntityKey
+    # The words (`Journal.word`) of the writes that are creating it.
     writers: frozenset[str]
+    # How long after the mapping row was last written any of them may still take effect.
     seconds: float
 
     def without(self, writer: str) -> Reservation | None:
@@ -135,44 +109,39 @@ class Owner(NamedTuple):
 
 @dataclass(eq=False)
 class MappingRows:
-    """Builds and reads the mapping rows of one migration.
-
-    Attributes:
-        script_id: the migration.
-        source: the name of its source.
-        tables: the names of its target tables, main first.
-        ids: computes its safe ids.
-        sealer: seals and opens its rows; None for rows in the clear.
-        tombstones: reads tombstones.
-    """
+    """Builds and reads the mapping rows of one migration."""
 
     script_id: str
+    # The name of its source.
     source: str
+    # The names of its target tables, main first.
     tables: Sequence[str]
+    # Computes its safe ids.
     ids: SafeIds
+    # Seals and opens its rows; None for rows in the clear.
     sealer: Sealer | None = None
     tombstones: Tombstones = field(default_factory=lambda: Tombstones(MAPPING_TABLE))
 
     def forward_key(self, source_key: EntityKey) -> EntityKey:
         """Return the key of a source key's forward row in the mapping table."""
+        # A keyed digest: any old key fits, of any length and characters, and rows spread evenly over the 32
+        # partitions, one for each first character.
         digest = self.ids.long(self.source, source_key)
         return _make(EntityKey, (f"{self.script_id}.f.{digest[0]}", digest))
 
     def reverse_key(self, target_key: EntityKey, table: int = 0) -> EntityKey:
         """Return the key of a target key's reverse row in the mapping table. `table`: its table's number.
 
-        Every main target key has a reverse row. A key of an index or of secondary rows has one if a client
-        created the row, and another source key might have the same (`Mapper.shared`).
+        Every main target key has a reverse row. A key of an index or of secondary rows, whose pointer names
+        the main row, has one only if a client created the row, and another source key might have the same
+        (`Mapper.shared`).
         """
         digest = self.ids.long(self.tables[table], target_key)
         return _make(EntityKey, (f"{self.script_id}.{'i' if table else 'r'}.{digest[0]}", digest))
 
     def require_fits(self, source_key: EntityKey, targets: Iterable[TargetKey]) -> str:
-        """Return target keys as the JSON text that a forward row holds.
-
-        Raises:
-            RowRefused: one row fans out to more keys than fit.
-        """
+        """Return target keys as the JSON text of a forward row. Raises RowRefused: one row fans out to more
+        keys than fit."""
         ordered = sorted(targets)
         # In ASCII a character is one UTF-16 unit, wherever the text is cut.
         is_ascii = all(one.partition.isascii() and one.row.isascii() for one in ordered)
@@ -190,7 +159,7 @@ class MappingRows:
     def forward_row(
         self, source_key: EntityKey, targets: Iterable[TargetKey], reserved: Reservation | None = None
     ) -> Row:
-        """Return the forward row. Raises RowRefused when one row fans out to more keys than fit."""
+        """Return the forward row. Raises RowRefused as `require_fits`."""
         text = self.require_fits(source_key, targets)
         key = self.forward_key(source_key)
         content: Row = {PARTITION_KEY: key.partition, ROW_KEY: key.row}
@@ -221,16 +190,11 @@ class MappingRows:
 
     @property
     def passed_partition(self) -> str:
-        """The partition of the records of claims that passed to another source key."""
+        # Records of claims that passed to another source key.
         return f"{self.script_id}.t"
 
     def passed_row(self, target: TargetKey, former: EntityKey) -> Row:
-        """Return the record of a claim that passes on. It names the mapping rows alone, no key.
-
-        Args:
-            target: the target key.
-            former: the source key that owned it.
-        """
+        """Return the record of a claim that passes on from `former`. It names only mapping rows, no key."""
         reverse, forward = self.reverse_key(target.key, target.table), self.forward_key(former)
         return {
             PARTITION_KEY: self.passed_partition,
@@ -240,14 +204,13 @@ class MappingRows:
         }
 
     def read_passed(self, row: Row) -> tuple[EntityKey, EntityKey]:
-        """Return the keys of the reverse row of a claim that passed on, and of its former owner's forward
-        row."""
+        """Return the keys of a passed claim's reverse row, and of its former owner's forward row."""
         reverse, _, forward = str(row[ROW_KEY]).partition(".")
         return EntityKey(row["Reverse"], reverse), EntityKey(row["Forward"], forward)
 
     def partitions(self, direction: str) -> list[str]:
-        """Return all partitions of a direction, in key order: `f` forward, `r` reverse, `i` reverse rows of
-        index keys."""
+        """Return a direction's partitions in key order: `f` forward, `r` reverse, `i` reverse of index
+        keys."""
         return [f"{self.script_id}.{direction}.{first}" for first in ALPHABET]
 
     @property
@@ -259,7 +222,6 @@ class MappingRows:
     # --- reading; raises SealedUnreadable for a sealed row that cannot be opened, Erased for a tombstone --
 
     def read_forward(self, row: Row) -> Forward:
-        """Read a forward row."""
         source, targets, reserved = self._content(row)
         return Forward(source, targets, row[ETAG], reserved)
 
@@ -269,17 +231,14 @@ class MappingRows:
         return source, targets
 
     def read_owner(self, row: Row) -> Owner:
-        """Read a reverse row."""
         source, _, reserved = self._content(row)
         return Owner(source, row[ETAG], reserved)
 
     def named(self, row: Row) -> tuple[EntityKey, ...]:
-        """Return the source keys that a mapping row names."""
         is_forward = str(row[PARTITION_KEY]).startswith(f"{self.script_id}.f.")
         return (self.read_source(row),) if is_forward else self.read_owner(row).claimants
 
     def read_source(self, row: Row) -> EntityKey:
-        """Return the source key that a forward or reverse row names."""
         return self._content(row)[0]
 
     def _content(self, row: Row) -> tuple[EntityKey, frozenset[TargetKey], Reservation | None]:
@@ -307,14 +266,12 @@ class MappingRows:
 
 
 def _sealed(reserved: Reservation | None) -> str:
-    """Return a reservation as the end of the JSON text that is sealed."""
     if reserved is None:
         return ""
     return "," + json.dumps([list(reserved.key), sorted(reserved.writers), reserved.seconds])
 
 
 def _plain(reserved: Reservation) -> Row:
-    """Return a reservation as properties of a row in the clear."""
     return {
         "ReservedPartition": reserved.key.partition,
         "ReservedRow": reserved.key.row,
@@ -324,7 +281,6 @@ def _plain(reserved: Reservation) -> Row:
 
 
 def _text(key: EntityKey) -> str:
-    """Return a key as JSON in ASCII."""
     return _ascii_json(list(key), key.partition.isascii() and key.row.isascii())
 
 
@@ -346,33 +302,29 @@ def pointer_of(index_row: Row) -> EntityKey:
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """A cohort of a completed migration.
+    """A cohort of a completed migration."""
 
-    Attributes:
-        name: its month, `2024-05`; `all` for a mapping in the clear.
-        erased_on: the day on which it was shredded, or all of `all` was erased; "" when it was not.
-        over_at: from when on it may be, in ticks of the service's clock: the end of its keeping time.
-    """
-
+    # Its month, `2024-05`; `all` for a mapping in the clear.
     name: str
+    # The day on which it was shredded, or all of `all` was erased; "" when it was not.
     erased_on: str
+    # When its retention ends, in ticks of the service's clock.
     over_at: int
 
     def is_due(self, now: int) -> bool:
-        """Tell whether its keeping time is over at `now` (ticks) and it is not shredded or erased yet."""
+        """Tell whether its retention is over at `now` (ticks) and it is not shredded or erased yet."""
         return not self.erased_on and now >= self.over_at
 
 
 def over_at(name: str, completed_at: str, keep_s: float) -> int:
-    """Return from when on a cohort may be shredded or erased, in ticks of the service's clock.
+    """Return when a cohort's retention ends, in ticks of the service's clock: it runs from the end of the
+    cohort or from `complete`, whichever is later, since the protocol needs the mapping until then. Raises
+    ValueError: `name` is not the name of a cohort.
 
     Args:
         name: the cohort.
         completed_at: when the migration was completed, the service's time.
-        keep_s: the keeping time in seconds.
-
-    Raises:
-        ValueError: `name` is not the name of a cohort.
+        keep_s: the retention in seconds.
     """
     since = ticks_of(completed_at)
     if name != WHOLE:
@@ -419,7 +371,7 @@ def day_of(moment: str) -> str:
 
 
 class Tombstones:
-    """Makes tombstones, and reads them."""
+    """Makes and reads tombstones: an erased row's key and day. Nothing links the rows of one subject."""
 
     def __init__(self, table: str, root: DataKey | None = None) -> None:
         """Create it from the mapping table's name and the root key; None for a mapping in the clear."""
@@ -429,16 +381,15 @@ class Tombstones:
     def make(self, key: EntityKey, on: str) -> Row:
         """Return the tombstone for the row under a key; `on` is the day."""
         row: Row = {PARTITION_KEY: key.partition, ROW_KEY: key.row, ERASED_ON: on}
+        # Bound to its place and the day under a key from the root key: write access to the restricted store
+        # is not enough to fake an erasure. A mapping in the clear has no such key.
         if self._key is None:
             return row
         return row | binary(_PROOF, self._proof(self._key, key, on))
 
     def read(self, row: Row) -> str:
-        """Return the day of a tombstone.
-
-        Raises:
-            SealedUnreadable: rekey did not write it: the day is malformed, or the proof is wrong.
-        """
+        """Return the day of a tombstone. Raises SealedUnreadable: rekey did not write it: the day is
+        malformed, or the proof is wrong."""
         key, on = EntityKey(row[PARTITION_KEY], row[ROW_KEY]), str(row[ERASED_ON])
         right = _DAY.fullmatch(on) is not None
         if right and self._key is not None:
@@ -453,6 +404,8 @@ class Tombstones:
 
     def refuse(self, row: Row) -> None:
         """Raise Erased for a tombstone, SealedUnreadable for one that rekey did not write."""
+        # A tombstone is neither a row nor its absence, so that no key is claimed in its place and no erased
+        # row comes back.
         if is_tombstone(row):
             raise Erased(f"row {str(row[ROW_KEY])[:SHORT_CHARACTERS]}", self.read(row))
 

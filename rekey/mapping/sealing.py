@@ -1,26 +1,5 @@
 """Sealing: legacy keys in the restricted store and the state file, encrypted and bound to their place; and
-the wrapping key, which encrypts the data keys in the restricted store. Pure.
-
-Rules kept here:
-
-* AES-256-GCM with a random nonce. What is authenticated with it names the purpose, the table, the row's own
-  key and the data key: content that was altered, or moved to another row, is detected and never accepted.
-* Each purpose, and each of the 32 partitions of a direction, has its own key, derived from the data key: so
-  2^32 random nonces are more than any cohort of rows needs, and no purpose opens what another one sealed.
-* Content is padded to size classes, so that lengths of e-mail addresses do not show.
-* A row that is not sealed is not accepted where sealed rows belong: otherwise write access to the restricted
-  store would be enough to put another one in its place.
-* Data keys are random, belong to a cohort (the month in which rows were written), and stand in the restricted
-  store wrapped. A sealed row names its data key.
-* Wrapping is AES-256 key wrap (RFC 3394) under a key derived from the configured secret: unwrapping with
-  another secret is refused. A wrapped data key names its wrapping key (`by`), so that a wrong one is refused
-  by its name before unwrapping is tried. The previous wrapping key still unwraps; everything new is wrapped
-  with the present one. No repr and no message holds a secret or a key.
-* Anyone can wrap with the public half of an RSA key. Its rows hold a proof, checked before anything is
-  unwrapped: a signature by the wrapping key for the root key, a MAC under the root key for every other.
-* Keys in the state file are sealed with a key derived from the root key, and bound to migration and column:
-  the state file alone tells nothing, and losing it loses nothing. A key in the clear is refused there.
-"""
+the wrapping key, which encrypts the data keys in the restricted store. Pure."""
 
 from __future__ import annotations
 
@@ -57,12 +36,12 @@ FORWARD, REVERSE, INTENT, CURSOR = "forward", "reverse", "intent", "cursor"
 MINIMUM_BYTES = 32
 _LABEL = b"rekey/wrapping/v1"
 _NAME_BYTES = 20
-# The length of a data key, which is what gets wrapped.
+# The length of a data key.
 KEY_BYTES = 32
 _NONCE_BYTES = 12
 _LENGTH_BYTES = 4
 _SMALLEST, _LARGEST = 128, 65_536
-# The most sealed bytes that are written to one property, which holds at most 65,535.
+# Most sealed bytes in one property, which holds at most 65,535.
 _PART_BYTES = 60_000
 _ID_BYTES = 5
 _PROOF = "Proof"
@@ -74,12 +53,7 @@ _CHECK_BYTES = 20
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """A wrapped data key.
-
-    Attributes:
-        by: the name of the wrapping key (with its version, in Key Vault) that wrapped it.
-        data: the wrapped data key.
-    """
+    """A wrapped data key. `by`: the name (in Key Vault with a version) of the key that wrapped it."""
 
     by: str
     data: bytes = field(repr=False)
@@ -94,7 +68,7 @@ class WrappingKey(Protocol):
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is asked over the network, so that wrapping and unwrapping block."""
+        """Whether it is over the network, so that wrapping and unwrapping block."""
 
     def wraps(self, by: str) -> bool:
         """Tell whether `by`, of a wrapped data key, names this wrapping key."""
@@ -106,10 +80,8 @@ class WrappingKey(Protocol):
         """Return the 32 bytes of the data key. Raises Moved when it is not what this key wrapped."""
 
     def is_public(self, by: str) -> bool:
-        """Tell whether wrapping takes no secret, so that what unwraps may have been planted.
-
-        Raises Moved when `by`, of a wrapped data key, does not name this wrapping key.
-        """
+        """Tell whether wrapping takes no secret, so that what unwraps may have been planted. Raises Moved
+        when `by`, of a wrapped data key, does not name this wrapping key."""
 
     def sign(self, by: str, message: bytes) -> bytes:
         """Return a signature by the wrapping key that `by` names; b"" where wrapping takes a secret."""
@@ -119,7 +91,7 @@ class WrappingKey(Protocol):
 
 
 class LocalWrappingKey:
-    """A wrapping key derived from a secret that this process holds."""
+    """A wrapping key derived from a secret that this process holds: AES-256 key wrap (RFC 3394)."""
 
     is_remote = False
 
@@ -134,19 +106,16 @@ class LocalWrappingKey:
             )
         self._key = hmac.new(secret, _LABEL, hashlib.sha256).digest()
         told = hmac.new(self._key, b"rekey/wrapping/name/v1", hashlib.sha256).digest()
-        # By the 32 characters after `local:` the secret is recognised without being known.
+        # The 32 characters after `local:` identify the secret without revealing it.
         self.name = f"local:{crockford.encode(told[:_NAME_BYTES])}"
 
     def wraps(self, by: str) -> bool:
-        """Tell whether `by`, of a wrapped data key, names this wrapping key."""
         return by == self.name
 
     def wrap(self, key: bytes) -> Wrapped:
-        """Wrap a data key of 32 bytes."""
         return Wrapped(self.name, keywrap.aes_key_wrap(self._key, key))
 
     def unwrap(self, wrapped: Wrapped) -> bytes:
-        """Return the 32 bytes of the data key. Raises Moved when it is not what this key wrapped."""
         if not self.wraps(wrapped.by):
             raise wrong_key(wrapped.by, self.name)
         try:
@@ -155,50 +124,44 @@ class LocalWrappingKey:
             raise not_unwrapped(self.name) from None
 
     def is_public(self, by: str) -> bool:
-        """Return False: key wrap (RFC 3394) takes the secret, and authenticates. Raises as `unwrap`."""
+        """Return False: key wrap takes the secret, and authenticates. Raises as `unwrap`."""
         if not self.wraps(by):
             raise wrong_key(by, self.name)
         return False
 
     def sign(self, *_: object) -> bytes:
-        """Return b"": no signature is needed."""
         return b""
 
     def verifies(self, *_: object) -> bool:
-        """Return False: it makes no signature."""
         return False
 
 
 class WrappingKeys:
-    """The present wrapping key, which gives the name and wraps, and the previous one, which still unwraps."""
+    """The present wrapping key, which wraps everything new, and the previous one, which still unwraps."""
 
     def __init__(self, present: WrappingKey, previous: WrappingKey | None = None) -> None:
-        """Join the present wrapping key with the previous one, if there is one."""
         self._all = (present,) if previous is None else (present, previous)
         self.name, self.wraps, self.wrap = present.name, present.wraps, present.wrap
         self.is_remote = any(one.is_remote for one in self._all)
 
     def require(self, by: str) -> WrappingKey:
-        """Return the wrapping key that `by`, of a wrapped data key, names. Raises Moved when neither does."""
+        """Return the wrapping key that `by`, of a wrapped data key, names. Raises Moved when neither does, as
+        all methods do."""
         for one in self._all:
             if one.wraps(by):
                 return one
         raise wrong_key(by, self.name)
 
     def unwrap(self, wrapped: Wrapped) -> bytes:
-        """Unwrap a data key with the wrapping key that wrapped it. Raises Moved when neither did."""
         return self.require(wrapped.by).unwrap(wrapped)
 
     def is_public(self, by: str) -> bool:
-        """Tell it of the wrapping key that `by` names. Raises Moved when neither is that."""
         return self.require(by).is_public(by)
 
     def sign(self, by: str, message: bytes) -> bytes:
-        """Sign with the wrapping key that `by` names. Raises Moved when neither is that."""
         return self.require(by).sign(by, message)
 
     def verifies(self, by: str, signature: bytes, message: bytes) -> bool:
-        """Tell whether the wrapping key that `by` names signed. Raises Moved when neither is that."""
         return self.require(by).verifies(by, signature, message)
 
 
@@ -223,7 +186,7 @@ def not_unwrapped(by: str) -> Moved:
 
 
 def not_proved(script_id: str, cohort: str, *, proof: bytes) -> Moved:
-    """Return the error for a data key that the public half of the wrapping key sufficed to plant."""
+    """Return the error for a data key that could be planted with the wrapping key's public half alone."""
     what = f"the root key of {script_id}" if cohort == ROOT else f"the data key {cohort} of {script_id}"
     if proof:
         return Moved(
@@ -244,16 +207,13 @@ def not_proved(script_id: str, cohort: str, *, proof: bytes) -> Moved:
 
 @dataclass(frozen=True, slots=True)
 class DataKey:
-    """A data key, unwrapped.
+    """A data key, unwrapped."""
 
-    Attributes:
-        name: `COHORT-ID`, e.g. `2024-05-3m9k2v7c`; unique.
-        cohort: the month whose rows it seals, or `root`.
-        key: 32 bytes.
-    """
-
+    # `COHORT-ID`, e.g. `2024-05-3m9k2v7c`; unique.
     name: str
+    # The month whose rows it seals, or `root`.
     cohort: str
+    # 32 bytes.
     key: bytes = field(repr=False)
 
 
@@ -279,13 +239,13 @@ def key_partition(script_id: str) -> str:
 
 
 def proved(script_id: str, key: DataKey, wrapped: Wrapped) -> bytes:
-    """Return what the proof of a data key's row covers: all of the row, as it stands in the table."""
+    """Return what the proof of a data key's row covers: the whole row, as it is in the table."""
     parts = ("rekey/data-key-row/v1", script_id, key.cohort, key.name, wrapped.by, wrapped.data.hex())
     return "\0".join(parts).encode()
 
 
 def data_key_row(script_id: str, made: DataKey, wrapped: Wrapped, proof: bytes = b"") -> Row:
-    """Return the row of a data key as it stands in the mapping table."""
+    """Return the row of a data key in the mapping table."""
     return {
         PARTITION_KEY: key_partition(script_id),
         ROW_KEY: made.cohort,
@@ -298,14 +258,8 @@ def data_key_row(script_id: str, made: DataKey, wrapped: Wrapped, proof: bytes =
 
 
 def wrap_data_key(script_id: str, key: DataKey, wrapping: WrappingKey, root: DataKey | None) -> Row:
-    """Wrap a data key, and return its row with its proof. May block.
-
-    Args:
-        script_id: the migration.
-        key: the data key.
-        wrapping: the wrapping key.
-        root: the root key; None: `key` is the root key.
-    """
+    """Wrap a data key, and return its row with its proof. May block. `root`: None if `key` is the root
+    key."""
     wrapped = wrapping.wrap(key.key)
     message = proved(script_id, key, wrapped)
     proof = wrapping.sign(wrapped.by, message) if root is None else _mac(root, message)
@@ -318,11 +272,8 @@ def read_data_key(
     """Unwrap the data key of a row. May block: a wrapping key can be remote.
 
     Args:
-        script_id: the migration.
-        row: the row.
-        wrapping: the wrapping key.
         root: the root key; None: `row` is the root key's.
-        proofless: accept a row that has no proof, of a version before 0.3; a wrong proof is refused.
+        proofless: accept a row without a proof, from a version before 0.3; a wrong proof is refused.
 
     Raises:
         Moved: another wrapping key wrapped it, or the row was altered, swapped or planted.
@@ -334,6 +285,8 @@ def read_data_key(
         name, cohort = str(row["Name"]), str(row[ROW_KEY])
     except (KeyError, TypeError, binascii.Error):
         raise not_unwrapped(str(row.get("WrappedBy", ""))) from None
+    # Anyone can wrap with the public half of an RSA key: so the proof is checked before anything is
+    # unwrapped, a signature by the wrapping key for the root key, a MAC under the root key for every other.
     if wrapping.is_public(wrapped.by) and (proof or not proofless):
         message = proved(script_id, DataKey(name, cohort, b""), wrapped)
         right = (
@@ -355,7 +308,7 @@ def has_proof(row: Row, wrapping: WrappingKey) -> bool:
 
 
 def root_fingerprint(root: DataKey, script_id: str) -> str:
-    """Return what the audit log records of a root key; it tells nothing about the key."""
+    """Return what the audit log records of a root key; it reveals nothing about the key."""
     return derived(root, "fingerprint", salt=script_id.encode()).hex()
 
 
@@ -370,26 +323,25 @@ def derived(root: DataKey, purpose: str, *, salt: bytes) -> bytes:
 
 
 def ids_key(root: DataKey, id_key: bytes) -> bytes:
-    """Return the key of the safe ids of a sealed migration. It is derived from the root key and the control
-    row's `id_key`: reading the restricted store without the wrapping key is not enough to test guesses
-    against ids."""
+    """Return the key of the safe ids of a sealed migration."""
+    # Needs the root key, too: reading the restricted store is not enough to test guesses against ids.
     return derived(root, "ids", salt=id_key)
 
 
 def cursors_key(root: DataKey, id_key: bytes) -> bytes:
-    """Return the key that cursors in the state file are sealed with."""
+    """Return the key that seals cursors in the state file."""
     return derived(root, "cursors", salt=id_key)
 
 
 def tasks_key(root: DataKey | None, id_key: bytes) -> bytes:
-    """Return the key that old keys are sealed with on their way to workers and back, also where the mapping
-    is in the clear (`root` None): an executor may write its tasks to a log or a disk."""
+    """Return the key that seals old keys in tasks and results."""
+    # Used even where the mapping is in the clear (`root` None): an executor may write its tasks to a log or a
+    # disk.
     return derived(root or DataKey("", ROOT, id_key), "tasks", salt=id_key)
 
 
 def _check(script_id: str, made: DataKey) -> bytes:
-    """Return the digest that binds a data key to its migration, cohort and name: key wrap itself binds it to
-    nothing."""
+    # Binds a data key to its migration, cohort and name; key wrap itself binds it to nothing.
     message = "\0".join(("rekey/data-key/v1", script_id, made.cohort, made.name)).encode()
     return hmac.new(made.key, message, hashlib.sha256).digest()[:_CHECK_BYTES]
 
@@ -406,18 +358,15 @@ class Sealer:
     """Seals and opens content with the data keys that were added."""
 
     def __init__(self) -> None:
-        """Create the sealer without any data key."""
         self._keys: dict[str, DataKey] = {}
         self._ciphers: dict[tuple[str, str, str], AESGCM] = {}
         self._current = ""
         self._shredded: dict[str, str] = {}
 
     def add(self, key: DataKey) -> None:
-        """Add a data key to open with."""
         self._keys[key.name] = key
 
     def use(self, key: DataKey) -> None:
-        """Seal with this data key from now on."""
         self.add(key)
         self._current = key.name
 
@@ -426,12 +375,10 @@ class Sealer:
         return name in self._keys or cohort_in(name) in self._shredded
 
     def shredded(self, cohort: str, on: str) -> None:
-        """Note that the data key of a cohort was shredded, and on which day."""
         self._shredded[cohort] = on
 
     @property
     def cohort(self) -> str:
-        """The cohort of the data key in use for sealing, "" before there is one."""
         return cohort_in(self._current)
 
     def seal(self, purpose: str, table: str, key: EntityKey, plain: bytes, *, lane: str = "") -> Row:
@@ -439,14 +386,13 @@ class Sealer:
 
         Args:
             purpose: what the content is, e.g. `FORWARD`.
-            table, key: the table and the key of the row.
-            plain: the content.
+            table, key: of the row.
             lane: selects one of the purpose's keys; opening needs the same.
         """
         name = self._current
         cipher = self._ciphers.get((name, purpose, lane)) or self._cipher(name, purpose, lane)
         sealed = encrypted(cipher, plain, bound_to(purpose, table, key, name))
-        if len(sealed) <= _PART_BYTES:  # nearly always; a shortcut, since every row that is copied is sealed
+        if len(sealed) <= _PART_BYTES:  # nearly always; a shortcut, since every copied row is sealed
             return {DATA_KEY: name, **binary(f"{SEALED}0", sealed)}
         row: Row = {DATA_KEY: name}
         for number, start in enumerate(range(0, len(sealed), _PART_BYTES)):
@@ -462,6 +408,7 @@ class Sealer:
         """
         key = EntityKey(row[PARTITION_KEY], row[ROW_KEY])
         name = row.get(DATA_KEY)
+        # Otherwise write access to the restricted store would be enough to replace a row by one in the clear.
         if not isinstance(name, str):
             raise unreadable(table, key, "it is not sealed")
         if name not in self._keys:
@@ -480,6 +427,8 @@ class Sealer:
     def _cipher(self, name: str, purpose: str, lane: str) -> AESGCM:
         known = self._ciphers.get((name, purpose, lane))
         if known is None:
+            # A key for each purpose and each of the 32 partitions of a direction: 2^32 random nonces are then
+            # more than any cohort needs, and no purpose opens what another one sealed.
             message = "\0".join(("rekey/sealed/v1", purpose, lane)).encode()
             key = hmac.new(self._keys[name].key, message, hashlib.sha256).digest()
             known = self._ciphers[name, purpose, lane] = AESGCM(key)
@@ -487,10 +436,9 @@ class Sealer:
 
 
 class SealedKeys(KeyTexts):
-    """Keys as sealed texts, bound to migration and column."""
+    """Keys as sealed texts, bound to migration and column: a state file alone reveals nothing."""
 
     def __init__(self, script_id: str, key: bytes) -> None:
-        """Create it from the migration's id and a key of 32 bytes."""
         self._script_id = script_id
         self._cipher = AESGCM(key)
 
@@ -502,7 +450,8 @@ class SealedKeys(KeyTexts):
         return SEALED_TEXT + base64.b64encode(self.seal(column, plain)).decode()
 
     def from_text(self, column: str, text: str | None) -> EntityKey | None:
-        """Return the key that `to_text` sealed for that column. Raises StateUnusable when it is not that."""
+        """Return the key that `to_text` sealed for that column. Raises StateUnusable for anything else, a key
+        in the clear included."""
         if text is None:
             return None
         try:
@@ -533,13 +482,14 @@ class SealedKeys(KeyTexts):
 
 
 def bound_to(purpose: str, table: str, key: EntityKey, name: str) -> bytes:
-    """Return what sealed content is bound to. No part can hold the separator, NUL: keys refuse it."""
+    """Return what sealed content is bound to, so that content moved to another row is refused. No part can
+    hold the separator, NUL: keys refuse it."""
     bound = f"rekey/sealed/v1\0{purpose}\0{table}\0{key.partition}\0{key.row}\0{name}"
     return bound.encode("utf-8", "surrogatepass")
 
 
 def encrypted(cipher: AESGCM, plain: bytes, bound: bytes) -> bytes:
-    """Return a random nonce and, after it, the content, padded, encrypted and bound to `bound`."""
+    """Return a random nonce followed by the content, padded, encrypted and bound to `bound`."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     return nonce + cipher.encrypt(nonce, padded(plain), bound)
 
@@ -550,7 +500,8 @@ def decrypted(cipher: AESGCM, sealed: bytes, bound: bytes) -> bytes:
 
 
 def padded(plain: bytes) -> bytes:
-    """Return content with its length before it and zeros after it, up to its size class."""
+    """Return content with its length before it and zeros after it, up to its size class, which hides the
+    lengths of e-mail addresses."""
     return (len(plain).to_bytes(_LENGTH_BYTES) + plain).ljust(size_class(len(plain) + _LENGTH_BYTES), b"\0")
 
 
@@ -560,8 +511,7 @@ def unpadded(data: bytes) -> bytes:
 
 
 def size_class(size: int) -> int:
-    """Return the size that content of some bytes is padded to: a power of two from 128 to 64 KiB, then whole
-    multiples of 64 KiB."""
+    """Return the padded size of content: a power of two from 128 to 64 KiB, then multiples of 64 KiB."""
     if size > _LARGEST:
         return -(-size // _LARGEST) * _LARGEST
     return max(_SMALLEST, 1 << (size - 1).bit_length())

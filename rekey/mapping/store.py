@@ -1,30 +1,4 @@
-"""The mapping table of one migration: its data keys, reading its rows, and claiming target keys.
-
-Rules kept here:
-
-* A target key is claimed before a row is written under it: the reverse row first, the forward row second,
-  so nothing ever exists in a target that the mapping does not account for.
-* A target key has one owner. A second claimant is a collision, unless the owner's source row is gone or maps
-  elsewhere by now (an old row deleted, a new one written under a key that maps alike): then the claim passes
-  to the second one, conditionally on the reverse row that was read.
-* Before a claim passes to another source key, that is recorded: cutover reads the rows of both again.
-* Where two source keys can have one target key, a write that creates a row reserves the target key in the
-  reverse row first, also where its source key is the owner already. The claim does not pass to another source
-  key while a write that reserved it may take effect: so of two creators one finds the reservation of the
-  other, or the row.
-* An erased row raises Erased and is never taken for absent: every write of a mapping row is an
-  insert-if-absent or conditional on a row that was read, so none overwrites a tombstone.
-* With a keyring, rows are sealed: the present data key is loaded before a row is made (`fresh`), and the data
-  keys of rows that were read are loaded before these are opened (`learn`). Waiting happens in these two, not
-  in the codec (`MappingRows`); both return at once when there is nothing to do, which is nearly always.
-* One data key for each cohort: it is made by insert-if-absent, so the first writer of a month decides for
-  all. A process unwraps each key once.
-* The root key, of which safe ids and the seal of the state file are derived, is made before the control row.
-  A migration that has begun and has no root key is broken; no root key is made for it again.
-* A data key that was shredded is not made again: nothing is sealed in its month any more, and rows that it
-  sealed raise Erased. One that the audit log says was shredded, and that stands there again, opens nothing.
-* A remote wrapping key is asked on another thread: its client blocks.
-"""
+"""The mapping table of one migration: its data keys, reading its rows, and claiming target keys."""
 
 from __future__ import annotations
 
@@ -72,9 +46,9 @@ from rekey.tables.base import Page, Table, TableService
 _MAX_ROUNDS = 50
 # Seconds between two reads of a claim that another write has reserved.
 _PAUSE_S = 0.05
-# Seconds added to what a reservation says: after that, an unknown outcome counts as over.
+# Seconds added to a reservation's: after that, an unknown outcome counts as over.
 MARGIN_S = 5.0
-# Most keys in each memory of mapping rows that a process has seen.
+# Most keys in each cache of mapping rows that a process has seen.
 _REMEMBERED = 10_000
 
 _Made = TypeVar("_Made")
@@ -85,7 +59,7 @@ StillOwns = Callable[[EntityKey, TargetKey], Awaitable[bool]]
 
 
 def remember(memory: dict[EntityKey, _Value], key: EntityKey, value: _Value) -> None:
-    """Put a value into a memory of bounded size; a full one is cleared first."""
+    """Put a value into a cache of bounded size; a full one is cleared first."""
     if len(memory) >= _REMEMBERED:
         memory.clear()
     memory[key] = value
@@ -103,10 +77,9 @@ async def cohorts_kept(
 
     Args:
         restricted: the restricted account.
-        script_id: the migration.
         ended_at: when it was completed, the service's time; None before: then there are no cohorts.
         sealed: whether its mapping is sealed.
-        keep_s: the keeping time in seconds.
+        keep_s: the retention in seconds.
     """
     if ended_at is None:
         return ()
@@ -123,13 +96,13 @@ class Keyring:
     def __init__(
         self, table: Table, script_id: str, wrapping: WrappingKey, *, now: Callable[[], datetime] = utc_now
     ) -> None:
-        """Create the keyring; nothing is read yet. `now` is this machine's clock: it is never wrong by as
-        much as a cohort, a month."""
+        """Create the keyring; nothing is read yet. `now`: this machine's clock, never wrong by a cohort (a
+        month)."""
         self.table = table
         self.script_id = script_id
         self.sealer = Sealer()
-        # Cohorts that the audit log says were shredded, and on which day: rows are not opened with their
-        # data keys, even if these are there again.
+        # Cohorts that the audit log says were shredded, and on which day: rows are not opened with their data
+        # keys, even if these exist again.
         self.gone: Mapping[str, str] = {}
         self._wrapping = wrapping
         self._now = now
@@ -144,7 +117,7 @@ class Keyring:
         """Open the root key of a migration that has begun.
 
         Raises:
-            SealedUnreadable: there is none.
+            SealedUnreadable: there is none, and it is never made again.
             Moved: another wrapping key wrapped it.
         """
         if self._root is not None:
@@ -156,14 +129,13 @@ class Keyring:
 
     @property
     def root(self) -> DataKey:
-        """The root key; `begin` or `open` comes first."""
+        """The root key; call `begin` or `open` first."""
         if self._root is None:
             raise RuntimeError("the keyring was not opened")
         return self._root
 
     @property
     def tombstones(self) -> Tombstones:
-        """Makes and reads the migration's tombstones."""
         return Tombstones(self.table.name, self.root)
 
     async def fresh(self) -> None:
@@ -176,12 +148,11 @@ class Keyring:
                 self.sealer.use(await self._made(cohort))
 
     async def learn(self, rows: Iterable[Row]) -> None:
-        """Load the data keys that rows are sealed with, to open them. That one is gone or shredded is raised
+        """Load the data keys that rows are sealed with, to open them. A missing or shredded one is raised
         only when a row is opened.
 
         Raises:
-            SealedUnreadable: a data key that was shredded stands there again, or rekey did not write the
-                tombstone of one.
+            SealedUnreadable: a shredded data key was put back, or rekey did not write the tombstone of one.
             Moved: a data key does not unwrap.
         """
         knows = self.sealer.knows
@@ -202,13 +173,9 @@ class Keyring:
                     self.sealer.add(await self._unwrapped(row))
 
     async def prove(self, check: Callable[[DataKey], None]) -> list[str]:
-        """Write a proof for each data key that has none, and open the root key; return their cohorts.
-
-        Data keys without a proof are trusted here, also if somebody planted them. The root key comes last:
-        until then nothing else accepts it, so a call that was cut off is repeated.
-
-        Args:
-            check: raises an error for a root key that is not that of the migration.
+        """Write a proof for each data key that has none, and open the root key; return their cohorts. Data
+        keys without a proof are trusted here, even if somebody planted them. `check` raises an error for a
+        root key that is not the migration's.
 
         Raises:
             Moved: a proof is wrong, or a data key does not unwrap.
@@ -221,6 +188,7 @@ class Keyring:
             return []
         root = await self._asked(read_data_key, self.script_id, root_row, self._wrapping, proofless=True)
         check(root)
+        # The root key last: until then nothing else accepts it, so an interrupted call is repeated.
         for row in sorted(without, key=lambda row: str(row[ROW_KEY]) == ROOT):
             under = None if row is root_row else root
             key = await self._asked(read_data_key, self.script_id, row, self._wrapping, under, proofless=True)
@@ -230,11 +198,8 @@ class Keyring:
         return [str(row[ROW_KEY]) for row in without]
 
     async def rewrap(self) -> int:
-        """Wrap anew, with the present wrapping key, data keys that the previous one wrapped; return how many.
-
-        Raises:
-            Moved: a key is neither of the present wrapping key nor of the previous one.
-        """
+        """Rewrap, with the present wrapping key, data keys that the previous one wrapped; return how many.
+        Raises Moved: a key is neither of the present wrapping key nor of the previous one."""
         renewed = 0
         for row in await data_key_rows(self.table, self.script_id):
             if is_tombstone(row) or self._wrapping.wraps(row.get("WrappedBy", "")):
@@ -248,12 +213,8 @@ class Keyring:
         return renewed
 
     async def shred(self, cohort: str, on: str) -> bool:
-        """Overwrite the data key of a cohort by a tombstone; False when there is no data key any more.
-
-        Args:
-            cohort: its month; ValueError for `ROOT`.
-            on: the day.
-        """
+        """Overwrite the data key of a cohort by a tombstone; False when there is no data key any more. `on`:
+        the day. Raises ValueError for `ROOT`."""
         if cohort == ROOT:
             raise ValueError("the root key is never shredded: ids and tombstones hang on it")
         for _ in range(_MAX_ROUNDS):
@@ -264,13 +225,13 @@ class Keyring:
                 try:
                     self.tombstones.read(row)
                 except errors.SealedUnreadable:
-                    pass  # rekey did not write it: ours takes its place
+                    pass  # rekey did not write it: replace it
                 else:
                     return False
             try:
                 await self.table.replace(self.tombstones.make(key_of(row), on), etag=etag_of(row))
             except (errors.ConditionFailed, errors.RowMissing, errors.Ambiguous):
-                continue  # it was wrapped anew or deleted meanwhile, or the outcome is open: read again
+                continue  # rewrapped or deleted meanwhile, or unknown outcome: reread
             return True
         raise errors.Unavailable("the row of a data key kept changing", hint="run the same command again")
 
@@ -278,9 +239,9 @@ class Keyring:
         """Delete all data keys: nothing that they sealed can ever be opened again."""
         while rows := await data_key_rows(self.table, self.script_id):
             for row in rows:
-                # By its version: nobody waits for a delete that takes effect late, and the migration may have
-                # begun anew then, with a root key in the same place.
-                with suppress(errors.ConditionFailed):  # wrapped anew meanwhile
+                # On its version: nobody waits for a delayed delete, and by then a new run may have a root key
+                # in its place.
+                with suppress(errors.ConditionFailed):  # rewrapped meanwhile
                     await self.table.delete(key_of(row), etag=etag_of(row))
 
     async def _row(self, cohort: str) -> Row | None:
@@ -296,6 +257,7 @@ class Keyring:
             made = new_data_key(cohort)
             fresh = await self._data_key_row(made)
             try:
+                # If absent: the first writer of a month decides for all.
                 await self.table.insert(fresh)
             except (errors.RowExists, errors.Ambiguous):
                 row = await self._row(cohort)
@@ -314,7 +276,6 @@ class Keyring:
         return await self._unwrapped(row)
 
     async def _data_key_row(self, key: DataKey) -> Row:
-        """Wrap a data key and return its row."""
         root = None if key.cohort == ROOT else self.root
         return await self._asked(wrap_data_key, self.script_id, key, self._wrapping, root)
 
@@ -323,7 +284,7 @@ class Keyring:
         return await self._asked(read_data_key, self.script_id, row, self._wrapping, root)
 
     async def _asked(self, work: Callable[..., _Made], *args: Any, **options: Any) -> _Made:
-        """Do what may ask the wrapping key, on another thread if it is remote."""
+        """Call what may use the wrapping key, on another thread if it is remote, since its client blocks."""
         if self._wrapping.is_remote:
             return await asyncio.to_thread(work, *args, **options)
         return work(*args, **options)
@@ -331,30 +292,23 @@ class Keyring:
 
 @dataclass(eq=False)
 class MappingStore:
-    """Reads and extends the mapping rows of one migration.
-
-    Attributes:
-        table: the restricted mapping table.
-        rows: builds and reads its rows.
-        keyring: the data keys of sealed rows; None for a mapping in the clear.
-        patience_s: for how many seconds a claim that another write has reserved is waited for before it
-            counts as a collision; infinite: until the reservation is over.
-    """
+    """Reads and extends the mapping rows of one migration."""
 
     table: Table
     rows: MappingRows
+    # The data keys of sealed rows; None for a mapping in the clear.
     keyring: Keyring | None = None
+    # For how many seconds a claim that another write has reserved is waited for before it counts as a
+    # collision; infinite: until the reservation is over.
     patience_s: float = 0.0
     # Reservations of other writes, and when each was first seen, in seconds of the loop's clock.
     _seen: dict[EntityKey, tuple[Reservation, float]] = field(default_factory=dict, init=False)
 
     async def fresh(self) -> None:
-        """Load or make the data key for rows that are about to be made, as `Keyring.fresh`."""
         if self.keyring is not None:
             await self.keyring.fresh()
 
     async def learn(self, rows: Iterable[Row]) -> None:
-        """Load the data keys of rows that were read, as `Keyring.learn`."""
         if self.keyring is not None:
             await self.keyring.learn(rows)
 
@@ -371,8 +325,7 @@ class MappingStore:
         return None if row is None else self.rows.read_forward(row)
 
     async def owner(self, target_key: EntityKey, table: int = 0) -> Owner | None:
-        """Return the owner of a target key, None when it is not claimed. `table`: the number of its table.
-        Raises Erased."""
+        """Return the owner of a key of target number `table`, None when it is not claimed. Raises Erased."""
         row = await self.row_at(self.rows.reverse_key(target_key, table))
         return None if row is None else self.rows.read_owner(row)
 
@@ -387,10 +340,7 @@ class MappingStore:
 
     async def expired_on(self) -> str:
         """Return the day on which the erasure of a whole mapping in the clear began, "" when it has not.
-
-        Raises:
-            SealedUnreadable: rekey did not write the tombstone that says so.
-        """
+        Raises SealedUnreadable: rekey did not write the tombstone that says so."""
         if self.keyring is not None:
             return ""
         row = await self.table.get(EntityKey(key_partition(self.rows.script_id), WHOLE))
@@ -403,15 +353,14 @@ class MappingStore:
         targets: Iterable[TargetKey],
         still_owns: StillOwns,
     ) -> None:
-        """Claim target keys for a source key: reverse rows first, then the forward row.
-
-        The caller reads the forward row again afterwards: another writer may have extended it meanwhile.
+        """Claim target keys for a source key: reverse rows first, then the forward row. Afterwards the caller
+        rereads the forward row, which another writer may have extended meanwhile.
 
         Args:
             source_key: the claimant.
             forward: its forward row as read, None when there was none.
             targets: the target keys it is about to be written under.
-            still_owns: asked about the present owner of a main target key that has one.
+            still_owns: called for the present owner of a main target key.
 
         Raises:
             Collision: a main target key belongs to another source row that exists and maps to it.
@@ -426,7 +375,8 @@ class MappingStore:
     async def extend(
         self, source_key: EntityKey, forward: Forward | None, targets: Iterable[TargetKey]
     ) -> Forward | None:
-        """Add target keys to the forward row of a source key; its reservation stays. Else as `reserve`."""
+        """Add target keys to the forward row of a source key; keep its reservation. Otherwise as
+        `reserve`."""
         return await self.reserve(source_key, forward, targets, forward.reserved if forward else None)
 
     async def reserve(
@@ -436,21 +386,9 @@ class MappingStore:
         targets: Iterable[TargetKey],
         reserved: Reservation | None,
     ) -> Forward | None:
-        """Add target keys to the forward row of a source key, and set its reservation.
-
-        Args:
-            source_key: whose forward row.
-            forward: the row as read, None when there was none.
-            targets: the target keys to add.
-            reserved: the reservation that the row holds from now on, if any.
-
-        Returns:
-            The forward row as written; None when another writer changed the row meanwhile, or the outcome is
-            open: the caller reads the row again.
-
-        Raises:
-            RowRefused: more target keys than one forward row can list.
-        """
+        """Add target keys to the forward row of a source key as read (None: there was none), and set its
+        reservation. Return the row as written; None when another writer changed it meanwhile, or the outcome
+        is unknown: reread it then. Raises RowRefused: more target keys than one forward row can list."""
         listed = frozenset(targets) | (forward.targets if forward else frozenset())
         await self.fresh()
         row = self.rows.forward_row(source_key, listed, reserved)
@@ -483,19 +421,11 @@ class MappingStore:
         owner: Owner | None,
         reserved: Reservation | None = None,
     ) -> Owner | None:
-        """Write the claim of a target key, on the condition of the claim that was read.
-
-        Args:
-            source_key: the owner from now on.
-            target: the target key.
-            owner: the claim as read, None when there was none.
-            reserved: the reservation that the claim holds from now on, if any.
-
-        Returns:
-            The claim as written; None when it changed meanwhile, or the outcome is open.
-        """
+        """Write the claim of a target key, on the condition of the claim `owner` as read (None: there was
+        none). Return the claim as written; None when it changed meanwhile, or the outcome is unknown."""
         await self.fresh()
         row = self.rows.reverse_row(source_key, target.key, target.table, reserved)
+        # Recorded before the claim passes: cutover rereads the rows of both source keys.
         if owner is not None and owner.source != source_key:
             await self.table.upsert(self.rows.passed_row(target, owner.source))
         try:
@@ -547,33 +477,26 @@ class MappingStore:
 
     @staticmethod
     def kept_changing() -> errors.Unavailable:
-        """Return the error for a claim that kept changing."""
         return errors.Unavailable(
             "a mapping row kept changing while it was claimed",
             hint="run the same command again; if it stays so, look for a second writer of the mapping table",
         )
 
     def collision(self, target: TargetKey, first: EntityKey, second: EntityKey) -> errors.Collision:
-        """Return the error for two source rows of one target key, which it names by their safe ids."""
         ids, source = self.rows.ids, self.rows.source
         return errors.Collision(
             self.rows.tables[target.table], ids.short(source, first), ids.short(source, second)
         )
 
     async def scan(self, direction: str) -> AsyncIterator[Page]:
-        """Iterate over all mapping rows of a direction: see `MappingRows.partitions`."""
         for partition in self.rows.partitions(direction):
             async for page in self.table.scan(KeyRange.of_rows(partition)):
                 await self.learn(page.rows)
                 yield page
 
     async def passed(self, since: str) -> AsyncIterator[tuple[TargetKey, EntityKey, EntityKey]]:
-        """Iterate over the claims that passed to another source key: the target key, the former owner and the
-        present one. A claim whose mapping rows are gone or erased is left out.
-
-        Args:
-            since: from when on, by the service's clock.
-        """
+        """Iterate over the claims that passed to another source key since a time of the service: target key,
+        former owner, present owner. A claim whose mapping rows are gone or erased is left out."""
         bounds = KeyRange.of_rows(self.rows.passed_partition)
         async for page in self.table.scan(bounds, modified_from=since):
             for row in page.rows:

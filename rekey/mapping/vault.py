@@ -1,14 +1,4 @@
-"""A wrapping key in Key Vault: data keys are wrapped and unwrapped there, and the wrapping key never leaves.
-
-Rules kept here:
-
-* RSA-OAEP with SHA-256 (`RSA-OAEP-256`). Wrapping is by the version that is current; unwrapping by the one
-  that wrapped, which is stored with the wrapped data key: a rotation in Key Vault needs no action in rekey.
-* Only versions of the configured key are asked; another URL in the restricted store is refused.
-* The wrapping key signs the root key's row (PS256), since anyone can wrap with its public half. Signing
-  is asked of Key Vault where a root key is made or wrapped again; a signature is verified in this process
-  with the public half that Key Vault gives, never with one from the restricted store.
-"""
+"""A wrapping key that never leaves Key Vault: data keys are wrapped and unwrapped there (RSA-OAEP-256)."""
 
 from __future__ import annotations
 
@@ -48,7 +38,8 @@ _LEAST_BITS = 2048
 
 
 class KeyVaultWrappingKey:
-    """Wraps with an RSA key in Key Vault."""
+    """Wraps with an RSA key in Key Vault. The version that wrapped is stored with the data key, and unwraps
+    it: a rotation in Key Vault needs no action in rekey."""
 
     is_remote = True
 
@@ -58,11 +49,10 @@ class KeyVaultWrappingKey:
 
     @property
     def name(self) -> str:
-        """The key's URL, without a version."""
         return f"{self._key.vault}/keys/{self._key.name}"
 
     def wraps(self, by: str) -> bool:
-        """Tell whether `by`, of a wrapped data key, names a version of this key."""
+        # A version of this key, never another URL from the restricted store.
         return re.fullmatch(rf"{re.escape(self.name)}/[0-9A-Za-z-]+", by) is not None
 
     def wrap(self, key: bytes) -> Wrapped:
@@ -111,7 +101,7 @@ class KeyVaultWrappingKey:
         return True
 
     def sign(self, by: str, message: bytes) -> bytes:
-        """Return a signature by the version that `by` names. Raises as `wrap`."""
+        """Return a signature (PS256) by the version that `by` names. Raises as `wrap`."""
         from azure.keyvault.keys.crypto import SignatureAlgorithm
 
         with _SIGNING.asked(), self._key.client_for(by) as client:
@@ -119,11 +109,12 @@ class KeyVaultWrappingKey:
         return bytes(answer.signature)
 
     def verifies(self, by: str, signature: bytes, message: bytes) -> bool:
-        """Tell whether the version that `by` names signed. Raises as `wrap`, and ConfigurationError when that
-        version is disabled: whoever disabled it may have had a reason not to believe it."""
+        """Tell whether the version that `by` names signed. Raises as `wrap`, also if it is disabled."""
+        # The public half from Key Vault, never one from the restricted store.
         found = self._key.get(by.removeprefix(f"{self.name}/"))
         if found.id != by:
             return False
+        # Whoever disabled it may have had a reason not to believe it.
         if found.properties.enabled is False:
             raise ConfigurationError(
                 "the version of the wrapping key that signed the root key is disabled in Key Vault",
