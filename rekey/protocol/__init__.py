@@ -1,1 +1,1 @@
-"""The write protocol and the restricted rows that runners, workers and clients of a migration share."""
+"""The write protocol, and the restricted rows that runners, workers and clients of a migration share."""

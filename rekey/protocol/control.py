@@ -1,26 +1,5 @@
-"""The control row: phase and epoch of one migration, which runner and clients share.
-
-Rules kept here:
-
-* It is in the restricted table `rekeycontrol`: PartitionKey the script's id, RowKey `control`. The control
-  rows of a group share a partition: PartitionKey `group:` and the group's name, RowKey the script's id.
-* Of a group, every move into a freeze, out of it and to `complete` moves all control rows, in one transaction
-  of the service: all are moved or none, whatever becomes of the runner or the answer (ADR 0043). No store
-  moves one alone there, nor a row that whoever moves has not been told of (`moves`): nobody has proved what
-  another runner added meanwhile.
-* It is made by insert-if-absent and moved only along `phases.MOVES`, conditionally on the row that was read;
-  each move adds one to the epoch. So two runners that both believe to be alone cannot both move it.
-* A runner that succeeds one which was cut off fences the row (`fence`): a move that was sent and not
-  answered, or that is sent by a process that stood still meanwhile, cannot take effect any more.
-* Times in it are the service's, never this machine's.
-* Every move has a random id: after a broken connection, reading the row back tells whether this move is in
-  it.
-* A freeze remembers which side it came from. Going back to `cutover` keeps the time of the first cutover:
-  everything written to the target since then has yet to be written back to the source.
-* `copied` says that the backfill is done, so that the targets hold every row. It is set without a move:
-  nothing changes in how a write is done. The move back to `source`, after which replicas no longer follow,
-  resets it.
-"""
+"""The control row: a migration's phase and epoch, shared by runner and clients, in the restricted table
+`rekeycontrol`."""
 
 from __future__ import annotations
 
@@ -78,70 +57,69 @@ _BYTES = Kind(
 
 @dataclass(frozen=True, slots=True)
 class ControlRow:
-    """The content of the control row.
-
-    Attributes:
-        script_id: the migration.
-        phase, epoch: what clients act on; the epoch is 1 when the row is made.
-        run_id: random, of the run that made the row; ties state file and restricted store together.
-        digest: of the declaration.
-        source, targets: table names; targets main first.
-        tables_endpoint: the endpoint of `[tables]`; with the digest it tells whose migration this is, where
-            several projects use one restricted store. "" in rows of versions before 0.3.
-        elsewhere: the endpoint of the account of tables whose names say `@targets`; "" where there is none.
-        fingerprints: secret name to fingerprint.
-        id_key: 32 random bytes: the key of the safe ids; if sealed, what that is derived from (`ids_key`).
-        copied: every row of the source is in the targets; before that they must not be read.
-        came_from: during a freeze, the phase before it.
-        frozen_at, cutover_at, completed_at: the service's time of the last move to `freeze`, of the move to
-            `cutover` (kept by a freeze and the move back from it) and of the move to `complete`; None
-            before, and the first two again after a return to `dual_write`.
-        updated_at: the service's time of the last move, or of the insert.
-        move_id: random, of the last move; the same in all rows of a group that were moved at once.
-        group: the migration's group, "" where it has none.
-        change_id: random, of the last change of rows that no verification made before it covers: a write
-            outside propagate (a restored row, a repair, a copy made again), a rollback. A verification counts
-            for cutover only if it began under the same id. "" before the first.
-        maintainer: who writes index rows after `complete`; None where there are none, where no replica
-            followed in `cutover`, and where a version completed the migration that handed nothing over.
-        handed_over_at: the service's time of the handover; None before.
-        etag: as read; "" for a row that was not read.
-    """
+    """The content of the control row. Times are the service's, never this machine's."""
 
     script_id: str
+    # What clients act on, with `epoch`, which is 1 when the row is made.
     phase: ControlPhase = field(metadata=column("Phase", _PHASE))
     epoch: int = field(metadata=column("Epoch", INT64))
+    # Random, of the run that made the row; ties state file and restricted store together.
     run_id: str = field(metadata=column("RunId"))
+    # Of the declaration.
     digest: str = field(metadata=column("Digest"))
+    # Table names; targets main first.
     source: str = field(metadata=column("Source"))
     targets: tuple[str, ...] = field(metadata=column("Targets", _NAMES))
+    # Secret name to fingerprint.
     fingerprints: Mapping[str, str] = field(metadata=column("Fingerprints", MAPPING))
+    # 32 random bytes: the key of the safe ids; if sealed, what that is derived from (`ids_key`).
     id_key: bytes = field(repr=False, metadata=column("IdKey", _BYTES))
+    # The backfill is done, so every row of the source is in the targets; before that they must not be read.
+    # Set without a move, as writes are done as before.
     copied: bool = field(default=False, metadata=column("Copied", _FLAG, may_be_absent=True))
+    # During a freeze, the phase before it.
     came_from: ControlPhase | None = field(
         default=None, metadata=column("CameFrom", _PHASE, may_be_absent=True)
     )
+    # Times of the last move to `freeze`, of the move to `cutover` and of the move to `complete`; None before,
+    # and the first two again after a return to `dual_write`. A freeze, and the move back from it, keep
+    # `cutover_at`: everything written to the target since then must be written back to the source on
+    # rollback.
     frozen_at: str | None = field(default=None, metadata=column("FrozenAt", MOMENT, may_be_absent=True))
     cutover_at: str | None = field(default=None, metadata=column("CutoverAt", MOMENT, may_be_absent=True))
     completed_at: str | None = field(default=None, metadata=column("CompletedAt", MOMENT, may_be_absent=True))
+    # Time of the last move, or of the insert.
     updated_at: str = field(default="", metadata=column("UpdatedAt", MOMENT, may_be_absent=True))
+    # Random, of the last move: after a broken connection it shows whether the move was done. The same in all
+    # rows of a group that were moved at once.
     move_id: str = field(default="", metadata=column("MoveId"))
+    # The endpoint of `[tables]`; with the digest it tells whose migration this is, where several projects use
+    # one restricted store. "" in rows of versions before 0.3.
     tables_endpoint: str = field(default="", metadata=column("TablesEndpoint", may_be_absent=True))
+    # The endpoint of the target account, of tables whose names say `@targets`; "" for none.
     elsewhere: str = field(default="", metadata=column("TargetsEndpoint", may_be_absent=True))
+    # The migration's group, "" where it has none.
     group: str = field(default="", metadata=column("Group", may_be_absent=True))
+    # Random, of the last change of rows that no earlier verification covers: a write outside propagate (a
+    # restored row, a repair, a copy made again), a rollback. A verification counts for cutover only if it
+    # began under the same id. "" before the first.
     change_id: str = field(default="", metadata=column("ChangeId", may_be_absent=True))
+    # Who writes index rows after `complete`; None where there are none, where no replica followed in
+    # `cutover`, and where a version without a handover completed the migration.
     maintainer: Maintainer | None = field(
         default=None, metadata=column("Maintainer", _MAINTAINER, may_be_absent=True)
     )
+    # Time of the handover; None before.
     handed_over_at: str | None = field(
         default=None, metadata=column("HandedOverAt", MOMENT, may_be_absent=True)
     )
+    # As read; "" for a row that was not read.
     etag: str = ""
 
     @property
     def maintained(self) -> bool:
         """Whether the migration is complete and clients still maintain its index tables: until the handover
-        the source and the mapping follow what they write, too."""
+        the source and the mapping follow their writes, too."""
         return self.phase is ControlPhase.COMPLETE and self.maintainer is Maintainer.CLIENTS
 
     @property
@@ -151,8 +129,8 @@ class ControlRow:
 
     @property
     def ended_at(self) -> str | None:
-        """Since when nothing follows any more: the service's time of the handover, or of `complete` where
-        there was none to make; None before."""
+        """Since when no replica follows any more: the time of the handover, or of `complete` if none was
+        needed; None before."""
         if self.phase not in (ControlPhase.COMPLETE, ControlPhase.RETIRED) or self.maintained:
             return None
         return self.handed_over_at or self.completed_at or self.updated_at
@@ -170,6 +148,7 @@ def moved(row: ControlRow, then: ControlPhase, *, at: str, move_id: str) -> Cont
     after = replace(row, phase=then, epoch=row.epoch + 1, updated_at=at, move_id=move_id, came_from=None)
     match then:
         case ControlPhase.SOURCE:
+            # Replicas no longer follow, so the targets miss rows from now on.
             return replace(after, copied=False, change_id=move_id)
         case ControlPhase.FREEZE:
             return replace(after, came_from=now, frozen_at=at)
@@ -218,18 +197,11 @@ class ControlStore:
     """The control row of one migration, in the restricted store."""
 
     def __init__(self, restricted: TableService, script_id: str, group: str = "") -> None:
-        """Create the store from the tables of the restricted account; no request is sent yet.
-
-        Args:
-            restricted: these tables.
-            script_id: the migration.
-            group: its group, "" where it has none.
-        """
         self._service = restricted
         self._table = restricted.table(CONTROL_TABLE)
         self._key = control_key(script_id, group)
         self.script_id, self.group = script_id, group
-        # The scripts whose rows a joint move is to move: those of the whole group.
+        # The scripts whose rows a joint move moves: those of the whole group, as known to this command.
         self.moves = frozenset({script_id})
 
     async def read(self) -> ControlRow | None:
@@ -254,13 +226,9 @@ class ControlStore:
         return found
 
     async def create(self, control: ControlRow) -> ControlRow:
-        """Insert the control row if there is none; return the row that the store holds afterwards.
-
-        A row that existed before is returned unchanged: the caller compares run and digest.
-
-        Raises:
-            Refused: the others of the group have left `dual_write` already.
-        """
+        """Insert the control row if there is none; return the row in the store afterwards. A row that existed
+        before is returned unchanged: the caller compares run and digest. Raises Refused: the others of the
+        group have already left `dual_write`."""
         for other in await self.members() if self.group else ():
             if other.phase not in (ControlPhase.SOURCE, ControlPhase.DUAL_WRITE):
                 there = await self.read()
@@ -279,7 +247,7 @@ class ControlStore:
         try:
             await self._table.insert(to_row(made))
         except RowExists:
-            pass  # of an earlier run, of this insert (its answer was lost), or of another runner: it is read
+            pass  # of an earlier run, this insert (answer lost), or another runner: read it
         except (Ambiguous, Unavailable) as error:
             problem = error
         there = await self.read()
@@ -288,15 +256,14 @@ class ControlStore:
         raise problem or self._gone()
 
     async def move(self, now: ControlPhase, then: ControlPhase) -> ControlRow:
-        """Move the row from one phase to another and return it as moved; of a group all rows, if `is_joint`.
-
-        A freeze is left for the phase that it came from by all rows that are in it. Every other joint move is
-        one of all rows of the group, and these are `moves`.
+        """Move the row from one phase to another and return it as moved; of a group all rows, if `is_joint`,
+        in one transaction (ADR 0043). The move is conditional on the rows as read and adds one to the epoch:
+        two runners that both believe to be alone cannot both move them.
 
         Raises:
             Refused: not a legal move.
             Moved: a row is gone, is not in `now`, is not one of `moves`, or changed while it was being moved.
-            Ambiguous, Unavailable: the outcome is open, and reading back did not show the move; run the same
+            Ambiguous, Unavailable: unknown outcome, and reading back did not show the move; run the same
                 command again.
         """
         row = await self.read()
@@ -305,8 +272,11 @@ class ControlStore:
         rows = [row]
         if self.group and is_joint(now, then):
             rows += [one for one in await self.members() if one.script_id != row.script_id]
+            # A freeze is left for the phase that it came from by all rows that are in it.
             if now is ControlPhase.FREEZE and row.phase is now and then is row.came_from:
                 rows = [one for one in rows if one.phase is now]
+            # Every other joint move is one of exactly `moves`: another runner may have added a row that
+            # nothing was verified for.
             elif strange := sorted(self.moves ^ {one.script_id for one in rows}):
                 raise Moved(
                     f"the group {self.group} is not what this command was begun with: {', '.join(strange)}",
@@ -325,15 +295,10 @@ class ControlStore:
         return await self._replace(rows, [moved(one, then, at=at, move_id=move_id) for one in rows])
 
     async def fence(self) -> ControlRow | None:
-        """Make every move that was sent before and not answered fail, whenever it arrives: each is on the
-        condition of a version of the row, and this makes a new one of the same content.
-
-        Returns:
-            The row as it is then (a late move may just have arrived); None: there is none.
-
-        Raises:
-            Ambiguous, Unavailable: it is not known to have been done.
-        """
+        """Make every earlier unanswered move fail, whenever it arrives. Return the row afterwards, which a
+        delayed move may just have changed; None: there is none. Raises Ambiguous, Unavailable: it is unknown
+        whether it was done."""
+        # A move is conditional on a version of the row. This writes a new version of the same content.
         while (row := await self.read()) is not None:
             try:
                 return await self._replace([row], [row])
@@ -342,12 +307,12 @@ class ControlStore:
         return None
 
     async def mark_copied(self) -> ControlRow:
-        """Set `copied`: the targets hold every row. Phase and epoch stay. Return the row as it is then.
+        """Set `copied`: the targets hold every row. Phase and epoch stay. Return the row afterwards.
 
         Raises:
             Refused: the row is not in `dual_write`, where rows are copied.
             Moved: it is gone, or was moved meanwhile.
-            Ambiguous, Unavailable: the outcome is open, and reading back did not show `copied`; run the same
+            Ambiguous, Unavailable: unknown outcome, and reading back did not show `copied`; run the same
                 command again.
         """
         row = await self.read()
@@ -365,7 +330,7 @@ class ControlStore:
 
     async def mark_changed(self) -> ControlRow:
         """Set a new `change_id`, before rows are written that no earlier verification covers. Phase and epoch
-        stay. Return the row as it is then.
+        stay. Return the row afterwards.
 
         Raises:
             Moved: it is gone, or changed meanwhile.
@@ -377,8 +342,8 @@ class ControlStore:
         return await self._replace([row], [replace(row, change_id=secrets.token_hex(16))])
 
     async def keep_maintaining(self) -> ControlRow:
-        """Say, before the move to `complete`, that clients go on maintaining index tables after it. Phase and
-        epoch stay: until that move nothing changes for clients. Return the row as it is then.
+        """Record, before the move to `complete`, that clients keep maintaining index tables after it. Phase
+        and epoch stay: until that move nothing changes for clients. Return the row afterwards.
 
         Raises:
             Refused: the row is not in `cutover`.
@@ -399,14 +364,13 @@ class ControlStore:
         return await self._replace([row], [replace(row, maintainer=Maintainer.CLIENTS)])
 
     async def hand_over(self) -> ControlRow:
-        """Let clients maintain index tables no longer: a new epoch of `complete`. Return the row as it is
-        then, also when that was done before.
+        """End the maintenance of index tables by clients: a new epoch of `complete`. Return the row
+        afterwards, even if that was done before.
 
         Raises:
             Refused: clients do not maintain any.
             Moved: the row is gone, or was changed meanwhile.
-            Ambiguous, Unavailable: the outcome is unknown, and reading back did not show it; run the same
-                command again.
+            Ambiguous, Unavailable: as `mark_copied`.
         """
         row = await self.read()
         if row is None:
@@ -431,11 +395,8 @@ class ControlStore:
         return await self._replace([row], [after])
 
     async def delete(self, control: ControlRow) -> None:
-        """Delete the control row, for a migration that is taken back whole. A row that is gone is no error.
-
-        Raises:
-            Moved: the row changed since `control` was read.
-        """
+        """Delete the control row, for a migration that is rolled back entirely. A missing row is no error.
+        Raises Moved: the row changed since `control` was read."""
         try:
             await self._table.delete(self._key, etag=control.etag)
         except RowMissing:

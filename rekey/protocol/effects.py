@@ -1,12 +1,4 @@
-"""Requests to tables, as dual writes send them: concurrently, and conditional writes with three outcomes.
-
-Rules kept here:
-
-* A conditional write ends in one of three ways: done; the condition did not hold; or unknown, and it may yet
-  happen. The last is never taken for one of the others.
-* Concurrent calls are all awaited before the first error is raised: a request in flight is never given up
-  only because another one failed.
-"""
+"""Requests to tables, as dual writes send them: concurrently, and conditional writes with three outcomes."""
 
 from __future__ import annotations
 
@@ -26,9 +18,9 @@ class Outcome(Enum):
     """The outcome of one conditional write. True only when the write is known to be done."""
 
     DONE = "done"
-    # Its condition did not hold (any more): nothing was written.
+    # Its condition did not hold: nothing was written.
     STALE = "stale"
-    # Unknown: the write was applied, or was not, or may yet be.
+    # Unknown: the write was applied, or was not, or may yet be. Never treated as one of the others.
     OPEN = "open"
 
     def __bool__(self) -> bool:
@@ -41,6 +33,7 @@ async def side_by_side(calls: Iterable[Awaitable[Any]]) -> list[Any]:
     waiting = list(calls)
     if len(waiting) == 1:
         return [await waiting[0]]
+    # A request in flight is never abandoned only because another one failed.
     ended = await asyncio.gather(*waiting, return_exceptions=True)
     for one in ended:
         if isinstance(one, BaseException):
@@ -57,11 +50,8 @@ async def in_turns(calls: Sequence[Callable[[], Awaitable[T]]], width: int) -> l
 
 
 async def apply_for_etags(table: Table, operations: Sequence[Operation]) -> tuple[Outcome, list[str | None]]:
-    """Apply conditional operations, several as one transaction; return the outcome, which is one for all, and
-    the rows' new ETags (None if deleted or not done).
-
-    Raises every error of the table that is not one of the three outcomes.
-    """
+    """Apply conditional operations, several as one transaction; return the outcome, one for all, and the
+    rows' new ETags (None if deleted or not done). Raises table errors that are none of the three outcomes."""
     try:
         return Outcome.DONE, await apply_operations(table, operations)
     except (RowExists, RowMissing, ConditionFailed):

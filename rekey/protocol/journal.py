@@ -1,20 +1,5 @@
-"""The journal: one durable intent for every key that a write is about to change.
-
-Rules kept here:
-
-* An intent is durable before anything else is written for its key, and is removed only when the replicas are
-  known to be what the authority says. A process that dies in between leaves the intent, and the sweeper
-  finishes.
-* In the restricted table `rekeyjournal`: PartitionKey `<script>.j.<client>`, so that the intents of one
-  transaction go in one transaction; RowKey by time of making, unique within the client.
-* The age of an intent is told by the service's Timestamp, never by this machine's clock, and the intent says
-  for how long the write that it announces may be in flight. Before a key is worked on again its intent is
-  `touch`ed: so a sweeper that takes only intents whose time is over meets no write in flight.
-* With a keyring the key in an intent is sealed, bound to the intent's own key: `ages` needs no data key to
-  open it, everything that settles does.
-* Removing is idempotent. A sweeper removes on the condition of the ETag it read: an intent touched meanwhile
-  stays.
-"""
+"""The journal: one durable intent for every key that a write is about to change, in the restricted table
+`rekeyjournal`. If a process dies before the replicas are current, others finish from its intents."""
 
 from __future__ import annotations
 
@@ -52,48 +37,36 @@ _system = SystemClock()
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """One intent as read from the journal.
+    """One intent as read from the journal."""
 
-    Attributes:
-        id: its key in the journal table.
-        side: which table `key` is a key of.
-        key: the source key or main target key that a write is about.
-        client_id: the client that made it.
-        epoch: the epoch of the permit it was made under.
-        at: when it was made, last touched or marked as settled, in ticks by the service's clock.
-        open_s: for how many seconds after that the announced write may be in flight; None if it does not say.
-        settled: its key was settled since, and it is kept because its process may still send requests.
-        etag: as read.
-        claimed_by: other clients that have worked on its key since, first one first.
-    """
-
+    # Its key in the journal table.
     id: EntityKey
+    # Which table `key` is a key of.
     side: Side
+    # The source key or main target key that a write is about.
     key: EntityKey
     client_id: str
+    # The epoch of the permit it was made under.
     epoch: int
+    # When it was made, last touched or marked as settled, in ticks by the service's clock.
     at: int
+    # For how many seconds after that the announced write may be in flight; None if it does not say.
     open_s: float | None
+    # Its key was settled since, and it is kept because its process may still send requests.
     settled: bool
     etag: str
+    # Other clients that have worked on its key since, first one first.
     claimed_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class IntentAge:
-    """What is known of an intent without its key.
-
-    Attributes:
-        client_id: the client that made it.
-        at: when it was made, last touched or marked as settled, in ticks by the service's clock.
-        since: since when its replicas may be behind, in ticks, for people: when it was made by the clock of
-            its client, or `at` if that is earlier.
-        open_s: see `Intent`.
-        settled: see `Intent`.
-    """
+    """What is known of an intent without its key; fields as in `Intent`."""
 
     client_id: str
     at: int
+    # Since when its replicas may be behind, in ticks, for people: when it was made by its client's clock, or
+    # `at` if that is earlier.
     since: int
     open_s: float | None
     settled: bool
@@ -101,24 +74,20 @@ class IntentAge:
 
 @dataclass(eq=False, repr=False)
 class Journal:
-    """The intents of one migration.
+    """The intents of one migration."""
 
-    Attributes:
-        table: `rekeyjournal` of the restricted account.
-        script_id: the migration.
-        keyring: what seals the keys in intents; None for a migration whose mapping is not sealed.
-        open_s: for how many seconds a write that this process announces may be in flight, requests that are
-            sent at its end included.
-        now: this machine's time in ticks: it orders the row keys of one client and tells nothing else.
-        token: random; tells this journal's row keys from those of another `Journal` of the same client.
-    """
-
+    # `rekeyjournal` of the restricted account.
     table: Table
     script_id: str
+    # Seals the keys in intents; None for a migration whose mapping is not sealed.
     keyring: Keyring | None = None
     _: KW_ONLY
+    # For how many seconds a write that this process announces may be in flight, requests that are sent at its
+    # end included.
     open_s: float | None = None
+    # This machine's time in ticks: it orders the row keys of one client and means nothing else.
     now: Callable[[], int] = _system.ticks
+    # Random; distinguishes this journal's row keys from those of another `Journal` of the same client.
     token: str = field(default_factory=lambda: secrets.token_hex(4))
     _numbers: Iterator[int] = field(default_factory=lambda: count(1), init=False)
 
@@ -129,14 +98,8 @@ class Journal:
     async def begin(
         self, client_id: str, epoch: int, side: Side, keys: Sequence[EntityKey]
     ) -> list[EntityKey]:
-        """Write one intent for each key, durable on return. Returns the intents' ids, in the keys' order.
-
-        Args:
-            client_id: the client.
-            epoch: the epoch of its permit.
-            side: which table the keys are keys of.
-            keys: 1 to 100 keys; more than one are written in one transaction.
-        """
+        """Write one intent for each of 1 to 100 keys, durable on return. Returns the intents' ids, in the
+        keys' order. `epoch`: of the client's permit; `side`: which table the keys are keys of."""
         await self._fresh()
         rows = [self._row(client_id, epoch, side, key) for key in keys]
         if len(rows) == 1:
@@ -146,24 +109,21 @@ class Journal:
         return [key_of(row) for row in rows]
 
     async def touch(self, intent_id: EntityKey, epoch: int, side: Side, key: EntityKey) -> str:
-        """Write an intent anew, also if it is gone, so that its age restarts before its key is worked on.
+        """Rewrite an intent, even if it is gone, so that its age restarts before its key is worked on.
         Returns its ETag."""
         await self._fresh()
         client_id = intent_id.partition.removeprefix(_partition(self.script_id, ""))
         return await self.table.upsert(self._intent_row(intent_id, client_id, epoch, side, key))
 
     async def claim(self, intent: Intent, client_id: str, epoch: int, open_s: float) -> str | None:
-        """Write an intent anew for a client that is about to settle it for another one, unless it changed
-        since it was read. Of several clients that claim it one succeeds.
+        """Rewrite an intent for a client that is about to settle it for another one, unless it changed since
+        it was read: of several claims one succeeds. Return the new ETag; None when the intent is gone or has
+        changed.
 
         Args:
-            intent: as read.
             client_id: the client that is about to settle it; the intent names it from now on.
             epoch: the epoch of that client's permit.
             open_s: for how many seconds that client's requests may be in flight.
-
-        Returns:
-            The intent's new ETag; None when it is gone or has changed.
         """
         await self._fresh()
         row = self._intent_row(intent.id, intent.client_id, epoch, intent.side, intent.key)
@@ -175,7 +135,7 @@ class Journal:
             return None
 
     async def end(self, ids: Sequence[EntityKey]) -> None:
-        """Remove intents; those that are gone already are no error."""
+        """Remove intents; missing ones are no error."""
         for start in range(0, len(ids), MAX_BATCH_OPERATIONS):
             some = ids[start : start + MAX_BATCH_OPERATIONS]
             if len(some) > 1:
@@ -183,7 +143,7 @@ class Journal:
                 try:
                     await self.table.transact([Operation(Verb.DELETE, row, "*") for row in rows])
                 except RowMissing:
-                    pass  # some were removed meanwhile, so the transaction failed whole: one by one
+                    pass  # some were removed meanwhile, which failed the transaction: one by one
                 else:
                     continue
             for one in some:
@@ -233,6 +193,7 @@ class Journal:
                 await self.end(ids)
 
     def _row(self, client_id: str, epoch: int, side: Side, key: EntityKey) -> Row:
+        # In a partition of the client: the intents of one transaction are written in one transaction.
         row_key = f"{self.now():020d}-{next(self._numbers):08d}-{self.token}"
         intent_id = EntityKey(_partition(self.script_id, client_id), row_key)
         return self._intent_row(intent_id, client_id, epoch, side, key)

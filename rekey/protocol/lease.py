@@ -1,24 +1,5 @@
-"""The runner lease: one runner on a migration, on any machine.
-
-Rules kept here:
-
-* A row in the restricted table `rekeycontrol` (PartitionKey the script's id, RowKey `runner`) says who runs.
-  It is inserted, renewed, taken over and deleted conditionally on its ETag.
-* Another runner waits until row Timestamp + duration + a safety margin is past by the service's clock. The
-  holder trusts its lease only until `duration` after it *began* the last renewal that succeeded, by its own
-  monotonic clock, which goes on while the machine sleeps where there is such a clock. So no two clocks are
-  ever compared.
-* On the same machine a killed runner's lease is taken over at once: the file lock that we hold shows that it
-  is dead. That needs the very same locked file (device and inode), the same boot and the same process
-  namespace, and a process that has ended: its id is gone, or another process has it, ours included. Names
-  prove nothing: two containers of one host can have the same hostname, path of the state file and process id.
-* Requests of a runner that did not give its lease back may still be in flight. `late_until` says until when
-  it may have sent some. A dead one: until a second after it was found dead. One that may only be suspended:
-  for as long as the service accepts what it signed before its lease ended. How long a request can take is
-  added to that (`Term`).
-* The next `check()` notices a lost lease. It is called before every write of a phase, at the moment of
-  sending (`rekey.tables.allowance`).
-"""
+"""The runner lease: one runner on a migration, on any machine. It is a row in the restricted table
+`rekeycontrol`, inserted, renewed, taken over and deleted conditionally on its ETag."""
 
 from __future__ import annotations
 
@@ -40,14 +21,15 @@ from rekey.model import PARTITION_KEY, ROW_KEY, TIMESTAMP, EntityKey, Row, etag_
 from rekey.state.filelock import FileLock
 from rekey.tables.base import SIGNED_S, TableService
 
-# For how long a lease that is not renewed lasts; others wait for `SAFETY_S` more (both in seconds).
+# For how many seconds an unrenewed lease lasts; others wait for `SAFETY_S` more.
 DURATION_S = 60
 RENEW_EVERY_S = 15.0
 RETRY_S = 2.0
 SAFETY_S = 5
 ATTEMPTS = 5
 
-# Random; tells this process from an earlier one with the same process id (containers start at 1 again).
+# Random; distinguishes this process from an earlier one with the same process id (containers start at 1
+# again).
 _PROCESS = secrets.token_hex(8)
 
 
@@ -64,24 +46,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lease.
+    """Who holds a lease."""
 
-    Attributes:
-        host: its name.
-        boot: an id of the machine's present boot, "" where there is none.
-        pid: the process id.
-        process: random, of the process.
-        lock: device and inode of the file that it has locked; "" for a holder of a version that did not say.
-        namespace: the namespace of its process id, "" where there are none.
-        started: when its process started (`started_at`); "" where that is not known.
-    """
-
+    # Its name.
     host: str
+    # An id of the machine's present boot, "" where there is none.
     boot: str
     pid: int
+    # Random, of the process.
     process: str
+    # Device and inode of the file that it has locked; "" for a holder of a version that did not record it.
     lock: str
+    # The namespace of its process id, "" where there are none.
     namespace: str
+    # When its process started (`started_at`); "" where that is not known.
     started: str = ""
 
     @classmethod
@@ -111,7 +89,7 @@ def to_row(script_id: str, lease_id: str, holder: Holder) -> Row:
 
 
 def lease_key(script_id: str) -> EntityKey:
-    """Return the key of the row that a migration's runner lease is."""
+    """Return the key of a migration's runner lease."""
     return EntityKey(script_id, LEASE_ROW_KEY)
 
 
@@ -132,33 +110,30 @@ def is_over(row: Row, server_time: str) -> bool:
 
 
 def is_dead(holder: Holder, ours: Holder, runs: Callable[[int, str], bool]) -> bool:
-    """Tell whether the holder is a dead process of this machine.
-
-    Call only while holding the file lock of our state file: a live holder with the same lock would hold it.
-    """
+    """Tell whether the holder is a dead process of this machine. Call only while holding the file lock of our
+    state file: a live holder with the same lock would hold it."""
+    # Names prove nothing: two containers of one host can have the same hostname, path of the state file and
+    # process id. It takes the very same locked file, boot and process namespace.
     here = (ours.host, ours.boot, ours.lock, ours.namespace)
     if not all(here[1:]) or here != (holder.host, holder.boot, holder.lock, holder.namespace):
-        return False  # from here it cannot be told whether the process lives
+        return False  # from here it is unknown whether the process lives
     if holder.process == ours.process:
         return False
+    # Its id is gone, or another process has it, ours included.
     return holder.pid == ours.pid or not runs(holder.pid, holder.started)
 
 
 @dataclass(eq=False, repr=False)
 class RunnerLease:
-    """The lease on one migration, renewed in the background: `async with RunnerLease(...) as lease`.
+    """The lease on one migration, renewed in the background: `async with RunnerLease(...) as lease`."""
 
-    Attributes:
-        restricted: tables of the restricted account; nothing is asked of them before the lease is entered.
-        script_id: the migration.
-        lock: the held file lock on the state file.
-        holder, runs, monotonic, sleep: this process, the process table and the clock; replaced in tests.
-    """
-
+    # Tables of the restricted account; no request is sent before the lease is entered.
     restricted: TableService
     script_id: str
+    # The held file lock on the state file.
     lock: FileLock
     _: KW_ONLY
+    # This process, the process table and the clock; replaced in tests.
     holder: Holder | None = None
     runs: Callable[[int, str], bool] = is_running
     monotonic: Callable[[], float] = rising_seconds
@@ -167,10 +142,10 @@ class RunnerLease:
     def __post_init__(self) -> None:
         self.lock.require(self.lock.state_path)
         self.lost = asyncio.Event()
-        # Random; it stands in the row as long as this runner holds the lease.
+        # Random; in the row as long as this runner holds the lease.
         self.lease_id = secrets.token_hex(16)
-        # Until when a runner before this one may have sent something, in ticks of the service's clock; None
-        # if that one gave its lease back.
+        # Until when an earlier runner may have sent something, in ticks of the service's clock; None if it
+        # returned its lease. How long a request can take is added to that (`Term`).
         self.late_until: int | None = None
         self._holder = self.holder or Holder.current(self.lock.identity)
         self._table = self.restricted.table(CONTROL_TABLE)
@@ -191,9 +166,10 @@ class RunnerLease:
         await self.release()
 
     def check(self) -> None:
-        """Raise Locked when the lease is lost. Sends no request."""
+        """Raise Locked when the lease is lost. Sends no request. Called before every write of a phase, as it
+        is sent (`rekey.tables.allowance`)."""
         if self._task is not None and self._task.done() and not self._task.cancelled():
-            self._task.result()  # a bug in the renewal is raised as it is, not as a lost lease
+            self._task.result()  # raise a bug in the renewal as it is, not as a lost lease
         if not self.lost.is_set() and self.monotonic() >= self._trusted_until:
             self._lose("it could not be renewed in time")
         if self.lost.is_set():
@@ -216,12 +192,15 @@ class RunnerLease:
         for _ in range(ATTEMPTS):
             row = await self._table.get(self._key)
             if row is not None and row["LeaseId"] == self.lease_id:
-                # written by an attempt whose answer was lost, it is unknown which one: trust from the first
+                # written by an attempt whose answer was lost, it is unknown which: trust it from the first
+                # one on
                 self._etag = etag_of(row)
                 self._trusted_until = first_began + DURATION_S
                 return
             if row is not None:
                 await self._require_free(row)
+            # Trusted from before the request, by this process's monotonic clock, which includes the machine's
+            # sleep where possible; others wait by the service's clock. So no two clocks are compared.
             began = self.monotonic()
             wanted = to_row(self.script_id, self.lease_id, self._holder)
             try:
@@ -230,7 +209,7 @@ class RunnerLease:
                 else:
                     self._etag = await self._table.replace(wanted, etag=etag_of(row))
             except (RowExists, RowMissing, ConditionFailed, Ambiguous, Unavailable) as error:
-                problem = error  # another runner was faster, or our own write's answer was lost: read again
+                problem = error  # another runner was faster, or our answer was lost: reread
             else:
                 self._trusted_until = began + DURATION_S
                 return
@@ -249,7 +228,7 @@ class RunnerLease:
             await cancel([task])
 
     async def release(self) -> None:
-        """Stop renewing and give the lease back. Idempotent; a failure of the service is only logged."""
+        """Stop renewing and return the lease. Idempotent; a failure of the service is only logged."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -276,9 +255,12 @@ class RunnerLease:
         holder = holder_of(row)
         now = await self.restricted.server_time()
         if is_dead(holder, self._holder, self.runs):
+            # It may have sent requests until it was found dead.
             self.late_until = ticks_of(now) + TICKS_PER_SECOND
             return
         if is_over(row, now):
+            # It may only be suspended: for as long as the service accepts what it signed before its lease
+            # ended.
             self.late_until = ends_at(row) + round(SIGNED_S * TICKS_PER_SECOND)
             return
         left = -(-(ends_at(row) - ticks_of(now)) // TICKS_PER_SECOND) + SAFETY_S

@@ -1,17 +1,5 @@
-"""Opening a migration: accounts, secrets, mapper, mapping and control row, put together in one place for
-commands, workers and clients.
-
-Rules kept here:
-
-* Each process reads its own configuration; nothing here passes a secret on.
-* Secrets are read when they are first needed, once. A plan gets the errors about the missing ones; for every
-  other caller the first is raised.
-* A wrapping key in an environment variable or a file is read when it is opened: a missing one is reported
-  before anything is done. Key Vault is asked when its key is first needed. No message holds any part of a
-  wrapping key.
-* https without a key uses the identity of the process (`DefaultAzureCredential`); a shared key comes from
-  an environment variable only; http, which is loopback, always needs a key (tokens are refused on http).
-"""
+"""Opening a migration for commands, workers and clients: accounts, secrets, mapper, mapping and control row.
+Each process reads its own configuration; nothing here passes a secret on."""
 
 from __future__ import annotations
 
@@ -41,29 +29,22 @@ from rekey.tables.kinds import by_number
 
 @dataclass
 class Prepared:
-    """A declaration with its secrets and the wrapping key of its mapping; nothing is connected.
-
-    Attributes:
-        declared: the declaration.
-        secret: returns the secret of this name, or raises SecretMissing.
-        wrapping_key: returns the wrapping key, or raises SecretMissing.
-        targets: the endpoint of the account of targets, "" for none.
-        tables: the endpoint of `[tables]`, "" where it is not known.
-    """
+    """A declaration with its secrets and the wrapping key of its mapping; nothing is connected."""
 
     declared: Declared
+    # Returns the secret of this name, or raises SecretMissing. Read once, when first needed.
     secret: Callable[[str], bytes]
+    # Returns the wrapping key, or raises SecretMissing.
     wrapping_key: Callable[[], WrappingKey | None]
+    # The endpoint of the target account, "" for none.
     targets: str = ""
+    # The endpoint of `[tables]`, "" where it is not known.
     tables: str = ""
 
     @classmethod
     def of(cls, config: Config, declared: Declared) -> Prepared:
-        """Prepare a migration of a project.
-
-        Raises:
-            ConfigurationError: it has a table in the account of `[targets]`, and there is no such section.
-        """
+        """Prepare a migration of a project. Raises ConfigurationError: it has a table in the target account,
+        and there is no section `[targets]`."""
         if config.targets is None and declared.migration.is_elsewhere:
             lines = declared.content.decode("utf-8", "replace").split("\n")
             line = next((number for number, text in enumerate(lines, 1) if ELSEWHERE in text), None)
@@ -86,7 +67,7 @@ class Prepared:
 
     @property
     def elsewhere(self) -> str:
-        """The endpoint of the account of targets, if the migration has a table there; else ""."""
+        """The endpoint of the target account, if the migration has a table there; else ""."""
         return self.targets if self.declared.migration.is_elsewhere else ""
 
     def endpoints(self, config: Config) -> str:
@@ -94,7 +75,7 @@ class Prepared:
         return " ".join(filter(None, (config.endpoints, self.elsewhere)))
 
     def require_place(self, row: ControlRow) -> None:
-        """Refuse an account of targets other than that which a migration began with. Raises Moved."""
+        """Raise Moved for a target account other than that which a migration began with."""
         if self.elsewhere and not is_same_account(self.elsewhere, row.elsewhere):
             raise Moved(
                 f"the account of [targets] is not the one that {self.declared.script_id} began with",
@@ -116,7 +97,7 @@ class Prepared:
 
     @property
     def missing(self) -> tuple[SecretMissing, ...]:
-        """The errors about the secrets that are missing."""
+        """The errors about the missing secrets. A plan reports all of them."""
         return tuple(self._read[1].values())
 
     @property
@@ -149,13 +130,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class OpenMigration:
-    """A migration and its accounts.
-
-    Attributes:
-        prepared: its declaration and secrets.
-        accounts: the accounts of its tables, and the restricted account.
-        control: its control row.
-    """
+    """A migration and its accounts."""
 
     prepared: Prepared
     accounts: Accounts
@@ -186,8 +161,7 @@ class OpenMigration:
         """Return propagate(k) with the source as the authority.
 
         Args:
-            mapping: the mapping of the migration.
-            table: returns a handle of the table of this name: one that repeats open writes, or one that does
+            table: returns a handle of the table of this name, which resends writes with unknown outcomes, or
                 not.
             width: how many rows of one key are read or written at a time.
         """
@@ -205,16 +179,9 @@ def open_migration(prepared: Prepared, accounts: Accounts) -> OpenMigration:
 
 async def secrets_refused(migration: OpenMigration, row: ControlRow | None) -> RekeyError | None:
     """Return why commands that map rows refuse a migration: a secret or the wrapping key is missing, or these
-    or the account of its targets are not those that it began with; None when nothing is wrong. No data key is
-    opened; Key Vault is asked for secrets.
-
-    Args:
-        migration: the migration.
-        row: its control row, None if it has not begun.
-
-    Raises:
-        ServiceError: the data keys cannot be read.
-    """
+    or the target account are not those that it began with; None when nothing is wrong. No data key is opened;
+    Key Vault is asked for secrets. `row`: the control row, None if the migration has not begun. Raises
+    ServiceError: the data keys cannot be read."""
     prepared, script_id = migration.prepared, migration.prepared.declared.script_id
     rows = []
     if row is not None and prepared.declared.migration.is_sealed:
@@ -233,14 +200,8 @@ async def secrets_refused(migration: OpenMigration, row: ControlRow | None) -> R
 
 
 def is_ours(prepared: Prepared, row: ControlRow, run_id: str | None) -> bool:
-    """Tell whether a control row is of this project's migration, not of another project's of the same id: by
-    the run that the state file knows or, without one, by the account and the tables.
-
-    Args:
-        prepared: the migration.
-        row: its control row, as the restricted store has it under the id.
-        run_id: of the run that the state file knows, None if it knows none.
-    """
+    """Tell whether a control row is of this project's migration, not of another project's with the same id:
+    by the run in the state file (`run_id`, None for none) or, without one, by the account and the tables."""
     if run_id == row.run_id:
         return True
     if row.tables_endpoint and prepared.tables and not _is_same_home(row.tables_endpoint, prepared.tables):
@@ -252,19 +213,18 @@ def is_ours(prepared: Prepared, row: ControlRow, run_id: str | None) -> bool:
 
 
 def _is_same_home(one: str, other: str) -> bool:
-    """Tell whether two endpoints are of one account. An emulator has another host for every machine and
-    container that uses it: there only the account's name counts."""
+    """Tell whether two endpoints are of one account."""
     if one.startswith("https:") and other.startswith("https:"):
         return is_same_account(one, other)
+    # An emulator has another host for every machine and container that uses it: only the account's name
+    # counts.
     return urlsplit(one).path.strip("/") == urlsplit(other).path.strip("/")
 
 
 def require_same_migration(prepared: Prepared, row: ControlRow, run_id: str | None) -> None:
     """Refuse a control row of another project's migration, then a declaration that changed since it began.
-    Called before anything else is asked: secrets, keys and tables of another declaration say nothing.
-
-    Args:
-        prepared, row, run_id: as of `is_ours`.
+    Call it before anything else: secrets, keys and tables of another declaration mean nothing. Arguments as
+    of `is_ours`.
 
     Raises:
         Refused: the row is another project's.
@@ -287,7 +247,7 @@ NAME_TAKEN_CURE = (
 
 
 def name_taken(script_id: str, row: ControlRow) -> str:
-    """Return that a control row of this id is of another project's migration, and of which."""
+    """Return the message that a control row of this id is of another project's migration, and of which."""
     account = f" in {row.tables_endpoint}" if row.tables_endpoint else ""
     tables = f"{row.source} -> {', '.join(row.targets)}{account}"
     return f"another project's migration {script_id} is in this restricted store: {tables}, in `{row.phase}`"
@@ -318,7 +278,8 @@ def require_same_secrets(script_id: str, began: Mapping[str, str], now: Mapping[
 
 
 def open_wrapping(config: Config) -> WrappingKey:
-    """Return the wrapping key of a configuration.
+    """Return the wrapping key of a configuration. Key Vault is asked when the key is first needed; a variable
+    or a file is read now, so that a missing one is reported before anything is done.
 
     Raises:
         SecretMissing: none is configured, or it is absent or shorter than 32 bytes.
@@ -337,14 +298,16 @@ def open_wrapping(config: Config) -> WrappingKey:
 
 def _opened(source: SecretSource) -> WrappingKey:
     if source.kind is SecretKind.KEY_VAULT:
-        from rekey.mapping.vault import KeyVaultWrappingKey  # with the errors of the Azure SDK
+        from rekey.mapping.vault import KeyVaultWrappingKey  # imports the errors of the Azure SDK
 
         return KeyVaultWrappingKey(source.where)
     return LocalWrappingKey(read_wrapping(source))
 
 
 def connect(config: Config) -> Accounts:
-    """Return the accounts; a connection is made by the first request. Raises ConfigurationError."""
+    """Return the accounts; the first request connects. Raises ConfigurationError."""
+    # https without a key uses the identity of the process (`DefaultAzureCredential`); http, which is
+    # loopback, always needs a key.
     opened = {
         section: AzureTableService.open(
             account.endpoint,
@@ -359,5 +322,5 @@ def connect(config: Config) -> Accounts:
 def joined(
     *, tables: TableService, targets: TableService | None = None, restricted: TableService
 ) -> Accounts:
-    """Return accounts that were opened one by one; None: there is no account of targets."""
+    """Return accounts that were opened one by one; None: there is no target account."""
     return Accounts(tables if targets is None else TwoAccounts(tables, targets), restricted)

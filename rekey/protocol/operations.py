@@ -1,14 +1,4 @@
-"""What one operation does to one row, and what the service's answers say about it. Pure.
-
-Rules kept here:
-
-* The result of an operation is computed from the row as read, with the errors that the service itself would
-  answer.
-* A merge is sent on the condition of the row that was read: only then is the result known, so that it can be
-  mapped.
-* An error either says that nothing was applied, or leaves the outcome open. Only errors that are known to say
-  the first (`NOT_APPLIED`) count as that.
-"""
+"""What one operation does to one row, and what the service's answers imply for it. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +29,8 @@ MERGES = frozenset({Verb.MERGE, Verb.INSERT_OR_MERGE})
 # Verbs that can create a row.
 CREATES = frozenset({Verb.INSERT, Verb.INSERT_OR_REPLACE, Verb.INSERT_OR_MERGE})
 
-# Errors that say that the request changed nothing, and never will.
+# Errors after which the request certainly changed nothing, and never will. After any other the outcome is
+# unknown.
 NOT_APPLIED = (
     RowExists,
     RowMissing,
@@ -56,11 +47,8 @@ NOT_APPLIED = (
 
 
 def as_stored(operation: Operation) -> tuple[Operation, bool]:
-    """Return an operation with its row as it is sent, and whether the service stores it in that form.
-
-    Raises:
-        RequestRejected: the service would refuse the row's key.
-    """
+    """Return an operation with its row as it is sent, and whether the service stores it in that form. Raises
+    RequestRejected: the service would refuse the row's key."""
     if operation.verb is Verb.DELETE:
         check_key_part(operation.row.get("PartitionKey"))
         check_key_part(operation.row.get("RowKey"))
@@ -75,15 +63,8 @@ def is_conditional(operation: Operation) -> bool:
 
 
 def row_after(operation: Operation, before: Row | None) -> Row | None:
-    """Return a row's content after an operation, None when it is deleted.
-
-    Args:
-        operation: as stored.
-        before: the row as read, None when there is none.
-
-    Raises:
-        RowExists, RowMissing, ConditionFailed: as the service would answer.
-    """
+    """Return a row's content after an operation, None when it is deleted. `before`: the row as read, None
+    when there is none. Raises RowExists, RowMissing, ConditionFailed as the service would answer."""
     if operation.verb is Verb.INSERT:
         if before is not None:
             raise error_of(409, "EntityAlreadyExists", "the row is there")
@@ -101,18 +82,18 @@ def row_after(operation: Operation, before: Row | None) -> Row | None:
 
 
 def as_sent(operation: Operation, before: Row | None) -> Operation:
-    """Return an operation as it is sent on the condition of the row read, or as an insert where there was
-    none."""
+    """Return an operation as sent on the condition of the row read, or as an insert where there was none."""
     if before is None:
         return Operation(Verb.INSERT, operation.row)
     if operation.verb is Verb.DELETE:
         return Operation(Verb.DELETE, operation.row, etag_of(before))
+    # Only a conditional merge has a known result, which can be mapped.
     verb = Verb.MERGE if operation.verb in MERGES else Verb.REPLACE
     return Operation(verb, operation.row, etag_of(before))
 
 
 def is_lost_race(error: RekeyError, given: Operation, sent: Operation) -> bool:
-    """Tell whether an operation failed only on a condition that the caller never set: it is computed anew."""
+    """Tell whether an operation failed only on a condition that the caller never set, and is retried."""
     raced = isinstance(error, RowExists | RowMissing | ConditionFailed)
     return raced and sent is not given and not is_conditional(given)
 

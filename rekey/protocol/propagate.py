@@ -1,27 +1,5 @@
-"""propagate(k): make the replicas of one source key equal what the authority says now.
-
-Rules kept here (ADR 0017; each was found by searching all interleavings):
-
-* In every round the replicas are read first, then the authority. The other way round, a slow propagator
-  overwrites newer rows.
-* Every write is conditional on what was read: replace and delete on the ETag, insert on absence.
-* After its last write propagate reads the authority again, and stops only if that is still the row it wrote
-  from. An ETag that held says that the replica did not change; it does not say that the authority did not:
-  another writer may have found the replica equal to its own row and left it alone. After an insert-if-absent
-  a whole round follows: absence has no version, so a row may have come and gone, and its target key may have
-  passed to another owner.
-* A target key is claimed in the mapping before a row is written under it, and after a claim the round starts
-  again, because the replicas must be read before the authority.
-* Main and secondary rows of one partition are written in one transaction (`replicas`). If a secondary row
-  still goes with the main row that had its key before, that row's transaction is sent first.
-* Only rows that the source key owns are touched: a main row by its reverse row, an index row by its pointer.
-* Where a main key has passed to another source row, that row is propagated as well: it may have found an
-  index row of the former owner equal to its own and left it alone, before a delete for the former owner took
-  it.
-* A caller without an intent of its own for the key (the runner) announces the key before the first write, and
-  ends the announcement only when no outcome stayed open: a propagate that was cut off, or whose writes are
-  still in flight, is found in the journal.
-"""
+"""propagate(k): make the replicas of one source key equal what the authority says now. The rules (ADR 0017)
+were each found by searching all interleavings."""
 
 from __future__ import annotations
 
@@ -59,8 +37,8 @@ MAX_ROUNDS = 100
 class Propagated:
     """The result of one propagate: how many replica rows were inserted, replaced and deleted.
 
-    `open` says that the outcome of a write stayed unknown: the replicas are as they should be now, but a
-    request that is still in flight may change them. Propagate again once it cannot take effect any more.
+    `open`: a write has an unknown outcome. The replicas are as they should be now, but a request in flight
+    may change them: propagate again once it cannot take effect any more.
     """
 
     inserted: int = 0
@@ -70,7 +48,6 @@ class Propagated:
 
     @property
     def changed(self) -> bool:
-        """Tell whether anything was written."""
         return bool(self.inserted or self.replaced or self.deleted)
 
 
@@ -81,7 +58,7 @@ class Announced(Protocol):
         """Raise Unavailable when the announced time is over."""
 
     async def end(self) -> None:
-        """End the announcement: the replicas are what the authority says, and no outcome is open."""
+        """End the announcement: the replicas match the authority, and no outcome is unknown."""
 
 
 # Announces that the replicas of a source key are about to be written.
@@ -108,12 +85,12 @@ class Tally:
             self._announced.check()
 
     def add(self, operation: Operation, outcome: Outcome) -> None:
-        """Count one write by its outcome."""
         self.counts[operation.verb] += bool(outcome)
         self.open = self.open or outcome is Outcome.OPEN
 
     async def result(self) -> Propagated:
-        """End the announcement, unless an outcome is open, and return what was done."""
+        """End the announcement and return what was done."""
+        # With an unknown outcome the announcement stays: the key is found again in the journal.
         if self._announced is not None and not self.open:
             await self._announced.end()
         counts = self.counts
@@ -121,35 +98,31 @@ class Tally:
 
 
 def needs_another_round(writes: Sequence[Operation]) -> bool:
-    """Tell whether another whole round must follow a round's writes, all done: one of them is an insert."""
+    """Tell whether a whole round must follow these writes, all of them done: one was an insert."""
+    # Absence has no version: before the insert a row may have come and gone, and its target key may have
+    # passed to another owner.
     return any(write.verb is Verb.INSERT for write in writes)
 
 
 @dataclass(eq=False, repr=False)
 class Propagator:
-    """Propagates from the source, as the authority, to the main target and its index tables.
-
-    Attributes:
-        source, targets: the authority, and the replicas: main first, then index tables.
-        mapper: the declaration at work.
-        mapping: the mapping rows.
-        width: how many replica rows of one key are read or written at the same time.
-        announce: announces keys before their replicas are written; None where the caller has done that.
-        ignoring: by table number, the properties that are not compared.
-    """
+    """Propagates from the source, as the authority, to the main target and its index tables."""
 
     source: Table
+    # The replicas: main first, then index tables.
     targets: Sequence[Table]
     mapper: Mapper
     mapping: MappingStore
+    # How many replica rows of one key are read or written at the same time.
     width: int = 1
+    # Announces keys before their replicas are written; None where the caller has done that.
     announce: Announce | None = None
+    # By table number, the properties that are not compared.
     ignoring: Mapping[int, frozenset[str]] = field(default_factory=dict)
     # Whether a key without a forward row is propagated, which gives it its mapping rows.
     lists_keys: ClassVar[bool] = True
 
     def tally(self, source_key: EntityKey) -> Tally:
-        """Return the tally of one propagate of a key."""
         return Tally(source_key, self.announce)
 
     async def propagate(self, source_key: EntityKey) -> Propagated:
@@ -159,14 +132,16 @@ class Propagator:
             Collision: a target key it maps to belongs to another source row.
             RowRefused: the mapping cannot be applied to the authority's row; names it by safe id.
             Unavailable: the row changed in every one of `MAX_ROUNDS` rounds.
-            Ambiguous: a write failed while the outcome of another one is open.
+            Ambiguous: a write failed while the outcome of another one is unknown.
         """
         with on_top(OnTop.CHANGES):
             tally = self.tally(source_key)
             for former in sorted(await self._propagate(source_key, tally)):
+                # The key has passed to another source row, which may have found our index row equal to its
+                # own and left it alone, before our delete removed it.
                 owner = await self._holder_of(former)
                 if owner is not None and owner != source_key:
-                    # A new owner that cannot be propagated is told where it is written or verified.
+                    # A new owner that cannot be propagated is reported where it is written or verified.
                     with suppress(RowRefused, Collision):
                         await self._propagate(owner, tally)
             return await tally.result()
@@ -186,7 +161,6 @@ class Propagator:
         """Propagate one source key alone; return the main target keys that it lists and has no row under.
 
         Args:
-            source_key: the old key.
             tally: counts the writes; its key is the announced one.
             room_for: secondary keys that other rows wait for, the newest last: only the transaction of its
                 partition is sent, and only on the condition of a main row that was read.
@@ -196,6 +170,7 @@ class Propagator:
             if forward is None and not self.lists_keys:
                 return set()
             listed = forward.targets if forward else frozenset[TargetKey]()
+            # The replicas before the authority: the other way round, a slow propagator overwrites newer rows.
             found = await self._read_replicas(source_key, listed)
             if self.mapper.together and not await self._is_listed_as(source_key, forward):
                 continue
@@ -203,13 +178,15 @@ class Propagator:
             expected = self.expected_of(source_key, authority, found.get(source_place(source_key)))
             unlisted = await self._unlisted(source_key, expected, listed, authority)
             if unlisted:
+                # Before a row is written under the keys. A new round follows, so that replicas are read
+                # before the authority.
                 await self._claim(source_key, forward, unlisted, tally)
                 continue
             found = await self._owned(source_key, expected, found, listed, tally, room_for)
             main = self._main_of(expected, found, authority)
             writes = with_main(difference(expected, found, self.ignoring), main, self.mapper.together)
             if room_for:
-                # Another key is announced, not this one: what may land late must be harmless here.
+                # Another key is announced, not this one: a delayed write must be harmless here.
                 writes = [one for one in writes if one[0].partition == room_for[-1].partition]
                 if not any(place.table == 0 and operation.etag for place, operation in writes):
                     return set()
@@ -221,17 +198,9 @@ class Propagator:
     def expected_of(
         self, source_key: EntityKey, authority: Row | None, _source_row: Row | None = None
     ) -> Rows:
-        """Return the replicas' rows as they should be when the authority's row is `authority`.
-
-        Args:
-            source_key: the old key.
-            authority: the authority's row, None when there is none.
-            _source_row: the source row as read, where the source is a replica: it keeps what the mapping
-                drops.
-
-        Raises:
-            RowRefused: the mapping cannot be applied to the authority's row; names it by safe id.
-        """
+        """Return the replicas' rows as they should be when the authority's row is `authority` (None: there is
+        none). `_source_row`: the source row as read, where the source is a replica: it keeps what the mapping
+        drops. Raises RowRefused, with the row's safe id: the mapping cannot be applied to the row."""
         if authority is None:
             return {}
         try:
@@ -241,7 +210,7 @@ class Propagator:
         return {TargetKey(table, *key_of(row)): row for table, row in mapped}
 
     async def still_owns(self, source_key: EntityKey, target: TargetKey) -> bool:
-        """Tell whether the authority has a row of a source key now that stands under or maps to `target`."""
+        """Tell whether the authority now has a row of a source key that is under or maps to `target`."""
         return target in self.expected_of(source_key, await self._authority(source_key))
 
     def row_id(self, source_key: EntityKey) -> str:
@@ -280,11 +249,10 @@ class Propagator:
         except ServiceError as error:
             if not tally.open:
                 raise
-            # That this write failed may be certain, but another one's outcome is open: the caller must know.
+            # Even if this write certainly failed, another one's outcome is unknown, and the caller must know.
             raise Ambiguous("a replica's write may yet happen", code=error.code) from error
 
     def too_busy(self, source_key: EntityKey) -> Unavailable:
-        """Return the error for a row that kept changing."""
         return Unavailable(
             f"row {self.row_id(source_key)} changed in every one of {MAX_ROUNDS} attempts to propagate it",
             hint="run the same command again when the row is less busy",
@@ -300,8 +268,8 @@ class Propagator:
         return None if owner is None else owner.source
 
     async def yield_or_collide(self, source_key: EntityKey, target: TargetKey, found: Row) -> None:
-        """Raise Collision when the index row `found`, in the place of ours, belongs to a source row that
-        still maps there; otherwise it is a leftover of another main row and may be replaced."""
+        """Raise Collision when the index row `found`, in our row's place, belongs to a source row that still
+        maps there; otherwise it is a leftover of another main row and may be replaced."""
         owner = await self.owner_of(pointer_of(found))
         if owner is not None and owner != source_key and await self.still_owns(owner, target):
             raise self.mapping.collision(target, owner, source_key)
@@ -314,19 +282,20 @@ class Propagator:
         return next((row for place, row in found.items() if place.table == 0 and place in expected), None)
 
     async def _is_last(self, source_key: EntityKey, writes: Writes, authority: Row | None) -> bool:
-        """Tell whether a round whose writes are all done is the last: it wrote nothing, or it inserted
-        nothing and the authority is still `authority`."""
+        """Tell whether a round whose writes are all done is the last."""
         if not writes:
             return True
         if needs_another_round([operation for _, operation in writes]):
             return False
+        # An ETag that held shows that the replica did not change, not that the authority did not: another
+        # writer may have found the replica equal to its own row and left it alone.
         return version_of(await self._authority(source_key)) == version_of(authority)
 
     async def _read_replicas(self, _source_key: EntityKey, listed: frozenset[TargetKey]) -> Rows:
         """Return the rows found where replicas of a key may be; `listed`: what its forward row lists."""
         secondary = {one for one in listed if one.table in self.mapper.together and one.table > 0}
         for _ in range(MAX_ROUNDS):
-            # Main rows first: while the ETag of one holds, what goes with it is what is read after it.
+            # Main rows first: while a main row's ETag holds, its secondary rows are those read after it.
             rows = await self.read(sorted(listed - secondary)) | await self.read(sorted(secondary))
             alone = {
                 TargetKey(0, *main)
@@ -334,14 +303,14 @@ class Propagator:
                 for main in pointed([rows[place]], place.partition)
                 if TargetKey(0, *main) in listed and rows[TargetKey(0, *main)] is None
             }
-            # A main row that is still not there is gone, and what points to it is left over, or gone as well.
+            # A main row that is still missing is gone, and what points to it is a leftover, or gone as well.
             if not any((await self.read(sorted(alone))).values()):
                 break
         return {target: row for target, row in rows.items() if row is not None}
 
     async def _is_listed_as(self, source_key: EntityKey, forward: Forward | None) -> bool:
-        """Tell whether the forward row is as it was read: else a main row that was read after it may have a
-        secondary row that it did not list."""
+        """Tell whether the forward row is unchanged since it was read: otherwise a main row read later may
+        have a secondary row that it did not list."""
         now = await self.mapping.forward(source_key)
         return (now and now.etag) == (forward and forward.etag)
 
@@ -352,13 +321,12 @@ class Propagator:
     async def _claim(
         self, source_key: EntityKey, forward: Forward | None, targets: set[TargetKey], _tally: Tally
     ) -> None:
-        """Claim target keys. `forward`: the forward row as read. Raises Collision, RowRefused."""
         await self.mapping.claim(source_key, forward, targets, self.still_owns)
 
     async def _unlisted(
         self, source_key: EntityKey, expected: Rows, listed: frozenset[TargetKey], _authority: Row | None
     ) -> set[TargetKey]:
-        """Return the target keys that this source key has not claimed, or does not own any more."""
+        """Return the target keys that this source key has not claimed, or no longer owns."""
         unlisted = {target for target in expected if target.table != SOURCE_TABLE} - listed
         for target in sorted(expected.keys() & listed):
             # A listed key may have another owner by now: the claim can pass on while our row is gone.
@@ -376,10 +344,11 @@ class Propagator:
         room_for: Sequence[TargetKey],
     ) -> Rows:
         """Return `found` without the rows that belong to another source row by now."""
+        # A main row belongs to its reverse row's owner, an index row to the main row that it points to.
         own = dict(found)
         main_keys = {target.key for target in listed if target.table == 0}
         pointers = {pointer_of(row) for target, row in found.items() if target.table > 0} & main_keys
-        # A main key that is listed may have passed on, to a row whose index row stands under the same key.
+        # A listed main key may have passed on, to a row whose index row is under the same key.
         pointers = {one for one in sorted(pointers) if await self.is_owner(source_key, one)}
         for target, row in found.items():
             if target.table == 0:
@@ -391,7 +360,7 @@ class Propagator:
                     mine = True
                     passes_on = target.table in self.mapper.together and target not in room_for
                     if passes_on and (owner := await self.owner_of(pointer_of(row))) is not None:
-                        # Its main row may stand as it was: the two change together, before the key passes on.
+                        # Its main row may be unchanged: both change together, before the key passes on.
                         await self._propagate(owner, tally, [*room_for, target])
             if not mine:
                 del own[target]

@@ -1,22 +1,4 @@
-"""The rows of the clients: which clients write through rekey, the epoch they act by, and their open work.
-
-Rules kept here:
-
-* One row for each client in the restricted table `rekeycontrol`: PartitionKey the script's id, RowKey
-  `client.<id>`. Only its client writes it, and every beat writes the whole row; ids are random and never
-  used again.
-* A client is over once nothing that it began can take effect any more: the row's Timestamp (the service's),
-  plus its lease, its longest operation and a margin, is past by the service's clock. Until then it is waited
-  for.
-* A process that is suspended between checking its lease and sending a request (it is stopped, its machine is
-  moved) may send the request when it resumes. So requests of a client that was given up without having ended
-  in order may arrive until the service refuses what it had signed (`refused_at`): until then its intents are
-  kept.
-* An epoch counts as acknowledged only together with the run it belongs to: after a rollback another run
-  counts its epochs from 1 again.
-* A row is deleted together with adding its counts to those of clients that have ended.
-* A row that this program cannot read is an error; its client is never left out of the list.
-"""
+"""The rows of the clients: who writes through rekey, the epoch they act by, and their unsettled work."""
 
 from __future__ import annotations
 
@@ -36,7 +18,7 @@ from rekey.protocol.stored import INT64, MAPPING, SECONDS, TEXT, WHOLE, Kind, co
 from rekey.tables.base import SIGNED_S, Operation, TableService, Verb
 
 CLIENT_PREFIX = "client."
-# The row key of what clients had counted whose rows are gone.
+# The row key of the counts of clients whose rows are gone.
 _ENDED = "ended"
 # Attempts to add to it, while other clients do.
 _ENDINGS = 10
@@ -48,48 +30,45 @@ _COUNTS = Kind(
 )
 # Seconds allowed for clocks that run at different rates and for servers of one service that disagree.
 SAFETY_S = 5.0
-# For how many seconds at least the row of a client that is over is kept.
+# Minimum seconds for which the row of a client that is over is kept.
 PURGE_AFTER_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRow:
-    """One client as its row describes it.
+    """One client as its row describes it. Only the client writes it; each beat writes the whole row."""
 
-    Attributes:
-        client_id: random, of this client object in this process.
-        name: the name that the application gave it; for people.
-        view: `old` or `new`.
-        host, pid: where it runs.
-        version: of rekey.
-        epoch: the newest epoch it has acknowledged: no operation of an older one runs in it; 0: none yet.
-        lease_s: seconds for which it trusts what it read in the control row.
-        longest_s: seconds within which an operation that it begins has taken effect, or never does.
-        beat_at: its last beat, in ticks of the service's clock; 0 for a row that was not read.
-        in_flight: the number of operations in flight.
-        left: the number of keys whose replicas it still has to bring up to date.
-        counters: what it has counted since it began, by name.
-        run_id: the run that the epoch belongs to, "" while there is no control row.
-        refuses: the code of the reason that keeps it from dual writes, "" when there is none.
-        late_s: seconds after which the service refuses what the client has signed.
-        etag: as read.
-    """
-
+    # Random, of this client object in this process; never used again.
     client_id: str
+    # Given by the application; for people.
     name: str = field(metadata=column("Name"))
+    # `old` or `new`.
     view: str = field(metadata=column("View", TEXT))
+    # Where it runs.
     host: str = field(metadata=column("Host"))
     pid: int = field(metadata=column("Pid", WHOLE))
+    # Of rekey.
     version: str = field(metadata=column("Version"))
+    # The newest epoch it has acknowledged: no operation of an older one runs in it; 0: none yet.
     epoch: int = field(metadata=column("Epoch", INT64))
+    # Seconds for which it trusts what it read in the control row.
     lease_s: float = field(metadata=column("LeaseMs", SECONDS))
+    # Seconds within which an operation that it begins takes effect, or not at all.
     longest_s: float = field(metadata=column("LongestMs", SECONDS))
+    # Its last beat, in ticks of the service's clock; 0 for a row that was not read.
     beat_at: int = 0
+    # The number of operations in flight.
     in_flight: int = field(default=0, metadata=column("InFlight", WHOLE))
+    # The number of keys whose replicas it still has to settle.
     left: int = field(default=0, metadata=column("Left", WHOLE))
+    # Its counts since it began, by name.
     counters: Mapping[str, int] = field(default_factory=dict, metadata=column("Counters", _COUNTS))
+    # The run that the epoch belongs to, "" while there is no control row: after a rollback another run counts
+    # epochs from 1 again.
     run_id: str = field(default="", metadata=column("RunId"))
+    # The code of the reason that keeps it from dual writes, "" when there is none.
     refuses: str = field(default="", metadata=column("Refuses"))
+    # Seconds after which the service refuses what the client has signed.
     late_s: float = field(default=SIGNED_S, metadata=column("LateMs", SECONDS, may_be_absent=True))
     etag: str = ""
 
@@ -117,16 +96,14 @@ def over_at(row: ClientRow) -> int:
 def refused_at(row: ClientRow) -> int:
     """Return from when on the service refuses every request that the client has signed, unless it beats
     again, in ticks of the service's clock."""
+    # A process suspended between checking its lease and sending may send when it resumes: until then the
+    # intents of a client that did not end in order are kept.
     return over_at(row) + _ticks(row.late_s)
 
 
 def is_over(row: ClientRow, now: int) -> bool:
-    """Tell whether no operation of the client can take effect any more.
-
-    Args:
-        row: as listed; a later beat only means that the client has read the control row since.
-        now: ticks of the service's clock.
-    """
+    """Tell whether no operation of the client can take effect any more, at `now` in ticks of the service's
+    clock. `row`: as listed; a later beat only means that the client has read the control row since."""
     return now >= over_at(row)
 
 
@@ -143,7 +120,7 @@ def is_current(row: ClientRow, run_id: str, epoch: int) -> bool:
 
 
 def settlers(rows: Iterable[ClientRow], now: int) -> list[ClientRow]:
-    """Return the clients that settle what dead clients left, in the order in which they begin: those that are
+    """Return the clients that settle dead clients' intents, in the order in which they begin: those that are
     live and refuse nothing."""
     able = [row for row in rows if not row.refuses and standing(row, now) is Standing.LIVE]
     return sorted(able, key=lambda row: row.client_id)
@@ -180,19 +157,16 @@ class Registry:
     """The clients of one migration, in the restricted store."""
 
     def __init__(self, restricted: TableService, script_id: str) -> None:
-        """Create the registry from the tables of the restricted account; no request is sent yet."""
         self._service = restricted
         self._table = restricted.table(CONTROL_TABLE)
         self.script_id = script_id
 
     async def list(self) -> list[ClientRow]:
-        """Return all clients that have a row, those that are over included.
-
-        A client that is not listed registers after this call began, and reads the control row after it has
-        registered.
+        """Return all clients that have a row, those that are over included. A client that is not listed
+        registers after this call began, and reads the control row after that.
 
         Raises:
-            StateUnusable: a row cannot be read by this program.
+            StateUnusable: a row cannot be read by this program; its client is never left out instead.
             ServiceError: the restricted store failed.
         """
         within = KeyRange(EntityKey(self.script_id, CLIENT_PREFIX), EntityKey(self.script_id, _BEHIND_ALL))
@@ -205,7 +179,7 @@ class Registry:
         return found
 
     async def beat(self, client: ClientRow) -> None:
-        """Write the client's row, replacing the one that is there; create the table if there is none yet."""
+        """Write the client's row, replacing the present one; create the table if there is none yet."""
         row = to_row(self.script_id, client)
         try:
             await self._table.upsert(row)
@@ -214,7 +188,7 @@ class Registry:
             await self._table.upsert(row)
 
     async def ended(self) -> Mapping[str, int]:
-        """Return what clients had counted whose rows are gone, by name."""
+        """Return the counts of clients whose rows are gone, by name."""
         try:
             row = await self._table.get(EntityKey(self.script_id, _ENDED))
         except TableMissing:
@@ -222,11 +196,10 @@ class Registry:
         return {} if row is None else dict(_COUNTS.read(row["Counters"]))
 
     async def delete(self, client_id: str, counters: Mapping[str, int], etag: str = "*") -> bool:
-        """Delete a client's row and keep what it has counted, in one transaction; return whether it was
-        there. For the client itself, once it has no operation in flight, and for clients that are over.
+        """Delete a client's row and keep its counts, in one transaction; return whether it was there. For the
+        client itself, once it has no operation in flight, and for clients that are over.
 
         Args:
-            client_id: names it.
             counters: what it has counted.
             etag: of its row, "*" for any.
 
@@ -260,11 +233,8 @@ class Registry:
 
     async def purge(self, now: int) -> int:
         """Delete the rows of clients that have been over for `PURGE_AFTER_S` seconds and whose signed
-        requests the service refuses (`refused_at`); return how many.
-
-        A client that beats meanwhile keeps its row. One that beats later inserts it anew, and reads the
-        control row after that.
-        """
+        requests the service refuses (`refused_at`); return how many. A client that beats meanwhile keeps its
+        row; one that beats later inserts it again, and reads the control row after that."""
         purged = 0
         for client in await self.list():
             if now < max(over_at(client) + _ticks(PURGE_AFTER_S), refused_at(client)):

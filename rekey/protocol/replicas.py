@@ -1,24 +1,5 @@
-"""The rows of one key in all its tables, and the writes that make the replicas what they should be. Pure.
-
-Rules kept here:
-
-* A replica is named by table number and key: 0 the main target, 1 and up the index tables, `SOURCE_TABLE` the
-  source, which is a replica too once the target is the authority.
-* Every write of a replica is conditional on what was read: replace and delete on the ETag, insert on absence.
-* A replica row read before the authority was written is older than that write, so it may be overwritten. One
-  read during that write may be another writer's newer row: it is overwritten only if it holds what was
-  expected before the write.
-* Right after a write of the authority even a replica row that is as it should be is written: its new ETag
-  stops a writer that read it before and would overwrite it.
-* Main and secondary rows of one partition are written in one transaction, and never a secondary row without
-  its main row. A main row that is as it should be is written again on the condition of its ETag: so its ETag
-  is the version of all of them. Hence main rows are read before their secondary rows.
-* Where nothing is written because no row was found, that place has to be read once more.
-* A target row is expressed in the source only if mapping the source row forward again gives exactly this
-  target row, key and content. A row that would lose anything is refused. Properties that hold the source's
-  Timestamp are left out of that: the service sets it, and it cannot be foreseen.
-* A source row that maps to the target row already is kept unchanged, with its own spelling.
-"""
+"""The rows of one key in all its tables, and the writes that make the replicas what they should be. Every
+write is conditional: replace and delete on the ETag as read, insert on absence. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +14,7 @@ from rekey.mapping.rows import TargetKey, pointer_of
 from rekey.model import TIMESTAMP, EntityKey, Row, content_of, etag_of, key_of
 from rekey.tables.base import MAX_BATCH_OPERATIONS, Operation, Verb
 
-# The table number of the source, where it is a replica.
+# The table number of the source, where it is a replica; 0 is the main target, 1 and up the index tables.
 SOURCE_TABLE = -1
 # The Timestamp of rows that were not written yet, where a mapping reads it.
 STAND_IN = "2000-01-01T00:00:00.0000000Z"
@@ -51,15 +32,15 @@ Seen = Mapping[TargetKey, Row | None]
 
 
 def source_place(source_key: EntityKey) -> TargetKey:
-    """Return the name of a source row as a replica: `SOURCE_TABLE` and its key."""
+    """Return the place of a source row as a replica: `SOURCE_TABLE` and its key."""
     return TargetKey(SOURCE_TABLE, *source_key)
 
 
 def follow(
     expected: Rows, early: Seen, late: Seen, before: Rows, ours: Collection[TargetKey]
 ) -> tuple[Writes, bool] | None:
-    """Return the writes of the replicas that follow a write of the authority, and whether to read again: a
-    row was absent, or not ours, and nothing is written in its place. None when only propagate can decide.
+    """Return the writes of the replicas that follow a write of the authority, and whether to reread: a row
+    was absent, or not ours, and nothing is written in its place. None when only propagate can decide.
 
     Args:
         expected: the rows as they should be now.
@@ -79,6 +60,8 @@ def follow(
         elif target not in ours or not _is_older(target, present, early, before):
             return None
         else:
+            # Even if it is as it should be: its new ETag stops a writer that read it before and would
+            # overwrite it.
             writes.append((target, Operation(Verb.REPLACE, row, etag_of(present))))
     for target, present in {**late, **early}.items():
         if target in expected:
@@ -93,7 +76,8 @@ def follow(
 
 
 def _is_older(target: TargetKey, present: Row, early: Seen, before: Rows) -> bool:
-    """Tell whether a row that was read is surely no newer than the authority's write."""
+    """Tell whether a row that was read is certainly no newer than the authority's write."""
+    # A row read during the write may be another writer's newer one, unless it holds what was expected before.
     return target in early or (target in before and same_content(before[target], present))
 
 
@@ -107,13 +91,8 @@ def same_content(one: Row, other: Row, ignoring: frozenset[str] = frozenset()) -
 
 
 def difference(expected: Rows, found: Rows, ignoring: Mapping[int, frozenset[str]]) -> Writes:
-    """Return the conditional writes that turn `found` into `expected`.
-
-    Args:
-        expected: the rows as they should be.
-        found: the rows as they were read.
-        ignoring: by table number, the properties that are not compared.
-    """
+    """Return the conditional writes that turn `found` into `expected`. `ignoring`: by table number, the
+    properties that are not compared."""
     writes: Writes = []
     for target, row in expected.items():
         present = found.get(target)
@@ -128,12 +107,12 @@ def difference(expected: Rows, found: Rows, ignoring: Mapping[int, frozenset[str
 
 
 def with_main(writes: Writes, main: Row | None, together: Collection[int]) -> Writes:
-    """Return writes, with one of the main row as it is where they change secondary rows of its partition.
+    """Return writes of one source key, with one of its unchanged main row added where they change secondary
+    rows of its partition.
 
     Args:
-        writes: of one source key.
         main: its main target row as read, None when there is none.
-        together: numbers of the tables whose rows stand in the main target's.
+        together: numbers of the tables whose rows share the main target's table.
     """
     if main is None:
         return writes
@@ -141,6 +120,8 @@ def with_main(writes: Writes, main: Row | None, together: Collection[int]) -> Wr
     beside = [one for one, _ in writes if one.table in together and one.partition == place.partition]
     if not beside or place in beside:
         return writes
+    # So the main row's ETag is the version of all of them; hence main rows are read before their secondary
+    # rows.
     return [(place, Operation(Verb.REPLACE, content_of(main), etag_of(main))), *writes]
 
 
@@ -168,25 +149,19 @@ def transactions(writes: Writes, together: Collection[int]) -> list[Writes]:
     groups: defaultdict[object, Writes] = defaultdict(list)
     for place, operation in writes:
         groups[place.partition if place.table in together else place].append((place, operation))
-    most = MAX_BATCH_OPERATIONS  # more only where rows were left over that no single change leaves
+    most = MAX_BATCH_OPERATIONS  # more only with leftovers of several changes
     return [group[at : at + most] for group in groups.values() for at in range(0, len(group), most)]
 
 
 def inverse(
     mapper: Mapper, source_key: EntityKey, target_row: Row, source_row: Row | None, *, cure: str = CURE
 ) -> Row:
-    """Return the source row that a main target row stands for.
+    """Return the source row that a main target row stands for: `source_row` itself when that already maps to
+    it, otherwise a new row, with a Timestamp for mapping it again. Only its `content_of` is written.
 
     Args:
-        mapper: the declaration at work.
-        source_key: the old key.
-        target_row: the main target row.
         source_row: the source row as it is now, None when there is none.
         cure: what to do about a row that cannot be expressed.
-
-    Returns:
-        `source_row` itself when it stands for the target row already; otherwise a new row, with a Timestamp
-        for mapping it again. Only its `content_of` is written.
 
     Raises:
         RowRefused: `not-reversible`, without the row's safe id.
@@ -194,7 +169,7 @@ def inverse(
     if source_row is not None and stands_for(mapper, source_row, target_row):
         return source_row
     desired = mapper.reverse(target_row, source_key, source_row)
-    # The Timestamp that the service will set cannot be foreseen: the old one, where there is one, stands in.
+    # The service's new Timestamp is unknown until the write: use the old one, where there is one.
     desired[TIMESTAMP] = (source_row or target_row).get(TIMESTAMP, STAND_IN)
     if problem := lost(mapper, desired, target_row):
         raise RowRefused("not-reversible", "target", problem, cure=cure)
@@ -202,16 +177,13 @@ def inverse(
 
 
 def lost(mapper: Mapper, source_row: Row, target_row: Row) -> str | None:
-    """Map a source row forward and return, as text, what of the main target row that does not reproduce; None
-    if it reproduces all of it.
-
-    Raises:
-        RowRefused: the source row cannot be mapped.
-    """
+    """Map a source row forward and return, as text, what of the main target row it does not reproduce (key or
+    content); None if it reproduces all of it. Raises RowRefused: the source row cannot be mapped."""
     main = mapper.map(source_row)[0].row
     if key_of(main) != key_of(target_row):
         return "mapped forward again, it would stand under another key"
     now, then = canonical_content(target_row), canonical_content(main)
+    # Copies of the source's Timestamp do not count: the service sets it.
     timed = mapper.timestamp_copies[0]
     if names := {name for name, *_ in set(now) ^ set(then) if name not in timed}:
         return f"the way back would lose or change these properties: {', '.join(sorted(names))}"

@@ -1,21 +1,4 @@
-"""propagate(k) with the sides exchanged: source and index rows follow the main target.
-
-Rules kept here:
-
-* The same as in `propagate`: replicas are read before the authority, every write is conditional on what was
-  read, after the last write the authority is read again, after an insert a whole round follows, and an index
-  key is listed in the mapping before a row is written under it.
-* The main target row of a source key is, of all main keys it ever had, the one that it owns and that exists.
-  So the list of those keys is part of what the authority says: it is read again whenever the authority is,
-  after the replicas. With an older list a row that moved meanwhile looks deleted, and its replicas would be
-  deleted.
-* A row that names another old key than the one that owns its key belongs to the one it names, if the forward
-  row of that one lists the key: a transaction has deleted one row and created the other (ADR 0017). The claim
-  passes on when the new owner is propagated, after the source row of the former one is gone.
-* Only rows of keys that the mapping knows are touched: a source row whose key was never claimed is no
-  replica.
-* A target row is written back to the source only if nothing of it is lost (`inverse`).
-"""
+"""propagate(k) with the sides exchanged: source and index rows follow the main target, by the same rules."""
 
 from __future__ import annotations
 
@@ -56,7 +39,7 @@ class ReversePropagator(Propagator):
             ServiceError, Findings: the key could not be propagated.
         """
         if side != SOURCE:
-            # No row was ever written under a main target key without an owner: claims come first.
+            # A main target key without an owner never had a row: claims come first.
             owner = await self.owner_of(key)
             if owner is None:
                 return Propagated()
@@ -64,11 +47,9 @@ class ReversePropagator(Propagator):
         return await (self.forward if authority == SOURCE else self).propagate(key)
 
     async def authority(self, forward: Forward | None) -> Row | None:
-        """Return the main target row of the source key of a forward row, None when there is none.
-
-        Raises:
-            RowRefused: two rows of the target claim the same old key.
-        """
+        """Return the main target row of the source key of a forward row: of all main keys it ever had, the
+        one that it owns and that exists; None when there is none. Raises RowRefused: two rows of the target
+        claim the same old key."""
         if forward is None:
             return None
         rows = await self.read(sorted(one for one in forward.targets if one.table == 0))
@@ -94,14 +75,17 @@ class ReversePropagator(Propagator):
             return None
 
     async def holder(self, row: Row) -> EntityKey | None:
-        """Return the old key that a main target row, as read before, belongs to; None where the mapping
-        does not know it."""
+        """Return the old key that a main target row, as read before, belongs to; None where the mapping does
+        not know it."""
         target = TargetKey(0, *key_of(row))
         owner, named = await self.owner_of(target.key), self.named_by(row)
         if owner is None or named is None or named == owner:
             return owner
+        # A row that names another old key than its key's owner belongs to that one if its forward row lists
+        # the key: a transaction has deleted one row and created the other (ADR 0017). The claim passes on
+        # when the new owner is propagated, after the former one's source row is gone.
         forward = await self.mapping.forward(named)
-        # Not listed: something else than a client changed the property, which is told when it goes back.
+        # Not listed: something other than a client changed the property, which is reported on rollback.
         return named if forward is not None and target in forward.targets else owner
 
     def expected_of(
@@ -141,7 +125,8 @@ class ReversePropagator(Propagator):
         for target in sorted(targets):
             owner = await self.owner_of(target.key) if target.table == 0 else None
             if owner is not None and owner != source_key:
-                # Its source row goes before its key: afterwards nothing would lead to that row.
+                # Its source row is removed before its key passes on: afterwards nothing would lead to that
+                # row.
                 await self._propagate(owner, tally)
         with suppress(Collision):  # the row is the former owner's again: the next round sees it
             await super()._claim(source_key, forward, targets, tally)
@@ -151,6 +136,8 @@ class ReversePropagator(Propagator):
 
     async def _authority(self, source_key: EntityKey) -> Row | None:
         """Return the main target row of a source key, of those keys that its forward row lists now."""
+        # The list of keys is part of what the authority says, so it is reread with it, after the replicas:
+        # with an older list a row that moved meanwhile looks deleted, and its replicas would be deleted.
         return await self.authority(await self.mapping.forward(source_key))
 
     async def _read_replicas(self, source_key: EntityKey, listed: frozenset[TargetKey]) -> Rows:

@@ -1,20 +1,5 @@
-"""The route of a dual-write client's operation: decided by phase, view, `copied` and `reverse` alone. Pure.
-
-Rules kept here (ADR 0017):
-
-* The old view addresses rows by old keys and reads the source until `complete`; the new view addresses rows
-  by new keys and reads the main target. The authority is the source in `dual_write`, the main target in
-  `cutover`.
-* The new view opens when the backfill is done (`copied`): before that it would miss rows.
-* Where there is no way back (`reverse=False`) nothing follows the target after cutover: writes in the new
-  view are plain then, and the old view, which is not kept current, can no longer be used.
-  In such a migration writes in the new view are refused before cutover: nothing says what they are in the
-  source.
-* In a freeze writes wait and reads go on.
-* Index tables and secondary rows are maintained by clients until the handover, also after `complete`: a write
-  in the new view goes the way that it goes in `cutover` (ADR 0046). In a migration without them nothing
-  follows after `complete`.
-"""
+"""The route of a dual-write client's operation, decided by phase, view, `copied` and `reverse` alone (ADR
+0017, ADR 0046). Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +26,6 @@ class View(StrEnum):
 
     @property
     def side(self) -> Side:
-        """The table this view addresses."""
         return SOURCE if self is View.OLD else TARGET
 
 
@@ -80,8 +64,8 @@ def authority(phase: ControlPhase | None) -> Side | None:
 
 
 def is_settled_by_clients(phase: ControlPhase | None, *, reverse: bool) -> bool:
-    """Tell whether live clients settle in a phase what dead ones left: not in a freeze, where the runner
-    does, and not where nothing follows the target. `reverse`: of the migration."""
+    """Tell whether live clients settle dead ones' intents in a phase: not in a freeze, where the runner does,
+    and not where no replica follows the target. `reverse`: of the migration."""
     match phase:
         case ControlPhase.DUAL_WRITE:
             return True
@@ -96,11 +80,12 @@ def route(
     """Return the route of a write.
 
     Args:
-        phase: what the control row says; None when there is no control row yet.
-        view: the view of the client.
-        copied: whether the control row says that the backfill is done.
-        reverse: whether the declaration has a way back.
-        maintained: whether the control row says that clients maintain index tables after `complete`.
+        phase: None when there is no control row yet.
+        copied: whether the backfill is done; before that the new view would miss rows.
+        reverse: whether the declaration allows rollback after cutover. Without it no replica follows the
+            target, so the old view is no longer current.
+        maintained: whether clients maintain index tables after `complete`: then replicas follow as in
+            `cutover`.
     """
     match phase:
         case None | ControlPhase.SOURCE:
@@ -108,6 +93,7 @@ def route(
         case ControlPhase.DUAL_WRITE:
             if view is View.OLD:
                 return Route.SAME_VIEW
+            # Without `reverse` it is undefined what the write is in the source.
             return Route.CROSS_VIEW if copied and reverse else Route.REFUSED
         case ControlPhase.FREEZE:
             return Route.WAIT

@@ -1,12 +1,5 @@
-"""Rows of the control table as frozen dataclasses: the column of each field, and how it is written. Pure.
-
-Rules kept here:
-
-* A column that is absent, or holds an invalid value, is an error (KeyError, ValueError, TypeError,
-  AttributeError). A column that may be absent is no error when it is absent, and is not written where the
-  field is None or "".
-* What version 0.1.0 wrote is read, and written back byte for byte.
-"""
+"""Rows of the control table as frozen dataclasses: the column of each field, and how it is written. What
+version 0.1.0 wrote is read, and written back byte for byte. Pure."""
 
 from __future__ import annotations
 
@@ -45,13 +38,8 @@ SECONDS = Kind(lambda value: math.ceil(value * 1000), lambda value: int(value) /
 
 
 def column(name: str, kind: Kind = PLAIN, *, may_be_absent: bool = False) -> dict[str, Any]:
-    """Return the dataclass metadata of a field that is stored.
-
-    Args:
-        name: of the column.
-        kind: how its values are written and read.
-        may_be_absent: another version, or an earlier phase, has no such column; the field has a default then.
-    """
+    """Return the dataclass metadata of a field that is stored. `may_be_absent`: another version, or an
+    earlier phase, has no such column; the field has a default, and is not written where it is None or ""."""
     return {"column": name, "kind": kind, "may_be_absent": may_be_absent}
 
 
@@ -72,7 +60,7 @@ def written(value: Any) -> Row:
 
 def read(kind: type, row: Row) -> dict[str, Any]:
     """Return the fields of the dataclass `kind` that a row holds, by name. Raises KeyError, ValueError,
-    TypeError, AttributeError."""
+    TypeError, AttributeError for an absent or invalid column."""
     return {
         name: said["kind"].read(row[said["column"]])
         for name, said in _columns(kind)
@@ -82,5 +70,4 @@ def read(kind: type, row: Row) -> dict[str, Any]:
 
 @cache
 def _columns(kind: type) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the names of a dataclass's fields that have columns, and what is said of them."""
     return [(one.name, one.metadata) for one in fields(kind) if "column" in one.metadata]

@@ -1,17 +1,5 @@
-"""Settling intents: a write that was left unfinished is finished from what the authority says.
-
-Rules kept here:
-
-* Nothing is assumed about what the write did or did not do: propagate reads both sides afresh.
-* An intent is removed only after its key was propagated without an open outcome (or was reported to
-  `hopeless`), and only if it was not touched since it was read.
-* Only intents whose time is over are taken: the write that a younger one announces may still be in flight.
-* An intent of a client that has not beaten since is settled, and kept: its process may only be suspended, and
-  send when it resumes. It is settled again from time to time until a later beat shows that the client went
-  on, or the service refuses what it had signed. The same holds for all intents while requests of an earlier
-  runner, or of a worker, may still take effect.
-* A key that cannot be settled keeps its intents and does not keep others from being settled.
-"""
+"""Settling intents: unfinished writes are finished from what the authority says. Nothing is assumed about
+what the write did: propagate rereads both sides."""
 
 from __future__ import annotations
 
@@ -38,24 +26,20 @@ AGAIN_S = 10.0
 
 @dataclass(slots=True)
 class Swept:
-    """The result of one sweep, in numbers of intents.
+    """The result of one sweep, in numbers of intents."""
 
-    Attributes:
-        settled: intents removed.
-        left: intents that are still there: too young, changed meanwhile, open, or failed.
-        oldest_at: the earliest `Intent.at` of those that are left, in ticks by the service's clock.
-        failed: those of `left` whose key could not be propagated, or which could not be removed.
-        kept: further intents, not in `left`, that were settled and stay.
-    """
-
+    # Intents removed.
     settled: int = 0
+    # Intents that remain: too young, changed meanwhile, unknown outcome, or failed.
     left: int = 0
+    # The earliest `Intent.at` of those that are left, in ticks by the service's clock.
     oldest_at: int | None = None
+    # Those of `left` whose key could not be propagated, or which could not be removed.
     failed: int = 0
+    # Further intents, not in `left`, that were settled and stay.
     kept: int = 0
 
     def leave(self, intents: list[Intent], *, failed: bool = False) -> None:
-        """Count intents that are still there."""
         self.left += len(intents)
         self.failed += len(intents) if failed else 0
         for intent in intents:
@@ -65,30 +49,21 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """The processes whose requests may be in flight, as known before the journal is read.
+    """The processes whose requests may be in flight, as known before the journal is read."""
 
-    Attributes:
-        now: ticks of the service's clock.
-        clients: the clients that have a row, by id.
-        usual_s: for how many seconds an announced write may be in flight whose intent does not say so.
-        unquiet: requests of an earlier runner, or of a worker, may still take effect.
-    """
-
+    # Ticks of the service's clock.
     now: int
+    # The clients that have a row, by id.
     clients: Mapping[str, ClientRow] = field(default_factory=dict)
+    # For how many seconds an announced write may be in flight whose intent does not say so.
     usual_s: float = 0.0
+    # Requests of an earlier runner, or of a worker, may still take effect.
     unquiet: bool = False
 
     @classmethod
     def of(cls, rows: Sequence[ClientRow], now: int, *, usual_s: float, unquiet: bool = False) -> Company:
-        """Return the company of the registered clients.
-
-        Args:
-            rows: the clients that have a row.
-            now: ticks of the service's clock.
-            usual_s: the longest operation in seconds, where no client is registered.
-            unquiet: requests of an earlier runner, or of a worker, may still take effect.
-        """
+        """Return the company of the registered clients. `usual_s`: the longest operation in seconds, where no
+        client is registered."""
         longest_s = max((row.longest_s for row in rows), default=usual_s)
         return cls(now, {row.client_id: row for row in rows}, longest_s + SAFETY_S, unquiet)
 
@@ -102,14 +77,14 @@ class Company:
         return not intent.settled and self.now < self.over_at(intent)
 
     def over_at(self, intent: Intent | IntentAge) -> int:
-        """Return when the write of an intent cannot be in flight any more, if its process was not suspended,
-        in ticks of the service's clock."""
+        """Return when the write of an intent can no longer be in flight, if its process was not suspended, in
+        ticks of the service's clock."""
         open_s = self.usual_s if intent.open_s is None else intent.open_s
         return intent.at + round(open_s * TICKS_PER_SECOND)
 
     def keeps(self, intent: Intent) -> bool:
-        """Tell whether requests of a process that worked on an intent may still arrive, although its time is
-        over: of the client that made it, or of one that claimed it."""
+        """Tell whether requests of a process that worked on an intent, its client or one that claimed it, may
+        still arrive although its time is over."""
         over = self.over_at(intent)
         return self.unquiet or any(
             self._may_be_suspended(one, over) for one in (intent.client_id, *intent.claimed_by)
@@ -119,6 +94,8 @@ class Company:
         row = self.clients.get(client_id)
         if row is None:
             return False  # the client ended in order, or long ago
+        # A client without a beat since may send when it resumes, until a later beat shows that it went on, or
+        # the service refuses what it had signed.
         went_on = row.beat_at >= over + round(row.longest_s * TICKS_PER_SECOND)
         return not (went_on or self.now >= refused_at(row))
 
@@ -145,7 +122,7 @@ class Sweeper:
         check: Callable[[], None],
         hopeless: Hopeless | None = None,
     ) -> Swept:
-        """Settle the intents of the journal, once.
+        """Settle the intents of the journal, once. A key that cannot be settled does not hold up others.
 
         Args:
             authority: which side decides now.

@@ -1,17 +1,5 @@
-"""The term: until when workers and earlier runners of a migration may write, stored where every runner reads.
-
-Rules kept here:
-
-* It stands in the restricted table `rekeycontrol` (PartitionKey the script's id, RowKey `tasks`) before the
-  first task is submitted that needs it. So a runner that succeeds another one knows of tasks that still
-  write, also on another machine and without the state file.
-* A runner that succeeds one which did not end in order extends it before it does anything else, and a runner
-  that ends with a write left open extends it too: requests that were sent may be in flight for the margin.
-* It is extended, conditionally on the row that was read, until a runner has waited for its end and removes
-  it. It is cut short only by a runner that knows that all processes that worked within it have ended.
-* It is the service's time; a runner that waits for it asks the service, and adds the margin for which a
-  request that was sent may be in flight.
-"""
+"""The term: until when workers and earlier runners of a migration may write. It is stored in the restricted
+table `rekeycontrol`, so that a succeeding runner knows it on another machine and without the state file."""
 
 from __future__ import annotations
 
@@ -32,21 +20,19 @@ _LOOK_S = 1.0
 
 
 class Term:
-    """The term of one migration's tasks."""
+    """The term of one migration's tasks, in the service's time. Stored before the first task is submitted
+    that needs it; also extended by a runner that ends with an unknown outcome, or succeeds one that did not
+    end in order."""
 
     def __init__(self, restricted: TableService, script_id: str) -> None:
-        """Create the term from the tables of the restricted account; no request is sent yet."""
         self._table = restricted.table(CONTROL_TABLE)
         self._service = restricted
         self._key = EntityKey(script_id, TERM_ROW_KEY)
         self._known = 0
 
     async def extend(self, until: str) -> None:
-        """Make the term last at least until a moment of the service's time.
-
-        Raises:
-            ServiceError: it could not be stored; no task may be submitted.
-        """
+        """Make the term last at least until a moment of the service's time. Raises ServiceError: it could not
+        be stored; no task may be submitted."""
         wanted = ticks_of(until)
         if wanted <= self._known:
             return
@@ -83,7 +69,6 @@ class Term:
 
         Args:
             margin_s: for how many seconds a request may be in flight.
-            clock: used for waiting.
             check: called before every pause, of a second at most; raises to stop.
         """
         while (left := await self.left(margin_s)) > 0:
@@ -92,7 +77,7 @@ class Term:
         await self.remove()
 
     async def cut(self) -> None:
-        """End the term now: all who worked within it have ended; their requests may still be in flight."""
+        """End the term now: all processes within it have ended; their requests may still be in flight."""
         row = await self._row()
         now = await self._service.server_time()
         if row is None or ticks_of(row[_UNTIL]) <= ticks_of(now):
@@ -102,7 +87,7 @@ class Term:
             await self._table.replace(self._as_row(ticks_of(now)), etag=etag_of(row))
 
     async def remove(self) -> None:
-        """Remove the term: every task has ended, and no request that one sent is open."""
+        """Remove the term: every task has ended, and none has a request in flight."""
         self._known = 0
         row = await self._row()
         if row is not None:
