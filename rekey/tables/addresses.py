@@ -1,8 +1,8 @@
-"""Which keys the address of a row carries safely, and what a service makes of those that it may not. Pure.
+"""Which keys the address of a row carries safely. Pure.
 
-Microsoft documented that the Table service decodes addresses twice ("Understanding the Table service data
-model", on `%` in keys), and gateways normalize them in ways of their own: `a%25b` is then read as `a%b`, or
-as absent. Queries and the bodies of transactions are not affected.
+The Table service is documented to decode addresses twice ("Understanding the Table service data model", on
+`%` in keys), and gateways normalize them: `a%25b` is then read as `a%b`, or as absent. Queries and the bodies
+of transactions are not affected.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import re
 
 from rekey.model import EntityKey
 
-# Unreserved characters (RFC 3986, section 2.3), and some that no server takes for anything else once decoded.
+# Unreserved characters (RFC 3986, section 2.3), and some that no server misreads once decoded.
 _PLAIN = re.compile(r"[A-Za-z0-9_~@:|,=.-]*")
 
 
 def is_addressable(key: EntityKey) -> bool:
     """Tell whether a row may be read and written at its address: no decoding or normalizing on the way can
-    make another key of its key."""
+    turn its key into another one."""
     return _is_plain(key.partition) and _is_plain(key.row)
 
 

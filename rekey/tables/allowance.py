@@ -1,15 +1,6 @@
 """What is checked for every attempt of a request, not once per request: permission to write, and rate limits.
-
-Rules kept here:
-
-* Where work is allowed for a limited time, whether a write may still be sent is asked before every attempt,
-  when its first bytes are about to go out: the process may have been suspended until then.
-* A caller that took from a rate limit for a request is told when the service refuses the request, and takes
-  again before the next attempt. Otherwise all requests refused at one moment would be sent on top of the
-  usual ones, be refused again, and so on for as long as the service has less to spare than they need.
-* Both travel with the asyncio task that sends (context variables), so that pieces of work that share one
-  connection in a process have checks of their own.
-"""
+Both travel with the asyncio task that sends (context variables), so that pieces of work that share a
+connection have checks of their own."""
 
 from __future__ import annotations
 
@@ -28,16 +19,14 @@ def always() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The callbacks of a request that took from a rate limit.
+    """The callbacks of a request that took from a rate limit."""
 
-    Attributes:
-        refused: called when the service refused the request, or it was never sent: nothing was done for it.
-        again: awaited before the next attempt; returns when it may be sent.
-        partition: which partition it asks, None where that is not known.
-    """
-
+    # Called when the service refused the request, or it was never sent: nothing was done for it.
     refused: Callable[[], None]
+    # Awaited before the next attempt; returns when it may be sent. Otherwise requests refused at one moment
+    # would all be resent on top of the usual ones, and be refused again.
     again: Callable[[], Awaitable[None]]
+    # Which partition it asks, None if unknown.
     partition: Hashable = None
 
 
@@ -46,13 +35,13 @@ _TAKEN: ContextVar[Taken | None] = ContextVar("taken", default=None)
 
 
 def while_allowed(may_write: Callable[[], None]) -> AbstractContextManager[None]:
-    """Return a context in which `may_write` is called before each attempt to write, which it may forbid by
-    raising an error."""
+    """Return a context in which `may_write` is called before each attempt to write; it forbids one by raising
+    an error. The process may have been suspended until then."""
     return _within(_MAY_WRITE, may_write)
 
 
 def while_also(may_write: Callable[[], None]) -> AbstractContextManager[None]:
-    """Return a context in which `may_write` is called after the check that is set already."""
+    """Return a context in which `may_write` is called after the check that is already set."""
     before = _MAY_WRITE.get()
 
     def both() -> None:
@@ -63,7 +52,7 @@ def while_also(may_write: Callable[[], None]) -> AbstractContextManager[None]:
 
 
 def at_a_rate(taken: Taken) -> AbstractContextManager[None]:
-    """Return a context in which `taken` is told of each refusal, and asked before the next attempt."""
+    """Return a context in which `taken` is called on each refusal, and before the next attempt."""
     return _within(_TAKEN, taken)
 
 
@@ -87,7 +76,7 @@ def taken() -> Taken | None:
 
 
 def refused() -> None:
-    """Tell the rate limit that a request was refused, or never sent: nothing was done for it."""
+    """Tell the rate limit that a request was refused, or never sent."""
     if (taken := _TAKEN.get()) is not None:
         taken.refused()
 

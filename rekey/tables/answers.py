@@ -1,18 +1,5 @@
-"""What an answer of the service says: a row, a page, ETags, the time; or which of rekey's errors. Pure.
-
-Rules kept here:
-
-* An error is decided by status and error code, never by the message. Of the message nothing is kept (but the
-  index of the failing operation of a batch), since it can echo keys. A code that does not have the form of
-  one is dropped.
-* A 404 or 409 without its code says nothing about a row: a proxy on the way may have answered. And a 409
-  means "the row exists" only when its code says so: a table that is being deleted answers 409 too.
-* Every `read_…` function raises the ServiceError that an error answer stands for, and ValueError for an
-  answer of an unexpected form: such an answer counts as none.
-* A continuation is sent back as the service gave it. Its row key may be missing, or be an empty header, which
-  is not sent back: the service would refuse it (400, AzureStorageExplorer #5434 and #5584).
-* Source: "Table service error codes" and "Status and error codes" in the Azure documentation.
-"""
+"""What an answer of the service means: a row, a page, ETags, the time; or which of rekey's errors. Source:
+"Table service error codes" and "Status and error codes" in the Azure documentation. Pure."""
 
 from __future__ import annotations
 
@@ -30,6 +17,8 @@ from rekey.tables.base import Operation, Verb
 from rekey.tables.wire import BatchFailure, decode_row, decode_rows, error_code, parse_batch
 
 _CODE = re.compile(r"[A-Za-z0-9_.]{1,80}")
+# A 404 or 409 without its code says nothing about a row, since a proxy may have answered; and 409 means "the
+# row exists" only with its code, as a table that is being deleted answers 409, too.
 _BY_CODE: dict[str, type[errors.ServiceError]] = {
     "EntityAlreadyExists": errors.RowExists,
     "TableBeingDeleted": errors.TableBeingDeleted,
@@ -84,7 +73,7 @@ class Answer:
 
 
 def moment_of(header: str) -> datetime | None:
-    """Return the time that a header of an answer holds, None when it holds none."""
+    """Return the time in a header of an answer, None when there is none."""
     try:
         moment = parsedate_to_datetime(header)
     except (TypeError, ValueError):
@@ -93,7 +82,7 @@ def moment_of(header: str) -> datetime | None:
 
 
 def clean_code(code: str) -> str:
-    """Return an error code, "" when the text is not one."""
+    """Return an error code, "" when the text is not one: it could echo a key."""
     return code if _CODE.fullmatch(code) else ""
 
 
@@ -101,7 +90,6 @@ def error_of(status: int, code: str, doing: str, *, index: int | None = None) ->
     """Return the error that an answer of status 300 or above stands for.
 
     Args:
-        status: HTTP status.
         code: the service's error code, "" when there was none.
         doing: what was asked, for the message, e.g. `insert into UsersV2`. No keys.
         index: position in a transaction.
@@ -120,8 +108,8 @@ def error_of(status: int, code: str, doing: str, *, index: int | None = None) ->
 
 
 def note_length(error: errors.ServiceError, path: str) -> None:
-    """Note in an error that its request may have been too long, where its path is long: http.sys, in front of
-    the service, then says 400 without a code (Node.js says 431)."""
+    """Note in an error that its request may have been too long."""
+    # http.sys, in front of the service, answers 400 without a code then (Node.js 431).
     if error.status == 400 and not error.code and len(path) > _LONG_PATH:
         error.hint = _TOO_LONG
 
@@ -141,7 +129,8 @@ class Fetched(NamedTuple):
 
 
 def checked(answer: Answer, doing: str) -> Answer:
-    """Return an answer without an error undecoded. Raises ServiceError for one with an error."""
+    """Return an answer without an error undecoded. Raises ServiceError for an error, as every `read_...`
+    function does; these raise ValueError for an answer of an unexpected form, which counts as none."""
     if answer.status >= 300:
         code, _ = error_code(answer.body)
         raise error_of(answer.status, code or answer.headers.get("x-ms-error-code", ""), doing)
@@ -180,7 +169,9 @@ def read_page(answer: Answer, doing: str) -> Fetched:
     row = answer.headers.get("x-ms-continuation-NextRowKey")
     if partition is None or not (partition or row):
         return Fetched(decode_rows(answer.body), None, len(answer.body))
-    # Azurite's header for an empty PartitionKey is empty and means that; the service's is `1!0!`.
+    # Azurite's header for an empty PartitionKey is empty and means that; the service's is `1!0!`. The row key
+    # may be missing, or an empty header, which the service would refuse if sent back (400,
+    # AzureStorageExplorer #5434 and #5584).
     continuation = [("NextPartitionKey", partition), *([("NextRowKey", row)] if row else [])]
     return Fetched(decode_rows(answer.body), continuation, len(answer.body))
 

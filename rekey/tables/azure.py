@@ -1,12 +1,4 @@
-"""Tables of an Azure Storage account (or Azurite), by direct HTTP requests.
-
-Rules kept here:
-
-* Everything `rekey.tables.base` promises. A write whose answer was lost is settled by reading back
-  (`requests.py`); what stays open after that is raised as Ambiguous, or Unavailable.
-* An update without a condition is sent with `If-Match: *`: without the header it would be an upsert.
-* A page may be empty; how pages are fetched, and of how many rows, is `paging.py`'s business.
-"""
+"""Tables of an Azure Storage account (or Azurite), by direct HTTP requests."""
 
 from __future__ import annotations
 
@@ -55,7 +47,7 @@ from rekey.tables.sent import OPERATIONS, Kind, Sent
 from rekey.tables.transport import Request, Timeouts, Transport
 
 _SENDING = {"Content-Type": "application/json", "Prefer": "return-no-content"}
-# Errors that leave an ambiguous write unsettled: a repetition met its own effect, or the outcome is open.
+# Errors that leave an ambiguous write unsettled: a retry met its own effect, or the outcome is unknown.
 _UNSETTLED = (
     *(errors.RowExists, errors.RowMissing, errors.ConditionFailed),
     *(errors.Unavailable, errors.Ambiguous),
@@ -68,8 +60,8 @@ class AzureTableService:
 
     Attributes:
         endpoint: without a trailing slash.
-        elsewhere: whether this is the account of `[targets]`: the names of its tables end with `@targets`
-            everywhere but on the wire.
+        elsewhere: whether this is the target account: the names of its tables end with `@targets` everywhere
+            but on the wire.
         sizes: page sizes, by table and selection.
 
     >>> async with AzureTableService.open(endpoint, credential) as service:
@@ -105,9 +97,9 @@ class AzureTableService:
             timeouts: of one attempt.
             connections: at most this many at a time; further requests wait for one.
             clock: times the waits between attempts.
-            proxies: address of the proxy by scheme, before what the environment names.
+            proxies: address of the proxy by scheme; overrides the environment.
             connection_verify: whether the server's certificate is checked, or a file of those to trust.
-            elsewhere: whether this is the account of `[targets]`.
+            elsewhere: whether this is the target account.
         """
         endpoint = endpoint.rstrip("/")
         transport = Transport(
@@ -125,22 +117,18 @@ class AzureTableService:
 
     @property
     def last_open(self) -> float | None:
-        """When an attempt to write was last left open, in seconds of `Clock.rising`; None if never."""
         return self._requester.known.last_open
 
     @property
     def late_s(self) -> float:
-        """Seconds for which the service accepts a request that is signed now."""
         return self._transport.late_s
 
     @property
     def sent(self) -> Sent:
-        """The requests sent so far, by kind; each attempt counts."""
         return self._transport.sent
 
     @property
     def silence(self) -> Silence | None:
-        """Whether the endpoint has not answered for seconds; None while it answers."""
         silent = self._requester.silence()
         return None if silent is None else Silence(urlsplit(self.endpoint).netloc, *silent)
 
@@ -149,13 +137,8 @@ class AzureTableService:
         listener: Callable[[Kind, int, float], None],
         admit: Callable[[Kind], Awaitable[None]] | None = None,
     ) -> None:
-        """Call `listener` for every answer, and await `admit` before every attempt.
-
-        Args:
-            listener: called with the kind of request, the answer's status (0 where none came in time) and the
-                seconds it took.
-            admit: called with the kind of request.
-        """
+        """Call `listener` for every answer, with the kind of request, the status (0 where none came in time)
+        and the seconds it took; await `admit` before every attempt, with the kind of request."""
         self._transport.listener, self._transport.admit = listener, admit
 
     def table(self, name: str) -> AzureTable:
@@ -170,7 +153,6 @@ class AzureTableService:
         return AzureTable(self, name, replace(self._requester, policy=policy), SHARED_SERVICE_S)
 
     async def create_table(self, name: str) -> bool:
-        """Create a table; False when it was there already. Raises TableBeingDeleted."""
         check_table_name(name, elsewhere=self.elsewhere)
         body = orjson.dumps({"TableName": own_name(name)})
         request = Request("POST", "Tables", f"create table {name}", {**wire.COMMON_HEADERS, **_SENDING}, body)
@@ -187,19 +169,19 @@ class AzureTableService:
         return outcome.result()
 
     async def delete_table(self, name: str) -> bool:
-        """Delete a table; False when there was none, or it is being deleted already (but True where an
-        earlier attempt of this call may have deleted it)."""
+        """Delete a table; False when there was none, or it is being deleted already."""
         check_table_name(name, elsewhere=self.elsewhere)
         request = Request(
             "DELETE", f"Tables('{own_name(name)}')", f"delete table {name}", wire.COMMON_HEADERS
         )
         outcome = await self._requester.call(request, read_done)
         if isinstance(outcome.error, errors.TableMissing | errors.RowMissing | errors.TableBeingDeleted):
+            # True where an earlier attempt of this call may have deleted it.
             return outcome.ambiguous
         return outcome.result()
 
     async def table_exists(self, name: str) -> bool:
-        """Tell whether the table exists. Needs permission to read that table only."""
+        """Tell whether the table exists. Needs permission to read only that table."""
         check_table_name(name, elsewhere=self.elsewhere)
         path = f"{own_name(name)}()" + wire.query_string([("$select", PARTITION_KEY), ("$top", "1")])
         request = Request("GET", path, f"look for table {name}", wire.COMMON_HEADERS)
@@ -220,7 +202,7 @@ class AzureTableService:
         return found
 
     async def server_time(self) -> str:
-        """Return the service's time, in whole seconds. A refusal to list tables (403) tells it, too."""
+        """Return the service's time, in whole seconds; also works if listing tables is refused (403)."""
         path = "Tables" + wire.query_string([("$top", "1")])
         request = Request("GET", path, "ask the service for its time", wire.COMMON_HEADERS)
         return await self._requester.read(request, read_time)
@@ -248,11 +230,9 @@ class AzureTable(Table):
 
     @property
     def name(self) -> str:
-        """The table's name as declared."""
         return self._name
 
     async def at_address(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
-        """Return the row that the service reads at the address of a key."""
         parameters = [] if select is None else [("$select", _selection(select))]
         path = wire.entity_path(self._own, key) + wire.query_string(parameters)
         request = Request("GET", path, f"read a row of {self._name}", wire.COMMON_HEADERS)
@@ -263,7 +243,6 @@ class AzureTable(Table):
         return row if select is None else wire.projected(row, select)
 
     async def by_query(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
-        """Return the row that a query for a key returns."""
         parameters = [] if select is None else [("$select", _selection(select))]
         parameters.append(("$filter", wire.key_filter(key)))
         pages = read_range(
@@ -285,7 +264,6 @@ class AzureTable(Table):
         return self._encoder.size(operation)
 
     async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
-        """Apply all operations or none; return the new ETags (None for deletes)."""
         check_batch(operations)
         parts = [self._encoder.encode(operation) for operation in operations]
         if sum(map(len, parts)) + len(parts) * wire.BOUNDARY_BYTES > MAX_BATCH_BYTES:
@@ -308,7 +286,6 @@ class AzureTable(Table):
         page_rows: int = MAX_PAGE_ROWS,
         ahead: bool = True,
     ) -> AsyncIterator[Page]:
-        """Iterate over the rows of a key range; with `ahead`, one page is fetched ahead."""
         if not 1 <= page_rows <= MAX_PAGE_ROWS:
             raise rejected("InvalidInput", "a page has 1 to 1,000 rows")
         selection = "" if select is None else _selection(select)
@@ -344,7 +321,6 @@ class AzureTable(Table):
                 del fetched, rows
 
     async def write_at_address(self, operation: Operation) -> str:
-        """Send one operation to the address of its row."""
         verb, path, doing = operation.verb, self._own, f"insert into {self._name}"
         if verb is not Verb.INSERT:
             path = wire.entity_path(self._own, operation.key)
@@ -353,6 +329,7 @@ class AzureTable(Table):
         if verb is not Verb.DELETE:
             headers, body = {**headers, **_SENDING}, wire.encode_row(operation.row)
         if verb in wire.CONDITIONAL:
+            # Without the header an update would be an upsert.
             headers = {**headers, "If-Match": "*" if operation.etag is None else operation.etag}
         request = Request(method, path, doing, headers, body, _on_version(operation), self._service_s)
         [etag] = await self._written(request, [operation], read_etag)
@@ -364,14 +341,14 @@ class AzureTable(Table):
         operations: Sequence[Operation],
         read: Callable[[Answer, str, Sequence[Operation]], list[str | None]],
     ) -> list[str | None]:
-        """Send a write and return its ETags; when its outcome is ambiguous, decide it by reading back."""
+        """Send a write and return its ETags; settle an ambiguous outcome by reading back."""
         outcome = await self._requester.call(request, lambda answer, doing: read(answer, doing, operations))
         error = outcome.error
         if error is None or not outcome.ambiguous:
             return outcome.result()
         by_content = self._requester.policy.content_settles
         if not isinstance(error, _UNSETTLED):
-            # A credential that is refused by now, say, tells nothing of the attempt before.
+            # A credential that is now refused, say, tells nothing about the attempt before.
             self._requester.note_open(request)
             raise _left_open(error, error.code) from error
         if not outcome.final and not by_content:

@@ -1,18 +1,5 @@
-"""The interface of a table, implemented by `rekey.tables.azure` over HTTP and by the tests in memory.
-
-Rules kept here:
-
-* Rows go in and come out as wire rows (`rekey.model`); an implementation never changes a value.
-* Conditions are ETags: `etag="*"` means "any version, but the row must exist".
-* A call that returns has been applied; one that raises RowExists, RowMissing, ConditionFailed,
-  RequestRejected, TableMissing, CredentialRefused or EndpointDown has not. Only Unavailable and Ambiguous
-  leave it open. Before they raise these, implementations retry and settle ambiguous outcomes by reading back.
-* `transact` is all or nothing: at most 100 operations of one partition, each row once, and as many bytes as
-  the service takes, as `encoded_size` counts them.
-* A row is read by its address only where no server on the way can take one key for another
-  (`rekey.tables.addresses`), else by a query; what comes back is compared with the key that was asked for.
-* Results of `scan` come in service order (`EntityKey.order`), and are not a snapshot.
-"""
+"""The interface of a table, implemented by `rekey.tables.azure` over HTTP and by the tests in memory. Rows go
+in and come out as wire rows (`rekey.model`); an implementation never changes a value."""
 
 from __future__ import annotations
 
@@ -33,10 +20,10 @@ MAX_BATCH_OPERATIONS = 100
 MAX_BATCH_BYTES = 4 * 1024 * 1024 - 1024
 MAX_PAGE_ROWS = 1000
 # Most seconds that the service works on a write to a table that other clients write too (the `timeout`
-# parameter of the request): what was sent takes effect within this time or not at all.
+# parameter of the request): a request takes effect within this time, or not at all.
 SHARED_SERVICE_S = 10
-# The service refuses a request whose signed date is older than 15 minutes ("Authorize with Shared Key",
-# Azure documentation): a process may be suspended for so long between signing a request and sending it.
+# The service refuses a request whose signed date is older than 15 minutes ("Authorize with Shared Key", Azure
+# documentation): a process may be suspended that long between signing and sending.
 SIGNED_S = 900.0
 _MISREAD = "a gateway or proxy on the way changes requests: run `rekey doctor --live`, and connect without it"
 
@@ -45,14 +32,7 @@ def rejected(
     code: str, what: str, index: int | None = None, *, status: int = 400, hint: str = ""
 ) -> RequestRejected:
     """Return the error for a request that the service would refuse, with the service's code and status.
-
-    Args:
-        code: the service's error code.
-        what: what is wrong; no key and no value.
-        index: position in a transaction.
-        status: the service's HTTP status.
-        hint: what to do about it.
-    """
+    `what` holds no key and no value; `index`: position in a transaction."""
     return RequestRejected(f"{what} ({code})", code=code, status=status, index=index, hint=hint)
 
 
@@ -69,12 +49,11 @@ class Verb(StrEnum):
 
 @dataclass(slots=True)
 class Operation:
-    """One write: a verb, a wire row (for DELETE only its key counts) and, for conditional verbs, an ETag.
+    """One write: a verb, a wire row (for DELETE only its key counts) and, for conditional verbs, an ETag: `*`
+    means any version, but the row must exist."""
 
-    A value that is never changed, its cache `encoded` apart. It is not a frozen dataclass because making one
-    of those takes three times as long, and three are made for every row that is copied.
-    """
-
+    # Never changed, except for its cache `encoded`. Not a frozen dataclass, because making one takes three
+    # times as long, and three are made for every copied row.
     verb: Verb
     row: Row = field(repr=False)
     etag: str | None = None
@@ -83,48 +62,51 @@ class Operation:
 
     @property
     def key(self) -> EntityKey:
-        """Return the key the operation addresses."""
+        """The key the operation addresses."""
         return key_of(self.row)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One answer of a scan. `rows` may be empty although more follow.
+    """One answer of a scan. `rows` may be empty although more follow."""
 
-    Attributes:
-        rows: wire rows in service order.
-        cursor: everything up to and including this key has been returned; None if nothing was yet.
-        bytes: size of the rows on the wire; 0 where they did not come over a wire.
-        full: whether it has as many rows as were asked for.
-    """
-
+    # Wire rows in service order.
     rows: list[Row] = field(repr=False)
+    # Everything up to and including this key has been returned; None if nothing was yet.
     cursor: EntityKey | None = field(repr=False)
+    # Size of the rows on the wire; 0 where they did not come over a wire.
     bytes: int = 0
+    # Whether it has as many rows as were asked for.
     full: bool = False
 
     def cut(self, upto: EntityKey | None) -> tuple[list[Row], EntityKey | None, bool]:
-        """Return the rows up to the key `upto`, the cursor after them, and whether the page reaches `upto`:
-        the end of a scan may lie within a page, or be moved after the scan began. None: no end."""
+        """Return the rows up to the key `upto` (None: no end), the cursor after them, and whether the page
+        reaches `upto`: the end of a scan may be within a page, or be moved after the scan began."""
         if upto is None or self.cursor is None or self.cursor.order < upto.order:
             return self.rows, self.cursor, False
         return [row for row in self.rows if key_of(row).order <= upto.order], upto, True
 
 
 class Table(Protocol):
-    """One table of one account. `insert`, `replace`, `merge`, `upsert` and `delete` call `write`; `get`,
-    `find` and `write` call what a backend implements: `at_address`, `by_query` and `write_at_address`."""
+    """One table of one account.
+
+    A call that returns has been applied; one that raises RowExists, RowMissing, ConditionFailed,
+    RequestRejected, TableMissing, CredentialRefused or EndpointDown has not. Only Unavailable and Ambiguous
+    leave it unknown: before they raise these, implementations retry and settle ambiguous outcomes by reading
+    back.
+
+    Backends implement `at_address`, `by_query`, `write_at_address`, `transact`, `encoded_size` and `scan`.
+    """
 
     @property
     def name(self) -> str:
         """The table's name as declared."""
 
     async def get(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
-        """Return the row with its ETag and Timestamp, or None when there is none.
-
-        Raises:
-            RequestRejected: another row was returned in its place (`AnotherRow`).
-        """
+        """Return the row with its ETag and Timestamp, or None when there is none. Raises RequestRejected:
+        another row was returned in its place (`AnotherRow`)."""
+        # Only where no server on the way can take one key for another. The row's key is compared all the
+        # same.
         if is_addressable(key):
             row = await self.at_address(key, select=select)
             if row is None or key_of(row) == key:
@@ -147,12 +129,10 @@ class Table(Protocol):
         """Return the row that a query for a key returns, whatever its key is."""
 
     async def write(self, operation: Operation) -> str:
-        """Carry out one operation; return the row's new ETag, "" after a delete.
-
-        Where the address could be misread, the operation is sent as a transaction, whose body holds the key.
-        """
+        """Carry out one operation; return the row's new ETag, "" after a delete."""
         if operation.verb is Verb.INSERT or is_addressable(operation.key):
             return await self.write_at_address(operation)
+        # The address could be misread, so the operation is sent as a transaction, whose body holds the key.
         try:
             [etag] = await self.transact([operation])
         except ServiceError as error:
@@ -176,7 +156,7 @@ class Table(Protocol):
         return await self.write(Operation(Verb.MERGE, row, etag))
 
     async def upsert(self, row: Row, *, merge: bool = False) -> str:
-        """Insert, or replace (merge) the row that is there."""
+        """Insert, or replace (merge) the present row."""
         return await self.write(Operation(Verb.INSERT_OR_MERGE if merge else Verb.INSERT_OR_REPLACE, row))
 
     async def delete(self, key: EntityKey, *, etag: str = "*") -> None:
@@ -187,10 +167,9 @@ class Table(Protocol):
         """Return how many bytes an operation takes of a transaction's. Raises RequestRejected."""
 
     async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
-        """Apply all operations or none; return the new ETags (None for deletes).
-
-        Raises the error of the first failing operation with its `index` (None if the service does not say).
-        """
+        """Apply all operations or none; return the new ETags (None for deletes). At most 100 operations of
+        one partition, each row once, within `MAX_BATCH_BYTES`. Raises the error of the first failing
+        operation with its `index` (None if the service does not say)."""
 
     def scan(
         self,
@@ -201,11 +180,10 @@ class Table(Protocol):
         page_rows: int = MAX_PAGE_ROWS,
         ahead: bool = True,
     ) -> AsyncIterator[Page]:
-        """Iterate over the rows of a key range in service order.
+        """Iterate over the rows of a key range in service order (`EntityKey.order`). Not a snapshot.
 
         Args:
-            within: the key range.
-            select: custom or system property names to return; keys, ETag and Timestamp always come.
+            select: custom or system property names to return; keys, ETag and Timestamp are always included.
             modified_from: only rows whose Timestamp is at or after this UTC time
                 (`2024-01-31T12:00:00.1234567Z`). The service still reads every row of the range.
             page_rows: at most this many rows a page (1 to 1,000); fewer where rows are large.
@@ -217,36 +195,28 @@ class TableWrapper(Table):
     """A table that passes all calls on to another one (`whole`); its subclasses change some of them."""
 
     def __init__(self, whole: Table) -> None:
-        """Take the table that carries out the calls."""
         self.whole = whole
 
     @property
     def name(self) -> str:
-        """The table's name as declared."""
         return self.whole.name
 
     async def at_address(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
-        """Return the row that the service reads at the address of a key."""
         return await self.whole.at_address(key, select=select)
 
     async def by_query(self, key: EntityKey, *, select: Sequence[str] | None = None) -> Row | None:
-        """Return the row that a query for a key returns."""
         return await self.whole.by_query(key, select=select)
 
     def encoded_size(self, operation: Operation) -> int:
-        """Return how many bytes an operation takes in the body of a transaction."""
         return self.whole.encoded_size(operation)
 
     def scan(self, within: KeyRange = EVERYTHING, **options: Any) -> AsyncIterator[Page]:
-        """Iterate over the rows of a key range; `options` as of `Table.scan`."""
         return self.whole.scan(within, **options)
 
     async def write_at_address(self, operation: Operation) -> str:
-        """Send one operation to the address of its row."""
         return await self.whole.write_at_address(operation)
 
     async def transact(self, operations: Sequence[Operation]) -> list[str | None]:
-        """Apply all operations or none."""
         return await self.whole.transact(operations)
 
 
@@ -255,9 +225,9 @@ class TableService(Protocol):
 
     @property
     def last_open(self) -> float | None:
-        """When an attempt to write was last left open, also one that was repeated with success: in rising
-        seconds of this machine (`Clock.rising`), None if never. The attempt may take effect for as long after
-        that as a request can be under way."""
+        """When the outcome of an attempt to write last became unknown, even if it was retried with success:
+        in rising seconds of this machine (`Clock.rising`), None if never. The attempt may take effect for as
+        long after that as a request can be in flight."""
 
     @property
     def late_s(self) -> float:
@@ -265,11 +235,11 @@ class TableService(Protocol):
 
     @property
     def sent(self) -> Sent:
-        """The requests sent so far, by kind."""
+        """The requests sent so far, by kind; each attempt counts."""
 
     @property
     def silence(self) -> Silence | None:
-        """Whether it has not answered for seconds, though requests are under way; None while it answers."""
+        """Whether it has not answered for seconds, though requests are in flight; None while it answers."""
 
     def table(self, name: str) -> Table:
         """Return a handle on a table; sends no request."""
@@ -277,10 +247,9 @@ class TableService(Protocol):
     def shared(self, name: str) -> Table:
         """Return a handle on a table whose rows other clients write at the same time.
 
-        Through it, a write that may have been applied is not sent again, and a row that holds what was
-        written does not prove that the write was applied: the first attempt may take effect long after the
-        second was answered, and undo what was written in between. Such a write raises Ambiguous. A write
-        conditional on a row's ETag is sent again.
+        Through it, a write that may have been applied is not sent again, unless it is conditional on a row's
+        ETag, and equal content does not prove that it was applied: the first attempt may take effect long
+        after the second was answered, and undo what was written in between. Such a write raises Ambiguous.
         """
 
     async def create_table(self, name: str) -> bool:
@@ -304,88 +273,69 @@ class TableService(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """An endpoint that requests were sent to and that does not answer.
+    """An endpoint that does not answer requests."""
 
-    Attributes:
-        host: its host and port.
-        silent_s: for how many seconds it has not answered.
-        tried_s: for how many more seconds it is tried at most.
-    """
-
+    # Its host and port.
     host: str
+    # For how many seconds it has not answered.
     silent_s: float
+    # For how many more seconds it is tried at most.
     tried_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class TwoAccounts(TableService):
-    """The account of the tables and that of the targets: the name says where a table is (`core.limits`).
-
-    Attributes:
-        tables: the account of names without an ending; it tells the time, see `holding`.
-        targets: the account of names that end with `@targets`.
-    """
+    """The account of the tables and the target account, whose table names end with `@targets`
+    (`core.limits`). Names and time are those of `tables`; for the time of a table's rows see `holding`."""
 
     tables: TableService
     targets: TableService
 
     @property
     def last_open(self) -> float | None:
-        """When an attempt to write to either was last left open."""
         opened = [at for one in (self.tables, self.targets) if (at := one.last_open) is not None]
         return max(opened, default=None)
 
     @property
     def late_s(self) -> float:
-        """The longer time of both."""
         return max(self.tables.late_s, self.targets.late_s)
 
     @property
     def sent(self) -> Sent:
-        """The requests sent to both so far."""
         return Sent(self.tables.sent.counts + self.targets.sent.counts)
 
     @property
     def silence(self) -> Silence | None:
-        """Whether one of them has not answered for seconds."""
         return self.tables.silence or self.targets.silence
 
     def table(self, name: str) -> Table:
-        """Return a handle on a table of the account that its name says."""
         return holding(self, name).table(name)
 
     def shared(self, name: str) -> Table:
-        """Return such a handle on a table whose rows other clients write at the same time."""
         return holding(self, name).shared(name)
 
     async def create_table(self, name: str) -> bool:
-        """Create a table where its name says."""
         return await holding(self, name).create_table(name)
 
     async def delete_table(self, name: str) -> bool:
-        """Delete a table where its name says."""
         return await holding(self, name).delete_table(name)
 
     async def table_exists(self, name: str) -> bool:
-        """Tell whether a table exists where its name says."""
         return await holding(self, name).table_exists(name)
 
     async def table_names(self) -> list[str]:
-        """Return the names of the account of the tables."""
         return await self.tables.table_names()
 
     async def server_time(self) -> str:
-        """Return the time of the account of the tables."""
         return await self.tables.server_time()
 
     async def close(self) -> None:
-        """Close both."""
         await self.tables.close()
         await self.targets.close()
 
 
 def holding(service: TableService, name: str) -> TableService:
-    """Return the account that holds the table of a name: whose clock its rows' Timestamps are by."""
+    """Return the account that holds the table of a name, whose clock its rows' Timestamps are by."""
     if not isinstance(service, TwoAccounts):
         return service
     return service.targets if is_elsewhere(name) else service.tables
@@ -393,21 +343,18 @@ def holding(service: TableService, name: str) -> TableService:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Connections to the accounts of a migration.
+    """Connections to the accounts of a migration."""
 
-    Attributes:
-        tables: the account of the application's tables; `TwoAccounts` where `[targets]` is another one.
-        restricted: the account of the restricted store.
-        by_workers: requests to all, by kind, that workers reported; their reports are added to it.
-    """
-
+    # The account of the application's tables; `TwoAccounts` where `[targets]` is another one.
     tables: TableService
+    # The account of the restricted store.
     restricted: TableService
+    # Requests that workers reported, by kind.
     by_workers: Counter[str] = field(default_factory=Counter, compare=False)
 
     @property
     def services(self) -> tuple[TableService, ...]:
-        """The accounts, each once: of the tables, of the targets where there is one, the restricted one."""
+        """The accounts, each once: of the tables, the target account if there is one, the restricted one."""
         tables = self.tables
         both = (tables.tables, tables.targets) if isinstance(tables, TwoAccounts) else (tables,)
         return (*both, self.restricted)
@@ -423,7 +370,6 @@ class Accounts:
         return list({one.host: one for one in found}.values())
 
     async def close(self) -> None:
-        """Close all connections."""
         await self.tables.close()
         await self.restricted.close()
 

@@ -1,11 +1,4 @@
-"""Many rows at once: bulk inserts that return the rows that were there already, and bulk reads.
-
-Rules kept here:
-
-* `insert_absent` never overwrites: it returns the rows that are there already, and the caller decides.
-* A conflict costs one or a few range queries for the whole batch, not one retry per row, as long as the
-  batch's keys lie close together; keys that lie far apart are read one by one, concurrently.
-"""
+"""Many rows at once: bulk inserts that never overwrite, and bulk reads."""
 
 from __future__ import annotations
 
@@ -30,18 +23,14 @@ _LEAST_USEFUL_SHARE = 0.05
 async def insert_absent(
     table: Table, batch: Sequence[Op], unit: Callable[[Op], object] = attrgetter("key")
 ) -> dict[EntityKey, Row]:
-    """Insert the rows of one partition that are absent; return those that were there already.
-
-    After an ambiguous attempt, the rows that it inserted may be among those returned.
+    """Insert the absent rows of one partition; return those that were there already. After an ambiguous
+    attempt, the rows that it inserted may be among those returned. Raises what the table raises, except
+    RowExists.
 
     Args:
-        table: where to insert.
         batch: INSERT operations of one partition, each key once, within the limits of one transaction.
-        unit: what rows have in common that are inserted together or not at all: where one of them is there,
-            the others are left out, too.
-
-    Raises:
-        ServiceError: what the table raised, other than RowExists.
+        unit: groups rows that are inserted together or not at all: where one of them is there, the others are
+            left out, too.
     """
     present: dict[EntityKey, Row] = {}
     remaining = list(batch)
@@ -55,11 +44,10 @@ async def insert_absent(
                 break
             except (RowExists, Ambiguous):
                 rows_were_there.enter_context(on_top(OnTop.CHANGES))
-                # Ambiguous: reading shows which rows of the batch are there now; the others are inserted
-                # again.
+                # Ambiguous: reading shows which rows of the batch exist now; the others are inserted again.
                 found = await read_keys(table, [operation.key for operation in remaining])
-                # A row may be deleted between the conflict and the reading: then nothing is found and the
-                # batch is tried again.
+                # A row may be deleted between the conflict and the read: then nothing is found, and the batch
+                # is retried.
                 present.update(found)
                 met = {unit(operation) for operation in remaining if operation.key in found}
                 remaining = [operation for operation in remaining if unit(operation) not in met]
@@ -67,7 +55,8 @@ async def insert_absent(
 
 
 async def read_keys(table: Table, keys: Sequence[EntityKey]) -> dict[EntityKey, Row]:
-    """Return those of the given rows (all of one partition) that exist."""
+    """Return those of the given rows (all of one partition) that exist: by a range query, as long as enough
+    of its rows are wanted, otherwise one by one."""
     ordered = sorted(keys, key=lambda key: key.order)
     found: dict[EntityKey, Row] = {}
     if len(ordered) < 4:

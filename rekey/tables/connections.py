@@ -1,17 +1,5 @@
-"""HTTP connections to one endpoint: a request goes out in one piece, and its answer is read whole.
-
-Rules kept here:
-
-* Nothing is sent twice: a connection that turns out to be closed ends the exchange with an error.
-* The caller is asked right before the first byte goes out, with nothing awaited in between (`going_out`).
-* A connection carries one request at a time, and is used again only after an answer that was read to its end,
-  with nothing behind it. One that was idle for 4 seconds is not used again (servers close them from 5 seconds
-  on).
-* Whatever fails is an OSError (TimeoutError is one): also an address that cannot be asked for.
-* A request goes out as it was made: its address is neither decoded nor normalised.
-* Answers are parsed by httptools, which is Node.js's parser: what is no HTTP ends the exchange.
-* A proxy is asked for the address itself (http) or for a tunnel to its host (https).
-"""
+"""HTTP connections to one endpoint: a request goes out in one piece, exactly as it was made, and its answer
+is read completely. Nothing is sent twice, and every failure is an OSError."""
 
 from __future__ import annotations
 
@@ -28,11 +16,11 @@ import httptools
 
 from rekey.tables.answers import Answer
 
-# For how long a connection may be idle and be used again.
+# For how many seconds an idle connection is reused: servers close them from 5 seconds on.
 IDLE_SECONDS = 4.0
-# After this time a second address of a host is tried beside the first (RFC 8305, section 5).
+# After this time a second address of a host is tried in parallel (RFC 8305, section 5).
 _SECOND_ADDRESS_S = 0.25
-# While a request is going out, whether more of it has gone is looked at this often.
+# How often progress is checked while a request is going out.
 _LOOK_S = 1.0
 _PORTS = {"http": 80, "https": 443}
 
@@ -42,7 +30,7 @@ class Disconnected(OSError):
 
 
 class Malformed(OSError):
-    """What came is no HTTP, or what was to be sent cannot be."""
+    """The answer is not HTTP, or the request cannot be sent."""
 
 
 class ProxyRefused(OSError):
@@ -50,12 +38,11 @@ class ProxyRefused(OSError):
 
 
 class Headers(Mapping[str, str]):
-    """The headers of an answer, by name in any case; of equal ones the first. Decoded when asked for."""
+    """The headers of an answer, by name in any case; of equal ones the first. Decoded on access."""
 
     __slots__ = ("_raw",)
 
     def __init__(self, raw: dict[bytes, bytes]) -> None:
-        """Take values by names in lower case."""
         self._raw = raw
 
     def __getitem__(self, name: str) -> str:
@@ -69,14 +56,15 @@ class Headers(Mapping[str, str]):
 
 
 class Connection(asyncio.Protocol):
-    """One connection, with at most one request under way."""
+    """One connection, with at most one request in flight. It is used again only after an answer that was read
+    to its end, with nothing behind it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, read_s: float) -> None:
         self._loop, self._read_s = loop, read_s
-        # The TCP connection; TLS above it; TLS through that, where the proxy is spoken to by TLS, too.
+        # The TCP connection; TLS above it; TLS through that, where the proxy is reached by TLS, too.
         self._layers: list[asyncio.Transport] = []
         self._parser = httptools.HttpResponseParser(self)
-        # Of the request under way; done where there is none.
+        # Of the request in flight; done where there is none.
         self._outcome: asyncio.Future[Answer | Exception] = loop.create_future()
         self._outcome.cancel()
         self._timer: asyncio.TimerHandle | None = None
@@ -97,6 +85,7 @@ class Connection(asyncio.Protocol):
         """Send a request and return its answer. Raises OSError, and what `going_out` raises."""
         if not self.usable:
             raise Disconnected("before the request")
+        # Nothing is awaited between this check and the first byte.
         going_out(self)
         self._outcome = self._loop.create_future()
         self._free, self._heard = False, self._loop.time()
@@ -110,7 +99,7 @@ class Connection(asyncio.Protocol):
         return outcome
 
     async def tunnel(self, request: bytes) -> None:
-        """Ask a proxy for a tunnel; what is sent from then on goes through it. Raises OSError."""
+        """Ask a proxy for a tunnel; everything sent from then on goes through it. Raises OSError."""
         self._tunnels = True
         answer = await self.exchange(request, lambda _: None)
         if answer.status // 100 != 2:
@@ -118,8 +107,8 @@ class Connection(asyncio.Protocol):
         self._tunnels, self._parser, self._free = False, httptools.HttpResponseParser(self), True
 
     async def encrypt(self, context: ssl.SSLContext, host: str) -> None:
-        """Speak TLS from now on, with a host of that name. Raises OSError, ValueError."""
-        # `start_tls` would wait for ever where the end was reported already, and returns None where it comes
+        """Use TLS from now on, with a host of that name. Raises OSError, ValueError."""
+        # `start_tls` would wait for ever if the end was reported already, and returns None if it comes
         # without an error during the handshake.
         secured = None
         if self.usable:
@@ -129,11 +118,10 @@ class Connection(asyncio.Protocol):
         self._layers.append(secured)
 
     def get_extra_info(self, name: str) -> Any:
-        """Return what asyncio knows of the connection, e.g. its `ssl_object`."""
+        """Return what asyncio knows about the connection, e.g. its `ssl_object`."""
         return self._layers[-1].get_extra_info(name)
 
     def close(self) -> None:
-        """Close the connection at once. Idempotent."""
         self._free = False
         self._stop_looking()
         if self._layers:
@@ -142,12 +130,10 @@ class Connection(asyncio.Protocol):
     # --- called by asyncio ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
         self._layers, self._free = [cast(asyncio.Transport, transport)], True
 
     def data_received(self, data: bytes) -> None:
-        """Take more of an answer."""
-        if self._outcome.done():  # nothing was asked, or it is answered already
+        if self._outcome.done():  # no request, or it is answered already
             self.close()
             return
         self._heard = self._loop.time()
@@ -158,7 +144,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def eof_received(self) -> None:
-        """End the connection; also the answer, where its length was not told."""
+        """End the connection; also the answer, if its length was not given."""
         self._free = False
         told = {b"content-length", b"transfer-encoding"} & self._headers.keys()
         if self._status >= 200 and not told:
@@ -166,7 +152,6 @@ class Connection(asyncio.Protocol):
         self._end(Disconnected("before the end of an answer"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End."""
         self._free = False
         self._stop_looking()
         self._end(error if isinstance(error, OSError) else Disconnected("before the end of an answer"))
@@ -176,29 +161,25 @@ class Connection(asyncio.Protocol):
     # --- called by the parser -------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Begin an answer."""
         self._headers, self._body, self._status = {}, [], 0
         if self._outcome.done():  # a second one
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header."""
         self._headers.setdefault(name.lower(), value)
 
     def on_headers_complete(self) -> None:
-        """Take the status."""
         self._status = self._parser.get_status_code()
         if self._tunnels and self._status >= 200:
             self._complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
         self._body.append(body)
 
     def on_message_complete(self) -> None:
         """End an answer, unless it only announces another one."""
         if self._status >= 200 and not self._outcome.done():
-            # Behind what is still going out of this request no other one is sent.
+            # No other request is sent behind what is still going out of this one.
             self._free = self._parser.should_keep_alive() and not self._buffered()
             self._complete()
 
@@ -218,7 +199,7 @@ class Connection(asyncio.Protocol):
         return sum([layer.get_write_buffer_size() for layer in self._layers])
 
     def _look(self) -> None:
-        """End the exchange if nothing has come or gone out for too long; else look again."""
+        """End the exchange if nothing has come or gone out for too long; otherwise check again later."""
         self._stop_looking()
         if self._outcome.done():
             return
@@ -238,12 +219,12 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """The connections to one endpoint, kept and used again. They belong to the running event loop.
+    """The connections to one endpoint, kept and reused. They belong to the running event loop.
 
     Args:
         endpoint: `https://HOST[:PORT][/PATH]`, or http.
         most: at most this many at a time; further requests wait for one.
-        connect_s: seconds in which a connection is made.
+        connect_s: seconds for making a connection.
         read_s: seconds to wait for (more of) an answer.
         proxy: address of a proxy; a user and password in it are sent to the proxy.
         verify: whether the server's certificate is checked, or a file of those to trust, or the TLS settings.
@@ -280,7 +261,6 @@ class Connections:
         """Send a request and return its answer.
 
         Args:
-            method: of HTTP.
             address: the whole address, percent-encoded.
             headers: all but Host and Content-Length.
             body: None for none.
@@ -292,7 +272,7 @@ class Connections:
         """
         try:
             request = self._request(method, address, headers, body)
-        except ValueError:  # what cannot be encoded, or a proxy's address that is none
+        except ValueError:  # something cannot be encoded, or the proxy's address is invalid
             raise Malformed("no request") from None
         async with self._places:
             connection = self._kept() or await self._connect()
@@ -306,7 +286,7 @@ class Connections:
                     connection.close()
 
     async def close(self) -> None:
-        """Close all connections; requests that are under way or wait fail. Idempotent."""
+        """Close all connections; requests that are in flight or wait fail. Idempotent."""
         self._closed = True
         for connection in self._all:
             connection.close()
@@ -321,7 +301,7 @@ class Connections:
 
     @cached_property
     def _to_proxy(self) -> str:
-        """The header that tells the proxy who asks, "" for none."""
+        """The header with the credential for the proxy, "" for none."""
         via = self._via
         if via is None or via.username is None:
             return ""
@@ -356,7 +336,7 @@ class Connections:
                 raise Disconnected("closed")
         except BaseException as failed:
             made.close()
-            # No name of a host, no port. (A certificate that is refused is a ValueError and an OSError.)
+            # The host name or port is invalid. (A refused certificate is a ValueError and an OSError.)
             if isinstance(failed, ValueError) and not isinstance(failed, OSError):
                 raise Malformed("no address") from None
             raise
@@ -369,12 +349,13 @@ class Connections:
         loop, (host, port) = asyncio.get_running_loop(), _place(self._to)
         first, via = self._to if self._via is None else self._via, self._via
         if "https" in (first.scheme, self._to.scheme):
-            _ = self._trusting  # a file that cannot be read is told before any network is
+            _ = self._trusting  # report an unreadable file before using the network
         options: dict[str, Any] = {}
         if isinstance(loop, asyncio.BaseEventLoop):  # uvloop tries one address after the other
             options["happy_eyeballs_delay"] = _SECOND_ADDRESS_S
         await loop.create_connection(lambda: made, *_place(first), **options)
-        # TLS is begun here and not by `create_connection`: so the layer below it can be asked what is unsent.
+        # TLS is started here and not by `create_connection`, so that the layer below can be asked for unsent
+        # bytes.
         if first.scheme == "https":
             await made.encrypt(self._trusting, _place(first)[0])
         if via is not None and self._encrypted:
@@ -398,7 +379,7 @@ class Connections:
         return head.encode() + (body or b"")
 
     def _kept(self) -> Connection | None:
-        """Return a connection that can be used again, the one that was used last."""
+        """Return the reusable connection that was used last, if any."""
         since = asyncio.get_running_loop().time() - IDLE_SECONDS
         while self._idle and self._idle[0].idle_since < since:
             self._idle.popleft().close()

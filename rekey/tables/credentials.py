@@ -1,11 +1,5 @@
-"""Credentials of a storage account, and how they sign its requests.
-
-Rules kept here:
-
-* A repr never shows a key. A request is signed after everything else about it is decided, over the address
-  as it goes out.
-* Source: "Authorize with Shared Key", section "Table service (Shared Key Lite authorization)".
-"""
+"""Credentials of a storage account, and how they sign its requests. Source: "Authorize with Shared Key",
+section "Table service (Shared Key Lite authorization)"."""
 
 from __future__ import annotations
 
@@ -29,19 +23,15 @@ if TYPE_CHECKING:
 
     from rekey.tables.tokens import BearerToken
 
-# Managed identities are given tokens for up to a day.
+# Managed identities get tokens for up to a day.
 _LONGEST_TOKEN_S = 24 * 3600.0
 SCOPE = "https://storage.azure.com/.default"
 
 
 @dataclass(frozen=True, slots=True)
 class SharedKey:
-    """A storage account's name and shared key.
-
-    Attributes:
-        signed_s_ago: how long ago requests say that they were signed; for `rekey doctor --live`, which tries
-            whether the service refuses what is late.
-    """
+    """A storage account's name and shared key. `signed_s_ago`: the age that requests claim for their
+    signature, so that `rekey doctor --live` can check whether the service refuses old ones."""
 
     account: str
     key: bytes = field(repr=False)
@@ -75,44 +65,36 @@ A = TypeVar("A", bound=_Answer)
 
 def credential_of(account: str, key: str | None) -> Credential:
     """Return the credential of an account: its shared key in base64, or the identity of this process if that
-    is None. Raises ConfigurationError.
-
-    The table service that is opened with the credential owns it: it closes a token credential when it closes.
-    """
+    is None. The table service opened with it owns it and closes it. Raises ConfigurationError."""
     if key is not None:
         return SharedKey.of(account, key)
-    # Imported only where needed: the import takes a fifth of the time in which a command starts.
+    # Imported only where needed: the import takes a fifth of a command's start time.
     from azure.identity.aio import DefaultAzureCredential
 
     return DefaultAzureCredential()
 
 
 class NoToken(Exception):
-    """An identity is given no token."""
+    """An identity gets no token."""
 
 
 class TokenUnreachable(OSError):
-    """Those who give an identity its tokens did not answer; says the name of the error."""
+    """The issuer of an identity's tokens did not answer; holds the name of the error."""
 
 
 class Signer:
-    """Authorises each attempt of a request with a credential, and closes that if it is a token credential.
-
-    Args:
-        credential: the credential.
-    """
+    """Authorizes each attempt of a request with a credential, and closes that if it is a token credential."""
 
     def __init__(self, credential: Credential) -> None:
         self._credential = credential
         self._token: BearerToken | None = None
         if hasattr(credential, "get_token"):
-            from rekey.tables.tokens import BearerToken  # with azure-core: a tenth of the start of a command
+            from rekey.tables.tokens import BearerToken  # azure-core is a tenth of a command's start
 
             self._token = BearerToken(cast(Any, credential), SCOPE)
 
     @property
     def is_identity(self) -> bool:
-        """Whether it signs with tokens of an identity."""
         return self._token is not None
 
     async def send(
@@ -122,8 +104,8 @@ class Signer:
         headers: dict[str, str],
         exchange: Callable[[str, Mapping[str, str]], Awaitable[A]],
     ) -> A:
-        """Sign an attempt, and let `exchange` carry it out, given its address and headers as signed. Raises
-        NoToken, TokenUnreachable."""
+        """Sign an attempt; `exchange` carries out the signed address and headers. Raises NoToken,
+        TokenUnreachable."""
         credential: Any = self._credential
         if self._token is not None:
             from azure.core.exceptions import AzureError, ClientAuthenticationError
@@ -150,21 +132,20 @@ class Signer:
         if isinstance(self._credential, SharedKey) or hasattr(self._credential, "named_key"):
             return SIGNED_S
         expires_on = None if self._token is None else self._token.expires_on
-        # How long a SAS holds is not looked at; a token that was not asked for yet may be one of the longest.
+        # The expiry of a SAS is not checked; a token that was not requested yet may be one of the longest.
         return _LONGEST_TOKEN_S if expires_on is None else max(SIGNED_S, expires_on - time.time())
 
     async def close(self) -> None:
-        """Close a token credential."""
         if (close := getattr(self._credential, "close", None)) is not None:
             await close()
 
 
 def signed_headers(credential: SharedKey, url: str) -> dict[str, str]:
-    """Return date and signature (Shared Key Lite) of a request to a table service that is sent now."""
+    """Return date and signature (Shared Key Lite) of a request that is sent now."""
     date = _date(int(time.time() - credential.signed_s_ago))
     resource, _, query = url.partition("?")
     path = "/".join(resource.split("/", 3)[3:])
-    comp = parse_qs(query).get("comp") if "comp=" in query else None  # the only parameter that is signed
+    comp = parse_qs(query).get("comp") if "comp=" in query else None  # the only signed parameter
     text = f"{date}\n/{credential.account}/{path}{f'?comp={comp[0]}' if comp else ''}"
     signature = base64.b64encode(_mac(credential.key)(text.encode())).decode("ascii")
     return {"x-ms-date": date, "Authorization": f"SharedKeyLite {credential.account}:{signature}"}

@@ -1,11 +1,5 @@
-"""A table in which rows of several kinds stand, told apart by what their keys begin with.
-
-Rules kept here:
-
-* A row is of the kind whose beginnings its keys have; all that have none are of the first kind (main rows, in
-  the main target's table), as rows of strangers are in a table of one kind.
-* Only a scan has to tell kinds apart: all other calls name their rows.
-"""
+"""A table that holds rows of several kinds, told apart by how their keys begin. Only scans have to tell them
+apart: all other calls name their rows."""
 
 from __future__ import annotations
 
@@ -23,7 +17,6 @@ class TableOfKind(TableWrapper):
     """The rows of one kind in a table that several kinds share (`whole`)."""
 
     def __init__(self, whole: Table, is_of_kind: Callable[[Row], bool]) -> None:
-        """Take the table, and what tells whether a row is of the kind."""
         super().__init__(whole)
         self._is_of_kind = is_of_kind
 
@@ -40,9 +33,9 @@ def by_number(
     """Return the tables that a migration fills, by number.
 
     Args:
-        names: their names, that of the main target first.
-        beginnings: what PartitionKeys and RowKeys of a kind of rows begin with, by its number, where the
-            table is shared; that of the first kind in a table is not asked for.
+        names: their names, the main target's first.
+        beginnings: how PartitionKeys and RowKeys of a kind begin, by its number, where the table is shared.
+            Not needed for the first kind in a table, which has all rows that no other kind claims.
         table: opens a table by its name.
     """
     opened = {name: table(name) for name in dict.fromkeys(names)}
@@ -68,5 +61,5 @@ def _begins_otherwise(others: Sequence[tuple[str, str]], row: Row) -> bool:
 
 
 def whole(table: Table) -> Table:
-    """Return a table with the rows of all kinds that stand in it."""
+    """Return a table with the rows of all its kinds."""
     return table.whole if isinstance(table, TableOfKind) else table

@@ -1,9 +1,4 @@
-"""Trying whether keys with odd characters arrive as they are: at addresses of rows, and in queries.
-
-Rules kept here:
-
-* What is tried stands in a partition of its own; rows that an interrupted probe left are taken over.
-"""
+"""Checks whether keys with odd characters arrive unchanged: at addresses of rows, and in queries."""
 
 from __future__ import annotations
 
@@ -15,9 +10,9 @@ from rekey.model import PARTITION_KEY, ROW_KEY, EntityKey, Row, key_of
 from rekey.tables.base import Operation, Table, Verb
 
 _PARTITION = "probe"
-# Seconds for which an odd address is asked for: something on the way may cut the connection each time.
+# Seconds for which an odd address is tried: something on the way may cut the connection each time.
 _MOST_S = 5.0
-# RowKeys by what they try.
+# RowKeys by what they test.
 ODD_KEYS = {
     "%25": "a%25b",
     "%2F": "a%2Fb",
@@ -38,13 +33,8 @@ class Misread:
 
 
 async def probe_odd_keys(table: Table, partition: str = _PARTITION) -> Misread:
-    """Write a row for each kind of odd key in one transaction, read it both ways, and delete them all.
-
-    Rows that an interrupted probe left are taken over.
-
-    Raises:
-        ServiceError: the rows could not be written, queried or deleted.
-    """
+    """Write a row for each odd key in one transaction, read it both ways, and delete them all. Rows of an
+    interrupted probe are replaced. Raises ServiceError: the rows could not be written, queried or deleted."""
     rows: list[Row] = [{PARTITION_KEY: partition, ROW_KEY: key} for key in ODD_KEYS.values()]
     await table.transact([Operation(Verb.INSERT_OR_REPLACE, row) for row in rows])
     keys = dict(zip(ODD_KEYS, map(key_of, rows), strict=True))
@@ -61,22 +51,20 @@ async def probe_odd_keys(table: Table, partition: str = _PARTITION) -> Misread:
 
 
 async def _arrives(table: Table, key: EntityKey) -> bool:
-    """Tell whether the row of a key is read at its address, as far as there is an answer.
-
-    A refusal is one: an address that was changed does not fit its signature.
-    """
+    """Tell whether the row of a key is read at its address, as far as there is an answer."""
     try:
         async with asyncio.timeout(_MOST_S):
             row = await table.at_address(key, select=(ROW_KEY,))
     except (Unavailable, TimeoutError):
-        return True  # busy, or not reached: nothing is known
+        return True  # busy, or not reached: unknown
     except ServiceError:
+        # A refusal is an answer: an address that was changed does not fit its signature.
         return False
     return row is not None and key_of(row) == key
 
 
 async def _is_found(table: Table, key: EntityKey) -> bool:
-    """Tell whether a query for a key returns its row; one that is refused does not."""
+    """Tell whether a query for a key returns its row; a refused one does not."""
     try:
         row = await table.by_query(key, select=(ROW_KEY,))
     except RequestRejected:

@@ -1,17 +1,4 @@
-"""The pages of a key range; the next page is fetched while the caller works on one, if the caller allows it.
-
-Rules kept here:
-
-* The same filter and selection are sent again with every continuation; the row key of a continuation may be
-  missing. Where query and continuation are too long for an address, a new query from the last row on is made.
-* The last query may go on beyond the range: rows after its end are dropped, and nothing follows them.
-* A page is asked for so that it has about `PAGE_BYTES` at most, by the bytes per row of the pages before it.
-  The first page of a table, of which nothing is known, is small.
-* While the caller works on one page the next is fetched, unless the caller wants none ahead; a scan that is
-  given up leaves no request under way.
-* A page that was fetched ahead waits as bytes and is decoded when it is asked for. By then the rows of the
-  page before are no longer held here: the new ones reuse their memory, which is in the processor's cache.
-"""
+"""The pages of a key range; the next page is fetched while the caller works on one, if allowed."""
 
 from __future__ import annotations
 
@@ -32,19 +19,16 @@ from rekey.tables.wire import COMMON_HEADERS, MAX_ADDRESS_BYTES, query_string
 T = TypeVar("T")
 Parameters = Sequence[tuple[str, str]]
 
-# Most bytes that a page should have. The service bounds pages by 1,000 rows and 5 seconds, not by bytes
+# Most bytes that a page should have. The service limits pages to 1,000 rows and 5 seconds, not by bytes
 # ("Query Timeout and Pagination"). Rows of up to 2 KiB still come a thousand at a time.
 PAGE_BYTES = 2 * 1024 * 1024
-# Rows to ask for while fewer than this number were seen: each may have 1 MiB.
+# Rows to ask for while fewer than this were seen: each may have 1 MiB.
 FIRST_PAGE_ROWS = 8
 
 
 class PageSize:
-    """The number of rows to ask for in a page, from the rows and bytes of the pages before it.
-
-    Args:
-        unsure: until this many rows were seen, no more than `FIRST_PAGE_ROWS` are asked for.
-    """
+    """The number of rows to ask for in a page, from the rows and bytes of the pages before it. `unsure`:
+    until this many rows were seen, no more than `FIRST_PAGE_ROWS` are asked for."""
 
     def __init__(self, unsure: int = FIRST_PAGE_ROWS) -> None:
         self._unseen = unsure
@@ -73,19 +57,14 @@ async def read_range(
     most: int = MAX_PAGE_ROWS,
     ahead: bool = True,
 ) -> AsyncGenerator[tuple[Fetched, bool], None]:
-    """Iterate over the pages of a key range of a table.
+    """Iterate over the pages of a key range of a table; yields a page, and whether more follow.
 
     Args:
-        requester: sends requests.
         table: the table's name as declared.
-        within: the range.
         queries: returns the parameters of the queries whose rows, one query after the other, are a range.
         size: the page size of this table and selection; every page is recorded in it.
-        most: at most so many rows a page.
+        most: most rows in a page.
         ahead: whether a page may be requested while the caller still works on the one before it.
-
-    Yields:
-        A page, and whether more follow.
 
     Raises:
         ServiceError: a page could not be read; TableMissing where there is no such table.
@@ -105,6 +84,7 @@ async def read_range(
         upcoming = asked(continuation)
         too_long = upcoming is not None and upcoming.address_bytes > MAX_ADDRESS_BYTES
         if too_long and last is not None:
+            # Query and continuation are too long for an address: make a new query from the last row on.
             left[:] = queries(within.behind(last))
             return asked()
         return upcoming
@@ -115,12 +95,14 @@ async def read_range(
             fetched = await upcoming.page()
             last = key_of(fetched.rows[-1]) if fetched.rows else None
             size.saw(len(fetched.rows), fetched.bytes)
+            # The last query may return rows beyond the range.
             rows, _, ended = Page(fetched.rows, last).cut(within.upto)
             fetched = fetched._replace(rows=rows, full=len(fetched.rows) == upcoming.rows)
             upcoming = None if ended else following(fetched.continuation, last)
             if upcoming is not None and ahead:
                 upcoming.begin()
             yield fetched, upcoming is not None
+            # The rows of the next page reuse this memory, which is in the processor's cache.
             del fetched, rows
     finally:
         if upcoming is not None:
@@ -139,22 +121,20 @@ class _Asked:
         self._answer: asyncio.Future[Answer] | None = None
 
     def begin(self) -> None:
-        """Send the request now."""
         self._answer = asyncio.ensure_future(self._ask(checked))
 
     async def page(self) -> Fetched:
-        """Return the page. Its rows are decoded now."""
+        """Return the page. Its rows are decoded only now."""
         if self._answer is None:
             return await self._ask(read_page)
         answer = await self._answer
         try:
             return read_page(answer, self._request.doing)
         except ValueError:
-            # Malformed, so not even its continuation can be used: ask again, with the usual retries.
+            # Malformed, so not even its continuation can be used: request it again, with the usual retries.
             return await self._ask(read_page)
 
     async def give_up(self) -> None:
-        """Cancel the request if it is under way."""
         if self._answer is not None:
             await cancel([self._answer])
 

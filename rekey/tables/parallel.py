@@ -1,12 +1,4 @@
-"""Reading key ranges with several scans at a time; idle scans split the rest of the largest range.
-
-Rules kept here:
-
-* One scan reads a range, so its rows come in order. A split lies after what was read: no row is read by two
-  scans, and every row by one.
-* How much of a range is left is not known. The range that gave the most rows since it was last split is
-  likely to have the most left.
-"""
+"""Reading key ranges with several scans at a time; idle scans split the rest of the largest range."""
 
 from __future__ import annotations
 
@@ -26,22 +18,18 @@ from rekey.tables.split import find_middle
 
 @dataclass(eq=False)
 class Reader:
-    """A range that is read, or is about to be.
-
-    Attributes:
-        table: the table.
-        rest: what is still to be read.
-        fresh: rows it gave since it was begun or split.
-        shrunk: its end was moved after its scan began.
-        probed: another scan is looking for a key to split it at.
-        whole: no key was found to split it at between partitions, and none will be.
-    """
+    """A range that is read, or is about to be. One scan reads it, so its rows come in order."""
 
     table: Table
+    # What is still to be read.
     rest: KeyRange
+    # Rows read since it was begun or split.
     fresh: int = 0
+    # Its end was moved after its scan began.
     shrunk: bool = False
+    # Another scan is looking for a key to split it at.
     probed: bool = False
+    # No key was found to split it at between partitions, and none will be.
     whole: bool = False
 
 
@@ -49,25 +37,21 @@ R = TypeVar("R", bound=Reader)
 
 
 class ParallelScan(ABC, Generic[R]):
-    """Several scans at a time, each of one range.
+    """Several scans at a time, each of one range."""
 
-    Attributes:
-        least: rows a range must have given since it was last split before it is split again.
-        eager, least_eager: so many splits are made where a range gave so many rows.
-        may_split: whether an idle scan may split a range now; `tell` when that changes.
-        partitions_apart: whether ranges are split between partitions alone.
-        begins_anew: whether the scan of a range that was split begins anew: none of its pages reaches into
-            another scan's range then, but it makes one query more, with a page of its own.
-    """
-
+    # Rows that must be read of a range since its last split before it is split again.
     least: int
+    # So many splits are made where so many rows of a range were read.
     eager = least_eager = 0
+    # Whether an idle scan may split a range now; call `tell` when that changes.
     may_split = True
+    # Whether ranges are split only between partitions.
     partitions_apart = False
+    # Whether the scan of a split range restarts: then none of its pages reaches into another scan's range, at
+    # the cost of one more query with a page of its own.
     begins_anew = False
 
     def __init__(self, readers: Iterable[R]) -> None:
-        """Take the ranges to read."""
         self._open = deque(readers)
         self._active: list[R] = []
         self._changed = asyncio.Event()
@@ -87,7 +71,7 @@ class ParallelScan(ABC, Generic[R]):
 
     @abstractmethod
     async def finish(self, reader: R) -> None:
-        """Note that a range was read to its end."""
+        """Record that a range was read to its end."""
 
     @abstractmethod
     def split(self, reader: R, middle: EntityKey) -> R:
@@ -98,12 +82,11 @@ class ParallelScan(ABC, Generic[R]):
         await together(self._read_ranges() for _ in range(max(1, scans)))
 
     def tell(self) -> None:
-        """Wake all that wait for a change; each checks whether its own condition holds now."""
+        """Wake all that wait for a change; each checks its own condition."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def change(self) -> None:
-        """Wait until `tell` is called."""
         await self._changed.wait()
 
     async def _read_ranges(self) -> None:
@@ -117,7 +100,7 @@ class ParallelScan(ABC, Generic[R]):
                 self.tell()
 
     async def _scan(self, reader: R) -> bool:
-        """Scan the rest of a range; tell whether that is to begin anew."""
+        """Scan the rest of a range; tell whether the scan must restart."""
         reader.shrunk = False
         async with aclosing(self.pages(reader)) as pages:  # type: ignore[type-var]  # all scans are generators
             while (page := await self.next_page(reader, pages)) is not None:
@@ -145,6 +128,8 @@ class ParallelScan(ABC, Generic[R]):
                 return self._active[-1]
             worth = [reader for reader in self._active if self._is_worth_splitting(reader)]
             if worth and self.may_split:
+                # It is unknown how much of a range is left: the one with the most rows since its last split
+                # probably has most.
                 await self._divide(max(worth, key=lambda reader: reader.fresh))
             else:
                 await self.change()
@@ -162,7 +147,7 @@ class ParallelScan(ABC, Generic[R]):
         reader.whole = apart and middle is None
         self.eager = max(0, self.eager - 1)
         # Meanwhile its scan may have passed that key, or reached the end. From here on nothing is awaited, so
-        # the cursor stands still.
+        # the cursor does not move.
         if middle is None or reader not in self._active or middle not in reader.rest:
             return
         self._open.append(self.split(reader, middle))

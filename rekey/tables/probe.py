@@ -1,11 +1,5 @@
-"""One request to an account, and everything its answer tells: for `rekey doctor`.
-
-Rules kept here:
-
-* One attempt, no retry, nothing written: GET requests only. A failure is returned as a value, not raised.
-* The answer's body is read for an error code and thrown away.
-* It may be sent without a credential: any answer shows the server, its clock and its certificate.
-"""
+"""A single request to an account, and everything its answer shows: for `rekey doctor`. One GET, no retry; a
+failure is returned as a value, not raised."""
 
 from __future__ import annotations
 
@@ -30,29 +24,26 @@ BAD_CERTIFICATE = "CertificateRefused"
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The result of one request.
+    """The result of one request."""
 
-    Attributes:
-        status: of the answer, 0 when none came.
-        code: the service's error code, "" when it gave none.
-        failure: why no answer came, "" when one did: the name of an error, NO_TOKEN or BAD_CERTIFICATE.
-        server: the header `Server`.
-        api_version: the header `x-ms-version`.
-        date: the header `Date`, in ticks of the service's clock, whole seconds; None when there was none.
-        sent_at, received_at: ticks of this machine's clock.
-        tls: the protocol of the connection, e.g. `TLSv1.3`; "" when not encrypted or unknown.
-        certificate_ends: when the server's certificate ends, in ticks; None when not encrypted or unknown.
-    """
-
+    # Of the answer, 0 when none came.
     status: int = 0
+    # The service's error code, "" when it gave none.
     code: str = ""
+    # Why no answer came, "" when one did: the name of an error, NO_TOKEN or BAD_CERTIFICATE.
     failure: str = ""
+    # The header `Server`.
     server: str = ""
+    # The header `x-ms-version`.
     api_version: str = ""
+    # The header `Date`, in ticks of the service's clock, whole seconds; None when there was none.
     date: int | None = None
+    # Ticks of this machine's clock, like `received_at`.
     sent_at: int = 0
     received_at: int = 0
+    # The protocol of the connection, e.g. `TLSv1.3`; "" when not encrypted or unknown.
     tls: str = ""
+    # When the server's certificate ends, in ticks; None when not encrypted or unknown.
     certificate_ends: int | None = None
 
     @property
@@ -79,7 +70,8 @@ async def ask(
     Args:
         endpoint: without a trailing slash.
         path: below it, e.g. `Tables?$top=1`.
-        credential: signs it; None to send it without one. The caller closes it.
+        credential: signs it; closed by the caller. None to send it without: any answer shows the server, its
+            clock and its certificate.
         clock: this machine's.
         trusted: certificates to trust; those of the system by default.
     """

@@ -1,34 +1,5 @@
-"""Requests with retries: from single attempts to an outcome that says what is known; and whether a write
-whose answer was lost was applied.
-
-Rules kept here:
-
-* An outcome is a value: the result of the request, and whether an attempt before its answer may have been
-  applied already. Settling that is left to the caller, who knows what was asked.
-* An error inside the answer to a batch is retried like one outside.
-* A malformed answer is no answer.
-* Each further attempt is made under the rates and limits that hold then (`rekey.tables.allowance`).
-* The time at which an attempt to write was last left open is recorded, also if it was repeated with success
-  or its caller was cancelled. Not so where the write is conditional on a row's ETag and was answered in the
-  end: then no earlier attempt can take effect any more ("Managing concurrency", ETags, Azure documentation).
-* The wait doubles from a minimum to a maximum, with ±20 % of jitter, so that clients which failed together
-  do not come back together. A Retry-After of the service is honoured when it is longer.
-* Failures are of three kinds: nothing was sent; something was sent and no answer came; the service answered.
-  Only the first and some answers say that nothing was applied.
-* An endpoint that never answered is given up after a few seconds: it is most often a typing error. One that
-  did answer before is waited for like a busy one.
-
-An attempt whose answer was lost may have been applied. Repeating it then meets its own effect: an insert gets
-409, a conditional update 412, a delete 404. What is read back decides (`all_landed`):
-
-* The row holds what was written: it landed. Another writer may have written the very same content, or deleted
-  the row as well; nothing tells the two apart, and in that case the request may still be under way. Where
-  rows are shared with other clients the outcome stays open (`by_content=False`).
-* The row still has the ETag that the write was conditional on, or is absent after an insert: it did not land.
-  ETags change with every write, so the first is proof.
-* Any other outcome stays open and is reported as open: the write may have landed and been overwritten since.
-* A transaction lands whole or not at all: if one operation did not land, none did.
-"""
+"""Requests with retries: from single attempts to an outcome that says what is known; and settling whether a
+write whose answer was lost was applied."""
 
 from __future__ import annotations
 
@@ -62,61 +33,51 @@ _SLOW_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often, and after which waits, a request is repeated. Waits in seconds.
+    """How often, and after which waits, a request is repeated. Waits in seconds."""
 
-    Attributes:
-        attempts: attempts in all for a request that got an answer or may have reached the service.
-        connect_attempts: attempts in all while the endpoint has never answered.
-        min_wait: before the second attempt.
-        max_wait: the longest wait without a Retry-After, which may ask for more, up to `max_retry_after`.
-        max_retry_after: the longest Retry-After that is honoured.
-        repeats_open_writes: whether a write that may have been applied is sent again. Where other clients
-            write the same rows it must not be: the first attempt may take effect long after the second was
-            answered, and overwrite what was written in between.
-        content_settles: whether a row that holds what was written (or is gone after a delete) proves that the
-            write was applied. Where other clients write the same rows it does not: two that raise a counter
-            from the same number, conditionally, write the same content, and one of them must be told that it
-            failed; and a row that another client deleted may be inserted again, and then be deleted by a
-            request that is still under way.
-    """
-
+    # Attempts in all for a request that got an answer or may have reached the service.
     attempts: int = 10
+    # Attempts in all while the endpoint has never answered, which is most often a typing error.
     connect_attempts: int = 5
+    # Before the second attempt.
     min_wait: float = 0.2
+    # The longest wait without a Retry-After, which may ask for more, up to `max_retry_after`.
     max_wait: float = 20.0
+    # The longest Retry-After that is honored.
     max_retry_after: float = 120.0
+    # Whether a write that may have been applied is sent again. Not where other clients write the same rows:
+    # the first attempt may take effect long after the second was answered, and overwrite what was written in
+    # between.
     repeats_open_writes: bool = True
+    # Whether a row that holds what was written (or is gone after a delete) proves that the write was applied.
+    # Not where other clients write the same rows: two that conditionally raise a counter from the same number
+    # write the same content, and one of them must be told that it failed; and a row that another client
+    # deleted may be inserted again, and then be deleted by a delayed request.
     content_settles: bool = True
 
     def wait(self, failures: int, retry_after: float | None, draw: float) -> float:
-        """Return the seconds to wait after a number of failures.
-
-        Args:
-            failures: attempts that failed so far, at least 1.
-            retry_after: what the service asked for, in seconds.
-            draw: a random number of [0, 1).
-        """
+        """Return the seconds to wait after `failures` failed attempts, at least 1. `retry_after`: the
+        service's, in seconds; `draw`: a random number of [0, 1)."""
         grown = self.min_wait * 2.0 ** min(failures - 1, 32)
+        # Jitter: clients that failed together must not come back together.
         wait = min(self.max_wait, grown) * (1.0 + _JITTER * (2.0 * draw - 1.0))
         return wait if retry_after is None else max(wait, min(retry_after, self.max_retry_after))
 
     def longest_s(self, failures: int, attempts: int, attempt_s: float) -> float:
-        """Return for how many seconds a request is tried yet, at most, if each attempt takes `attempt_s`.
+        """Return for how many more seconds a request is tried, at most.
 
         Args:
             failures: attempts that failed so far.
             attempts: attempts in all.
-            attempt_s: how long an attempt takes that gets no answer.
+            attempt_s: how long an unanswered attempt takes.
         """
         waits = sum(self.wait(failed, None, 1.0) for failed in range(max(1, failures), attempts))
         return waits + (attempts - failures) * attempt_s
 
 
 def retry_after_of(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
-    """Return the seconds that an answer asks to wait, None when it does not ask, or not in a known form.
-
-    Reads `x-ms-retry-after-ms`, and `Retry-After` in both its forms: seconds or a date.
-    """
+    """Return the seconds that an answer asks to wait, None when it does not ask, or not in a known form:
+    `x-ms-retry-after-ms`, or `Retry-After` as seconds or a date."""
     milliseconds = headers.get("x-ms-retry-after-ms", "")
     if milliseconds.isascii() and milliseconds.isdigit():
         return int(milliseconds) / 1000
@@ -129,20 +90,16 @@ def retry_after_of(headers: Mapping[str, str], now: datetime | None = None) -> f
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """The outcome of a request: a value or an error.
-
-    Attributes:
-        ambiguous: an attempt may have been applied: where `final`, one before the answered one; else any.
-        final: the service answered for good; otherwise no further attempt is allowed.
-    """
+    """The outcome of a request: a value or an error."""
 
     value: T | None
     error: ServiceError | None
+    # An attempt may have been applied: where `final`, one before the answered one; else any.
     ambiguous: bool
+    # The service gave its final answer; otherwise no further attempt is allowed.
     final: bool
 
     def result(self) -> T:
-        """Return the value or raise the error."""
         if self.error is not None:
             raise self.error
         if self.value is None:
@@ -152,69 +109,52 @@ class Outcome(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """An attempt after which another may follow.
+    """An attempt after which another may follow."""
 
-    Attributes:
-        error: the error to report if no other attempt follows.
-        open: it may have been applied; else nothing was done.
-        retry_after: what the service asked to wait, in seconds.
-        only_connect: it could not connect, and the endpoint has never answered.
-    """
-
+    # The error to report if no other attempt follows.
     error: ServiceError
+    # It may have been applied; otherwise nothing was done.
     open: bool
+    # What the service asked to wait, in seconds.
     retry_after: float | None = None
+    # It could not connect, and the endpoint has never answered.
     only_connect: bool = False
 
 
 @dataclass(slots=True)
 class _Known:
-    """The state that all requesters of an account share. Times are of `Clock.rising`.
-
-    Attributes:
-        ever_answered: there was an answer.
-        last_open: when an attempt to write was last left open.
-        calls: requests that wait for an answer or for their next attempt.
-        heard_at: when there was an answer last; if no attempt has failed since, when the first of `calls`
-            began.
-        failures: attempts since then that got no answer.
-        tried_until: until when the requests that got none are tried.
-    """
+    """The state that all requesters of an account share. Times are of `Clock.rising`."""
 
     ever_answered: bool = False
+    # When the outcome of an attempt to write last became unknown.
     last_open: float | None = None
+    # Requests that wait for an answer or for their next attempt.
     calls: int = 0
+    # Time of the last answer; if no attempt has failed since, when the first of `calls` began.
     heard_at: float = 0.0
+    # Unanswered attempts since then.
     failures: int = 0
+    # Until when the unanswered requests are tried.
     tried_until: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class Requester:
-    """Sender of requests that repeats them until they are answered or no further attempt is allowed.
+    """Sender of requests that repeats them until they are answered or no further attempt is allowed."""
 
-    Attributes:
-        transport: sends one attempt.
-        policy: how often, and after which waits, requests are repeated.
-        clock: times the waits.
-        source: random numbers for the jitter.
-        known: the state that all requesters on these connections share.
-    """
-
+    # Sends one attempt.
     transport: Transport
     policy: RetryPolicy
     clock: Clock
+    # Random numbers for the jitter.
     source: random.Random
+    # The state that all requesters on these connections share.
     known: _Known = field(default_factory=_Known)
 
     async def call(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T]:
-        """Send a request until it is answered for good or no further attempt is allowed.
-
-        Args:
-            request: what to send.
-            read: turns an answer and `request.doing` into a value; raises a ServiceError for an error answer
-                (Unavailable is tried again) and ValueError for a malformed one.
-        """
+        """Send a request until its final answer, or until no further attempt is allowed. `read` turns an
+        answer and `request.doing` into a value; it raises a ServiceError for an error answer (Unavailable is
+        retried) and ValueError for a malformed one, which counts as none."""
         known = self.known
         if not known.calls and not known.failures:
             known.heard_at = self.clock.rising()
@@ -228,16 +168,13 @@ class Requester:
             known.calls -= 1
 
     def silence(self) -> tuple[float, float] | None:
-        """Return for how many seconds nothing was answered, and for how many it is tried yet, at most; None
-        while answers come, or none is awaited. A silence in which attempts have failed ends with an answer.
-
-        Where nothing can be sent, or attempts have failed, two seconds are silence; an answer that is only
-        slow (a scan for few rows of many takes the service 5 s) gets `_SLOW_S`.
-        """
+        """Return for how many seconds nothing was answered, and for how many more it is tried, at most; None
+        while answers come, or none is expected. A silence with failed attempts ends with an answer."""
         known, now, limits = self.known, self.clock.rising(), self.transport.timeouts
         silent_s, is_sent = now - known.heard_at, self.transport.any_sent
         if not (known.calls or known.failures):
             return None
+        # An answer that is only slow (a scan for few rows of many takes the service 5 s) gets longer.
         if silent_s < (TOLD_AFTER_S if known.failures or not is_sent else _SLOW_S):
             return None
         if known.failures:
@@ -260,7 +197,7 @@ class Requester:
             except Exception as forbidden:
                 if not ambiguous:
                     raise
-                self.note_open(request)  # no further attempt: the outcome of those before stays unknown
+                self.note_open(request)  # no further attempt: the earlier outcomes stay unknown
                 raise _open(request, type(forbidden).__name__) from forbidden
             if isinstance(tried, Outcome):
                 return replace(tried, ambiguous=True) if ambiguous else tried
@@ -269,13 +206,15 @@ class Requester:
             ambiguous, error = ambiguous or tried.open, tried.error
             failures += 1
             attempts = self.policy.connect_attempts if tried.only_connect else self.policy.attempts
-            # until when it is tried, for `silence`
+            # for `silence`
             now = self.clock.rising()
             until = now + self.policy.longest_s(failures, attempts, now - began)
             self.known.tried_until = max(self.known.tried_until, until)
             wait = None
             if failures < attempts and (repeats or not (ambiguous and is_write)):
                 wait = self.policy.wait(failures, tried.retry_after, self.source.random())
+            # Not for a write conditional on an ETag that is retried: its final answer rules out that an
+            # earlier attempt takes effect ("Managing concurrency", ETags, Azure documentation).
             if ambiguous and (wait is None or not request.on_version):
                 self.note_open(request)
             if wait is None:
@@ -292,12 +231,11 @@ class Requester:
                 await allowance.again()
 
     def note_open(self, request: Request) -> None:
-        """Remember that a request may yet take effect."""
+        """Record that a request may yet take effect."""
         if request.method != "GET":
             self.known.last_open = self.clock.rising()
 
     async def _attempt(self, request: Request, read: Callable[[Answer, str], T]) -> Outcome[T] | _Failed:
-        """Send a request once."""
         headers: Mapping[str, str] = {}  # of the answer, once there is one
         try:
             answer = await self.transport.send(request)
@@ -361,18 +299,13 @@ class Landed(Enum):
 
 
 def landed(operation: Operation, now: Row | None, *, by_content: bool = True) -> Landed:
-    """Tell whether a write was applied.
-
-    Args:
-        operation: the write.
-        now: the row that is there now, None when there is none.
-        by_content: whether a row that holds what was written, or is gone after a delete, proves that this
-            write was applied.
-    """
+    """Tell whether a write was applied, by the row that is there now (None: no row). `by_content`: whether a
+    row that holds what was written, or is gone after a delete, proves that this write was applied."""
     claimed = Landed.YES if by_content else Landed.OPEN
     if now is None:
-        # What an update wrote is gone with the row: it is reported like an update that met no row.
+        # What an update wrote is gone with the row: it is reported like an update of a missing row.
         return claimed if operation.verb is Verb.DELETE else Landed.NO
+    # Every write changes the ETag, so this is proof.
     if operation.etag is not None and etag_of(now) == operation.etag:
         return Landed.NO
     if operation.verb is Verb.DELETE:
@@ -383,6 +316,7 @@ def landed(operation: Operation, now: Row | None, *, by_content: bool = True) ->
     else:  # at least what it wrote
         names = property_names(written)
         holds = all(name in now and canonical(written, name) == canonical(now, name) for name in names)
+    # Otherwise it may have been applied and overwritten since.
     return claimed if holds else Landed.OPEN
 
 
@@ -392,6 +326,7 @@ def all_landed(
     """Tell whether a transaction was applied, from the rows that are there now, in the same order."""
     pairs = zip(operations, now, strict=True)
     found = [landed(operation, row, by_content=by_content) for operation, row in pairs]
+    # All or nothing.
     if Landed.NO in found:
         return Landed.NO
     return Landed.YES if all(one is Landed.YES for one in found) else Landed.OPEN

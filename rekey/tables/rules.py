@@ -1,16 +1,6 @@
-"""What is checked of a request before it is sent, and the form in which the service stores it. Pure.
-
-Rules kept here:
-
-* The service judges what an application writes: values, names, numbers of properties and sizes are passed on,
-  and its answer is the application's. What is refused here is refused by the service for certain, each with
-  its source, or cannot be carried: a name or a key that no address can hold.
-* What the service takes in several documented spellings is sent in the one in which it comes back: a DateTime
-  in UTC with Z, a Guid in lower case and with hyphens, an Int64 without a sign +, spaces and leading zeros.
-* Of any other value it is not known what the service makes of it, if it takes it: it is sent as it came, and
-  the row that the service keeps decides what replicas hold (`Written.is_foreseen`).
-* A refusal carries the service's error code and never a key or a value.
-"""
+"""What is checked of a request before it is sent, and the form in which the service stores it. Only what the
+service certainly refuses, or what no address can carry, is refused here, with the service's error code and
+never a key or a value. Pure."""
 
 from __future__ import annotations
 
@@ -32,25 +22,17 @@ _BASE64 = re.compile("(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3
 
 
 class Written(NamedTuple):
-    """A row as it is sent.
-
-    Attributes:
-        row: the row.
-        is_foreseen: whether the service keeps it in this form, if it takes it.
-    """
+    """A row as it is sent. `is_foreseen`: whether the service keeps it in this form, if it accepts it."""
 
     row: Row
     is_foreseen: bool
 
 
 def check_table_name(name: str, *, elsewhere: bool = False) -> None:
-    """Raise RequestRejected when the service would refuse a table name, or the table is not in this account.
+    """Raise RequestRejected when the service would refuse a table name, or the table is not in this account
+    (`elsewhere`: the target account).
 
     Source: "Understanding the Table service data model": `^[A-Za-z][A-Za-z0-9]{2,62}$`; `tables` is reserved.
-
-    Args:
-        name: as in the declaration.
-        elsewhere: whether this is the account of `[targets]`.
     """
     own = limits.own_name(name) if elsewhere else name
     fits = limits.TABLE_NAME.fullmatch(own) and own.lower() != "tables"
@@ -73,16 +55,16 @@ def check_key_part(value: object) -> None:
 
 
 def too_large() -> RequestRejected:
-    """Return the error for a transaction with more bytes than the service takes ("Performing entity group
-    transactions": the payload may be no more than 4 MiB)."""
+    """Return the error for a transaction of more than 4 MiB ("Performing entity group transactions")."""
     return rejected("RequestBodyTooLarge", "a transaction has more than 4 MiB", status=413)
 
 
 def check_batch(operations: Sequence[Operation]) -> None:
-    """Raise RequestRejected for a transaction the service refuses as a whole (its size is checked apart).
+    """Raise RequestRejected for a transaction the service refuses as a whole (its size is checked
+    separately).
 
     Source: "Performing entity group transactions": one PartitionKey, each entity once, at most 100 operations
-    (recordings: index 99 for 101). One without operations is answered by whoever has no row to write.
+    (recordings: index 99 for 101).
     """
     if not operations:
         raise rejected("InvalidInput", "a transaction needs at least one operation")
@@ -105,11 +87,8 @@ def check_batch(operations: Sequence[Operation]) -> None:
 
 
 def written_form(row: Row) -> Written:
-    """Return a row as it is sent, or raise RequestRejected for its keys.
-
-    Nulls are left out, which the service does not keep ("Payload format for Table service operations"), and
-    what the server owns.
-    """
+    """Return a row as it is sent, or raise RequestRejected for its keys. Nulls are left out, which the
+    service does not keep ("Payload format for Table service operations"), and what the server owns."""
     check_key_part(row.get(PARTITION_KEY))
     check_key_part(row.get(ROW_KEY))
     kept: Row = {PARTITION_KEY: row[PARTITION_KEY], ROW_KEY: row[ROW_KEY]}
@@ -137,8 +116,8 @@ def merged(before: Row, changes: Row) -> Row:
 
 
 def _value_form(value: object, kind: str | None) -> tuple[object, str | None] | None:
-    """Return the JSON form and the annotation in which the service gives a value back; None where that is not
-    known, or it refuses the value."""
+    """Return the JSON form and the annotation in which the service returns a value; None where that is
+    unknown, or it refuses the value."""
     if isinstance(value, str):
         return _text_form(value, kind)
     if isinstance(value, bool):
@@ -188,8 +167,8 @@ def _binary(text: str) -> str | None:
     return text if _BASE64.fullmatch(text) else None
 
 
-# Types whose values the service gives back as annotated text, each with what makes that text of a value; None
-# where it is not known.
+# Types whose values the service returns as annotated text, each with what makes the canonical text of a
+# value; None where it is unknown.
 _STAYS_TEXT: dict[str, Callable[[str], str | None]] = {
     edm.INT64: _int64,
     edm.DOUBLE: _not_finite,

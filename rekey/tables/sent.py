@@ -1,16 +1,5 @@
-"""Counting the requests that are sent, by what the service does for them. Pure.
-
-Rules kept here:
-
-* Each attempt counts, also one that is repeated: the service works for each, and may bill it.
-* A batch is one request; the operations in it are counted separately, because it is not settled everywhere
-  which of the two is billed.
-* Only the kind of a request is kept, and whether it came on top of what an undisturbed run sends (`on_top`):
-  an estimate is compared with the others.
-* The requests of one piece of work are also counted separately (`tallied`): that count travels with the
-  asyncio task that works (a context variable) and with the tasks that it starts, so that a process that
-  shares one connection among several pieces of work counts each for itself.
-"""
+"""Counting the requests that are sent, by what the service does for them. Each attempt counts: the service
+works for each, and may bill it. Pure."""
 
 from __future__ import annotations
 
@@ -35,31 +24,31 @@ class Kind(StrEnum):
     DELETE = "delete"
     # A transaction of up to 100 operations of one partition.
     BATCH = "batch"
-    # Tables made, deleted, listed; the service's clock is read off such an answer.
+    # Tables created, deleted, listed; also used to read the service's clock.
     TABLE = "table"
 
 
-# The name under which the operations of batches are counted.
+# The name under which the operations of batches are counted: it is not settled everywhere whether a batch or
+# its operations are billed.
 OPERATIONS = "operations"
 
 
 class OnTop(StrEnum):
     """Why a request came on top of those of an undisturbed run, which are estimated."""
 
-    # For a row that changed or differed meanwhile: it is looked at again, brought, or settled.
+    # For a row that changed or differed meanwhile: it is reread, repaired, or settled.
     CHANGES = "changes"
     # Sent again, because it was refused or not answered before.
     RETRIES = "retries"
-    # By a phase or a comparison that was carried out once more.
+    # By a phase or a comparison that was carried out again.
     REPEATS = "repeats"
-    # Before anything is copied, to try whether odd keys arrive as they are.
+    # Before anything is copied, to check whether odd keys arrive unchanged.
     PROBES = "probes"
-    # By taking a phase back.
+    # By a rollback.
     WAY_BACK = "way_back"
 
 
-# All names under which requests are counted: by kind, and by kind under the reason for which they came on
-# top: `scan`, `changes.scan`.
+# All names under which requests are counted: by kind, and by kind under the reason: `scan`, `changes.scan`.
 COUNTED = frozenset(
     f"{why}{name}" for why in ("", *(f"{one}." for one in OnTop)) for name in (*Kind, OPERATIONS)
 )
@@ -70,6 +59,8 @@ _ON_TOP: ContextVar[OnTop | None] = ContextVar("on_top", default=None)
 @contextmanager
 def tallied() -> Iterator[Counter[str]]:
     """Count the requests that are sent within the context, by kind."""
+    # The context variable travels with the asyncio task and those it starts, so that pieces of work that
+    # share a connection are counted separately.
     tally = Counter[str]()
     token = _TALLY.set(tally)
     try:
@@ -80,8 +71,7 @@ def tallied() -> Iterator[Counter[str]]:
 
 @contextmanager
 def on_top(why: OnTop) -> Iterator[None]:
-    """Count the requests that are sent within the context as such that came on top; the outermost reason
-    counts."""
+    """Count the requests that are sent within the context under a reason; the outermost one counts."""
     token = _ON_TOP.set(_ON_TOP.get() or why)
     try:
         yield
@@ -91,11 +81,7 @@ def on_top(why: OnTop) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Sent:
-    """The requests sent to one account since it was opened.
-
-    Attributes:
-        counts: by kind.
-    """
+    """The requests sent to one account since it was opened, by kind."""
 
     counts: Counter[str] = field(default_factory=Counter)
 

@@ -1,4 +1,4 @@
-"""The table that somebody meant who named another one."""
+"""The existing table that a user probably meant by another name."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ _LISTED = 10
 
 
 async def similar_tables(service: TableService, name: str) -> str:
-    """Return the beginning of a cure for a table that does not exist: which ones do.
-
-    `write Users, which exists; else `, or a list of all tables where none has a similar name; "" where the
-    account has no table, or does not let them be listed.
-    """
+    """Return the beginning of a hint about a table that does not exist: `write Users, which exists; else `,
+    or a list of all tables where none has a similar name; "" where the account has no table, or does not let
+    them be listed."""
     if is_elsewhere(name):
         return ""
     with suppress(ServiceError):

@@ -1,16 +1,5 @@
-"""Finding a key that splits a key range in two, by asking which row is the first beyond a key.
-
-Rules kept here:
-
-* The service tells neither how many rows there are nor which partitions; `$top=1` beyond a key tells the next
-  row or that there is none. About 15 such questions find a key with rows on both sides of it.
-* Several partitions are split between partitions; one partition by RowKey.
-* What rows have in common at their beginning is found first (by halving), so that a long common prefix costs
-  a few questions and not one per character; then the middle of the characters that follow it.
-* Characters are counted in the service's order, by UTF-16 unit: astral ones lie between U+D7FF and U+E000.
-* Queries right after a cursor are avoided where possible: a reader works there, as fast as is allowed.
-* A split is correct wherever it falls, since rows go to the side to which they compare; it may be uneven.
-"""
+"""Finding a key that splits a key range in two: several partitions between them, one partition by RowKey. A
+split is correct wherever it is, since rows go to the side to which they compare; it may be uneven."""
 
 from __future__ import annotations
 
@@ -24,7 +13,7 @@ from rekey.tables.kinds import whole
 # Sorts after every character but U+FFFE and U+FFFF.
 HIGH = "\ufffd"
 
-# Function that returns the first existing text greater than the one given, None when there is none.
+# Returns the first existing text greater than the one given, None when there is none.
 Beyond = Callable[[str], Awaitable[str | None]]
 
 _ASTRAL = 0xD800
@@ -38,19 +27,19 @@ _MOST_PREFIXES = 8
 async def find_middle(
     source: Table, rest: KeyRange, cursor: EntityKey | None = None, *, partitions_apart: bool = False
 ) -> EntityKey | None:
-    """Return a key within `rest` that has rows on both sides of it, None when none is found.
+    """Return a key within `rest` that has rows on both sides of it, None when none is found. Sends about 15
+    queries with `$top=1`, since the service tells neither how many rows nor which partitions there are.
 
     Args:
-        source: the table.
         rest: the range to be split.
         cursor: how far the range was read, None when it was not begun.
-        partitions_apart: split between partitions alone, and ask nothing within one.
+        partitions_apart: split only between partitions, and query nothing within one.
 
     Raises:
         ServiceError: the table could not be read.
     """
 
-    source = whole(source)  # rows of other kinds are passed as well: no page is empty for them
+    source = whole(source)  # includes rows of other kinds: no page is empty for them
 
     async def first(within: KeyRange) -> EntityKey | None:
         async with aclosing(source.scan(within, select=[PARTITION_KEY, ROW_KEY], page_rows=1)) as pages:  # type: ignore[type-var]
@@ -80,16 +69,12 @@ async def find_middle(
 
 
 async def middle_text(low: str, beyond: Beyond) -> str | None:
-    """Return a text at or above `low` that has existing texts beyond it; None if none is found.
-
-    Args:
-        low: the lowest existing text.
-        beyond: returns the first existing text beyond a text.
-    """
+    """Return a text at or above `low`, the lowest existing text, that has existing texts beyond it; None if
+    none is found."""
     before: str | None = None
     for _ in range(_MOST_PREFIXES):
         if any("\ud800" <= character <= "\udfff" for character in low):
-            return before  # a text with half of a surrogate pair cannot be asked for
+            return before  # a text with half of a surrogate pair cannot be queried
         shared = await _shared(low, beyond)
         if shared < len(low):
             break
@@ -115,15 +100,16 @@ async def middle_text(low: str, beyond: Beyond) -> str | None:
             some = half
         else:
             none = half
-    # The characters after `prefix` lie from `lowest` to `none`, the highest of them: cut in the middle.
+    # The characters after `prefix` range from `lowest` to `none`, the highest of them: cut in the middle.
     half = (lowest + none - 1) // 2
     if _LAST_ASCII < half <= _LAST_CONTROL:
-        half = _LAST_ASCII  # no key holds control characters, and not every server on the way takes them
+        half = _LAST_ASCII  # no key holds control characters, and some servers refuse them
     return prefix + character_of(half) + HIGH
 
 
 async def _shared(low: str, beyond: Beyond) -> int:
-    """Return the length of the prefix that all existing texts share with `low`, the lowest of them."""
+    """Return the length of the prefix that all existing texts share with `low`, the lowest of them. By
+    halving: a long common prefix costs a few queries, not one per character."""
     all_share, some_differ = 0, len(low) + 1
     while some_differ - all_share > 1:
         half = (all_share + some_differ) // 2
@@ -135,7 +121,7 @@ async def _shared(low: str, beyond: Beyond) -> int:
 
 
 def rank_of(character: str) -> int:
-    """Return the rank of a character in the order of UTF-16 units."""
+    """Return a character's rank by UTF-16 unit, as the service orders: astral ones are below U+E000."""
     code = ord(character)
     if code > 0xFFFF:
         return _ASTRAL + code - 0x10000

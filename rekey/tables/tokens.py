@@ -1,9 +1,5 @@
-"""Tokens of an identity: asked for, kept and renewed by azure-core's policy, alone.
-
-Rules kept here:
-
-* Imported only where an identity signs: azure-core takes a tenth of the time in which a command starts.
-"""
+"""Tokens of an identity: requested, kept and renewed by azure-core's policy alone. Imported only where an
+identity signs: azure-core takes a tenth of a command's start time."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from azure.core.pipeline.transport import HttpRequest
 
 
 class BearerToken(policies.AsyncBearerTokenCredentialPolicy[HttpRequest, Any]):
-    """azure-core's policy for tokens, alone: it asks for a token, keeps it, and answers a challenge."""
+    """azure-core's token policy alone: it requests a token, keeps it, and answers a challenge."""
 
     def __init__(self, credential: AsyncTokenCredential, scope: str) -> None:
         super().__init__(credential, scope)
@@ -42,7 +38,7 @@ class BearerToken(policies.AsyncBearerTokenCredentialPolicy[HttpRequest, Any]):
 
 
 class _Exchanging(policies.AsyncHTTPPolicy[HttpRequest, Any]):
-    """What stands behind the policy for tokens: the exchange of one attempt."""
+    """The end of that pipeline: the exchange of one attempt."""
 
     async def send(self, request: PipelineRequest[HttpRequest]) -> PipelineResponse[HttpRequest, Any]:
         message = request.http_request

@@ -1,17 +1,5 @@
-"""One attempt of one request, and what is known when it fails.
-
-Rules kept here:
-
-* A failed attempt says whether anything was sent, and nothing is sent twice in one attempt: the answer to a
-  repetition ("busy, nothing was done") would be taken for the answer to the first sending.
-* Whether a write may still be sent is asked when its first bytes are about to go out, after it was signed and
-  has waited for a connection (`rekey.tables.allowance`): the process may have been suspended in between.
-* Addresses hold keys: no policy here logs an address, and the address goes out exactly as it was made and
-  signed, without being normalised on the way.
-* Timeouts are explicit; connections are bounded (`connections.py`).
-* Proxies are given, or come from the environment, as in azure-core, and are looked up once; so is
-  what `AZURE_HTTP_USER_AGENT` adds to the User-Agent.
-"""
+"""One attempt of one request, and what is known when it fails. Nothing is sent twice in one attempt: the
+answer to a repetition ("busy, nothing was done") would be taken for the answer to the first sending."""
 
 from __future__ import annotations
 
@@ -40,18 +28,14 @@ _EVENT = {"event": "request"}
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long one attempt may take, in seconds.
+    """How long one attempt may take, in seconds."""
 
-    Attributes:
-        connect: to connect.
-        read: to wait for (more of) an answer.
-        service: how long the service may work on a request before it gives it up by itself (its `timeout`
-            parameter, 1 to 30): what was sent takes effect within this time or not at all. None leaves it at
-            the service's own limit, 30 s.
-    """
-
+    # To connect.
     connect: float = 5.0
+    # To wait for (more of) an answer.
     read: float = 40.0
+    # How long the service may work on a request before it gives up (its `timeout` parameter, 1 to 30): a
+    # request takes effect within this time, or not at all. None: the service's own limit, 30 s.
     service: int | None = None
 
     def address(self, endpoint: str, path: str, service: int | None = None) -> str:
@@ -65,30 +49,25 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request.
-
-    Attributes:
-        method: of HTTP.
-        path: address below the endpoint.
-        doing: description without keys, for messages.
-        headers: all but those that every attempt adds.
-        body: None where there is none.
-        on_version: it is conditional on a certain ETag of a row, which every write changes. So once a later
-            attempt is answered, no earlier one can take effect any more.
-        service_s: most seconds that the service may work on it; None for the usual limit (`Timeouts`).
-    """
+    """A request."""
 
     method: str
+    # Address below the endpoint.
     path: str = field(repr=False)
+    # Description without keys, for messages.
     doing: str
+    # All but those that every attempt adds.
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     body: bytes | None = field(default=None, repr=False)
+    # It is conditional on a certain ETag of a row, which every write changes: once a later attempt is
+    # answered, no earlier one can take effect any more.
     on_version: bool = False
+    # Most seconds that the service may work on it; None for the usual limit (`Timeouts`).
     service_s: int | None = None
 
 
 class _Failed(Exception):
-    """An attempt that failed: the failure's name, and the endpoint that was meant, without a credential."""
+    """An attempt that failed: the failure's name, and the endpoint, without a credential."""
 
     def __init__(self, code: str, endpoint: str = "the endpoint") -> None:
         super().__init__(code)
@@ -100,7 +79,7 @@ class NotSent(_Failed):
 
 
 class NoAnswer(_Failed):
-    """Something was sent, and no (whole) answer came."""
+    """Something was sent, and no (complete) answer came."""
 
 
 @dataclass(eq=False, slots=True)
@@ -117,10 +96,9 @@ class Transport:
     Args:
         endpoint: the account's endpoint without a trailing slash.
         credential: closed with the transport when it is a token credential.
-        timeouts: how long to wait.
         connections: at most this many at a time.
-        agent: what the User-Agent begins with.
-        proxies: address of the proxy by scheme, before what the environment names.
+        agent: beginning of the User-Agent; `AZURE_HTTP_USER_AGENT` is appended.
+        proxies: address of the proxy by scheme; overrides the environment.
         verify: whether the server's certificate is checked, or a file of those to trust.
     """
 
@@ -148,8 +126,8 @@ class Transport:
         self._id, self._numbers = uuid4(), count()
         self._opened: Connections | None = None
         self._closed = False
-        # Called for every answer, with the kind of request, its status and the seconds it took; with the
-        # status 0 where none came in time.
+        # Called for every answer, with the kind of request, its status (0 where none came in time) and the
+        # seconds it took.
         self.listener: Callable[[Kind, int, float], None] | None = None
         # Awaited before each attempt.
         self.admit: Callable[[Kind], Awaitable[None]] | None = None
@@ -172,11 +150,13 @@ class Transport:
 
         def going_out(_: Connection) -> None:
             if sending.writes:
+                # Only now, after signing and waiting for a connection: the process may have been suspended
+                # meanwhile.
                 allowance.check()
             sending.begun = True
 
         async def exchange(signed: str, signed_headers: Mapping[str, str]) -> Answer:
-            sending.begun = False  # or it was answered: with a challenge, to which a token belongs
+            sending.begun = False  # or it was answered with a challenge for a token
             return await connections.exchange(request.method, signed, signed_headers, request.body, going_out)
 
         started = time.monotonic()
@@ -196,14 +176,14 @@ class Transport:
                 hint="run `az login`, or give the process a managed identity, or name a key with `key_env`",
             ) from None
         except OSError as failed:
-            # Its name alone, e.g. `ConnectionRefusedError`; its text may hold an address.
+            # Only its name, e.g. `ConnectionRefusedError`; its text may hold an address.
             outcome = str(failed) if isinstance(failed, TokenUnreachable) else type(failed).__name__
             if self.listener is not None and sending.begun and isinstance(failed, TimeoutError):
                 self.listener(kind, 0, time.monotonic() - started)
             raise (NoAnswer if sending.begun else NotSent)(outcome, self._shown) from None
         finally:
             self._sendings.discard(sending)
-            # What is logged of a request never holds its address: that holds keys.
+            # Never log a request's address: it holds keys.
             took_ms = 1000 * (time.monotonic() - started)
             _LOG.debug("%s -> %s in %.0f ms", request.doing, outcome, took_ms, extra=_EVENT)
 
@@ -214,11 +194,9 @@ class Transport:
 
     @property
     def late_s(self) -> float:
-        """Seconds for which the service accepts a request that is signed now."""
         return self._signer.accepted_s
 
     async def close(self) -> None:
-        """Close connections and a token credential. Idempotent."""
         self._closed = True
         connections, self._opened = self._opened, None
         if connections is not None:
@@ -247,7 +225,7 @@ def environment_proxy(endpoint: str) -> str | None:
     told = any(name.lower().endswith("_proxy") for name in os.environ)
     if sys.platform not in ("darwin", "win32") and not told:
         return None
-    import urllib.request  # with `http` and `email`: slow to import
+    import urllib.request  # imports `http` and `email`: slow
 
     parts = urlsplit(endpoint)
     proxy = urllib.request.getproxies().get(parts.scheme)

@@ -1,25 +1,6 @@
-"""The wire format: addresses, filters, JSON, `$batch` bodies and their answers, as pure functions.
-
-Rules kept here:
-
-* Keys are percent-encoded whole (UTF-8, nothing but unreserved characters left bare), so that no client or
-  server on the way has anything left to decode twice.
-* JSON goes out as UTF-8, not ASCII-escaped: a CJK character costs 3 bytes instead of 6, an emoji 4 instead
-  of 12. U+2028 and U+2029 are escaped nevertheless: Azurite ends a body there.
-* A whole Double goes out annotated: without its annotation a server may read it as Int32.
-* Python values that JSON would change silently (NaN, UUID, datetime, bytes) are refused.
-* An operation is encoded once. Its bytes are what the packer counts and what the batch sends.
-* A quote inside a value of a filter doubles; nothing else is escaped, and no value is ever pasted unquoted.
-  (The Azure SDK's own parameters break on parentheses, double spaces and None.)
-* A range becomes up to three queries, each contiguous in the service's index. One query with `or` would turn
-  into a scan of the whole partition. One of whole partitions (`LAST_ROW`) is a single query.
-* A filter is part of an address, whose length is limited: three keys of 512 CJK characters take 13.5 KiB
-  (longer ones are refused, `rekey.core.limits`). The lower bound is always exact. An upper bound that is too
-  long is replaced by a shorter one that sorts no lower, so the last query of a range may go on beyond its
-  end, and the reader has to stop there.
-* Sources: "Performing entity group transactions" and "Payload format for Table service operations" in the
-  Azure documentation.
-"""
+"""The wire format: addresses, filters, JSON, `$batch` bodies and their answers, as pure functions. Sources
+(Azure documentation): "Performing entity group transactions", "Payload format for Table service
+operations"."""
 
 from __future__ import annotations
 
@@ -61,7 +42,7 @@ _JSON_HEAD = (
 )
 _INSERT_HEAD = _JSON_HEAD + b"Prefer: return-no-content\r\n\r\n"
 _PLAIN_HEAD = b" HTTP/1.1\r\nAccept: application/json;odata=minimalmetadata\r\nDataServiceVersion: 3.0\r\n"
-# `Verb.INSERT` is looked up in the class each time, for every row that is copied.
+# `Verb.INSERT` would be looked up in the class each time, for every copied row.
 _INSERT = Verb.INSERT
 METHODS = {
     Verb.INSERT: "POST",
@@ -95,10 +76,10 @@ MAX_ADDRESS_BYTES = 12 * 1024
 # a continuation: 512 CJK characters are 2 KiB of base64.
 _MOST_FILTER_BYTES = 7 * 1024
 
-# Sorts after every character but U+FFFE and U+FFFF, also after astral ones; clients and servers take it.
+# Sorts after every character but U+FFFE and U+FFFF, even astral ones; clients and servers accept it.
 _HIGH = "\ufffd"
 
-# Bytes of what separates two operations of a batch: `--changeset_<32 hex>` and two line ends.
+# Bytes that separate two operations of a batch: `--changeset_<32 hex>` and two line ends.
 BOUNDARY_BYTES = len("--changeset_") + 32 + 4
 
 
@@ -106,15 +87,14 @@ BOUNDARY_BYTES = len("--changeset_") + 32 + 4
 
 
 def escape(value: str) -> str:
-    """Return text percent-encoded for a path or a query; only `A-Za-z0-9_.-~` stay bare."""
+    """Return text percent-encoded for a path or a query; only `A-Za-z0-9_.-~` stay bare, so that nothing on
+    the way has anything left to decode twice."""
     return value if _BARE.fullmatch(value) else quote(value, safe="", errors="strict")
 
 
 def entity_path(table: str, key: EntityKey) -> str:
-    """Return the path of one row below the account's endpoint: `T(PartitionKey='p',RowKey='r')`.
-
-    Raises RequestRejected for a key that is no text or cannot be encoded (a lone surrogate).
-    """
+    """Return the path of one row below the account's endpoint: `T(PartitionKey='p',RowKey='r')`. Raises
+    RequestRejected for a key that is no text or cannot be encoded (a lone surrogate)."""
     try:
         partition = escape(key.partition.replace("'", "''"))
         row = escape(key.row.replace("'", "''"))
@@ -132,16 +112,14 @@ def query_string(parameters: Sequence[tuple[str, str]]) -> str:
 
 
 def quoted(value: str) -> str:
-    """Return a string literal of OData: `it's` → `'it''s'`."""
+    """Return a string literal of OData: `it's` → `'it''s'`. Nothing else is escaped."""
     return "'" + value.replace("'", "''") + "'"
 
 
 def range_filters(within: KeyRange) -> list[str]:
-    """Return the filters whose results, one after the other, are the range in service order.
-
-    Rows beyond the range's end may follow. An empty string means "no filter"; an empty list means that the
-    range is empty.
-    """
+    """Return the filters whose results, one after the other, are the range in service order. Rows beyond the
+    range's end may follow. An empty string means "no filter"; an empty list means that the range is empty."""
+    # Each query is contiguous in the service's index; a single one with `or` would scan the whole partition.
     after, upto = within.after, within.upto
     if after is None:
         return [""] if upto is None else _up_to("", upto)
@@ -183,8 +161,8 @@ def _up_to(beyond: str, upto: EntityKey) -> list[str]:
 
 
 def _at_most(condition: str, name: str, bound: str) -> str:
-    """Return a condition with an upper bound. Where `bound` is too long it is a shorter one that sorts no
-    lower, or none if there is no room for that either."""
+    """Return a condition with an upper bound. A `bound` that is too long is replaced by a shorter one that
+    sorts no lower, or left out if there is no room for that either."""
     if bound == LAST_ROW:
         return condition
     exact = both(condition, f"{name} le {quoted(bound)}")
@@ -210,10 +188,8 @@ def _rest_of_partition(after: EntityKey) -> str:
 
 
 def encode_row(row: Row) -> bytes:
-    """Return the JSON to send for a row: content only, without what the server owns.
-
-    Raises RequestRejected for values that are not wire values.
-    """
+    """Return the JSON to send for a row: content only, without what the server owns. Raises RequestRejected
+    for values that are not wire values, which JSON would change silently (NaN, UUID, datetime, bytes)."""
     if ETAG in row or TIMESTAMP in row:
         row = content_of(row)
     if row.get(PARTITION_KEY).__class__ is not str or row.get(ROW_KEY).__class__ is not str:
@@ -229,14 +205,16 @@ def encode_row(row: Row) -> bytes:
         except UnicodeEncodeError:
             raise _unaddressable() from None
         data = json.dumps(row, separators=(",", ":"), allow_nan=False).encode("ascii")
-    # Searching for one byte is fast; searching for three takes longer than making the JSON.
+    # Azurite ends a body at U+2028 and U+2029. Otherwise not ASCII-escaped: CJK characters take half as many
+    # bytes. Searching for one byte is fast; searching for three takes longer than making the JSON.
     if _SEPARATORS_BEGIN in data and (b"\xe2\x80\xa8" in data or b"\xe2\x80\xa9" in data):
         data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
     return data
 
 
 def _annotated(row: Row) -> Row:
-    """Return a row with its whole Doubles annotated. Raises RequestRejected."""
+    """Return a row with whole Doubles annotated, as servers may read them as Int32. Raises
+    RequestRejected."""
     if not _WIRE_CLASSES.issuperset(map(type, row.values())):
         raise _not_a_wire_value()
     whole = {}
@@ -271,7 +249,7 @@ def decode_row(body: bytes) -> Row:
 
 
 def projected(row: Row, select: Sequence[str]) -> Row:
-    """Return a read row with the properties that `select` names; a property it lacks is absent, not null."""
+    """Return a read row with the properties that `select` names; a missing one is absent, not null."""
     kept = {ETAG, PARTITION_KEY, ROW_KEY, TIMESTAMP, *select, *(name + TYPE_SUFFIX for name in select)}
     return {name: value for name, value in row.items() if name in kept and value is not None}
 
@@ -298,12 +276,7 @@ def _not_a_wire_value() -> RequestRejected:
 
 
 class Encoder:
-    """Encoder of the operations on one table.
-
-    Args:
-        endpoint: the account's endpoint without a trailing slash.
-        table: the table's name.
-    """
+    """Encoder of the operations on one table. `endpoint` has no trailing slash."""
 
     def __init__(self, endpoint: str, table: str) -> None:
         self._base = f"{endpoint}/".encode()
@@ -315,11 +288,11 @@ class Encoder:
         kept = operation.encoded
         if kept is not None and kept[0] is self:
             return kept[1]
-        if operation.verb is _INSERT:  # here, without another call: this runs for every row that is copied
+        if operation.verb is _INSERT:  # inlined: this runs for every copied row
             part = self._insert_head + encode_row(operation.row) + b"\r\n"
         else:
             part = self._encode(operation)
-        operation.encoded = (self, part)  # a cache; the value stays what it was
+        operation.encoded = (self, part)  # a cache; the value is unchanged
         return part
 
     def size(self, operation: Operation) -> int:
@@ -340,12 +313,8 @@ class Encoder:
 
 
 def batch_body(parts: Sequence[bytes], mark: str) -> bytes:
-    """Return a `$batch` body of encoded operations.
-
-    Args:
-        parts: what `Encoder.encode` returned, all of one partition.
-        mark: 32 random hex digits, which no row can hold by accident.
-    """
+    """Return a `$batch` body of encoded operations of one partition. `mark`: 32 random hex digits, which no
+    row can hold by accident."""
     separator = b"--changeset_" + mark.encode() + b"\r\n"
     head = f"--batch_{mark}\r\nContent-Type: multipart/mixed; boundary=changeset_{mark}\r\n\r\n".encode()
     tail = f"--changeset_{mark}--\r\n--batch_{mark}--\r\n".encode()
@@ -354,7 +323,7 @@ def batch_body(parts: Sequence[bytes], mark: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class BatchFailure:
-    """The one failing operation of a batch: HTTP status, error code, its index (None if not said)."""
+    """The failing operation of a batch: HTTP status, error code, its index (None if not given)."""
 
     status: int
     code: str
@@ -362,13 +331,11 @@ class BatchFailure:
 
 
 def parse_batch(body: bytes, count: int) -> list[str | None] | BatchFailure:
-    """Return the ETags of a batch answer, or its failure.
-
-    Raises ValueError when the answer is not one for `count` operations.
-    """
+    """Return the ETags of a batch answer, or its failure. Raises ValueError: not one for `count`
+    operations."""
     etags: list[str | None] = []
     if body.count(_APPLIED) == count:
-        # All applied; unless deletes are among them, every part has an ETag: no need to look at each part.
+        # All applied; unless deletes are among them, every part has an ETag: no need to check each part.
         found_all: list[str | None] = _ETAG_LINE.findall(body.decode("latin-1"))
         if len(found_all) == count:
             return found_all
@@ -385,15 +352,13 @@ def parse_batch(body: bytes, count: int) -> list[str | None] | BatchFailure:
 
 
 def error_code(body: bytes, *, batch: bool = False) -> tuple[str, int | None]:
-    """Return the error code of an answer, and the index of the failing operation when it is named.
-
-    The service's message is read for the index only: it can echo keys. A refusal may come as XML
-    (tests/fixtures/service/refusals.toml).
-    """
+    """Return the error code of an answer, and the index of the failing operation when it is named. A refusal
+    may come as XML (tests/fixtures/service/refusals.toml)."""
     try:
         described, _ = json.JSONDecoder().raw_decode(body.decode("utf-8", "replace").lstrip("\ufeff"))
         error = described["odata.error"]
         code = str(error["code"])
+        # Read only for the index: it can echo keys.
         message = str(error["message"]["value"])
     except (ValueError, KeyError, TypeError):
         in_xml = _XML_CODE.search(body)
