@@ -49,6 +49,7 @@ DECISIONS = "".join(path.read_text("utf-8") for path in sorted((ROOT / "docs/adr
 
 MAX_README_LINES, MAX_README_WORDS = 200, 1200
 MAX_ARCHITECTURE_LINES = 160
+MAX_CONTRIBUTING_WORDS = 1200
 SHAPES = {"svg", "title", "style", "defs", "marker", "path", "rect", "text", "g"}
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -271,9 +272,9 @@ def test_every_need_that_a_script_can_declare_is_documented(name: str) -> None:
 # --- the code ---------------------------------------------------------------------------------------------
 
 
-def test_every_package_is_among_the_layers_and_every_one_there_exists() -> None:
+def test_the_page_on_packages_lists_exactly_the_packages_that_exist() -> None:
     """What a module is for stands in its doc string; what a folder is for, in that table."""
-    layers = CONTRIBUTING[CONTRIBUTING.index("## Layers") : CONTRIBUTING.index("## How to add")]
+    layers = (ROOT / "docs/internals/packages.md").read_text("utf-8")
     there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "rekey").rglob("__init__.py")}
     folders = {name.removesuffix("/__init__.py") for name in there}
     assert {name for name in folders if f"`{name}`" not in layers} == set()
@@ -369,10 +370,11 @@ def test_every_page_begins_with_what_it_assumes(page: Path) -> None:
 # --- form ---------------------------------------------------------------------------------------------------
 
 
-def test_the_readme_is_short_and_the_architecture_fits_into_a_reading() -> None:
+def test_pages_for_a_first_reading_are_short() -> None:
     assert len(README.splitlines()) <= MAX_README_LINES
     assert len(README.split()) <= MAX_README_WORDS
     assert len(ARCHITECTURE.splitlines()) <= MAX_ARCHITECTURE_LINES
+    assert len(CONTRIBUTING.split()) <= MAX_CONTRIBUTING_WORDS
 
 
 def cells_of(line: str) -> list[str]:
@@ -427,15 +429,13 @@ def test_the_recording_of_the_demo_shows_all_of_it_and_no_key() -> None:
     assert not any("@" in line for line in lines), "an e-mail address is a key of this table"
 
 
-def test_what_is_left_to_the_soak_is_named_with_its_reason() -> None:
-    """Nothing is moved out of sight: CONTRIBUTING.md lists the files with such tests, and no others."""
-    _, _, listed = CONTRIBUTING.partition("| in the soak |")
-    rows = re.findall(
-        r"^\| `(tests/[^`]+)`[^|]*\| ([^|]+) \|$", listed.partition("\n\n")[0], flags=re.MULTILINE
-    )
-    marked = [path.relative_to(ROOT).as_posix() for path in files_of_the_soak()]
-    assert [file for file, _ in rows] == marked
-    assert every(reason for _, reason in rows)
+def test_files_with_soak_tests_say_what_make_test_leaves_out_and_why() -> None:
+    marked = set(files_of_the_soak())
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+        pattern = r"^Soak: .+\n(.+\n)*?Reason, and what `make test` covers: .+"
+        is_explained = re.search(pattern, docstring, re.MULTILINE)
+        assert (is_explained is not None) == (path in marked), path.name
 
 
 def test_the_page_on_expressions_lists_every_cast() -> None:

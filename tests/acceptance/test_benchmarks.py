@@ -1,4 +1,8 @@
-"""The benchmarks run and print one document with every figure. No timing is asserted."""
+"""The benchmarks run and print one document with every figure. No timing is asserted.
+
+Soak: every part; peers.
+Reason, and what `make test` covers: minutes; one part is run, and a wrong name refused.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,10 @@ pre-commit, by the shells that the hosts start, in a project made by `rekey init
 
 Stood in for are the host's own parts alone: its expressions and variables, the package index, the step that
 keeps files, and its address for comments.
+
+Soak: a rehearsal on each host; what both hosts run alike, on the second one.
+Reason, and what `make test` covers: minutes; the same step with a script that cannot be rehearsed, and
+rehearsals in `test_rehearse.py`; the first host.
 """
 
 from __future__ import annotations

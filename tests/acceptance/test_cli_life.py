@@ -1,4 +1,9 @@
-"""The installed command on Azurite: a whole life, signals and a second runner, as separate processes."""
+"""The installed command on Azurite: a whole life, signals and a second runner, as separate processes.
+
+Soak: a second signal.
+Reason, and what `make test` covers: the same in `test_kills.py` with a forked command, which looks at the
+rows as well.
+"""
 
 from __future__ import annotations
 

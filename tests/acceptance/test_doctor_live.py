@@ -1,4 +1,9 @@
-"""`rekey doctor --live` as installed: it passes on Azurite, removes what it made, tells what is broken."""
+"""`rekey doctor --live` as installed: it passes on Azurite, removes what it made, tells what is broken.
+
+Soak: the number of requests; a machine that does not show who is dead; planted deviations; SIGTERM.
+Reason, and what `make test` covers: half a minute each; each deviation with its check alone in
+`tests/contract/test_doctor_live.py`; SIGINT.
+"""
 
 from __future__ import annotations
 

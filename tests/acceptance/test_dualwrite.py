@@ -4,6 +4,10 @@ Client processes of both views write through a fault proxy; so does the installe
 run again. After cutover, after rollback and after completion the ledgers of all that was acknowledged are
 compared with the tables. The moments come from a seed that stands in every failure: `REKEY_SEED=… pytest …`
 draws the same ones again.
+
+Soak: whole lives; life after life.
+Reason, and what `make test` covers: a minute each, or as long as allowed; one of posts, whose keys come from
+content, to its cutover; the way back in `test_proxy.py` and `test_rehearse.py`.
 """
 
 from __future__ import annotations

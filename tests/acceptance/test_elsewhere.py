@@ -1,5 +1,10 @@
 """A table moves from one Azurite to another under its own name, as installed, while clients of both views
-write: the new Azurite is away for a while, twice. And a whole rehearsal of such a move."""
+write: the new Azurite is away for a while, twice. And a whole rehearsal of such a move.
+
+Soak: whole rehearsals of a move.
+Reason, and what `make test` covers: a minute and a half; a move under writes, in which the new account is
+away twice.
+"""
 
 from __future__ import annotations
 

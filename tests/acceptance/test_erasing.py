@@ -1,5 +1,10 @@
 """The installed command erases on Azurite: subjects, a month, a mapping in the clear; killed and run again;
-and an auditor sees that it happened."""
+and an auditor sees that it happened.
+
+Soak: all of it.
+Reason, and what `make test` covers: a quarter of a minute each; persons in `test_erasing_targets.py`, the
+commands in `test_runbooks.py`, kills of every way in `tests/scenarios/test_expiry.py`.
+"""
 
 from __future__ import annotations
 

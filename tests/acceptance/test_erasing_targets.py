@@ -1,5 +1,9 @@
 """The installed command erases persons with their rows of the target and of an index table on Azurite, in
-both captures: told before, killed and run again, and shown to an auditor."""
+both captures: told before, killed and run again, and shown to an auditor.
+
+Soak: capture "delta".
+Reason, and what `make test` covers: the same in "dual-write".
+"""
 
 from __future__ import annotations
 

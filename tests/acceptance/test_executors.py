@@ -1,4 +1,8 @@
-"""Copying and comparing by processes and by a dask cluster, on real tables; workers are killed meanwhile."""
+"""Copying and comparing by processes and by a dask cluster, on real tables; workers are killed meanwhile.
+
+Soak: a killed process of this machine.
+Reason, and what `make test` covers: half a minute; a killed worker of a dask cluster, and a killed runner.
+"""
 
 from __future__ import annotations
 

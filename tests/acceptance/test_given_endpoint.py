@@ -1,6 +1,10 @@
 """`REKEY_TEST_ENDPOINT` runs contract and acceptance tests on an account that is given.
 
 Here it is another Azurite's: no account of Azure was at hand.
+
+Soak: all of it.
+Reason, and what `make test` covers: shows the tests, not the program: other tests, run once more on an
+account that is given.
 """
 
 from __future__ import annotations

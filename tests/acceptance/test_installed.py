@@ -3,6 +3,10 @@ is enough for a whole migration. No file of the repository is reached from where
 
 The steps of the Containerfile are run without a container engine: in a folder that stands for the root of its
 file system, as the user of the tests, with the packages of the tests in place of an index.
+
+Soak: a Python and the wheel; a container.
+Reason, and what `make test` covers: minutes: all packages from their indexes, on every Python of the machine;
+the wheel with the tests' packages. What the image says in `tests/unit/test_deploy.py`.
 """
 
 from __future__ import annotations

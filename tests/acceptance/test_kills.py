@@ -1,6 +1,10 @@
 """The command, killed at random moments and stopped by signals, on real tables: nothing lost or doubled.
 
 The moments come from a seed that stands in every failure: `REKEY_SEED=… pytest …` draws the same ones again.
+
+Soak: keys from keys; 60 kills; SIGTERM; kills on the way to cutover and back.
+Reason, and what `make test` covers: minutes; 4 kills with keys from content, SIGINT; SIGTERM in
+`test_cli_life.py`; kills all the way in `tests/scenarios/test_lifecycle.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Rows of nearly 1 MiB: the memory of a copy follows `window_bytes`, not the size of the table."""
+"""Rows of nearly 1 MiB: the memory of a copy follows `window_bytes`, not the size of the table.
+
+Soak: all of it.
+Reason, and what `make test` covers: hundreds of rows of 1 MiB; the bound of a window in `tests/unit`.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,9 @@ searched that explains all that clients were told, and tables are compared.
     LATE_LIFE_SEED=17 pytest -m soak -s tests/acceptance/test_late_lives.py      one life again
 
 Nothing depends on the moments but what happens: a seed that failed draws the same plan again.
+
+Soak: life after life.
+Reason, and what `make test` covers: as long as allowed; one quick life.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ percent-encoded, base64, hexadecimal, UTF-16.
 The state file and the restricted account are searched, too: the mapping is sealed. `--show-keys` and `lookup`
 are the only ways to see keys; that they do shows that the search finds. What is written on the way and gone
 at the end is searched in test_traced.py.
+
+Soak: an endpoint that goes down; answers that echo keys, without `--json`.
+Reason, and what `make test` covers: minutes of waiting; the same answers with `--json`.
 """
 
 from __future__ import annotations

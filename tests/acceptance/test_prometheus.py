@@ -1,5 +1,10 @@
 """The alert rules and the dashboard of `docs/monitoring`: their expressions, on scraped output, by a real
-Prometheus."""
+Prometheus.
+
+Soak: all of it.
+Reason, and what `make test` covers: a real Prometheus scrapes `rekey serve` and evaluates alert rules and
+dashboard; their metrics exist in `tests/scenarios/test_serve.py`. Without the binary it is skipped.
+"""
 
 from __future__ import annotations
 

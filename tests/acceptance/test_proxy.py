@@ -1,5 +1,8 @@
 """The installed `rekey proxy` with the SDK's own, unmodified clients: a whole migration while they write, old
 and new versions at once, through kills; and the command itself: processes, health, mistakes, the end.
+
+Soak: a second kill and cutover, and the end.
+Reason, and what `make test` covers: minutes of waiting for leases; the same way with one kill, to rollback.
 """
 
 from __future__ import annotations

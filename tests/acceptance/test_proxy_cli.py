@@ -1,6 +1,10 @@
 """Azure CLI, unmodified, through a proxy: `az storage entity` and `table` give what they give on Azurite.
 
 It is installed from its package into an environment of its own, as it pins what it needs.
+
+Soak: Azure CLI through a proxy.
+Reason, and what `make test` covers: its package, with hundreds of others, from their index; the same requests
+by hand in `tests/contract/test_proxy.py`.
 """
 
 from __future__ import annotations

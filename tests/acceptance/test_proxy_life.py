@@ -1,6 +1,10 @@
 """Microsoft's two packages for Go, and Azure CLI, unmodified, write through proxies over a whole migration,
 in both views, from before it begins until after the handover of its index table. No call fails, no write that
 was acknowledged is lost or doubled, no deleted row comes back.
+
+Soak: clients for Go, and Azure CLI, through a whole migration.
+Reason, and what `make test` covers: minutes each, Go, and their packages; the SDK for Python in
+`test_proxy.py`.
 """
 
 from __future__ import annotations

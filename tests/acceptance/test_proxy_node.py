@@ -1,5 +1,10 @@
 """Microsoft's SDK for Node.js, and the older package `azure-storage`, unmodified, through a proxy: each call
-gives what it gives on Azurite."""
+gives what it gives on Azurite.
+
+Soak: the SDK for Node.js, and `azure-storage`, through a proxy.
+Reason, and what `make test` covers: its packages, from their index; the same requests by hand in
+`tests/contract/test_proxy.py`.
+"""
 
 from __future__ import annotations
 

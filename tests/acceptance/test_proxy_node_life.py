@@ -1,6 +1,9 @@
 """Microsoft's SDK for Node.js and the package `azure-storage`, unmodified, write in both views through two
 proxies while keys change: apply, cutover, rollback, cutover, with kills. Nothing that was acknowledged is
 lost, and no write is refused.
+
+Soak: clients for Node.js through a whole migration.
+Reason, and what `make test` covers: two minutes, and their packages; the SDK for Python in `test_proxy.py`.
 """
 
 from __future__ import annotations

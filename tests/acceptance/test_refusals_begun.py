@@ -2,6 +2,9 @@
 
 "Nothing written" means: both accounts hold the same rows with the same ETags, and the state file says the
 same of the migration.
+
+Soak: `verify` and `apply --to cutover` with an edited script or another secret.
+Reason, and what `make test` covers: one check for all commands; `apply` and `rollback`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
 """Rehearsals on real Azurites: what passes, what does not, what is refused. The commands are forked (see
-`forking`); with the installed one `test_installed.py` rehearses."""
+`forking`); with the installed one `test_installed.py` rehearses.
+
+Soak: every EDM type from a file; keys from content in capture "delta".
+Reason, and what `make test` covers: a third and a fourth whole rehearsal; keys from content in capture
+"dual-write", the demo in `test_installed.py`, which is in "delta", and `test_values.py`.
+"""
 
 from __future__ import annotations
 

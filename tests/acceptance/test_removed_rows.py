@@ -1,5 +1,9 @@
 """The installed command on Azurite: whose extra rows are is shown on record, a repair keeps what it removes,
-sealed, and one comes back as it was; killed and run again, refused where it must be, gone after its time."""
+sealed, and one comes back as it was; killed and run again, refused where it must be, gone after its time.
+
+Soak: capture "delta".
+Reason, and what `make test` covers: the same in "dual-write".
+"""
 
 from __future__ import annotations
 

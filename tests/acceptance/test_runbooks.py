@@ -3,6 +3,9 @@
 What a reader types is a process: of the README the installed command from nothing, of the tutorial and the
 runbooks a forked one (see `forking`). What a runbook presumes is prepared here, with the same commands called
 in this process, which is quicker still.
+
+Soak: README and tutorial from a whole clone.
+Reason, and what `make test` covers: all packages from their index; the same with rekey installed already.
 """
 
 from __future__ import annotations

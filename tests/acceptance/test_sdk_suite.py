@@ -4,6 +4,11 @@ cutover, and with the SDK's own client through a proxy: what passes on Azurite p
 
 The tests come from the SDK's source package, which pip downloads and checks; nothing of them is kept here.
 What the SDK's client fails on Azurite is found by running it first.
+
+Soak: Microsoft's own tests of azure-data-tables, with the client and through a proxy, of which
+`tests/acceptance/sdk_suite.toml` lists what does not apply, and why.
+Reason, and what `make test` covers: a quarter of an hour, and the SDK's source package from the package
+index; each call next to the SDK's client in `tests/contract/test_clients_calls.py`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """Secondary rows on real tables: a reader with the plain SDK who reads all the time never finds half a pair,
-while the runner and, after cutover, clients are killed at random moments; and nothing is lost in the end."""
+while the runner and, after cutover, clients are killed at random moments; and nothing is lost in the end.
+
+Soak: keys from keys; ten lives.
+Reason, and what `make test` covers: minutes; one life with keys from content.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,10 @@
 
 Azurite throttles nobody, and slows down as a partition grows. So the service's published target, 2,000 rows a
 second, is enforced by the stub of the benchmarks; in front of Azurite a proxy enforces a lower one.
+
+Soak: limits of the service and of Azurite; SIGTERM.
+Reason, and what `make test` covers: a minute at full load; a limit on the fake clock in
+`tests/scenarios/test_stress.py`; SIGINT.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """`rekey stress --mix` as installed, with processes: planted limits are found, and nothing is left behind.
 
 Azurite throttles nobody: a proxy before it refuses what goes beyond limits of kinds and of partitions.
+
+Soak: limits that are found; SIGTERM.
+Reason, and what `make test` covers: a minute to a quarter of an hour of load; the same limits on the fake
+clock in `tests/scenarios/test_stress_mix.py`; SIGINT.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@ or an account key, but for what goes to the source table, and what the declarati
 
 Every process but the table service is traced: requests, files (those that are gone at the end, too), frames
 of the state file's log, command lines, output, at the loudest. Searched are the forms of tests/canaries.py.
+
+Soak: whole rehearsals.
+Reason, and what `make test` covers: under a tracer system calls cost ten times as much; the tracer itself.
 """
 
 from __future__ import annotations

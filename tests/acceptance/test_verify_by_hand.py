@@ -1,5 +1,10 @@
 """docs/verify-by-hand.md, typed as it stands: it accepts a right bundle and ends at every tampering. Nothing
-of rekey takes part in the checking."""
+of rekey takes part in the checking.
+
+Soak: 14 of 21 tamperings.
+Reason, and what `make test` covers: one for each step of the page;
+`tests/scenarios/test_evidence_tampering.py` has all kinds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Whole migrations of capture "dual-write" under writes of the application: nothing is lost."""
+"""Whole migrations of capture "dual-write" under writes of the application: nothing is lost.
+
+Soak: 4 of 5 moments of a kill.
+Reason, and what `make test` covers: one moment; 2 more in `test_dualwrite_moves.py`, drawn ones in
+`tests/simulation/test_dual_lives.py`.
+"""
 
 from __future__ import annotations
 

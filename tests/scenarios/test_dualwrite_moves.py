@@ -1,4 +1,8 @@
-"""The runner and the clients of capture "dual-write" at each move: who is waited for, named, given up."""
+"""The runner and the clients of capture "dual-write" at each move: who is waited for, named, given up.
+
+Soak: 5 of 7 moments of a kill.
+Reason, and what `make test` covers: two moments.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Targets in another account: whole lives of tables that move, under the same name or another one."""
+"""Targets in another account: whole lives of tables that move, under the same name or another one.
+
+Soak: a killed runner and keys from keys.
+Reason, and what `make test` covers: keys from content.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""An erasure that is cut off anywhere is ended by the next one, and told until then."""
+"""An erasure that is cut off anywhere is ended by the next one, and told until then.
+
+Soak: a subject named by its new key or its id.
+Reason, and what `make test` covers: named by its old key, at every moment; every way in `test_erasure.py`.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 Where a Chromium is on the machine it is opened in it, without a window; where there is none, that test says
 so and the others check the page's text.
+
+Soak: the tests' own browser finds a bad page.
+Reason, and what `make test` covers: shows the test, not the program.
 """
 
 from __future__ import annotations

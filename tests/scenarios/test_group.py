@@ -1,4 +1,9 @@
-"""Several scripts, one cutover: the whole life of a group, its refusals and its kills, in memory."""
+"""Several scripts, one cutover: the whole life of a group, its refusals and its kills, in memory.
+
+Soak: a kill at every write.
+Reason, and what `make test` covers: a third of a minute in each capture; at every fourth write in capture
+"dual-write", and every order of requests in `tests/simulation/test_group.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 """Index tables after `complete`: clients maintain them until the handover, then the application does; a
-comparison finds what it leaves out."""
+comparison finds what it leaves out.
+
+Soak: 11 of 13 moments of a killed handover, 4 of 5 of a killed completion.
+Reason, and what `make test` covers: two moments and one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The whole life of a migration, step by step and in the wrong order, on tables in memory."""
+"""The whole life of a migration, step by step and in the wrong order, on tables in memory.
+
+Soak: 11 of 15 moments of a kill.
+Reason, and what `make test` covers: four moments over the whole life.
+"""
 
 from __future__ import annotations
 

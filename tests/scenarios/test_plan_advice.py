@@ -1,4 +1,8 @@
-"""Advice in plans and before the first write: what blocks, what is waived and kept, and no false alarm."""
+"""Advice in plans and before the first write: what blocks, what is waived and kept, and no false alarm.
+
+Soak: examples read exactly.
+Reason, and what `make test` covers: the same examples, sampled.
+"""
 
 from __future__ import annotations
 

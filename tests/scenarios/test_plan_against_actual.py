@@ -1,4 +1,9 @@
-"""What a plan estimates is what the runner sends: within 5 % on the worked examples; status shows both."""
+"""What a plan estimates is what the runner sends: within 5 % on the worked examples; status shows both.
+
+Soak: samples; many windows of all examples.
+Reason, and what `make test` covers: 38,000 rows each; all examples with one window, one with many, samples in
+`test_plan.py`.
+"""
 
 from __future__ import annotations
 

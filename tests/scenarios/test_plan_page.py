@@ -1,4 +1,9 @@
-"""The page of a plan: plots that are really drawn, nothing loaded, no key; and two designs side by side."""
+"""The page of a plan: plots that are really drawn, nothing loaded, no key; and two designs side by side.
+
+Soak: pages of users and telemetry in a browser.
+Reason, and what `make test` covers: a browser for each; the page of posts, which has most plots, in a
+browser, all pages without.
+"""
 
 from __future__ import annotations
 

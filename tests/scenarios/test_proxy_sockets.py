@@ -1,5 +1,8 @@
 """A proxy's sockets: bytes that are no request or could be read in two ways, too much of anything, an account
 that does not answer, the end. No answer shows more than the service would.
+
+Soak: many bytes.
+Reason, and what `make test` covers: as long as allowed; 150 made-up connections.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Secondary rows: next to their main rows, in one transaction, whoever writes; no reader sees half a pair."""
+"""Secondary rows: next to their main rows, in one transaction, whoever writes; no reader sees half a pair.
+
+Soak: 50,000 rows; 10 of 12 seeds.
+Reason, and what `make test` covers: 2,000 rows; two seeds in each phase.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Segments: any table is split by probing and read by several readers; no row is lost, none read twice."""
+"""Segments: any table is split by probing and read by several readers; no row is lost, none read twice.
+
+Soak: 8 of 13 moments of a kill.
+Reason, and what `make test` covers: five moments.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Slices copied by workers: as in one process, whatever runs twice, late, elsewhere, or not at all."""
+"""Slices copied by workers: as in one process, whatever runs twice, late, elsewhere, or not at all.
+
+Soak: 2 of 5 ways to lose a task.
+Reason, and what `make test` covers: three ways.
+"""
 
 from __future__ import annotations
 

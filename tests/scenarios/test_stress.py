@@ -1,4 +1,8 @@
-"""A stress test finds what a service carries, keeps to its bounds, and leaves nothing behind."""
+"""A stress test finds what a service carries, keeps to its bounds, and leaves nothing behind.
+
+Soak: 2,000 rows a second.
+Reason, and what `make test` covers: 300 rows a second.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,10 @@ from one row to another (folded; seats, for those of an index), alone or beside 
 sweeper of the journal, or a runner that takes the authority to the other side. A search says how many states
 it visited, and whether it is complete or bounded by a number of preemptions. Worlds here are chosen to take
 seconds; `make soak` draws from all of them, with larger bounds.
+
+Soak: large worlds and bounds; worlds that are drawn.
+Reason, and what `make test` covers: up to half an hour; each operation with most faults, pairs with at most
+one preemption, moves with none or one.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 A failure names its kind and seed; `Life(folder, kind, seed).live()` lives it again. `make soak` goes on with
 new seeds for SOAK_SECONDS, from SOAK_SEED on.
+
+Soak: 9 of 10 lives, whole ones with shared target keys, repeated ones; lives with a rule switched off; as
+long as allowed.
+Reason, and what `make test` covers: ten to twenty seconds each; a short life, in which all but one kind of
+event happens, and one of each kind with shared target keys, to its cutover.
 """
 
 from __future__ import annotations

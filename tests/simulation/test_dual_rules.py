@@ -4,6 +4,10 @@ The program keeps more than one of these rules would need: after every write of 
 authority once more. Where a rule alone is made up for by that, the test says so: alone nothing is lost, and
 with that look switched off as well, the loss is there. Likewise the intents that linger (ADR 0035): their
 keys are propagated once more.
+
+Soak: all of it.
+Reason, and what `make test` covers: each rule switched off: shows the search, not the program; the same
+searches with all rules in `test_dual_every_order.py`.
 """
 
 from __future__ import annotations

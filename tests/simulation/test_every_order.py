@@ -1,5 +1,10 @@
 """Every order in which effects can happen on one key, with a crash, a late request or a lost answer anywhere:
-in the end the targets are what the source says, and at no moment does a target row lack its mapping row."""
+in the end the targets are what the source says, and at no moment does a target row lack its mapping row.
+
+Soak: to the end.
+Reason, and what `make test` covers: minutes; each world with a crash or a lost answer and at most one
+preemption, one to the end.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,11 @@ back.
 
 The runner may be killed anywhere, with what it had sent under way; an answer may be lost; a writer may write
 on although it was said to have stopped. Nothing is bounded.
+
+Soak: a killed runner, a lost answer or `reconcile` while other rows are written; a killed `reconcile`; each
+rule switched off.
+Reason, and what `make test` covers: up to some minutes each; a killed runner beside an insert, a lost answer
+beside a delete, `reconcile` beside a replacement.
 """
 
 from __future__ import annotations

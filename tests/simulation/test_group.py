@@ -3,6 +3,10 @@
 The runner may be killed anywhere, with what it had sent under way; an answer may be lost; a command on
 another member may leave the freeze meanwhile; a member may refuse. Nothing is bounded, but preemptions where
 `make test` kills a runner.
+
+Soak: a killed runner with preemptions, on the way back, or where a member refuses; rules switched off.
+Reason, and what `make test` covers: up to a quarter of a minute each; a killed runner in a cutover without
+preemptions, a lost answer in all.
 """
 
 from __future__ import annotations

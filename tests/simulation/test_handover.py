@@ -1,6 +1,11 @@
 """Index tables after `complete`, in every order. Several clients maintain them until the handover. After it
 the runner settles what a killed client left, and takes nothing from an application that maintains them
-itself. With the rules switched off the searches find the index rows that rot."""
+itself. With the rules switched off the searches find the index rows that rot.
+
+Soak: large worlds; an open outcome beside an application that maintains its index rows.
+Reason, and what `make test` covers: up to four minutes each; one client with most faults, pairs without
+preemptions.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 each of these stories the application is told something, and a rule of the program keeps it true.
 
 Each story is told twice: with the rule nothing is lost; without it the loss is found.
+
+Soak: other lengths of a stop; each rule switched off.
+Reason, and what `make test` covers: two minutes each; a stop of two minutes; each story with its rule.
 """
 
 from __future__ import annotations

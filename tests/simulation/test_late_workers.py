@@ -5,6 +5,9 @@ search finds what is lost.
 
 Searched is the program's backfill with an executor, and the program's worker (see `late_small`). Worlds and
 bounds here are chosen to take seconds; the soak searches them to the end.
+
+Soak: preemptions; a row that changes or moves; each rule switched off.
+Reason, and what `make test` covers: minutes; a row that is deleted, without preemptions.
 """
 
 from __future__ import annotations

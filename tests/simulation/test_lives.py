@@ -2,6 +2,9 @@
 
 A failure names its kind and seed; `Life(folder, kind, seed).live()` lives it again. `make soak` goes on with
 new seeds for SOAK_SECONDS, from SOAK_SEED on.
+
+Soak: seed 2; a second repeated one; as long as allowed.
+Reason, and what `make test` covers: a life of each kind, one repeated.
 """
 
 from __future__ import annotations

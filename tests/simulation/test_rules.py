@@ -4,6 +4,10 @@ Which world finds it says what a rule is for. In capture "delta" the runner alon
 request after another for a key; there only requests of a killed runner that land late compete with it. Some
 rules therefore protect nothing yet in "delta": they are for writers that propagate on their own, and are
 switched off in a world that has them.
+
+Soak: all of it.
+Reason, and what `make test` covers: each rule switched off: shows the search, not the program; the same
+searches with all rules in `test_every_order.py`.
 """
 
 from __future__ import annotations

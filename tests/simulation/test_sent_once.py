@@ -3,6 +3,9 @@ late brings nothing back, in any order. If the sweeper sends again what was not 
 loss.
 
 Searched is the program's sweeper; the intent that it settles is one that a killed client left behind.
+
+Soak: preemptions; one sweep; each rule switched off.
+Reason, and what `make test` covers: minutes; two sweeps without preemptions.
 """
 
 from __future__ import annotations

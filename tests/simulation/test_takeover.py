@@ -1,5 +1,10 @@
 """What dead clients leave is finished by any client that lives, within the time that is promised, and not
-before nothing of the dead ones can take effect."""
+before nothing of the dead ones can take effect.
+
+Soak: drawn lives; each rule switched off.
+Reason, and what `make test` covers: up to a minute each; each composition of clients by hand, and each story
+with its rule.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """What bytes cost a proxy before a credential is judged, or with a token that only the account can verify:
 steps and memory are bounded by the number of bytes. Made-up requests, of which something is there many times,
 through aiohttp's reading of HTTP and the whole handler, on a transport in memory.
+
+Soak: as long as allowed.
+Reason, and what `make test` covers: 60 made-up requests.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """What runs before a credential is judged, or after a token that only the account can verify: twice the input
 costs twice the steps, whatever is repeated wherever. Steps are counted, see `tests/counting.py`.
+
+Soak: 8 of 10 bodies, 10 of 17 addresses.
+Reason, and what `make test` covers: a minute of matching by hand; the others.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """A request is read in one way or refused: addresses, headers, verbs, batches; and no bytes make it fail in
 another way.
+
+Soak: whatever comes, for long.
+Reason, and what `make test` covers: half an hour of made-up requests and batches; 100 of each.
 """
 
 from __future__ import annotations
