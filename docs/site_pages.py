@@ -26,16 +26,20 @@ from mkdocs.structure.pages import Page
 from docs.man_pages import contexts, options, short_help
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = "docs/commands.md"
+COMMANDS = "docs/reference/commands.md"
 SECTIONS = {
-    "Guide": ("docs/*.md",),
+    "Tutorial": ("docs/tutorial/*.md", "migrations/*.md"),
+    "Guides": ("docs/guides/*.md",),
+    "Reference": ("docs/reference/*.md",),
     "Commands": (),
     "Runbooks": ("runbooks/*.md",),
     "Advice on keys": ("docs/advice/*.md",),
+    "Internals": ("docs/internals/*.md",),
     "Project": ("*.md", "benchmarks/*.md"),
     "Decisions": ("docs/adr/*.md",),
 }
-FIRST = ("README.md", "docs/tutorial.md")
+INDEX = "docs/README.md"
+FIRST = ("README.md", INDEX)
 _BLOCK = re.compile(r"^```(\S*)[^\n]*\n.*?^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 _ROW = re.compile(r"^\| (`rekey ([a-z -]+?)(?: [A-Z\[][^`]*)?`) \|", re.MULTILINE)
@@ -48,13 +52,13 @@ def anchor_of(heading: str, _separator: str = "-") -> str:
 
 def pages() -> dict[str, list[str]]:
     """Return the documents of each section of the navigation, by path: the page of its folder first, then in
-    the order in which README names them."""
-    readme = (ROOT / "README.md").read_text("utf-8")
+    the order in which the index names them."""
+    index = (ROOT / INDEX).read_text("utf-8")
     found = {}
     for section, patterns in SECTIONS.items():
         paths = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
         names = [path.relative_to(ROOT).as_posix() for path in paths]
-        names.sort(key=lambda one: ("README" not in one, readme.find(f"({one})")))
+        names.sort(key=lambda one: ("README" not in one, index.find(f"({os.path.relpath(one, 'docs')})")))
         found[section] = [one for one in names if one not in FIRST]
     return found
 
@@ -154,6 +158,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     language alone, and the page of all commands links each."""
     name = page.file.src_uri
     here = Path(name).parent
+    above = "../" * len(here.parts)
 
     def moved(found: re.Match[str]) -> str:
         link, anchor = found[1], found[2] or ""
@@ -162,7 +167,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return f"]({link if is_page else os.path.relpath(shown(target), here)}{anchor})"
 
     def of_command(found: re.Match[str]) -> str:
-        return f"| [{found[1]}](../commands/rekey-{found[2].replace(' ', '-')}.md) |"
+        return f"| [{found[1]}]({above}commands/rekey-{found[2].replace(' ', '-')}.md) |"
 
     if name.startswith("commands/") or not (ROOT / name).is_file():
         return markdown

@@ -15,6 +15,7 @@ from rekey.rehearse.azurite import USUAL_PORT, Azurite, endpoint_at
 
 ROOT = Path(__file__).parent.parent
 USUAL_FOLDER = "/srv/first"
+SECTIONS = ("tutorial", "guides", "reference", "internals")
 
 _FENCE = re.compile(r"^```(\S*) *(.*)$")
 _EXITS = re.compile(r"#.*\bexit code (\d+)\b")
@@ -49,8 +50,14 @@ class Command:
 
 def documents() -> list[Path]:
     """Return all documents of the project, in order."""
-    folders = (ROOT, ROOT / "docs", ROOT / "docs/adr", ROOT / "docs/advice", ROOT / "runbooks")
+    below = ("", "adr", "advice", *SECTIONS)
+    folders = (ROOT, *(ROOT / "docs" / name for name in below), ROOT / "runbooks", ROOT / "migrations")
     return [path for folder in folders for path in sorted(folder.glob("*.md"))]
+
+
+def pages() -> list[Path]:
+    """Return the pages of the sections of `docs/`, in order."""
+    return [path for name in SECTIONS for path in sorted((ROOT / "docs" / name).glob("*.md"))]
 
 
 def blocks(document: Path, heading: str = "") -> list[Block]:

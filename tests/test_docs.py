@@ -31,19 +31,20 @@ from rekey.plan import problems
 from rekey.project.config import EvidenceKey, default_config, load_config
 from rekey.rehearse.data import open_data
 from rekey.verify.report import Kind
-from tests.documents import ROOT, blocks, documents
+from tests.documents import ROOT, blocks, documents, pages
 from tests.every import every
 from tests.soaking import files_of_the_soak
 
 README = (ROOT / "README.md").read_text("utf-8")
+INDEX = (ROOT / "docs/README.md").read_text("utf-8")
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-CAPTURE = (ROOT / "docs/capture.md").read_text("utf-8")
-COMMANDS = (ROOT / "docs/commands.md").read_text("utf-8")
-CONFIGURATION = (ROOT / "docs/configuration.md").read_text("utf-8")
-EXPRESSIONS = (ROOT / "docs/expressions.md").read_text("utf-8")
-SCRIPTS = (ROOT / "docs/scripts.md").read_text("utf-8")
-GLOSSARY = (ROOT / "docs/glossary.md").read_text("utf-8")
+CAPTURE = (ROOT / "docs/guides/capture.md").read_text("utf-8")
+COMMANDS = (ROOT / "docs/reference/commands.md").read_text("utf-8")
+CONFIGURATION = (ROOT / "docs/reference/configuration.md").read_text("utf-8")
+EXPRESSIONS = (ROOT / "docs/reference/expressions.md").read_text("utf-8")
+SCRIPTS = (ROOT / "docs/guides/scripts.md").read_text("utf-8")
+GLOSSARY = (ROOT / "docs/reference/glossary.md").read_text("utf-8")
 RUNBOOKS = "".join(path.read_text("utf-8") for path in sorted((ROOT / "runbooks").glob("*.md")))
 DECISIONS = "".join(path.read_text("utf-8") for path in sorted((ROOT / "docs/adr").glob("*.md")))
 
@@ -180,7 +181,7 @@ def test_every_property_operation_is_documented(name: str) -> None:
 
 @pytest.mark.parametrize("declared", [Migration, Target, Index])
 def test_every_argument_of_a_declaration_is_documented(declared: type) -> None:
-    [block] = [one for one in blocks(ROOT / "docs/scripts.md") if one.text.startswith("Migration(")]
+    [block] = [one for one in blocks(ROOT / "docs/guides/scripts.md") if one.text.startswith("Migration(")]
     [said] = [call for call in ast.walk(ast.parse(block.text)) if is_call_of(declared.__name__, call)]
     shown = [ast.unparse(one) for one in said.args] + [str(one.arg) for one in said.keywords]
     taken = list(inspect.signature(declared).parameters)  # all but the first are named
@@ -355,12 +356,26 @@ def test_every_runbook_is_in_their_list_which_the_readme_links() -> None:
             assert f"]({path.name})" in listed
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
-def test_every_page_is_linked_from_the_readme_or_the_architecture(page: Path) -> None:
-    assert f"](docs/{page.name})" in README + ARCHITECTURE
+@pytest.mark.parametrize("page", pages(), ids=lambda path: path.name)
+def test_every_page_is_linked_from_the_index(page: Path) -> None:
+    assert f"]({page.relative_to(ROOT / 'docs').as_posix()})" in INDEX
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_pages_stand_in_a_section_and_the_index_links_what_stands_elsewhere() -> None:
+    assert [path.name for path in (ROOT / "docs").glob("*.md")] == ["README.md"]
+    assert "](docs/README.md)" in README
+    for folder in ("../runbooks", "../migrations", "adr", "advice", "../benchmarks"):
+        assert f"]({folder}/README.md)" in INDEX
+
+
+def test_the_folder_of_scripts_says_first_that_these_are_examples() -> None:
+    page = (ROOT / "migrations/README.md").read_text("utf-8")
+    assert "worked examples" in page.splitlines()[0]
+    for script in (ROOT / "migrations").glob("*.py"):
+        assert f"]({script.name})" in page
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda path: path.name)
 def test_every_page_begins_with_what_it_assumes(page: Path) -> None:
     """Each may be the first that somebody opens."""
     first = page.read_text("utf-8").split("\n\n")[1]
@@ -439,7 +454,7 @@ def test_files_with_soak_tests_say_what_make_test_leaves_out_and_why() -> None:
 
 
 def test_the_page_on_expressions_lists_every_cast() -> None:
-    page = (ROOT / "docs/expressions.md").read_text("utf-8").partition("## Casts")[2]
+    page = (ROOT / "docs/reference/expressions.md").read_text("utf-8").partition("## Casts")[2]
     said: set[tuple[str, str]] = set()
     for before, after in re.findall(r"^\| (Edm[^|]+) \| ([^|]+) \|$", page, re.MULTILINE):
         for one in before.split(", "):
@@ -449,7 +464,7 @@ def test_the_page_on_expressions_lists_every_cast() -> None:
 
 
 def test_the_header_that_documents_and_errors_show_is_read(tmp_path: Path) -> None:
-    [block] = [one for one in blocks(ROOT / "docs/commands.md") if one.language == "csv"]
+    [block] = [one for one in blocks(ROOT / "docs/reference/commands.md") if one.language == "csv"]
     path = tmp_path / "rows.csv"
     path.write_text(block.text, "utf-8")
     [row] = open_data(path).rows()
@@ -460,7 +475,7 @@ def test_the_header_that_documents_and_errors_show_is_read(tmp_path: Path) -> No
 
 
 def test_every_test_that_the_threat_model_names_exists() -> None:
-    page = (ROOT / "docs/threat-model.md").read_text("utf-8")
+    page = (ROOT / "docs/internals/threat-model.md").read_text("utf-8")
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
     assert len(named) >= 20
     for path, name in named:

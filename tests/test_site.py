@@ -89,14 +89,14 @@ def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
         if path.name not in ("docs", "site"):
             (tmp_path / path.name).symlink_to(path)
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    page = tmp_path / "docs/capture.md"
+    page = tmp_path / "docs/guides/capture.md"
     page.write_text(
-        page.read_text("utf-8") + "\n[a](nowhere.md) [b](tutorial.md#nowhere) [c](../no.py)\n", "utf-8"
+        page.read_text("utf-8") + "\n[a](nowhere.md) [b](proxy.md#nowhere) [c](../../no.py)\n", "utf-8"
     )
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode == 1
     found = [line for line in done.stderr.splitlines() if line.startswith("WARNING") and "capture.md" in line]
-    assert [named for named in ("nowhere.md", "#nowhere", "../no.py") if named not in "".join(found)] == []
+    assert [named for named in ("nowhere.md", "#nowhere", "../../no.py") if named not in "".join(found)] == []
 
 
 def test_every_document_is_a_page_that_the_navigation_has(site: Path, built: dict[Path, Built]) -> None:
@@ -160,5 +160,5 @@ def test_every_command_has_a_page_that_says_what_its_help_says(
     assert command.epilog and command.epilog.removeprefix("\b\n").strip() in page.text
     first = (command.help or "").partition("\n")[0]
     assert first.replace("`", "") in page.text
-    all_of_them = built[site / "docs/commands.html"]
-    assert f"../commands/rekey-{name.replace(' ', '-')}.html" in all_of_them.links
+    all_of_them = built[site / "docs/reference/commands.html"]
+    assert f"../../commands/rekey-{name.replace(' ', '-')}.html" in all_of_them.links

@@ -22,7 +22,7 @@ from typing import TextIO
 from rekey.core.clock import format_ticks
 from rekey.errors import one_line
 
-# The names of all events; `docs/commands.md` says what each one tells.
+# The names of all events; `docs/reference/commands.md` says what each one tells.
 EVENTS = (
     *("phase-begun", "phase-done", "phase-stopped", "phase-undone"),
     *("pass-begun", "pass", "pass-done", "verification-resumed", "verification-anew"),

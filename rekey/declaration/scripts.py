@@ -350,13 +350,13 @@ def _failed(error: BaseException, path: Path) -> InvalidDeclaration:
     if isinstance(error, AttributeError | NameError) and error.name:
         owner = getattr(error, "obj", None)
         of = f" in {owner.__name__}" if isinstance(owner, ModuleType) else ""
-        cure = "correct the name; docs/expressions.md lists all expressions and operations"
+        cure = "correct the name; docs/reference/expressions.md lists all expressions and operations"
         if isinstance(error, NameError) and error.name in rekey.__all__:
             cure = f"import it: `from rekey import {error.name}`"
         elif isinstance(error, NameError) and not _similar(error.name, rekey.__all__):
             cure = f'names of properties and tables are text: write "{error.name}", in quotes'
         elif near := _similar(error.name, rekey.__all__ if owner is None else dir(owner)):
-            cure = f"write {near}; docs/expressions.md lists all expressions and operations"
+            cure = f"write {near}; docs/reference/expressions.md lists all expressions and operations"
         return InvalidDeclaration("", f"there is no `{error.name}`{of}{where}", cure=cure, fault=text)
     problem = f"it raised {type(error).__name__}{where}"
     cure = "fix it: a script only declares; --debug shows the text of the exception"

@@ -4,7 +4,7 @@ Rules kept here:
 
 * The hash of a leaf is SHA-256(0x00 ‖ leaf), of a node SHA-256(0x01 ‖ left ‖ right), of no leaves SHA-256().
 * A tree of n leaves splits at the largest power of two below n. Hashing level by level, with a last odd hash
-  carried up unchanged, gives the same root; it is computed so here and in `docs/verify-by-hand.md`.
+  carried up unchanged, gives the same root; it is computed so here and in `docs/guides/verify-by-hand.md`.
 * An inclusion proof lists the sibling hashes on the way from a leaf to the root, lowest first.
 """
 

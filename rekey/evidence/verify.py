@@ -9,7 +9,7 @@ Rules kept here:
 * The statement names its signer, its log and its time stamp; each is compared with the one in the bundle: a
   time stamp that was announced and taken away is found.
 * A bundle without a signature is never right, only whole.
-* The same checks can be made by hand (`docs/verify-by-hand.md`).
+* The same checks can be made by hand (`docs/guides/verify-by-hand.md`).
 """
 
 from __future__ import annotations

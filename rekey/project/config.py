@@ -49,7 +49,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Names that stand for a user's own: those of the template and of the documents, or in angle brackets.
 _PLACEHOLDER = re.compile(r"https://(ACCOUNT|OTHER|RESTRICTED|NAME|VAULT|<[^>]*>)(?![A-Za-z0-9-])")
 _PASTED_CHARACTERS = 24
-# Seconds within which the service carries out a request that it has got, or never (docs/assumptions.md).
+# Seconds within which the service carries out a request that it received, or never does
+# (docs/reference/assumptions.md).
 _SERVICE_S = 30
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _CURRENCY_CHARACTERS = 12

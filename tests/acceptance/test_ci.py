@@ -438,7 +438,7 @@ def test_no_step_imports_from_the_folder_of_the_pull_request(host: Host) -> None
 
 def test_the_page_on_ci_has_every_input_and_the_template_has_the_same() -> None:
     inputs = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))["inputs"]
-    page = (ROOT / "docs/ci.md").read_text("utf-8")
+    page = (ROOT / "docs/guides/ci.md").read_text("utf-8")
     assert {name for name in inputs if f"| `{name}` |" not in page} == set()
     template = yaml.safe_load((ROOT / "deploy/azure-pipelines.yml").read_text("utf-8"))["parameters"]
     others = {one["name"]: str(one["default"]).lower() for one in template}

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.azurite
 RUNBOOKS = sorted(path.stem for path in (ROOT / "runbooks").glob("*.md") if path.stem != "README")
 SCRIPT = "0001_users_opaque_ids"
 ROWS = 120
-TUTORIAL = ROOT / "docs/tutorial.md"
+TUTORIAL = ROOT / "docs/tutorial/first-migration.md"
 MAX_BY_HAND = 2
 """Following until told (`test_follow.py`) and the doctor's migration have tests of their own."""
 _REPORT = "@@"

@@ -106,7 +106,7 @@ def test_what_development_installs_is_pinned_without_a_place_it_comes_from() -> 
 
 def test_actions_are_pinned_by_commit_with_their_version_and_images_by_digest() -> None:
     """Also those that the page on CI tells users to write."""
-    pages = [*(ROOT / ".github/workflows").glob("*.yml"), ROOT / "action.yml", ROOT / "docs/ci.md"]
+    pages = [*(ROOT / ".github/workflows").glob("*.yml"), ROOT / "action.yml", ROOT / "docs/guides/ci.md"]
     used = [
         line for page in pages for line in re.findall(r"^ *-? ?uses: (.+)$", page.read_text(), re.MULTILINE)
     ]

@@ -1,5 +1,5 @@
-"""docs/verify-by-hand.md, typed as it stands: it accepts a right bundle and ends at every tampering. Nothing
-of rekey takes part in the checking.
+"""docs/guides/verify-by-hand.md, typed as it stands: it accepts a right bundle and ends at every tampering.
+Nothing of rekey takes part in the checking.
 
 Soak: 14 of 21 tamperings.
 Reason, and what `make test` covers: one for each step of the page;
@@ -32,7 +32,7 @@ from tests.projects import USERS_SCRIPT, Project
 from tests.scenarios.test_evidence_timestamp import Authority
 from tests.soaking import others_in_soak
 
-PAGE = ROOT / "docs/verify-by-hand.md"
+PAGE = ROOT / "docs/guides/verify-by-hand.md"
 EVENTS = f"data/{contents.EVENTS}"
 TOOLS = ("openssl", "jq", "sha256sum")
 

@@ -23,7 +23,7 @@ from tests.every import every
 from tests.faultproxy import Answered, Asked, error_answer
 from tests.memory import MemoryTableService, Mood
 
-PROMISED = (ROOT / "docs/promises.md").read_text("utf-8")
+PROMISED = (ROOT / "docs/reference/promises.md").read_text("utf-8")
 EVERY = {**ALIKE, **WIRE}
 
 

@@ -282,7 +282,7 @@ def test_documentation_alerts_and_dashboard_name_the_metrics_that_there_are() ->
     watch.document = document(full)
     told = {f"{family.name}_total" if family.type == "counter" else family.name for family in families(watch)}
     folder = ROOT / "docs"
-    for name in ("monitoring.md", "monitoring/alerts.yml", "monitoring/dashboard.json"):
+    for name in ("guides/monitoring.md", "monitoring/alerts.yml", "monitoring/dashboard.json"):
         text = (folder / name).read_text("utf-8")
         named = set(re.findall(r"\brekey_[a-z_]+", text))
         assert named - told == set(), name

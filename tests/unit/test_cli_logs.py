@@ -104,7 +104,7 @@ def test_every_record_and_every_note_has_a_name_that_is_listed_and_documented() 
                 one.value for one in call.args[:2] if isinstance(one, ast.Constant) and one.value in EVENTS
             }
     assert used <= set(EVENTS)
-    page = (ROOT / "docs/commands.md").read_text("utf-8")
+    page = (ROOT / "docs/reference/commands.md").read_text("utf-8")
     told = re.findall(r"^\| `([\w-]+)` \|", page[page.index("## Events") :], re.MULTILINE)
     assert told == list(EVENTS)
     assert len(set(EVENTS)) == len(EVENTS)

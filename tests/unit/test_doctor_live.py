@@ -55,12 +55,12 @@ def test_what_azurite_is_known_for_is_excused_on_azurite_alone() -> None:
 def test_every_check_stands_in_the_catalogue_and_on_the_page_of_assumptions() -> None:
     lives = {"migration-delta", "migration-dual-write"}
     assert set(CHECKS) == {*ALIKE, *WIRE, *lives}
-    page = (ROOT / "docs/assumptions.md").read_text("utf-8")
+    page = (ROOT / "docs/reference/assumptions.md").read_text("utf-8")
     assert set(re.findall(r"`live:([a-z-]+)`", page)) == set(CHECKS)
 
 
 def test_every_promise_that_a_finding_names_is_one() -> None:
-    page = (ROOT / "docs/promises.md").read_text("utf-8")
+    page = (ROOT / "docs/reference/promises.md").read_text("utf-8")
     assert every(f"| {promise} " in page for promise in PROMISES.values())
     assert {one["promise"] for one in CHECKS.values()} == set(PROMISES)
 

@@ -139,5 +139,5 @@ def test_c_sharp_makes_every_vector(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_the_page_shows_each_language(name: str) -> None:
-    page = (ROOT / "docs/keys-in-code.md").read_text("utf-8")
-    assert f"](examples/keys/{name})" in page
+    page = (ROOT / "docs/guides/keys-in-code.md").read_text("utf-8")
+    assert f"](../examples/keys/{name})" in page
