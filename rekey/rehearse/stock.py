@@ -39,7 +39,7 @@ from rekey.rehearse.azurite import AzuriteAccount
 from rekey.rehearse.data import open_data
 from rekey.rehearse.witness import Place
 from rekey.tables.azure import AzureTableService
-from rekey.tables.base import Operation, Verb
+from rekey.tables.base import Operation, Table, Verb
 from rekey.tables.credentials import SharedKey
 
 FEWEST_ROWS = 20
@@ -113,15 +113,11 @@ async def load(account: AzuriteAccount, stock: Stock, application: Application) 
         ConfigurationError: two rows have one key.
     """
     kept_back: list[Row] = []
-    waiting: list[Operation] = []
+    waiting: list[Row] = []
     async with AzureTableService.open(account.endpoint, SharedKey.of(account.name, account.key)) as service:
         source = own_name(application.source_name)
         await service.create_table(source)
         table = service.table(source)
-
-        async def insert_waiting() -> None:
-            await for_each(pack(waiting, table.encoded_size), table.transact, limit=_BATCHES_AT_ONCE)
-            waiting.clear()
 
         for number, row in enumerate(stock.rows()):
             if stock.is_kept_back(number):
@@ -132,13 +128,20 @@ async def load(account: AzuriteAccount, stock: Stock, application: Application) 
                     f"row {number + 1} has the key of an earlier row", hint="give every row a key of its own"
                 )
             application.loaded(row)
-            waiting.append(Operation(Verb.INSERT, row))
+            waiting.append(row)
             stock.loaded += 1
             if len(waiting) == _ROWS_AT_ONCE:
-                await insert_waiting()
-        await insert_waiting()
+                await insert(table, waiting)
+                waiting.clear()
+        await insert(table, waiting)
     stock.kept_back = len(kept_back)
     application.kept_back = kept_back
+
+
+async def insert(table: Table, rows: Iterable[Row]) -> None:
+    """Insert rows that are not there, in batches."""
+    operations = (Operation(Verb.INSERT, row) for row in rows)
+    await for_each(pack(operations, table.encoded_size), table.transact, limit=_BATCHES_AT_ONCE)
 
 
 # --- made up ----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from azure.data.tables import TableServiceClient
 from rekey.cli.main import run as rekey
 from rekey.copy.batches import pack
 from rekey.model import Row, content_of, key_of
-from rekey.rehearse.azurite import USUAL_PORT, stop_in_background
+from rekey.rehearse.azurite import AZURITE_DIR, USUAL_PORT, stop_in_background
 from rekey.tables.azure import AzureTableService
 from rekey.tables.base import Operation, Verb
 from rekey.tables.credentials import SharedKey
@@ -374,12 +374,16 @@ INSTALLED = {
 """Stands for the package index and a second environment; all else that is typed is the reader's."""
 
 
-def test_the_example_of_the_readme_goes_from_a_clone_to_a_plan_and_further(clone: Path, port: int) -> None:
+def test_the_example_of_the_readme_goes_from_a_clone_to_a_plan_and_further(
+    monkeypatch: pytest.MonkeyPatch, clone: Path, port: int
+) -> None:
     """All `sh` blocks are typed into one shell. A `text` block is what the last command above it prints; in
     it `…` stands for lines that are left out."""
     readme = ROOT / "README.md"
     shown = [*documents.blocks(readme, "Install"), *documents.blocks(readme, "Example")]
-    commands: list[Command] = []
+    apart = documents.azurites_apart(clone.parent)
+    monkeypatch.setenv(AZURITE_DIR, str(apart))  # where `port` looks for what is to be stopped
+    commands = [Command(f"export {AZURITE_DIR}={apart}")]
     for block in shown:
         if block.language == "sh":
             text = documents.at_port(port, block.text)
@@ -394,6 +398,7 @@ def test_the_example_of_the_readme_goes_from_a_clone_to_a_plan_and_further(clone
             _, found, rest = rest.partition(lines)
             assert found == lines, f"{lines}\n{said}"
     assert {block.language for block in shown} == {"python", "sh", "text"}
+    assert sum(command.words.startswith("rekey ") for command in commands) == 5
     assert sum(command.output != "" for command in commands) == 2
 
 

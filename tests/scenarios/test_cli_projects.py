@@ -11,9 +11,11 @@ import pytest
 
 from rekey import keys
 from rekey.cli.main import run
+from rekey.cli.shell import Surroundings
 from rekey.declaration.scripts import load_script, load_scripts
-from rekey.project.config import load_config
+from rekey.project.config import Config, load_config, resolve_secret
 from rekey.project.secrets_source import SecretKind, SecretSource, read_wrapping
+from rekey.tables.base import Accounts
 from tests.commands import Commands
 from tests.madeup import users
 from tests.planning import fill
@@ -89,6 +91,53 @@ def test_init_names_the_azurite_that_runs(
     assert (
         config.tables.endpoint == f"http://127.0.0.1:{named}/devstoreaccount1" == config.restricted.endpoint
     )
+
+
+def test_init_with_the_example_makes_a_project_that_can_be_planned(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rows go to the Azurite that runs, and its port is in the configuration."""
+    accounts = Project(folder / "elsewhere")
+    endpoints = []
+
+    def connect(config: Config) -> Accounts:
+        endpoints.append(config.tables.endpoint)
+        return accounts.connect(config)
+
+    monkeypatch.setattr("rekey.cli.init.running_in_background", lambda: [10742])
+    assert run(["init", "--example", "trial"], Surroundings(connect)) == 0
+    config = load_config(folder / "trial" / "rekey.toml")
+    assert endpoints == ["http://127.0.0.1:10742/devstoreaccount1"] == [config.tables.endpoint]
+    assert len(resolve_secret(config, "users")) == 64
+    assert (folder / "trial" / "users.secret").stat().st_mode & 0o777 == 0o600
+    capsys.readouterr()
+    monkeypatch.chdir(folder / "trial")
+    assert run(["plan"], Surroundings(connect)) == 0
+    assert "Users: 1,200 rows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ports", [[], [10742, 10743]])
+def test_init_with_the_example_refuses_when_the_azurite_is_not_clear(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ports: list[int]
+) -> None:
+    monkeypatch.setattr("rekey.cli.init.running_in_background", lambda: ports)
+    assert run(["init", "--example", "trial"]) == 2
+    assert list(folder.iterdir()) == []
+
+
+def test_init_with_the_example_changes_neither_a_project_nor_a_table_that_exists(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accounts = Project(folder / "elsewhere")
+    asyncio.run(fill(accounts.tables, "Users", users(3)))
+    monkeypatch.setattr("rekey.cli.init.running_in_background", lambda: [10002])
+    assert run(["init", "--example", "trial"], Surroundings(accounts.connect)) == 2
+    assert "has a table Users already" in capsys.readouterr().err
+    assert not (folder / "trial").exists()
+    assert len(accounts.rows("Users")) == 3
+    assert run(["init", "--example", "elsewhere"], Surroundings(accounts.connect)) == 2
+    assert "there is a project already" in capsys.readouterr().err
+    assert not list((folder / "elsewhere" / "migrations").iterdir())
 
 
 def test_init_in_a_folder_of_a_project_makes_a_project_of_its_own(
