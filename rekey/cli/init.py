@@ -75,7 +75,10 @@ def init(shell: Shell, folder: Path, example: bool) -> ExitCode:
 
 
 def _endpoint_of_example(ports: list[int]) -> str:
-    """Return the endpoint of the Azurite for the example: the usual one, or the only one that runs."""
+    """Return the endpoint of the Azurite for the example: the usual one, or the only one that runs.
+
+    Only `rekey azurite` starts these, so made-up rows never go to an account that somebody uses.
+    """
     if len(ports) == 1 or USUAL_PORT in ports:
         return endpoint_at(ports[0] if len(ports) == 1 else USUAL_PORT)
     raise refusal("example-without-azurite")
