@@ -1,10 +1,5 @@
-"""The clocks that work waits on: the machine's own and the service's, in the service's resolution.
-
-Rules kept here:
-
-* Time is an integer count of 100 ns ticks since 1970-01-01T00:00:00Z, the service's own resolution.
-* Code that waits asks its clock to, so that no test waits on real time.
-"""
+"""Time in the service's resolution: integer 100 ns ticks since 1970-01-01T00:00:00Z, and the clocks that give
+it. Code that waits uses a clock's `sleep`, so that no test waits on real time."""
 
 from __future__ import annotations
 
@@ -14,17 +9,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 TICKS_PER_SECOND = 10_000_000
-# The last tick of the year 9999, counted from the year 1: inverted ticks are what is left until then.
+# The last tick of the year 9999, counted from the year 1; inverted ticks count down to it.
 MAX_TICKS = 3_155_378_975_999_999_999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def rising_seconds() -> float:
-    """Return seconds of a clock that only rises and, where the system has one that does, also runs while the
-    machine is suspended.
-
-    Anything that is trusted for a number of seconds is measured by it.
-    """
+    """Return seconds of a monotonic clock that also runs while the machine is suspended, where the system has
+    one. Measure with it anything that is trusted for a number of seconds, such as a lease."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
@@ -33,54 +25,47 @@ class Clock(Protocol):
     """Tells the time and waits."""
 
     def ticks(self) -> int:
-        """Return the time in 100 ns ticks since the Unix epoch, UTC. It may jump: it can be set."""
+        """Return the time in 100 ns ticks since the Unix epoch, UTC. It can be set, so it may jump."""
 
     def rising(self) -> float:
-        """Return seconds since an arbitrary moment; they only rise. Durations are measured by them."""
+        """Return monotonic seconds since an arbitrary moment; for durations."""
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for so many seconds."""
+        """Wait for a number of seconds."""
 
 
 class SystemClock:
     """The machine's clock."""
 
     def ticks(self) -> int:
-        """Return the machine's time in 100 ns ticks since the Unix epoch."""
         return time.time_ns() // 100
 
     def rising(self) -> float:
-        """Return `rising_seconds`."""
         return rising_seconds()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait on real time."""
-        import asyncio  # here, because declarations import this module, and need no event loop
+        import asyncio  # here: declarations import this module and need no event loop
 
         await asyncio.sleep(seconds)
 
 
 class ServiceClock:
-    """The service's time: its answer when it was last asked, plus the rising seconds of this machine since.
-
-    Times that are stored and compared are the service's: this machine's clock may be set at any moment.
-    """
+    """The service's time: the Date of its last response plus the seconds elapsed on this machine since. Times
+    that are stored and compared are the service's, because this machine's clock may be set at any moment."""
 
     def __init__(self, told: str, clock: Clock) -> None:
-        """Create the clock. `told` is what the service has just answered; `clock` measures from then on."""
+        """Create the clock from `told`, the UTC time that the service has just returned."""
         self._told, self._clock, self._since = ticks_of(told), clock, clock.rising()
 
     def ticks(self) -> int:
-        """Return the service's time in 100 ns ticks since the Unix epoch. It is late by up to a second (the
-        service told whole seconds) and the time that its answer took to arrive."""
+        """Return the service's time in 100 ns ticks since the Unix epoch. It lags by up to a second, because
+        the service returns whole seconds, plus the time that its response took."""
         return self._told + round((self._clock.rising() - self._since) * TICKS_PER_SECOND)
 
     def rising(self) -> float:
-        """Return seconds that only rise."""
         return self._clock.rising()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for so many seconds."""
         await self._clock.sleep(seconds)
 
 
@@ -91,7 +76,7 @@ def format_ticks(ticks: int) -> str:
     return f"{moment.strftime('%Y-%m-%dT%H:%M:%S')}.{fraction:07d}Z"
 
 
-# Of all forms of ISO 8601 that Python reads, the one that the service writes.
+# The form of ISO 8601 that the service writes; Python reads more.
 _HEAD = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", re.ASCII)
 
 

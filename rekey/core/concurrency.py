@@ -1,11 +1,5 @@
-"""Bounded concurrency for the engines.
-
-Rules kept here:
-
-* Every fan-out has a bound.
-* The first error ends the fan-out: the other tasks are cancelled and awaited, and that error itself is
-  raised (not an ExceptionGroup), so that one request's failure reads the same alone and among a thousand.
-"""
+"""Bounded concurrency for the engines. The first error cancels the other tasks and is raised itself, not in
+an ExceptionGroup, so that one failed request looks the same alone and among a thousand."""
 
 from __future__ import annotations
 
@@ -17,7 +11,7 @@ T = TypeVar("T")
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *, limit: int) -> None:
-    """Await `work(item)` for every item, at most `limit` at once. Raises the first error met."""
+    """Await `work(item)` for every item, at most `limit` at once. Raises the first error."""
     queue = iter(items)
 
     async def worker() -> None:
@@ -29,7 +23,7 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *
 
 
 async def together(coroutines: Iterable[Awaitable[object]]) -> None:
-    """Await all; on the first error cancel and await the others, then raise it."""
+    """Await all; on the first error cancel the others, await them, then raise it."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION) if tasks else (set(), set())
@@ -48,7 +42,7 @@ async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
 
 
 async def first_of(event: asyncio.Event, sleep: Awaitable[object]) -> None:
-    """Wait for an event, at most as long as `sleep` takes."""
+    """Wait for an event, or until `sleep` returns."""
     waits = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(sleep)]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

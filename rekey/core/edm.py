@@ -1,14 +1,6 @@
-"""EDM types and canonical text of wire values: how two values are compared.
-
-Rules kept here:
-
-* Values are compared as (EDM type, canonical text), never as Python values: in Python `3.0 == 3`,
-  `True == 1` and `NaN != NaN`, and a datetime loses the 100 ns digit.
-* An annotation decides the type; without one the JSON form does (OData 3 JSON light, "Payload Format for
-  Table Service Operations" in the Azure documentation).
-* DateTime keeps all 7 fractional digits; the canonical form always writes them, in UTC: a service may store
-  any of the forms that it takes as it was sent ("Formatting DateTime values"; Azurite does).
-"""
+"""EDM types and the canonical text of wire values. Values are compared as (EDM type, canonical text),
+never as Python values: in Python `3.0 == 3`, `True == 1` and `NaN != NaN`, and a datetime loses the 100
+ns digit."""
 
 from __future__ import annotations
 
@@ -33,13 +25,12 @@ GUID_TEXT = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _DATETIME = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:T(\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,7}))?)?)?(?:Z|([+-])(\d\d):(\d\d))?", re.ASCII
 )
-# Doubles that JSON has no number for: they travel as annotated text.
+# Doubles that JSON has no number for; they are sent as annotated text.
 NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
 
 
 def utc_text(text: str) -> str | None:
-    """Return a DateTime as the service returns it, `2020-11-16T09:25:03.5Z`; None for a form that is not
-    documented.
+    """Return a DateTime in the service's form, `2020-11-16T09:25:03.5Z`; None for undocumented forms.
 
     Source: "Formatting DateTime values" in the Azure documentation: a date, optionally with hours and
     minutes, seconds, up to 7 fractional digits, and `Z` or an offset of less than a day. Without `Z` and
@@ -61,7 +52,9 @@ def utc_text(text: str) -> str | None:
 
 
 def edm_type(row: Row, name: str) -> str:
-    """Return the EDM type of a property of a wire row. Raises KeyError when the row lacks it."""
+    """Return the EDM type of a property of a wire row: its annotation, else the type of its JSON form
+    ("Payload Format for Table Service Operations", Azure documentation). Raises KeyError when the row lacks
+    the property."""
     value = row[name]
     annotated = row.get(name + TYPE_SUFFIX)
     if annotated is not None:
@@ -76,11 +69,9 @@ def edm_type(row: Row, name: str) -> str:
 
 
 def canonical_text(edm: str, value: object) -> str:
-    """Return the canonical text of a wire value of the given type, its own text where it is not of that type.
+    """Return the canonical text of a wire value, or its own text when it is not of the type `edm`.
 
-    Args:
-        edm: the EDM type, e.g. `Edm.Double`.
-        value: the JSON value as it stands on the wire.
+    DateTimes get all 7 fractional digits, in UTC: a service may store them as sent (Azurite does).
     """
     if edm == DOUBLE:
         try:
@@ -103,7 +94,7 @@ def canonical_text(edm: str, value: object) -> str:
             return str(value)
     text = str(value)
     if edm == DATETIME:
-        # The form in which the service returns it needs no reading: this runs for every value compared.
+        # The service's own form needs no parsing; this runs for every compared value.
         is_returned = text[-1:] == "Z" and text[19:20] in (".", "Z")
         utc = text if is_returned else utc_text(text)
         if utc is not None:

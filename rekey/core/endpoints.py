@@ -1,10 +1,4 @@
-"""Endpoints that no account may be named by: of Cosmos DB, of a table, of a secondary region. Pure.
-
-Rules kept here:
-
-* An endpoint of Cosmos DB is recognized in every cloud, on its emulator, and in a connection string. It is
-  refused first: the advice for other mistakes would lead to it again.
-"""
+"""Recognizes endpoints that cannot be an account's: Cosmos DB, a table, a secondary region. Pure."""
 
 from __future__ import annotations
 
@@ -29,18 +23,19 @@ COSMOS_REFUSED = (
 
 
 def is_cosmos(text: str) -> bool:
-    """Tell whether a text, an endpoint or a connection string, names an account of Cosmos DB."""
+    """Tell whether an endpoint or a connection string is of Cosmos DB, in any cloud or on its emulator."""
     return _COSMOS.search(text) is not None
 
 
 def endpoint_problem(endpoint: str) -> tuple[str, str] | None:
-    """Return why an endpoint cannot be that of an account, and the cure; None where it can."""
+    """Return why an endpoint cannot be an account's, and the cure; None when it can."""
     if is_cosmos(endpoint):
+        # First, because the advice for the other mistakes would lead back to Cosmos DB.
         return COSMOS_REFUSED
     if (account := account_in(endpoint)) is not None:
         return "is the URL of a table", f"name the endpoint of its account: {account}"
     if is_secondary(endpoint):
-        # It cannot be written, and its rows may be minutes old: a copy of them would miss the latest writes.
+        # It is read-only and may lag by minutes: a copy of it would miss the latest writes.
         return (
             "is the read-only endpoint of the account's secondary region, which lags behind the account",
             f"leave out `{_SECONDARY}`: name the account's primary endpoint",
@@ -49,11 +44,9 @@ def endpoint_problem(endpoint: str) -> tuple[str, str] | None:
 
 
 def account_in(table_url: str) -> str | None:
-    """Return the account's endpoint when a URL is that of a table, as the portal shows it; None for
-    the endpoint of an account.
+    """Return the account's endpoint in a table's URL, as the portal shows it; None without a table.
 
-    A table is a segment of the path below the account: below the host of a table service, or on an emulator
-    below the account's name.
+    A table is a path segment below the host or, on an emulator, below the account's name.
     """
     parts = urlsplit(table_url)
     _, _, domain = (parts.hostname or "").partition(".")
@@ -67,8 +60,8 @@ def account_in(table_url: str) -> str | None:
 def is_secondary(endpoint: str) -> bool:
     """Tell whether an endpoint is the read-only one of an account's secondary region.
 
-    It has `ACCOUNT-secondary` in place of the account's name: in the host or, on an emulator, in the path. No
-    account of Azure Storage has a hyphen in its name ("Storage account overview", Azure documentation).
+    It has `ACCOUNT-secondary` in place of the account's name, in the host or, on an emulator, in the path. No
+    storage account has a hyphen in its name ("Storage account overview", Azure documentation).
     """
     parts = urlsplit(endpoint.lower())
     name, _, domain = (parts.hostname or "").partition(".")

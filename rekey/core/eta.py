@@ -1,16 +1,4 @@
-"""How long a pass over rows will take yet: from how far it came when, and from the partitions that are slower
-than the rest. Pure; arithmetic only.
-
-Rules kept here:
-
-* The rate is that of the last fifth of the pass, and of ten seconds at least: what came long before says
-  little, and what came in one second says nothing.
-* A partition that takes a fixed rate is done no sooner than its own rows at that rate, however fast the
-  others are. While others are read as well, the rate of all says nothing about it: the later of the two ends
-  counts.
-* The spread is that of the rates within that time.
-* Without a rate, or without a total, nothing is estimated.
-"""
+"""Estimates the time remaining of a pass over rows, from its recent rate and its slowest partitions. Pure."""
 
 from __future__ import annotations
 
@@ -20,30 +8,27 @@ from typing import TypeAlias
 
 from rekey.core.plain import told
 
+# The rate is that of the last fifth of the pass, at least ten seconds: older rates no longer apply, and a
+# single second is noise.
 RECENT_SHARE, RECENT_S = 0.2, 10.0
 _PARTS = 4
 _LEAST_SPREAD = 0.05
 
-# Seconds of a clock that only rises, and the rows done by then; the last one is now.
+# Monotonic seconds, and the rows done by then; the last sample is now.
 Samples: TypeAlias = Sequence[tuple[float, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A partition that takes so many entities a second at most.
+    """A partition with a rate limit."""
 
-    Attributes:
-        left: its rows that are still to be read or written.
-        rate: entities a second.
-    """
-
-    left: float
-    rate: float
+    left: float  # rows still to be read or written
+    rate: float  # entities per second
 
 
 @dataclass(frozen=True, slots=True)
 class Eta:
-    """Seconds that are left: the estimate, and its spread."""
+    """Estimated seconds remaining, with a lower and an upper bound."""
 
     seconds: float = field(metadata=told(digits=1))
     least_s: float = field(metadata=told(digits=1))
@@ -51,7 +36,7 @@ class Eta:
 
 
 def recent(samples: Samples) -> Samples:
-    """Return the samples of the time that the rate is taken from."""
+    """Return the samples that the rate is computed from."""
     if len(samples) < 2:
         return ()
     now, began = samples[-1][0], samples[0][0]
@@ -61,19 +46,19 @@ def recent(samples: Samples) -> Samples:
 
 
 def rate_of(samples: Samples) -> float | None:
-    """Return the rows a second of these samples; None when they span no time."""
+    """Return the rows per second of these samples; None when they span no time."""
     if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
         return None
     return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])
 
 
 def estimate(samples: Samples, total: int | None, lanes: Sequence[Lane] = ()) -> Eta | None:
-    """Return how long the pass takes yet; None when that cannot be said.
+    """Return the estimated time remaining; None without a rate or a total.
 
     Args:
-        samples: how far it came when; the first one is its beginning.
-        total: rows in all, None where not known.
-        lanes: the largest partition of each table, where partitions have a rate.
+        samples: rows done over time; the first sample is the beginning.
+        total: rows in all, None if unknown.
+        lanes: the largest partition of each table, where partitions have a rate limit.
     """
     latest = recent(samples)
     rate = rate_of(latest)
@@ -84,6 +69,8 @@ def estimate(samples: Samples, total: int | None, lanes: Sequence[Lane] = ()) ->
     rates = [one for cut in cuts if (one := rate_of(latest[cut : cut + len(latest) // _PARTS + 1]))]
     spread = max(_LEAST_SPREAD, min(0.9, (max(rates, default=rate) - min(rates, default=rate)) / 2 / rate))
     of_all = left / rate
+    # A partition at its limit takes its own rows at that rate, however fast the others are; while others are
+    # read too, the overall rate says nothing about it. The later of the two ends counts.
     of_lane = max((lane.left / lane.rate for lane in lanes), default=0.0)
     return Eta(
         max(of_all, of_lane),

@@ -1,23 +1,6 @@
-"""Limits of the service: keys, property names, sizes, rates, table names. Pure.
-
-Rules kept here (Azure documentation, "Understanding the Table service data model" and "Naming tables"):
-
-* A key is at most 1,024 UTF-16 units (the documentation says 1 KiB in one place and 1,024 characters in
-  another; applications have keys of more than 512, dotnet/orleans #11257; Azurite refuses these) and holds
-  none of `/ \\ # ?`, U+0000-1F, U+007F-9F, nor half a surrogate pair.
-* Both keys of a row together take at most `MAX_KEYS_ADDRESS` bytes of an address: beyond that no query can
-  name them (`rekey.tables.wire`), and the row cannot be carried.
-* At most 252 custom properties; a name that a script makes is an identifier of at most 255 characters.
-* An entity is at most 1 MiB by the documented formula, a string or binary property at most 64 KiB: exactly
-  65,536 bytes or 32,768 UTF-16 units are allowed ("the maximum number of characters should be 32K or less",
-  says the service's own refusal; Orleans writes chunks of 64 KiB). Azurite#2510 reports that the service
-  refused that many: its answer decides, not a check before it.
-* What is written for an application is checked by the service alone (`rekey.tables.rules`): these limits are
-  for rows that a mapping makes.
-* A table name is a letter and 2 to 62 letters or digits, in any case; `tables` is the service's own.
-* A name that ends with `@targets` means a table of the account of `[targets]`. No table's name has an `@`:
-  the qualified name stands wherever a name does, and is resolved where a request is made (ADR 0042).
-"""
+"""Limits of the service for keys, property names, sizes, rates and table names. Pure. Sources: "Understanding
+the Table service data model" and "Naming tables" in the Azure documentation. They apply to rows that a
+mapping makes; what is written for an application is checked by the service alone (`rekey.tables.rules`)."""
 
 from __future__ import annotations
 
@@ -28,18 +11,25 @@ from rekey.core.edm import BINARY, BOOLEAN, DATETIME, DOUBLE, GUID, INT32, INT64
 from rekey.errors import RowRefused
 from rekey.model import PARTITION_KEY, ROW_KEY, SYSTEM_PROPERTIES, Row, property_names
 
+# UTF-16 units. The documentation says 1 KiB in one place and 1,024 characters in another; applications have
+# keys of more than 512 (dotnet/orleans #11257), which Azurite refuses.
 MAX_KEY_UNITS = 1024
-# What two keys of 512 CJK characters take, percent-encoded; two of 1,024 letters take 2,048 bytes.
+# Bytes that both keys of a row may take in an address; no query can name longer ones (`rekey.tables.wire`),
+# so the row cannot be copied. Two keys of 512 CJK characters take this much, percent-encoded; two of 1,024
+# letters take 2,048 bytes.
 MAX_KEYS_ADDRESS = 9 * MAX_KEY_UNITS
-# So many characters in two keys never take more: one takes at most 12 bytes (astral ones).
+# Keys of at most this many characters always fit: a character takes at most 12 bytes (astral ones).
 SURELY_ADDRESSED = MAX_KEYS_ADDRESS // 12
 MAX_PROPERTIES = 252
 MAX_NAME_CHARACTERS = 255
 MAX_ENTITY_BYTES = 1024 * 1024
+# 65,536 bytes or 32,768 UTF-16 units are allowed ("the maximum number of characters should be 32K or less",
+# says the service's own error; Orleans writes chunks of 64 KiB). Azurite#2510 reports that the service
+# refused that many: the service decides, not a check before it.
 MAX_VALUE_BYTES = 64 * 1024
+# Entities of 1 KiB per second that the service is designed for, per account and per partition ("Scalability
+# and performance targets for Table storage"). Above its capacity it answers 503.
 ACCOUNT_TARGET = 20_000
-# Entities of 1 KiB a second that the service is built for, in an account and in one partition ("Scalability
-# and performance targets for Table storage"). It refuses more with 503, when and where it is too much.
 PARTITION_TARGET = 2_000
 
 # Lower case: the service's own name, and the tables of the restricted store.
@@ -47,6 +37,8 @@ RESERVED_TABLES = frozenset({"tables", "rekeycontrol", "rekeyjournal", "rekeymap
 
 REFUSED_IN_KEYS = re.compile("[/\\\\#?\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 TABLE_NAME = re.compile("[A-Za-z][A-Za-z0-9]{2,62}")
+# A name ending in this is a table in the target account (`[targets]`). No table name contains `@`, so the
+# qualified name is used everywhere and resolved where a request is made (ADR 0042).
 ELSEWHERE = "@targets"
 _RESERVED_NAMES = frozenset(name.lower() for name in SYSTEM_PROPERTIES)
 
@@ -55,26 +47,22 @@ _PROPERTY_OVERHEAD = 8
 _TEXT_OVERHEAD = 4
 _FIXED_BYTES = {INT32: 4, INT64: 8, DOUBLE: 8, BOOLEAN: 1, DATETIME: 8, GUID: 16}
 
-# A wire row of at most this many fields, keys included, cannot reach 1 MiB: 15 values of 64 KiB, their names
+# A wire row with at most this many fields, keys included, stays below 1 MiB: 15 values of 64 KiB, their names
 # and two keys are 970 KiB.
 SURELY_SMALL_FIELDS = 17
 
 
 def utf16_units(text: str) -> int:
-    """Return the length of `text` in UTF-16 units, as the service counts."""
+    """Return the length of `text` in UTF-16 units, which the service counts."""
     if text.isascii():
         return len(text)
     return len(text) + sum(character > "\uffff" for character in text)
 
 
 def check_key(key: str, field: str, *, allow_empty: bool = False) -> None:
-    """Raise RowRefused when the service would refuse a PartitionKey or RowKey.
-
-    Args:
-        key: the key.
-        field: where in the declaration, for the refusal.
-        allow_empty: whether an empty key is allowed.
-    """
+    r"""Raise RowRefused when the service would refuse a PartitionKey or RowKey: too long, empty, or with one
+    of `/ \ # ?`, U+0000-1F, U+007F-9F or a lone surrogate. `field` is where in the declaration, for the
+    error."""
     if not key and not allow_empty:
         cure = "fix the expression or the rows; where empty keys are meant, say allow_empty=True"
         raise RowRefused("empty-key", field, "the key is empty", cure=cure)
@@ -89,12 +77,7 @@ def check_key(key: str, field: str, *, allow_empty: bool = False) -> None:
 
 
 def check_address(row: Row, field: str) -> None:
-    """Raise RowRefused for a row whose keys are too long to be named in a query.
-
-    Args:
-        row: its keys.
-        field: where in the declaration, for the refusal.
-    """
+    """Raise RowRefused for a row whose keys are too long for a query. `field`: where in the declaration."""
     keys = row[PARTITION_KEY] + row[ROW_KEY]
     if len(keys) <= SURELY_ADDRESSED:
         return
@@ -105,18 +88,17 @@ def check_address(row: Row, field: str) -> None:
 
 
 def own_name(name: str) -> str:
-    """Return the name that a table has in its account."""
+    """Return a table's name within its account."""
     return name.removesuffix(ELSEWHERE)
 
 
 def is_elsewhere(name: str) -> bool:
-    """Tell whether a name means a table of the account of `[targets]`."""
+    """Tell whether a name means a table in the target account."""
     return name.endswith(ELSEWHERE)
 
 
 def table_name_problem(name: object, *, qualified: bool = False) -> str | None:
-    """Return what is wrong with a table name, None when it can be used. `qualified`: it may end with
-    `@targets`."""
+    """Return what is wrong with a table name, None if valid. `qualified` allows `@targets` at its end."""
     if not isinstance(name, str):
         return f"a {type(name).__name__} is not a table name"
     own = own_name(name) if qualified else name
@@ -131,7 +113,7 @@ TABLE_NAME_CURE = "use a letter, then 2 to 62 letters or digits"
 
 
 def property_name_problem(name: object) -> str | None:
-    """Return what is wrong with the name of a property that is to be made, None when it can be used."""
+    """Return what is wrong with the name of a property that a script makes, None if it is valid."""
     if not isinstance(name, str):
         return f"a {type(name).__name__} is not a property name"
     if not name.isidentifier() or len(name) > MAX_NAME_CHARACTERS:
@@ -167,14 +149,7 @@ def entity_bytes(row: Row) -> int:
 
 def check_row(row: Row, field: str) -> None:
     """Raise RowRefused when the service would refuse a row for its size or number of properties, or when no
-    query could name it.
-
-    Cheap for ordinary rows: the exact size is only computed where an upper bound passes the limit.
-
-    Args:
-        row: as it is to be written.
-        field: where in the declaration, for the refusal.
-    """
+    query could name it. `field`: where in the declaration."""
     check_address(row, field)
     if len(row) <= SURELY_SMALL_FIELDS:
         return
@@ -182,7 +157,7 @@ def check_row(row: Row, field: str) -> None:
     if len(row) - 2 > MAX_PROPERTIES and len(property_names(row)) > MAX_PROPERTIES:
         problem = f"the row would have more than {MAX_PROPERTIES} properties"
         raise RowRefused("too-many-properties", field, problem, cure=cure)
-    # a character is at most 4 bytes; name, overhead and a value of fixed size at most 534
+    # A cheap upper bound: a character is at most 4 bytes; name, overhead and a fixed-size value at most 534.
     bound = 534 * len(row) + 4 * sum([len(value) for value in row.values() if type(value) is str])
     if bound > MAX_ENTITY_BYTES and entity_bytes(row) > MAX_ENTITY_BYTES:
         problem = f"the row would be larger than {MAX_ENTITY_BYTES} bytes"

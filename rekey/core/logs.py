@@ -1,14 +1,6 @@
-"""Logging: what is shown on standard error, and what is withheld.
-
-Rules kept here:
-
-* Only rekey's own loggers are shown with their text. Their records hold no key, no secret and no address.
-* Of other libraries (azure, aiohttp, asyncio, ...) a record's text may hold an address, and an address holds
-  keys: from WARNING on it is shown that there was a record, never its text; below WARNING nothing is shown.
-* No traceback is printed with a record: what the text of an exception holds is not known.
-* As JSON each record, note and error is one event on one line, with a name of `EVENTS`: names stay, words may
-  change. What else reaches standard error (a script that prints) is told as an event without its text.
-"""
+"""Logging to standard error. Only rekey's own records show their text, and they hold no key, secret or
+address. Other libraries' texts may hold addresses, and addresses hold keys: from WARNING up only level and
+logger are shown, below nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +14,7 @@ from typing import TextIO
 from rekey.core.clock import format_ticks
 from rekey.errors import one_line
 
-# The names of all events; `docs/reference/commands.md` says what each one tells.
+# Event names are stable, their texts are not. `docs/reference/commands.md` describes each event.
 EVENTS = (
     *("phase-begun", "phase-done", "phase-stopped", "phase-undone"),
     *("pass-begun", "pass", "pass-done", "verification-resumed", "verification-anew"),
@@ -38,12 +30,12 @@ WITHHELD = "text withheld: it may hold keys"
 
 
 def json_line(event: str, text: str, level: str = "info", **figures: object) -> str:
-    """Return an event as one line of JSON, in ASCII.
+    """Return an event as one line of ASCII JSON.
 
     Args:
-        event: its name, of `EVENTS`.
+        event: its name, from `EVENTS`.
         text: the sentence for people.
-        level: of its logger: `debug`, `info`, `warning` or `error`.
+        level: `debug`, `info`, `warning` or `error`.
         figures: further members.
     """
     at = format_ticks(time.time_ns() // 100)
@@ -51,14 +43,12 @@ def json_line(event: str, text: str, level: str = "info", **figures: object) -> 
 
 
 class _Own(logging.Formatter):
-    """Formatter of rekey's own records, one line each; of an exception it shows only the type."""
+    """Formats rekey's own records, one line each; of exceptions only the type, as texts may hold anything."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        """Return the line."""
         return one_line(super().formatMessage(record))
 
     def formatException(self, ei: object) -> str:  # noqa: N802 - logging's name
-        """Return the type of the exception."""
         kind = ei[0] if isinstance(ei, tuple) else None
         return f"({kind.__name__})" if isinstance(kind, type) else ""
 
@@ -68,32 +58,25 @@ class _Own(logging.Formatter):
 
 
 class _Withheld(logging.Formatter):
-    """Formatter of other libraries' records, which withholds their text."""
+    """Formats other libraries' records without their text."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return level and logger."""
         return f"{record.levelname} {record.name}: ({WITHHELD})"
 
 
 class _OwnAsJson(_Own):
-    """Formatter of rekey's own records as events."""
-
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        """Return the event."""
         event, figures = getattr(record, "event", "note"), getattr(record, "figures", {})
         return json_line(event, record.message, record.levelname.lower(), logger=record.name, **figures)
 
 
 class _WithheldAsJson(logging.Formatter):
-    """Formatter of other libraries' records as events."""
-
     def format(self, record: logging.LogRecord) -> str:
-        """Return the event."""
         return json_line("library", WITHHELD, record.levelname.lower(), logger=record.name)
 
 
 class _Stream(logging.StreamHandler[TextIO]):
-    """Handler for what is standard error when it is made; failures to write (to a closed one) are ignored."""
+    """Handler for the stream that is standard error when it is made."""
 
     def __init__(self, formatter: logging.Formatter, level: int) -> None:
         super().__init__()
@@ -101,15 +84,15 @@ class _Stream(logging.StreamHandler[TextIO]):
         self.setLevel(level)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Ignore the failure: the usual handling prints the record with its arguments."""
+        """Ignore failed writes: the default handling prints the record with its arguments."""
 
 
 @contextmanager
 def configured() -> Iterator[Callable[[TextIO], None]]:
-    """Log as the rules say within the context, and as before after it.
+    """Configure logging within the context and restore it afterwards.
 
     Yields:
-        Function that logs as JSON from then on, to a stream.
+        A function that switches logging to JSON on the given stream.
     """
     root, own = logging.getLogger(), logging.getLogger("rekey")
     before = (own.level, own.propagate)

@@ -1,11 +1,4 @@
-"""HMAC-SHA-256 over many short messages with one key: every id is made with it.
-
-Rules kept here:
-
-* It is HMAC (RFC 2104) over hashlib's SHA-256. The two hash states that depend only on key and prefix are
-  computed once and copied for each message. The standard library's `hmac` wraps each of its steps in a Python
-  call and takes more than twice as long; three ids are made for every row that is copied.
-"""
+"""HMAC-SHA-256 of many short messages under one key; every id is made with it."""
 
 from __future__ import annotations
 
@@ -18,10 +11,13 @@ _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 
 
 def hmac_sha256(key: bytes, prefix: bytes = b"") -> Callable[[bytes], bytes]:
-    """Return the function that returns HMAC-SHA-256(key, prefix ‖ message), 32 bytes, for a message."""
+    """Return a function that maps a message to HMAC-SHA-256(key, prefix ‖ message), 32 bytes."""
     if len(key) > _BLOCK_BYTES:
         key = hashlib.sha256(key).digest()
     padded = key.ljust(_BLOCK_BYTES, b"\0")
+    # HMAC (RFC 2104) over hashlib's SHA-256: the two states that depend only on key and prefix are computed
+    # once and copied. The standard library's `hmac` wraps each step in a Python call and takes more than
+    # twice as long; three ids are made for every copied row.
     begin_inner = hashlib.sha256(padded.translate(_INNER) + prefix).copy
     begin_outer = hashlib.sha256(padded.translate(_OUTER)).copy
 

@@ -1,11 +1,6 @@
-"""Frozen values as JSON-able data: one function for all dataclasses that a report or a plan consists of.
-
-Rules kept here:
-
-* Members come in the order of the fields, under their names: the order of fields is a format.
-* A field that differs from that says so: `field(metadata=told(...))`. A value whose JSON has another form
-  altogether has a method `as_json`.
-"""
+"""Dataclasses as JSON-able data, for reports and plans. Members have the names and the order of the fields,
+so the order of fields is part of a format; a field whose JSON differs says so with
+`field(metadata=told(...))`."""
 
 from __future__ import annotations
 
@@ -24,31 +19,27 @@ def told(
     flat: bool = False,
     form: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the metadata of a field whose form in JSON is not the default.
+    """Return the metadata of a field whose JSON differs from the default.
 
     Args:
-        name: its name in JSON; the field's own by default.
-        digits: decimals that a number is rounded to; 0 makes it whole.
-        if_any: leave it out when it is empty, zero or None.
-        key: it holds keys of rows: leave it out when it is empty, and when keys are not asked for.
-        flat: its members stand among those of the value that has the field.
-        form: returns what stands for a content that is not None.
+        name: its name in JSON; default: the field's own.
+        digits: decimals to round a number to; 0 makes it whole.
+        if_any: omit the member when it is empty, zero or None.
+        key: it holds keys of rows: omit it when it is empty, and when keys are not asked for.
+        flat: put its members beside those of the value that has the field.
+        form: converts a content that is not None.
     """
     said = {"name": name, "digits": digits, "if_any": if_any or key, "key": key, "flat": flat}
     return {**said, "form": form}
 
 
-# The metadata of a field that is left out.
+# The metadata of a field that is never in the JSON.
 UNTOLD: dict[str, Any] = {"untold": True}
 
 
 def plain(value: Any, *, keys: bool = True) -> Any:
-    """Return a value as JSON-able data: dataclasses as objects, tuples as lists, enums by their text.
-
-    Args:
-        value: the value.
-        keys: False leaves out fields that hold keys of rows.
-    """
+    """Return a value as JSON-able data: dataclasses as objects (by their `as_json` if they have one), tuples
+    as lists, enums by their text. `keys=False` omits fields that hold keys of rows."""
     if is_dataclass(value) and not isinstance(value, type):
         return value.as_json() if hasattr(value, "as_json") else members(value, keys=keys)
     if isinstance(value, Mapping):
@@ -59,7 +50,7 @@ def plain(value: Any, *, keys: bool = True) -> Any:
 
 
 def members(value: Any, *, keys: bool = True) -> dict[str, Any]:
-    """Return the fields of a dataclass as a JSON object. Arguments as of `plain`."""
+    """Return the fields of a dataclass as a JSON object. Arguments as for `plain`."""
     found: dict[str, Any] = {}
     for one in fields(value):
         said, content = one.metadata, getattr(value, one.name)

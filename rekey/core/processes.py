@@ -1,11 +1,4 @@
-"""Telling whether a process of this machine still runs.
-
-Rules kept here:
-
-* A process that has ended does not run, also while its parent has not collected it.
-* Another process that has its id now is told by when it started.
-* What cannot be told from here is not taken for ended.
-"""
+"""Tells whether a process of this machine is still running."""
 
 from __future__ import annotations
 
@@ -17,7 +10,7 @@ _ENDED = frozenset("ZXx")
 
 
 def boot_id() -> str:
-    """Return the id of this machine's present boot; "" where there is none (not Linux)."""
+    """Return the id of this machine's current boot; "" where there is none (not Linux)."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -25,7 +18,7 @@ def boot_id() -> str:
 
 
 def process_namespace() -> str:
-    """Return the namespace of this process's id; "" where there are none (not Linux)."""
+    """Return this process's PID namespace; "" where there is none (not Linux)."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -33,18 +26,19 @@ def process_namespace() -> str:
 
 
 def started_at(pid: int) -> str:
-    """Return when a process started, in the kernel's ticks since the boot; "" if it has ended (also where its
-    parent has not noticed that yet), or where this cannot be told."""
+    """Return when a process started, in kernel ticks since boot; "" if it has ended (even if its parent has
+    not collected it), or if this cannot be read."""
     fields = _stat(pid)
     return "" if fields is None or fields[_STATE] in _ENDED else fields[_STARTED]
 
 
 def is_running(pid: int, started: str) -> bool:
-    """Tell whether a process runs. Only for ids of this boot and process namespace, so never on Windows.
+    """Tell whether a process is running. Only for ids of this boot and PID namespace, so never on Windows.
 
     Args:
         pid: its id.
-        started: what `started_at` said when it was known to run; "" where that is not known.
+        started: `started_at` when it was known to run, which tells it from a later process with the same id;
+            "" if unknown.
     """
     try:
         os.kill(pid, 0)
@@ -54,7 +48,8 @@ def is_running(pid: int, started: str) -> bool:
         pass
     fields = _stat(pid)
     if fields is None:
-        return True  # what cannot be read here is not taken for an ended process
+        # If its state cannot be read, assume that it is running.
+        return True
     return fields[_STATE] not in _ENDED and started in ("", fields[_STARTED])
 
 

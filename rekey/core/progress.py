@@ -1,13 +1,5 @@
-"""How far the work is, what it waits for, and telling the operator: without knowing how it is shown.
-
-Rules kept here:
-
-* A label, a note or the subject of a wait holds no key: a terminal, a log and a file show them.
-* Reporting changes nothing, except that `Interruptible` may end work that writes nothing.
-* Times are taken from a clock object. How far a pass came is kept in a few samples, closer together the more
-  recent they are: the pace of a day takes no more memory than that of an hour.
-* A wait is told once it takes more than two seconds: what for, since when, until when.
-"""
+"""How far work has come and what it is waiting for, independent of how that is displayed; reporting changes
+nothing. Labels, notes and waits hold no key: terminals, logs and files show them."""
 
 from __future__ import annotations
 
@@ -23,16 +15,16 @@ from rekey.core.concurrency import cancel
 from rekey.core.eta import Eta, Lane, Samples, estimate, rate_of, recent
 
 T = TypeVar("T")
-# Function that is called with the number of rows done since the last call.
+# Called with the number of rows done since the last call.
 Advance = Callable[[int], None]
 
-# A wait that takes longer is told.
+# Seconds after which a wait is reported.
 TOLD_AFTER_S = 2.0
 _SAMPLE_S, _SAMPLE_SHARE = 0.5, 0.05
 
 
 class Holds(StrEnum):
-    """What holds requests back."""
+    """What limits the rate of requests."""
 
     PAUSE = "pause"
     REFUSALS = "refusals"
@@ -42,42 +34,37 @@ class Holds(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What holds requests back.
+    """What limits the rate of requests, and how much."""
 
-    Attributes:
-        by: a pause; the service, which refuses requests or answers slowly; the rate of the account;
-            that of partitions.
-        entities_per_second: the rate; 0 in a pause.
-        partitions: how many partitions are at their rate.
-    """
-
+    # A pause; the service, which refuses requests or answers slowly; the rate limit of the account or of
+    # partitions.
     by: Holds
     entities_per_second: int = 0
+    # How many partitions are at their limit.
     partitions: int = 0
 
 
 def no_lanes() -> Sequence[Lane]:
-    """Return no partition: none has a rate."""
+    """Return no partitions: none has a rate limit."""
     return ()
 
 
 @dataclass(eq=False)
 class Work:
-    """A pass over rows, as far as it has come.
+    """A pass over rows and its progress.
 
     Attributes:
-        label: what it does; holds no key.
-        total: how many rows it goes over, None where not known.
-        clock: tells the time.
-        rows: rows done, those of earlier runs included.
-        lanes: returns the largest partitions that have a rate, with what is left of them.
-        began_at: when it began; ticks.
+        began_at: when it began, in ticks.
     """
 
+    # What it does; holds no key.
     label: str
+    # Rows in all, None if unknown.
     total: int | None
     clock: Clock
+    # Rows done, including those of earlier runs.
     rows: int = 0
+    # Returns the largest partitions with a rate limit, and their rows left.
     lanes: Callable[[], Sequence[Lane]] = no_lanes
 
     def __post_init__(self) -> None:
@@ -85,14 +72,14 @@ class Work:
         self._samples = [(self.clock.rising(), self.rows)]
 
     def advance(self, rows: int) -> None:
-        """Count rows."""
+        """Add to the rows done."""
         self.rows += rows
         if self.clock.rising() - self._samples[-1][0] >= _SAMPLE_S:
             self._samples = _thinned(self.samples)
 
     @property
     def samples(self) -> list[tuple[float, int]]:
-        """How far it came when; the last one is now."""
+        """Rows done over time; the last sample is now."""
         return [*self._samples, (self.clock.rising(), self.rows)]
 
     @property
@@ -102,17 +89,17 @@ class Work:
 
     @property
     def rate(self) -> float | None:
-        """Rows a second, of late."""
+        """Rows per second, recently."""
         return rate_of(recent(self.samples))
 
     @property
     def eta(self) -> Eta | None:
-        """How long it takes yet."""
+        """Estimated time remaining."""
         return estimate(self.samples, self.total, self.lanes())
 
 
 def _thinned(samples: Samples) -> list[tuple[float, int]]:
-    """Return samples of which no three lie closer together than a part of their age."""
+    """Return samples spaced in proportion to their age: a day takes no more memory than an hour."""
     now, kept = samples[-1][0], [samples[0]]
     for at in range(1, len(samples) - 1):
         span = samples[at + 1][0] - kept[-1][0]
@@ -123,33 +110,23 @@ def _thinned(samples: Samples) -> list[tuple[float, int]]:
 
 @dataclass(eq=False)
 class Wait:
-    """A wait of the runner.
+    """A wait of the runner."""
 
-    Attributes:
-        what: what for; holds no key.
-        since: when it began, ticks.
-        until: when it ends at the latest, ticks; None where that is not known.
-    """
-
-    what: str
-    since: int
-    until: int | None
+    what: str  # what for; holds no key
+    since: int  # when it began, in ticks
+    until: int | None  # when it ends at the latest, in ticks; None if unknown
     progress: Progress = field(repr=False)
     told: bool = False
 
     def look(self, what: str = "") -> None:
-        """Say what is waited for, when that has taken more than two seconds and was not said before.
-
-        Args:
-            what: what for, if that has changed.
-        """
+        """Report the wait, once, when it has taken more than `TOLD_AFTER_S`. `what`: if that has changed."""
         self.what = what or self.what
         waited = (self.progress.clock.ticks() - self.since) / TICKS_PER_SECOND
         if not self.told and waited >= TOLD_AFTER_S:
             self.tell()
 
     def tell(self) -> None:
-        """Say what is waited for, since when and until when."""
+        """Report what is waited for, since when and until when."""
         self.told = True
         until = "" if self.until is None else f", until {moment(self.until)} at most"
         self.progress.note(
@@ -161,20 +138,20 @@ class Wait:
 
 
 def moment(ticks: int) -> str:
-    """Return the time of day of ticks: `12:00:00Z`."""
+    """Return the UTC time of day: `12:00:00Z`."""
     return f"{format_ticks(ticks)[11:19]}Z"
 
 
 class Progress:
-    """What engines report to. It keeps how far they are and shows nothing; displays extend it.
+    """What engines report to. Records progress and shows nothing; displays extend it.
 
     Attributes:
         clock: tells the time.
-        work: the pass at work, None between passes.
-        waits: what is waited for.
+        work: the current pass, None between passes.
+        waits: the current waits.
     """
 
-    # How often `tick` is to be called while work goes on; None: never.
+    # Seconds between calls of `tick` during work; None: never.
     ticks_every_s: float | None = None
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -191,12 +168,12 @@ class Progress:
         done: int = 0,
         lanes: Callable[[], Sequence[Lane]] = no_lanes,
     ) -> Iterator[Advance]:
-        """Begin a pass and return the function to call as rows are done.
+        """Begin a pass; yields the function to call as rows are done.
 
         Args:
-            label: what it does.
-            total: how many rows it goes over; None: not known.
-            done: how many of them were done before.
+            label: what it does; holds no key.
+            total: rows in all; None: unknown.
+            done: rows done before.
             lanes: see `Work`.
         """
         before, work = self.work, Work(label, total, self.clock, done, lanes)
@@ -213,18 +190,14 @@ class Progress:
             self.work = before
 
     def expect(self, rows: int) -> None:
-        """Set how many rows the pass at work goes over, which was not known when it began."""
+        """Set the total of the current pass, if it was not known when it began."""
         if self.work is not None:
             self.work.total = rows
 
     @contextmanager
     def waiting(self, what: str, at_most_s: float | None = None) -> Iterator[Wait]:
-        """Begin a wait; call `look` of what is returned now and then, so that it is told.
-
-        Args:
-            what: what for.
-            at_most_s: for how many seconds at most; None: not known.
-        """
+        """Begin a wait of at most `at_most_s` seconds (None: unknown). Call `look` on the result now and
+        then, so that it is reported. `what` holds no key."""
         now = self.clock.ticks()
         until = None if at_most_s is None else now + round(at_most_s * TICKS_PER_SECOND)
         wait = Wait(what, now, until, self)
@@ -236,24 +209,24 @@ class Progress:
 
     @contextmanager
     def shown(self, work: Work) -> Iterator[Advance]:  # noqa: ARG002 - displays use it
-        """Show a pass while it is at work."""
+        """Display a pass while it runs."""
         yield lambda _rows: None
 
     def note(self, text: str, event: str = "note", **figures: object) -> None:
-        """Show one sentence to the operator; it holds no key.
+        """Show a sentence to the operator; it holds no key.
 
         Args:
             text: the sentence.
-            event: the name of the event in logs (`rekey.core.logs.EVENTS`).
-            figures: what logs have besides the text.
+            event: the event's name in logs (`rekey.core.logs.EVENTS`).
+            figures: further members in logs.
         """
 
     def tick(self) -> None:
-        """Show what has changed by itself: time, a wait, silence of the service. Must not raise."""
+        """Redraw what changes by itself: time, waits, silence of the service. Must not raise."""
 
 
 class Interruptible(Progress):
-    """Progress of work that writes nothing: it may be ended at any advance."""
+    """Progress of work that writes nothing and may therefore be ended at any advance."""
 
     def __init__(self, inner: Progress, check: Callable[[], None]) -> None:
         """Create it. `inner` shows the progress; `check` raises when the work must end."""
@@ -273,19 +246,14 @@ class Interruptible(Progress):
             yield advance
 
     def expect(self, rows: int) -> None:
-        """Pass the number on."""
         self._inner.expect(rows)
 
     def note(self, text: str, event: str = "note", **figures: object) -> None:
-        """Pass the sentence on."""
         self._inner.note(text, event, **figures)
 
 
 async def ticking(work: Coroutine[Any, Any, T], tick: Callable[[], None], every_s: float) -> T:
-    """Await work, and call `tick` every so often meanwhile.
-
-    Real time passes between ticks: nothing that the work does depends on them.
-    """
+    """Await work and call `tick` every `every_s` seconds of real time meanwhile."""
 
     async def beat() -> None:
         while True:

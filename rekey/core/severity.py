@@ -1,4 +1,4 @@
-"""How much a finding of a plan or of doctor weighs."""
+"""The severities of findings in a plan or by doctor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How much a problem weighs: an error refuses `apply`, a warning costs, a note informs."""
+    """An error refuses `apply`, a warning costs, a note informs."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -14,5 +14,5 @@ class Severity(StrEnum):
 
     @property
     def place(self) -> int:
-        """The rank among severities, 0 for the one that weighs most."""
+        """The rank, 0 for the most severe."""
         return tuple(Severity).index(self)

@@ -1,14 +1,4 @@
-"""Records on disk, in groups that fit into memory: joins and counts over tables of any size.
-
-Rules kept here:
-
-* Memory is bounded: records are spread over files by a hash of the value that they are joined on; a file with
-  more records than a group may have is spread again by further bits of the hash. Few records need no file.
-* Records hold keys. Files are made by `tempfile.TemporaryFile` in a private folder (mode 0700): where the
-  system can, they never have a name, so not even SIGKILL leaves one. They are never logged.
-* Each file is encrypted with a key that only its object has: the remains of a file on the disk tell nothing.
-* Records whose hashes are all equal cannot be spread: they come in several groups, one after the other.
-"""
+"""Records on disk in groups that fit into memory, for joins and counts over tables of any size."""
 
 from __future__ import annotations
 
@@ -27,9 +17,9 @@ from rekey.errors import MachineFailed
 
 Record = TypeVar("Record")
 
-# Most records of a group. A record and what is made of it take about 1 KiB of memory, a group near 20 MB.
+# Records per group. A record with what is made of it takes about 1 KiB of memory, a group about 20 MB.
 GROUP_RECORDS = 20_000
-# Records in memory before they are written, all files together.
+# Records buffered in memory over all files. Fewer than this need no file.
 BUFFERED_RECORDS = 4_096
 _BITS = 5
 _FILES = 1 << _BITS
@@ -43,17 +33,20 @@ def hash_of(text: str) -> int:
 
 
 class SealedFile:
-    """A temporary file of pieces of bytes, encrypted with a key that only this object has. Raises OSError."""
+    """A temporary file of byte strings, encrypted with a key that only this object has, so that remains on
+    the disk are unreadable. Raises OSError."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the file in a folder."""
+        """Create the file in a folder."""
+        # Records hold keys. Where the system supports it the file never has a name, so that not even SIGKILL
+        # leaves it.
         self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 closed by `close`
         self._cipher = AESGCM(AESGCM.generate_key(256))
         self._pieces = self._end = 0
 
     def append(self, piece: bytes) -> int:
-        """Append a piece and return where it stands."""
-        # The key is of this object alone, so that counting gives each piece a nonce of its own.
+        """Append a piece and return its offset."""
+        # Only this object uses the key, so a counter gives unique nonces.
         nonce = self._pieces.to_bytes(_NONCE_BYTES)
         self._pieces += 1
         sealed = self._cipher.encrypt(nonce, piece, None)
@@ -62,7 +55,7 @@ class SealedFile:
         return at
 
     def read(self, at: int) -> bytes:
-        """Return the piece that stands at `at`, b"" at the end of the file."""
+        """Return the piece at an offset, b"" at the end of the file."""
         self._file.seek(at)
         length = self._file.read(_LENGTH_BYTES)
         if not length:
@@ -79,7 +72,7 @@ class SealedFile:
 
     def close(self) -> None:
         """Close the file, which deletes it."""
-        with suppress(OSError):  # data that a full disk could not take is not needed any more
+        with suppress(OSError):  # data that a full disk refused is no longer needed
             self._file.close()
 
 
@@ -89,13 +82,13 @@ class Spill(Generic[Record]):
     def __init__(
         self, parent: Path | None, place: Callable[[Record], int], *, level: int = 0, most: int | None = None
     ) -> None:
-        """Make a private folder for the files.
+        """Create a private folder (mode 0700) for the files.
 
         Args:
-            parent: where the folder is made; None: where the system keeps temporary files.
-            place: returns the hash of a record; records that belong together have the same.
+            parent: the folder to make it in; None: the system's folder for temporary files.
+            place: returns the hash of a record; records that are joined have the same.
             level: how many times these records were spread before.
-            most: records of a group; None: `GROUP_RECORDS`.
+            most: records per group; None: `GROUP_RECORDS`.
 
         Raises:
             MachineFailed: the folder cannot be made.
@@ -123,13 +116,15 @@ class Spill(Generic[Record]):
             self._write()
 
     def groups(self) -> Iterator[list[Record]]:
-        """Yield all records in groups; those of equal hash in one group unless they are too many for that."""
+        """Yield all records in groups. Records of equal hash are in one group, unless they exceed the group
+        size: then they come in several groups, one after the other."""
         try:
             for slot, (written, waiting) in enumerate(zip(self._written, self._waiting, strict=True)):
                 count = written + len(waiting)
                 if count <= self._most:
                     if count:
                         yield list(self._read(slot))
+                # Too many for a group: spread them again by further bits of the hash.
                 elif self._level < _DEEPEST:
                     folder, level = Path(self._folder.name), self._level + 1
                     with Spill(folder, self._place, level=level, most=self._most) as deeper:
